@@ -1,0 +1,66 @@
+"""The contract that every algorithm fulfils."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+from decentral.optim.optimizer import LocalRule
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.network.network import Network
+
+    # The kinds of state, by what their first dimension counts. The checkpoint reads them from the annotations of `State`.
+    Rows = Tensor  # [k, ...]  one row for each local worker
+    EdgeRows = Tensor  # [E, ...]  one row for each directed edge into a local worker
+    Shared = Tensor  # the same on every process
+    Buffers = tuple[Tensor, ...]  # [k, P] each: the local optimizer's
+
+
+class Oracle(Protocol):
+    """The papers' stochastic gradient: `oracle(x)` is grad F_i(x_i; xi_i) for every local worker, [k, P] -> [k, P]."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Algorithm(ABC):
+    """A dataclass whose fields are its configuration, with `init` and `step`.
+
+    `State` is a NamedTuple of tensors, annotated `Rows`, `EdgeRows`, `Shared` or `Buffers` (algorithms/__init__.py has the
+    shapes): a checkpoint is the state and nothing else.
+    """
+
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    """What the topology must satisfy; checked before the run starts."""
+
+    survives_loss: ClassVar[bool] = True
+    """Whether there is a rule for lost messages (`network.drop_probability`). A collective all-reduce has none."""
+
+    local: LocalRule
+    """The local optimizer with its learning rate, bound by `using`. Not configuration, and no state."""
+
+    def using(self, local: LocalRule) -> Self:
+        """This algorithm with a local update rule."""
+        bound = copy.copy(self)
+        bound.local = local
+        return bound
+
+    def gradients_per_step(self) -> int:
+        """How often `step` calls the oracle."""
+        return 1
+
+    @abstractmethod
+    def init(self, x: Tensor, net: Network) -> Any:
+        """The state before step 0, for the initial models x [k, P]."""
+
+    @abstractmethod
+    def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
+        """The state after step t = 0, 1, ..."""
+
+    def models(self, s: Any) -> Tensor:
+        """The models x_i [k, P] of the local workers: what is evaluated, and what a user would deploy."""
+        return s.x

@@ -1,0 +1,54 @@
+"""D2."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.network.network import Network
+
+
+@dataclass
+class D2(Algorithm):
+    """D2: gossip averaging that corrects for the difference between the workers' data.
+
+        x^{t+1} = W (x^t + u^t + c^t)
+        c^{t+1} = x^{t+1} - x^t - u^t                        c^0 = 0: a correction here
+
+    which is x^{t+1} = W (2 x^t - x^{t-1} + u^t - u^{t-1}), and stays right with momentum and a learning rate that varies
+    (RelaySum paper, Algorithm 2; Tang et al., ICML 2018). W is symmetric and static with smallest eigenvalue above -1/3; the
+    Metropolis-Hastings ring with even n sits exactly there, and is what the paper uses. Lost messages: weights are rescaled,
+    after which D2 is known to drift (RelaySum paper, Table 5).
+    """
+
+    name: str = "d2"
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need.static, Need.symmetric, Need.doubly_stochastic, Need.connected, Need.d2_spectrum}
+    )
+    lazy: ClassVar[bool] = False  # mix with W, not with (W + I) / 2
+
+    class State(NamedTuple):
+        """Models, corrections and the local optimizer."""
+
+        x: Rows
+        c: Rows
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """No correction before the first step."""
+        return self.State(x, x.new_zeros(x.shape), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One gradient, one round of mixing; x and c change places in memory."""
+        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
+        y = s.x.add_(u)  # x^t + u^t
+        x = net.mix(s.c.add_(y), t, lazy=self.lazy)
+        c = y.neg_().add_(x)  # x^{t+1} - (x^t + u^t)
+        return self.State(x, c, opt)

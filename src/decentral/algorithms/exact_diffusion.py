@@ -1,0 +1,32 @@
+"""Exact diffusion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.d2 import D2
+from decentral.topology.requirements import Need
+
+
+@dataclass
+class ExactDiffusion(Algorithm):
+    """Exact diffusion: D2 with the lazy matrix (W + I) / 2, which is safe on every undirected graph.
+
+        x^{t+1} = (W + I)/2 (x^t + u^t + c^t)
+        c^{t+1} = x^{t+1} - x^t - u^t                        c^0 = 0: a correction here
+
+    Yuan et al., 2019 (arXiv:1702.05122); the RelaySum paper's Figure 3 uses it on the social network, where D2 diverges. Needs
+    a symmetric, static W. Lost messages: as D2.
+    """
+
+    name: str = "exact_diffusion"
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need.static, Need.symmetric, Need.doubly_stochastic, Need.connected}
+    )
+    lazy: ClassVar[bool] = True
+
+    State = D2.State
+    init = D2.init
+    step = D2.step

@@ -1,0 +1,57 @@
+"""Gradient tracking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.network.network import Network
+
+
+@dataclass
+class GradientTracking(Algorithm):
+    """Gradient tracking: every worker also tracks the mean of all updates, by gossip on a second vector.
+
+        x^{t+1} = W (x^t + u^t + c^t)
+        c^{t+1} = W (c^t + u^t) - u^t                        c^0 = 0: a correction here
+
+    RelaySum paper, Algorithm 3 (Lorenzo & Scutari 2016). u + c is the tracked update: its mean over the workers is the mean of
+    the u. Two vectors per step; they lie side by side in one row and travel as one message. W is doubly stochastic, static or
+    time-varying. Lost messages: both vectors are lost together, the weights are rescaled.
+    """
+
+    name: str = "gradient_tracking"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
+
+    class State(NamedTuple):
+        """Models with their corrections, and the local optimizer."""
+
+        xc: Rows  # [k, 2, P]: x_i and c_i
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """No correction before the first step."""
+        xc = x.new_zeros(x.shape[0], 2, x.shape[1])
+        xc[:, 0] = x
+        return self.State(xc, self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One gradient, one round of mixing of two vectors."""
+        x, c = s.xc[:, 0], s.xc[:, 1]
+        u, opt = self.local(oracle(x), x, s.opt, t)
+        c.add_(u)  # c + u
+        x.add_(c)  # x + u + c
+        xc = net.mix(s.xc, t)
+        xc[:, 1].sub_(u)
+        return self.State(xc, opt)
+
+    def models(self, s: State) -> Tensor:
+        """x_i."""
+        return s.xc[:, 0]

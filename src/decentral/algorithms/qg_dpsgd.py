@@ -1,0 +1,64 @@
+"""D-PSGD with quasi-global momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.optim.optimizer import check_range
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.network.network import Network
+
+
+@dataclass
+class QGDPSGD(Algorithm):
+    """D-PSGD with quasi-global momentum: the momentum follows the averaged models, not the local gradients.
+
+        b = beta m_i + g_i                                   a buffer that is thrown away
+        x_i^{t+1} = sum_j W_ij (x_j + Opt(g_j + beta b_j))   (nesterov=false: Opt(b_j))
+        m_i <- beta m_i + (1 - beta) (x_i^t - x_i^{t+1}) / lr
+
+    Lin et al., ICML 2021 (arXiv:2102.04761), in the RelaySum paper's form. g includes the weight decay. The local optimizer
+    acts on the quasi-global direction: plain `optim=sgd` is the published method; with momentum or Adam there it is a
+    combination (and not the paper's QG-Adam, which keeps a second quasi-global moment). Departure: where lr = 0, as in the first
+    step of a warm-up, m is left alone; the authors divide rounding errors by 1e-8 there. W is doubly stochastic. Lost
+    messages: as dpsgd.
+    """
+
+    name: str = "qg_dpsgd"
+    beta: float = 0.9
+    nesterov: bool = True
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
+
+    def __post_init__(self) -> None:
+        check_range("algo.beta", self.beta, 0.0, 1.0)
+
+    class State(NamedTuple):
+        """Models, quasi-global momentum and the local optimizer."""
+
+        x: Rows
+        m: Rows  # [k, P]
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """M = 0."""
+        return self.State(x, x.new_zeros(x.shape), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One gradient, one round of mixing."""
+        beta, lr = self.beta, self.local.lr(t)
+        g = self.local.optimizer.regularised(oracle(s.x), s.x)
+        if self.nesterov:
+            direction = g.mul_(1 + beta).add_(s.m, alpha=beta * beta)  # g + beta (beta m + g)
+        else:
+            direction = g.add_(s.m, alpha=beta)
+        u, opt = self.local.optimizer.update(direction, s.opt, lr, t)
+        x = net.mix(u.add_(s.x), t)
+        m = s.m.mul_(beta).add_(s.x.sub_(x), alpha=(1 - beta) / lr) if lr else s.m
+        return self.State(s.x.copy_(x), m, opt)

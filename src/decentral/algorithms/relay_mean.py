@@ -1,0 +1,53 @@
+"""Distributed mean estimation by RelaySum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import EdgeRows, Oracle, Rows, Shared
+    from decentral.network.network import Network
+
+
+@dataclass
+class RelayMean(Algorithm):
+    """Mean estimation by RelaySum (for task=mean_estimation): the mean of every sample that can have arrived by now.
+
+        s_i^t = x_i - g_i(x_i)                                            the sample: g is the gradient of 1/2 ||x - s||^2
+        m_{i->j}^t = s_i^t + sum_{l != j} m_{l->i}^{t-1},   c alike with 1
+        total_i += s_i^t + sum_j m_{j->i}^t,   count_i += 1 + sum_j c_{j->i}^t
+        x_i^{t+1} = total_i / count_i
+
+    RelaySum paper, Algorithm 5. Needs a tree; uses neither the local optimizer nor a learning rate. A lost message is zero, and
+    so is its count. Its gossip baseline is `algo=dpsgd schedule=inverse lr=1`.
+    """
+
+    name: str = "relay_mean"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
+
+    class State(NamedTuple):
+        """Estimates, the last messages with their counts, and the running sums."""
+
+        x: Rows
+        m: EdgeRows  # [E, ceil(P / d)]
+        c: Shared  # [edges of all workers]
+        total: Rows  # [k, P]
+        count: Shared  # [n, d]
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """Nothing has been seen."""
+        return self.State(x, net.no_messages(x), net.no_counts(), x.new_zeros(x.shape), 0 * net.known_ones())
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One sample, one message over every edge in each direction."""
+        sample = oracle(s.x).neg_().add_(s.x)
+        m, c = net.relay(sample, s.m, t), net.relay_counts(s.c, t)
+        total = s.total.add_(net.collect(m, sample))
+        count = s.count + 1 + net.collect_counts(c)
+        return self.State(net.weigh(s.x.copy_(total), 1 / count), m, c, total, count)

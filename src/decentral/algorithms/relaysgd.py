@@ -1,0 +1,97 @@
+"""RelaySGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, EdgeRows, Oracle, Rows, Shared
+    from decentral.network.network import Network
+
+
+class Fill(Enum):
+    """What stands in for models that have not arrived."""
+
+    initial = "initial"
+    previous = "previous"
+    own = "own"
+    count = "count"
+
+
+@dataclass
+class RelaySGD(Algorithm):
+    """RelaySGD: models are relayed through a tree without being averaged on the way, so each counts exactly 1/n.
+
+        y_i = x_i^t + u_i
+        m_{i->j}^t = y_i + sum_{l in N_i, l != j} m_{l->i}^{t-1}          sent over every edge of the tree
+        c_{i->j}^t = 1   + sum_{l in N_i, l != j} c_{l->i}^{t-1}          models in that message; m = 0, c = 0 at the start
+        n_i = 1 + sum_{j in N_i} c_{j->i}^t
+        x_i^{t+1} = 1/n (y_i + sum_{j in N_i} m_{j->i}^t + (n - n_i) fill_i)
+
+    Vogels et al., NeurIPS 2021 (arXiv:2110.04175), Algorithm 1. Closed form: x_i^{t+1} = 1/n sum_j y_j^{t - max(tau_ij - 1, 0)}
+    for tau_ij hops. The topology is a tree, or a tree for each piece of the model (`dbt`).
+
+    overlap       use the messages of the previous step instead, so that they travel during the gradient: delay tau_ij, the
+                  paper's formula (its code's default is tau_ij - 1, as here).
+    fill          what stands in for the n - n_i models not there: `initial` x^0 (the code's default), `previous` x_i^t (the
+                  paper's equation (1), used for Table 5), `own` y_i (the README's version), `count` divides by n_i
+                  instead (the thesis). After the tree's diameter they agree, unless messages are lost.
+    correct_lr    multiply the learning rate by 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), appendix D.1 in closed form:
+                  what a change of one worker adds up to then is what it would be with all-reduce.
+
+    Lost messages (and their counts) are zero, in the average and in what is relayed from them. The counts follow from the
+    tree and the losses, so every process computes them and they are not sent. The thesis' variant (counts that start at 1,
+    relaying within a step) is a bug, not an option.
+    """
+
+    name: str = "relaysgd"
+    fill: Fill = Fill.initial
+    overlap: bool = False
+    correct_lr: bool = False
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
+
+    class State(NamedTuple):
+        """Models, the last messages with their counts, the common initial model, and the local optimizer."""
+
+        x: Rows
+        m: EdgeRows  # [E, ceil(P / d)]
+        c: Shared  # [edges of all workers]
+        x0: Shared  # [1, P]
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """No messages yet."""
+        return self.State(x, net.no_messages(x), net.no_counts(), x[:1].clone(), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One gradient, one message over every edge in each direction."""
+        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
+        if self.correct_lr:
+            u = u.mul_(1 + net.mean_delay(overlap=self.overlap))
+        y = u.add_(s.x)  # x^{t+1/2}
+        if self.overlap:
+            x = self.average(s, y, s.m, s.c, net)
+            m, c = net.relay(y, s.m, t), net.relay_counts(s.c, t)
+        else:
+            m, c = net.relay(y, s.m, t), net.relay_counts(s.c, t)
+            x = self.average(s, y, m, c, net)
+        return self.State(x, m, c, s.x0, opt)
+
+    def average(self, s: State, y: Tensor, m: Tensor, c: Tensor, net: Network) -> Tensor:
+        """1/n (y_i + sum_j m_{j->i} + (n - n_i) fill_i) [k, P], in the memory of s.x."""
+        n_i = 1 + net.collect_counts(c)  # [n, d]
+        missing = net.n - n_i
+        if self.fill is Fill.count:
+            return net.weigh(net.collect(m, s.x.copy_(y)), 1 / n_i)
+        if not missing.any():
+            return net.collect(m, s.x.copy_(y)).div_(net.n)
+        fill = {Fill.initial: s.x0, Fill.previous: s.x, Fill.own: y}[self.fill]
+        x = net.weigh(s.x.copy_(fill), missing).add_(y)
+        return net.collect(m, x).div_(net.n)

@@ -1,0 +1,47 @@
+"""RelaySGD/Grad."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, EdgeRows, Oracle, Rows
+    from decentral.network.network import Network
+
+
+@dataclass
+class RelaySGDGrad(Algorithm):
+    """RelaySGD/Grad: updates are relayed instead of models; needs no counts, but depends on the heterogeneity.
+
+        m_{i->j}^t = u_i^t + sum_{l in N_i, l != j} m_{l->i}^{t-1}        m = 0 at the start
+        x_i^{t+1} = x_i^t + 1/n (u_i^t + sum_{j in N_i} m_{j->i}^t)
+
+    RelaySum paper, Algorithm 6. An update carries the learning rate of the time it was sent (as the authors' training code; their
+    simulator applies that of the time it arrives). Needs a tree. A lost message is zero and never repaired.
+    """
+
+    name: str = "relaysgd_grad"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
+
+    class State(NamedTuple):
+        """Models, the last messages and the local optimizer."""
+
+        x: Rows
+        m: EdgeRows  # [E, ceil(P / d)]
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """No messages yet."""
+        return self.State(x, net.no_messages(x), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One gradient, one message over every edge in each direction."""
+        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
+        m = net.relay(u, s.m, t)
+        return self.State(s.x.add_(net.collect(m, u), alpha=1 / net.n), m, opt)

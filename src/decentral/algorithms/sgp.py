@@ -1,0 +1,60 @@
+"""Stochastic gradient push."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.errors import ConfigError
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows, Shared
+    from decentral.network.network import Network
+
+
+@dataclass
+class SGP(Algorithm):
+    """Stochastic gradient push: push-sum averaging, for any directed graph and any number of workers.
+
+        z_i = x_i / w_i
+        x_i <- x_i + u_i(z_i)                                gradient at z_i
+        (x, w) <- (W x, W w)                                 `rounds` times, W column-stochastic; w^0 = 1
+
+    Assran et al., ICML 2019; RelaySum paper, Algorithm 4 with rounds=2 on `topology=one_peer_exponential`, round r of step t
+    being round t * rounds + r of the topology (the authors' training code takes another power of two there by a slip of
+    precedence; their simulator and this do not). Where W is doubly stochastic all w_i stay 1. The state holds z, and w for all
+    workers: it follows from the topology, so it is never sent. Weight decay and the reported models use z. Lost messages:
+    the receiver rescales its remaining weights to their old sum, in x and w alike, so that no mass leaks away; on a
+    one-peer round this is "keep your own".
+    """
+
+    name: str = "sgp"
+    rounds: int = 1
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ConfigError(f"algo.rounds={self.rounds} makes no sense: it has to be at least 1 (the paper uses 2).")
+
+    class State(NamedTuple):
+        """De-biased models, push-sum weights and the local optimizer."""
+
+        x: Rows  # [k, P]: z
+        w: Shared  # [n, d]
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """All weights are one."""
+        return self.State(x, net.known_ones(), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One gradient at z, `rounds` rounds of push-sum."""
+        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
+        x, w = net.weigh(s.x, s.w).add_(u), s.w  # x_i = w_i z_i + u_i
+        for r in range(t * self.rounds, (t + 1) * self.rounds):
+            x, w = net.mix(x, r), net.mix_known(w, r)
+        return self.State(net.weigh(x, 1 / w), w, opt)

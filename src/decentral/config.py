@@ -1,0 +1,227 @@
+"""The configuration of a run: its schema, its validation, its identity, its file.
+
+The dataclasses of the components are the schema: types, defaults and ranges live there and nowhere else. `conf/` names the
+choices. Nothing here imports torch: a bad configuration is refused within a second.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from decentral.errors import ConfigError, suggest
+from decentral.network.settings import NetworkSettings
+from decentral.registry import components
+
+GROUPS = {
+    "algo": "algorithms",
+    "topology": "topology",
+    "task": "tasks",
+    "data": "data",
+    "partition": "partition",
+    "model": "models",
+    "optim": "optim",
+    "schedule": "schedules",
+    "logger": "loggers",
+}
+"""Group of the configuration -> package with its components."""
+
+IDENTITY_VERSION = 1
+"""Part of every run id: raised when the same configuration begins to mean another computation."""
+
+_ALWAYS = ("algo", "topology", "task", "optim", "schedule", "network")
+_KEYS = ("lr", "seed", "num_workers", "epochs", "steps", "eval_every_epochs", "trace")
+
+
+def _key(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class Config:
+    """Everything that `decentral-run` can be told."""
+
+    algo: Any = None
+    topology: Any = None
+    task: Any = None
+    data: Any = None
+    partition: Any = None
+    model: Any = None
+    optim: Any = None
+    schedule: Any = None
+    logger: Any = None
+    network: NetworkSettings = field(default_factory=NetworkSettings)
+    alpha: float = _key(0.1, "heterogeneity of the workers' data: Dirichlet concentration, smaller is more different")
+    lr: float = _key(0.1, "learning rate gamma")
+    batch_size: int = _key(32, "pictures per worker and step")
+    seed: int = _key(0, "everything random follows from it")
+    num_workers: int | None = _key(None, "n, whatever the number of processes (null: the task's, usually 16)")
+    epochs: float = _key(200.0, "passes over the data (tasks without data: steps)")
+    steps: int | None = _key(None, "steps, instead of epochs")
+    eval_every_epochs: float | None = _key(None, "how often to evaluate (null: the task's habit)")
+    trace: bool = _key(False, "write every step's models to trace.npz")
+    device: str = _key("auto", "auto, cpu, cuda, or cuda:1 ...")
+    processes: str = _key("auto", "how many processes share the workers: 1 to num_workers, or auto")
+    checkpoint_every_s: float = _key(60.0, "seconds between checkpoints, written after an evaluation (0: after each)")
+    results_dir: str = _key("results", "where runs are kept, as runs/<id>")
+    run_dir: str | None = _key(None, "the directory of this run, instead")
+    progress: bool = _key(True, "show progress")
+
+    def __post_init__(self) -> None:
+        _positive("alpha", self.alpha, "a Dirichlet concentration such as 1, 0.1 or 0.01")
+        _positive("epochs", self.epochs, "a number of passes over the data")
+        if self.eval_every_epochs is not None:
+            _positive("eval_every_epochs", self.eval_every_epochs, "a number of epochs")
+        for key in ("num_workers", "steps", "batch_size"):
+            value = getattr(self, key)
+            if value is not None and value < 1:
+                raise ConfigError(f"{key}={value} makes no sense: it has to be at least 1.")
+        if not (math.isfinite(self.lr) and self.lr >= 0):
+            raise ConfigError(f"lr={self.lr:g} makes no sense: a learning rate is a number from 0 upwards.")
+        if not (math.isfinite(self.checkpoint_every_s) and self.checkpoint_every_s >= 0):
+            raise ConfigError(f"checkpoint_every_s={self.checkpoint_every_s:g} has to be a number of seconds from 0 upwards.")
+        if self.processes != "auto" and not (self.processes.isdigit() and int(self.processes) >= 1):
+            raise ConfigError(f"processes={self.processes} makes no sense: give a number from 1 to num_workers, or auto.")
+        kind = self.device.split(":")[0]
+        if kind not in ("auto", "cpu", "cuda"):
+            raise ConfigError(f"device={self.device} is unknown.{suggest(kind, ('auto', 'cpu', 'cuda'))}")
+
+
+def _positive(key: str, value: float, meaning: str) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"{key}={value:g} makes no sense: it has to be above 0, {meaning}.")
+
+
+def resolve(config: Config) -> Config:
+    """The same run with nothing left open: the number of workers that the task implies. Checks what needs no torch.
+
+    Raises ConfigError for anything that cannot work: a topology that does not exist for so many workers or does not suit the
+    algorithm, data that is missing or cannot be split over the workers, a model that is too large for the pictures, ...
+    """
+    from decentral.topology.requirements import check
+
+    config = dataclasses.replace(config, num_workers=config.task.resolve_num_workers(config))
+    assert config.num_workers is not None
+    if config.processes != "auto" and int(config.processes) > config.num_workers:
+        raise ConfigError(
+            f"processes={config.processes} is more than num_workers={config.num_workers}: every process hosts at least one worker."
+        )
+    schedule = config.topology.schedule(config.num_workers)
+    check(schedule, config.algo.needs, config.algo.name, config.topology.name)
+    if config.network.drop_probability and not config.algo.survives_loss:
+        raise ConfigError(
+            f"network.drop_probability={config.network.drop_probability:g} cannot be used with algo={config.algo.name}: "
+            "an all-reduce is reliable; message loss is for algorithms that talk to neighbours, such as relaysgd or dpsgd."
+        )
+    config.task.check(config)
+    config.logger.check()
+    return config
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What the computation depends on. The rest (paths, logger, device, number of processes) is left out.
+
+    Groups that the task does not use are left out too. A field with metadata `content` is a path and counts by what lies
+    there; one with metadata `volatile` does not count.
+    """
+    groups = (*_ALWAYS, *config.task.uses)
+    known: dict[str, Any] = {"version": IDENTITY_VERSION}
+    known |= {group: _component_identity(getattr(config, group)) for group in groups}
+    known |= {key: _plain(getattr(config, key)) for key in _KEYS}
+    if config.steps is not None:
+        known.pop("epochs")
+    if "data" in config.task.uses:
+        known["batch_size"] = config.batch_size
+    return known
+
+
+def run_id(config: Config) -> str:
+    """12 hexadecimal digits of the SHA-256 of the identity in canonical JSON."""
+    canonical = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def run_directory(config: Config) -> Path:
+    """Where this run lives: `run_dir`, or `results_dir`/runs/<id>."""
+    return Path(config.run_dir) if config.run_dir else Path(config.results_dir) / "runs" / run_id(config)
+
+
+def _component_identity(component: Any) -> dict[str, Any]:
+    known = {}
+    for f in dataclasses.fields(component):
+        value = getattr(component, f.name)
+        if f.metadata.get("volatile"):
+            continue
+        known[f.name] = _content(Path(value)) if f.metadata.get("content") and value else _plain(value)
+    return known
+
+
+def _content(path: Path) -> str:
+    """A digest of a file's bytes, or of the names and sizes of the files in a folder."""
+    digest = hashlib.sha256()
+    if path.is_dir():
+        for file in sorted(p for p in path.rglob("*") if p.is_file()):
+            digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
+    elif path.exists():
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Dataclasses, enums and containers as what JSON and YAML know."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def dump(config: Config) -> str:
+    """The configuration as YAML; `load` is its inverse."""
+    import yaml
+
+    return yaml.safe_dump(_plain(config), sort_keys=False)
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """The configuration as plain dictionaries, lists, numbers and strings."""
+    return _plain(config)
+
+
+def load(text: str) -> Config:
+    """The configuration that `dump` wrote."""
+    import yaml
+
+    return from_dict(yaml.safe_load(text))
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+    """A configuration from plain values, each group by its `name`; the types are those of the dataclasses."""
+    values = dict(values)
+    for group, package in GROUPS.items():
+        choices = components(package)
+        name = values[group]["name"]
+        if name not in choices:
+            raise ConfigError(f"{group}={name} does not exist.{suggest(str(name), choices)}")
+        values[group] = _build(choices[name], values[group])
+    values["network"] = _build(NetworkSettings, values["network"])
+    return _build(Config, values)
+
+
+def _build(cls: type, values: dict[str, Any]) -> Any:
+    hints = get_type_hints(cls)
+    return cls(**{key: _typed(hints[key], value) for key, value in values.items()})
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    if isinstance(hint, type) and issubclass(hint, Enum) and isinstance(value, str):
+        return hint[value]
+    return value

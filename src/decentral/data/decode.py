@@ -1,0 +1,104 @@
+"""From picture files to one array of bytes, with several processes. Imports neither torch nor torchvision."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
+from multiprocessing import current_process, get_context
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from decentral.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from PIL.Image import Image
+
+CHUNK = 256  # pictures per task
+MANY = 2000  # from this many on, the user is told what is going on
+
+
+def open_picture(file: Path) -> Image:
+    """The decoded picture in RGB. Raises ConfigError that names the file if it is broken."""
+    import PIL.Image
+
+    try:
+        with PIL.Image.open(file) as image:
+            return image.convert("RGB")
+    except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error ... for broken files
+        raise ConfigError(
+            f"data.path: the picture {file} cannot be decoded ({error}): replace or delete it."
+        ) from error
+
+
+def resize_and_crop(image: Image, shorter_side: int, size: int) -> Image:
+    """Resize (bilinear, antialiased) so that the shorter side is `shorter_side`, then cut out the central square."""
+    from PIL.Image import Resampling
+
+    width, height = image.size
+    if min(width, height) != shorter_side:
+        scale = shorter_side / min(width, height)
+        width, height = max(shorter_side, int(width * scale)), max(shorter_side, int(height * scale))
+        image = image.resize((width, height), Resampling.BILINEAR)
+    if (width, height) == (size, size):
+        return image
+    left, top = round((width - size) / 2), round((height - size) / 2)
+    return image.crop((left, top, left + size, top + size))
+
+
+def decode(root: Path, files: list[str], array_file: Path, image_size: int, num_processes: int | None) -> None:
+    """Write pictures as `array_file`, a .npy of [N, 3, image_size, image_size] uint8.
+
+    Raises ConfigError that names a broken picture, OSError if the disk is full.
+    """
+    shape = (len(files), 3, image_size, image_size)
+    offset = np.lib.format.open_memmap(array_file, mode="w+", dtype=np.uint8, shape=shape).offset
+    tasks = [(root, files[i : i + CHUNK], array_file, offset + i * 3 * image_size**2, image_size)
+             for i in range(0, len(files), CHUNK)]  # fmt: skip
+    if num_processes is None:
+        num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    num_processes = min(num_processes, len(tasks))
+    with _progress(f"Decoding {len(files)} pictures of {root}", len(tasks), show=len(files) >= MANY) as advance:
+        if num_processes == 1 or current_process().daemon:  # daemons may not have children
+            for task in tasks:
+                _decode_chunk(*task)
+                advance()
+            return
+        with ProcessPoolExecutor(num_processes, mp_context=get_context("forkserver")) as pool:
+            try:
+                for done in as_completed([pool.submit(_decode_chunk, *task) for task in tasks]):
+                    done.result()
+                    advance()
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+
+def _decode_chunk(root: Path, files: list[str], array_file: Path, offset: int, image_size: int) -> None:
+    pictures = [np.asarray(resize_and_crop(open_picture(root / name), image_size, image_size)) for name in files]
+    with open(array_file, "r+b") as out:  # writing, unlike a memory map, reports a full disk as an error
+        out.seek(offset)
+        out.write(np.stack(pictures).transpose(0, 3, 1, 2).tobytes())
+
+
+@contextmanager
+def _progress(title: str, total: int, show: bool) -> Iterator[Callable[[], object]]:
+    """Yields a function to call after each task: a progress bar on a terminal, else a line before and a line after."""
+    if show and sys.stdout.isatty():
+        from rich.progress import Progress
+
+        with Progress() as bar:
+            row = bar.add_task(title, total=total)
+            yield lambda: bar.advance(row)
+        return
+    if show:
+        print(f"{title} ...", flush=True)
+    yield lambda: None
+    if show:
+        print(f"{title}: done.", flush=True)

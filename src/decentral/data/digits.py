@@ -1,0 +1,70 @@
+"""The 8x8 digits that come with scikit-learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from decentral.data.cache import cached
+from decentral.data.dataset import DataInfo, DataSet
+from decentral.randomness import numpy_generator
+
+if TYPE_CHECKING:
+    import torch
+
+    from decentral.data.loading.in_memory import InMemory
+
+
+@dataclass
+class Digits(DataSet):
+    """1797 grey 8x8 pictures of the ten digits, from scikit-learn: nothing to download, a run takes seconds.
+
+    Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998 (its test half). 80 % of every class are
+    for training, drawn once and for all (`SPLIT_SEED`): the split does not depend on the run's seed. No augmentation.
+    """
+
+    name: str = "digits"
+
+    INFO: ClassVar[DataInfo] = DataInfo(num_train=1438, num_test=359, num_classes=10, image_shape=(1, 8, 8))
+    SPLIT_SEED: ClassVar[int] = 1797
+    MEAN: ClassVar[float] = 4.88  # of all pixels, which are 0 ... 16
+    STD: ClassVar[float] = 6.02
+
+    def inspect(self) -> DataInfo:
+        """Constants."""
+        return self.INFO
+
+    def prepare(self) -> None:
+        """Copies the pictures out of scikit-learn, whose import costs every process a second."""
+        self._prepared()
+
+    def load(self, device: torch.device | str, seed: int) -> InMemory:
+        """See `DataSet`."""
+        from decentral.data.loading.in_memory import InMemory, read_arrays
+
+        arrays = read_arrays(self._prepared())
+        assert arrays["train_images"].shape == (self.INFO.num_train, *self.INFO.image_shape)
+        assert arrays["test_images"].shape == (self.INFO.num_test, *self.INFO.image_shape)
+        return InMemory(
+            arrays, num_classes=self.INFO.num_classes, mean=[self.MEAN], std=[self.STD], device=device, seed=seed
+        )
+
+    def _prepared(self) -> Path:
+        return cached("digits-1", self._build)
+
+    def _build(self, folder: Path) -> None:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        images, labels = digits.images.astype(np.uint8)[:, None], digits.target.astype(np.int64)
+        is_train = np.zeros(len(labels), dtype=bool)
+        for digit in range(self.INFO.num_classes):
+            rows = np.flatnonzero(labels == digit)
+            rows = numpy_generator(self.SPLIT_SEED, "digits split", digit).permutation(rows)
+            is_train[rows[: round(0.8 * len(rows))]] = True
+        for split, chosen in (("train", is_train), ("test", ~is_train)):
+            np.save(folder / f"{split}_images.npy", images[chosen])
+            np.save(folder / f"{split}_labels.npy", labels[chosen])

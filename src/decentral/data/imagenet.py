@@ -1,0 +1,71 @@
+"""ImageNet, or anything as large."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from decentral.data.dataset import DataInfo, DataSet
+from decentral.data.folder import find_tree
+from decentral.data.normalisation import Normalisation
+from decentral.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+    from decentral.data.loading.streamed import Streamed
+
+
+@dataclass
+class ImageNet(DataSet):
+    """ImageNet, or other pictures too large for memory, in `path`/train/<class>/ and `path`/val/<class>/ (or test/).
+
+    Russakovsky et al., IJCV 2015. Loader processes decode while the models train. Training: a random crop of 8-100 % of
+    the area, resized to `image_size`, flipped at random; test: the shorter side resized to `image_size` * 256 / 224,
+    the central square of `image_size` cut out.
+    """
+
+    name: str = "imagenet"
+    path: str | None = field(default=None, metadata={"content": True})
+    image_size: int = 224
+    single_folder: bool = False  # class folders directly in path; the same pictures for training and testing
+    num_loaders: int = 2  # decoding processes for each process of the run; 0: decode in the run's own process
+    prefetch_steps: int = 1  # how many steps they work ahead
+
+    def __post_init__(self) -> None:
+        if self.image_size < 1:
+            raise ConfigError(f"data.image_size={self.image_size} must be at least 1 pixel.")
+        if self.num_loaders < 0:
+            raise ConfigError(f"data.num_loaders={self.num_loaders} must be at least 0 (decode without extra processes).")
+        if self.prefetch_steps < 1:
+            raise ConfigError(f"data.prefetch_steps={self.prefetch_steps} must be at least 1.")
+
+    def inspect(self) -> DataInfo:
+        """Counts the files."""
+        tree = find_tree(self.path, self.single_folder)
+        num_train = tree.count(tree.train)
+        num_test = num_train if self.single_folder else tree.count(tree.test)
+        return DataInfo(num_train, num_test, len(tree.classes), (3, self.image_size, self.image_size))
+
+    def prepare(self) -> None:
+        """Nothing to prepare but the check of the folders: a broken picture is named when it is met."""
+        find_tree(self.path, self.single_folder)
+
+    def load(self, device: torch.device | str, seed: int) -> Streamed:
+        """See `DataSet`."""
+        from decentral.data.loading.streamed import Streamed
+
+        tree = find_tree(self.path, self.single_folder)
+        train = (tree.train, *tree.files(tree.train))
+        test = train if self.single_folder else (tree.test, *tree.files(tree.test))
+        return Streamed(
+            train,
+            test,
+            num_classes=len(tree.classes),
+            image_size=self.image_size,
+            normalisation=Normalisation.imagenet,
+            num_loaders=self.num_loaders,
+            prefetch_steps=self.prefetch_steps,
+            device=device,
+            seed=seed,
+        )

@@ -1,0 +1,1 @@
+"""From prepared data to batches on the device; these modules import torch, so only `DataSet.load` imports them."""

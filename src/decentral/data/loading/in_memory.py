@@ -1,0 +1,118 @@
+"""A data set whose pictures all live on the device, as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from decentral.data.dataset import Loaded
+from decentral.randomness import uniform
+
+if TYPE_CHECKING:
+    from decentral.data.dataset import Order
+
+SMALL_BYTES = 64e6  # up to this size, training pictures that are not augmented are kept as normalised floats
+
+
+class InMemory(Loaded):
+    """Pictures [N, C, H, W] uint8 and labels on the device; a batch is gathered, augmented and normalised there.
+
+    A training picture is shifted by up to `pad` pixels each way (zero padding, as `RandomCrop(padding=pad)` in
+    torchvision) and, if `flip`, mirrored with probability 1/2: one of 2 (2 pad + 1)^2 equally likely variants. Which one
+    is a hash of (seed, worker, step, position), computed for the whole batch at once and the same on every device.
+    `mean` and `std` are per channel, in units of the stored bytes. Nothing here waits for the device.
+    """
+
+    def __init__(
+        self,
+        arrays: dict[str, np.ndarray],
+        *,
+        num_classes: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        device: torch.device | str,
+        seed: int,
+        pad: int = 0,
+        flip: bool = False,
+    ):
+        self.device = torch.device(device)
+        self.num_classes, self.seed, self.pad, self.flip = num_classes, seed, pad, flip
+        self.train_labels = np.array(arrays["train_labels"], dtype=np.int64)
+        self._labels = torch.from_numpy(self.train_labels).to(self.device)
+        self._test_labels = torch.from_numpy(np.array(arrays["test_labels"], dtype=np.int64)).to(self.device)
+        self._images = torch.from_numpy(arrays["train_images"]).to(self.device)
+        self._test_images = torch.from_numpy(arrays["test_images"]).to(self.device)
+        deviation = torch.tensor(std, dtype=torch.float32, device=self.device)[:, None, None]
+        self._scale = 1 / deviation
+        self._shift = -torch.tensor(mean, dtype=torch.float32, device=self.device)[:, None, None] / deviation
+        height, width = self._images.shape[2:]
+        self._row_starts = torch.arange(height, device=self.device) * (width + 2 * pad)
+        columns = torch.arange(width, device=self.device)
+        self._columns = torch.stack([columns, columns.flip(0)])
+        self._augment = pad > 0 or flip
+        if not self._augment and 4 * self._images.numel() <= SMALL_BYTES:
+            self._images = self._normalise(self._images)
+
+    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `Loaded`; every batch is a new tensor."""
+        for step in range(start, stop):
+            rows = order(step)
+            assert rows.shape[0] == len(workers)
+            flat = self._to_device(rows.reshape(-1))
+            images = self._images.index_select(0, flat)
+            if self._augment:
+                images = self._crop_and_flip(images, workers, step)
+            if images.dtype == torch.uint8:
+                images = self._normalise(images)
+            labels = self._labels.index_select(0, flat)
+            yield images.view(*rows.shape, *images.shape[1:]), labels.view(rows.shape)
+
+    def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `Loaded`."""
+        for images, labels in zip(
+            self._test_images.split(batch_size), self._test_labels.split(batch_size), strict=True
+        ):
+            yield self._normalise(images), labels
+
+    def close(self) -> None:
+        """Nothing to stop: the memory goes with the object."""
+
+    def _normalise(self, images: Tensor) -> Tensor:
+        return images.to(torch.float32).mul_(self._scale).add_(self._shift)
+
+    def _crop_and_flip(self, images: Tensor, workers: range, step: int) -> Tensor:
+        """[k B, C, H, W] uint8 -> the same, every picture in its own variant: one gather from the padded batch."""
+        shifts = 2 * self.pad + 1
+        positions = np.arange(len(images) // len(workers))
+        draw = uniform(self.seed, "augment", np.asarray(workers)[:, None], step, positions)
+        variant = self._to_device(torch.from_numpy((draw * (2 * shifts * shifts)).astype(np.int64).reshape(-1)))
+        down = variant % shifts
+        right = variant // shifts % shifts
+        padded = F.pad(images, [self.pad] * 4)
+        width = padded.shape[3]
+        mirrored = variant // (shifts * shifts) if self.flip else torch.zeros_like(variant)
+        columns = self._columns.index_select(0, mirrored) + (down * width + right)[:, None]
+        pixels = self._row_starts[:, None] + columns[:, None, :]  # [k B, H, W] places in a padded channel
+        pixels = pixels.flatten(1)[:, None, :].expand(-1, images.shape[1], -1)
+        return padded.flatten(2).gather(2, pixels).view(images.shape)
+
+    def _to_device(self, host: Tensor) -> Tensor:
+        """A copy that the host does not wait for (from pinned memory, if the device is a GPU)."""
+        if self.device.type == "cuda":
+            return host.pin_memory().to(self.device, non_blocking=True)
+        return host.to(self.device)
+
+
+def read_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """The four arrays of a prepared data set: train_images, train_labels, test_images, test_labels.
+
+    They are mapped, not read: the processes of a host share the pages ("c" is copy on write, which torch wants).
+    """
+    names = ("train_images", "train_labels", "test_images", "test_labels")
+    return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}

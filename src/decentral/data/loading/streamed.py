@@ -1,0 +1,170 @@
+"""A data set that is too large for memory: pictures are decoded by loader processes while the models train."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from PIL.Image import Resampling, Transpose
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from decentral.data.dataset import Loaded
+from decentral.data.decode import open_picture, resize_and_crop
+from decentral.errors import ConfigError
+from decentral.randomness import numpy_generator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from PIL.Image import Image
+
+    from decentral.data.dataset import Order
+    from decentral.data.normalisation import Normalisation
+
+
+class Piece(NamedTuple):
+    """What a loader is asked for: the pictures of one worker in one step."""
+
+    indices: np.ndarray  # [B]
+    worker: int = 0
+    step: int = 0
+
+
+class Pictures(Dataset[Tensor | str]):
+    """The picture files of a split, decoded a piece at a time: [B, 3, S, S] uint8.
+
+    A broken picture gives the message instead: an exception would reach the user wrapped in a loader's traceback.
+    """
+
+    def __init__(self, root: Path, files: list[str], image_size: int, augment_seed: int | None):
+        self.root, self.image_size, self.augment_seed = root, image_size, augment_seed
+        self.files = np.array([file.encode() for file in files])  # one block of memory to hand to a loader
+
+    def __getitem__(self, piece: Piece) -> Tensor | str:
+        pictures = np.empty((len(piece.indices), self.image_size, self.image_size, 3), dtype=np.uint8)
+        try:
+            for position, index in enumerate(piece.indices):
+                image = open_picture(self.root / self.files[index].decode())
+                pictures[position] = np.asarray(self._transform(image, piece, position))
+        except ConfigError as error:
+            return str(error)
+        return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
+
+    def _transform(self, image: Image, piece: Piece, position: int) -> Image:
+        if self.augment_seed is None:
+            return resize_and_crop(image, round(self.image_size * 256 / 224), self.image_size)
+        draws = numpy_generator(self.augment_seed, "augment", piece.worker, piece.step, position)
+        box = crop_box(*image.size, draws)
+        image = image.crop(box).resize((self.image_size, self.image_size), Resampling.BILINEAR)
+        return image.transpose(Transpose.FLIP_LEFT_RIGHT) if draws.random() < 0.5 else image
+
+
+def crop_box(width: int, height: int, draws: np.random.Generator) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) of a crop with 8-100 % of the area and an aspect ratio between 3/4 and 4/3.
+
+    Area uniform, ratio log-uniform, place uniform (Szegedy et al., CVPR 2015; torchvision's `RandomResizedCrop`).
+    After ten crops that do not fit, the largest central one whose ratio is allowed.
+    """
+    for _ in range(10):
+        area = width * height * draws.uniform(0.08, 1)
+        ratio = math.exp(draws.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(draws.integers(width - w + 1)), int(draws.integers(height - h + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+class Streamed(Loaded):
+    """Pictures decoded, cropped and flipped by `num_loaders` processes (0: in this one), normalised on the device.
+
+    The crop of a picture is addressed by (seed, worker, step, position), so it depends neither on the number of loaders
+    nor on that of processes. About `prefetch_steps` steps are decoded ahead.
+    """
+
+    def __init__(
+        self,
+        train: tuple[Path, list[str], np.ndarray],
+        test: tuple[Path, list[str], np.ndarray],
+        *,
+        num_classes: int,
+        image_size: int,
+        normalisation: Normalisation,
+        num_loaders: int,
+        prefetch_steps: int,
+        device: torch.device | str,
+        seed: int,
+    ):
+        self.device, self.num_classes = torch.device(device), num_classes
+        self.num_loaders, self.prefetch_steps = num_loaders, prefetch_steps
+        self._train, self._test = Pictures(*train[:2], image_size, seed), Pictures(*test[:2], image_size, None)
+        self.train_labels, self._test_labels = train[2], torch.from_numpy(test[2])
+        self._labels = torch.from_numpy(self.train_labels)
+        deviation = torch.tensor(normalisation.std, dtype=torch.float32, device=self.device)[:, None, None]
+        self._scale = 1 / deviation
+        self._shift = -torch.tensor(normalisation.mean, dtype=torch.float32, device=self.device)[:, None, None] / deviation
+
+    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `Loaded`. Raises ConfigError that names a broken picture."""
+        ahead: deque[Tensor] = deque()  # what the loaders were asked for and the caller has not got yet
+
+        def pieces() -> Iterator[Piece]:
+            for step in range(start, stop):
+                ahead.append(order(step))
+                yield from (Piece(row.numpy(), w, step) for w, row in zip(workers, ahead[-1], strict=True))
+
+        loaded = self._pieces(self._train, pieces(), len(workers))
+        try:
+            for _ in range(start, stop):
+                images = torch.stack([self._normalise(next(loaded)) for _ in workers])
+                yield images, self._labels[ahead.popleft()].to(self.device, non_blocking=True)
+        finally:
+            loaded.close()
+
+    def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `Loaded`."""
+        indices = np.arange(len(self._test_labels))
+        pieces = (Piece(indices[i : i + batch_size]) for i in range(0, len(indices), batch_size))
+        loaded = self._pieces(self._test, pieces, 1)
+        try:
+            for images, labels in zip(loaded, self._test_labels.split(batch_size), strict=True):
+                yield self._normalise(images), labels.to(self.device, non_blocking=True)
+        finally:
+            loaded.close()
+
+    def close(self) -> None:
+        """Nothing to stop: the loaders live and end with their iterator."""
+
+    def _pieces(self, pictures: Pictures, pieces: Iterable[Piece], pieces_per_step: int) -> Iterator[Tensor]:
+        """The pieces in order; closing it stops the loaders."""
+        context = None
+        if self.num_loaders:
+            context = torch.multiprocessing.get_context("forkserver")
+            context.set_forkserver_preload([__name__])  # torch is imported once, not by every loader every time
+        loader = DataLoader(
+            pictures,
+            batch_size=None,
+            sampler=pieces,
+            num_workers=self.num_loaders,
+            prefetch_factor=max(2, math.ceil(self.prefetch_steps * pieces_per_step / self.num_loaders))
+            if self.num_loaders
+            else None,
+            multiprocessing_context=context,
+            pin_memory=self.device.type == "cuda",
+        )
+        for piece in loader:  # the loaders stop when this iterator goes
+            if isinstance(piece, str):
+                raise ConfigError(piece)
+            yield piece
+
+    def _normalise(self, images: Tensor) -> Tensor:
+        on_device = images.to(self.device, non_blocking=True)
+        return on_device.to(torch.float32).mul_(self._scale).add_(self._shift)

@@ -1,0 +1,1 @@
+"""Processes and devices for a run."""

@@ -1,0 +1,62 @@
+"""Which devices there are and how many processes a run deserves, without importing torch."""
+
+from __future__ import annotations
+
+import os
+from glob import glob
+
+from decentral.config import Config
+from decentral.errors import ConfigError
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def num_gpus() -> int:
+    """GPUs that this process may use, by the device nodes and CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = len(glob("/dev/nvidia[0-9]*"))
+    if visible is None:
+        return present
+    return min(present, len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")]))
+
+
+def device_kind(config: Config) -> str:
+    """'cpu' or 'cuda'. Raises ConfigError for device=cuda where there is none."""
+    if config.device == "auto":
+        return "cuda" if num_gpus() else "cpu"
+    kind = config.device.split(":")[0]
+    if kind == "cuda" and not num_gpus():
+        raise ConfigError(f"device={config.device} needs a GPU, and this machine shows none: use device=cpu or device=auto.")
+    return kind
+
+
+def num_processes(config: Config) -> int:
+    """How many processes host the workers: what was asked for, or one per core (or GPU) where steps are long enough.
+
+    Raises ConfigError for more processes than GPUs.
+    """
+    assert config.num_workers is not None
+    kind = device_kind(config)
+    if config.processes != "auto":
+        count = int(config.processes)
+        if kind == "cuda" and count > max(1, num_gpus()):
+            raise ConfigError(f"processes={count} is more than the {num_gpus()} GPUs here: every process needs one of its own.")
+        return count
+    slots = num_gpus() if kind == "cuda" else num_cores()
+    return max(1, min(slots, config.num_workers)) if config.task.worth_processes(config) else 1
+
+
+def set_threads(processes: int, worth_threads: bool) -> None:
+    """Share the cores out, through the environment: before torch is imported, and for child processes.
+
+    With threads left at their default, n processes start n times as many as there are cores, and a step takes ten times as
+    long. Someone who has set OMP_NUM_THREADS knows better.
+    """
+    threads = max(1, num_cores() // processes) if worth_threads else 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    if processes > 1:  # keep freed memory: large temporary tensors would cost a page fault per 4 kB, in every step
+        os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(4 << 30))
+        os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(4 << 30))

@@ -1,0 +1,60 @@
+"""The process group of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from decentral.config import Config
+from decentral.errors import ConfigError
+from decentral.launch.devices import device_kind
+from decentral.world import World
+
+
+@contextmanager
+def joined(
+    config: Config,
+    rank: int,
+    size: int,
+    local_rank: int,
+    prefix: str,
+    run: str,
+    store: dist.Store | None = None,
+) -> Iterator[World]:
+    """This process as number `rank` of a group of `size`: gloo on CPUs, nccl on GPUs.
+
+    `prefix` separates attempts in the key-value store: without it, a group that is started again finds the addresses of
+    the dead one. `run` is the run's id: processes that were given different configurations refuse to work together. Without
+    `store`, the one at MASTER_ADDR and MASTER_PORT is used, as torchrun provides it.
+    """
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    timeout = timedelta(seconds=config.network.timeout_s)
+    if store is None:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store = dist.TCPStore(address, port, size, is_master=serves, timeout=timeout, wait_for_workers=False)
+    kind = device_kind(config)
+    device = torch.device("cuda", local_rank % max(1, torch.cuda.device_count())) if kind == "cuda" else torch.device("cpu")
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if kind == "cuda" else "gloo",
+        store=dist.PrefixStore(prefix, store),
+        rank=rank,
+        world_size=size,
+        timeout=timeout,
+    )
+    try:
+        world = World(rank, size, device, distributed=True)
+        if world.agree(int(run, 16)) != int(run, 16):
+            raise ConfigError("the processes of this run were given different configurations: start all with the same command.")
+        world.barrier()
+        yield world
+        world.barrier()  # nobody leaves while another still talks
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,90 @@
+"""Carry out a run: in this process, in new processes, or in the world that torchrun started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from decentral.config import Config, run_directory, run_id
+from decentral.errors import ConfigError
+from decentral.launch.devices import device_kind, num_processes, set_threads
+from decentral.store import RunStore, Status
+
+
+class Outcome(NamedTuple):
+    """How a run ended, where it is, and whether it had been done before."""
+
+    status: Status
+    directory: Path
+    done_before: bool = False
+
+
+def under_torchrun() -> bool:
+    """Whether torchrun (or another launcher with its conventions) started this process."""
+    return all(key in os.environ for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def launch(config: Config) -> Outcome:
+    """Carry out a (resolved) run, unless its directory says that it is done.
+
+    Raises ConfigError for what cannot work, `supervise.WorkerDied` if a process of the run died.
+    """
+    directory = run_directory(config)
+    if under_torchrun():
+        return _join(config, directory)
+    finished = finished_status(config, directory)
+    if finished is not None:
+        return Outcome(finished, directory, done_before=True)
+    processes = num_processes(config)
+    config.task.prepare(config)
+    set_threads(processes, config.task.worth_processes(config))
+    if processes == 1:
+        return Outcome(_run_here(config, directory), directory)
+    from decentral.launch.supervise import supervise
+
+    return Outcome(supervise(config, directory, processes), directory)
+
+
+def finished_status(config: Config, directory: Path) -> Status | None:
+    """How this very run has ended before, if it has: done or diverged, and nothing is left to do."""
+    facts = RunStore.peek(directory) or {}
+    if facts.get("run_id") != run_id(config) or facts.get("status") not in (Status.done, Status.diverged):
+        return None
+    return Status(facts["status"])
+
+
+def _run_here(config: Config, directory: Path) -> Status:
+    import torch
+
+    from decentral.run import run
+    from decentral.world import World
+
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    kind = device_kind(config)
+    device = torch.device(config.device if config.device.startswith("cuda:") else kind)
+    return run(config, World(0, 1, device), directory)
+
+
+def _join(config: Config, directory: Path) -> Outcome:
+    """One process of a world that torchrun started; as many of them as there are, whatever `processes` says."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    assert config.num_workers is not None
+    if size > config.num_workers:
+        raise ConfigError(
+            f"torchrun started {size} processes for num_workers={config.num_workers}: every process hosts at least one worker."
+        )
+    config.task.prepare(config)
+    set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", size)), config.task.worth_processes(config))
+    from decentral.launch.group import joined
+    from decentral.run import run
+
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    local_rank = int(os.environ.get("LOCAL_RANK", rank))
+    with joined(config, rank, size, local_rank, f"attempt{attempt}", run_id(config)) as world:
+        finished = finished_status(config, directory) if world.leader else None
+        codes = [None, Status.done, Status.diverged]
+        finished = codes[world.agree(codes.index(finished))]
+        if finished is not None:
+            return Outcome(finished, directory, done_before=True)
+        return Outcome(run(config, world, directory), directory)

@@ -1,0 +1,59 @@
+"""VGG-11 for 32 x 32 images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from decentral.errors import ConfigError
+from decentral.models.model import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # channels; 2x2 max pooling ends a stage
+
+
+@dataclass
+class VGG11(Model):
+    """VGG-11 without normalization, as trained on CIFAR-10 in the RelaySum paper.
+
+    Simonyan and Zisserman, ICLR 2015, configuration A; the variant of Vogels et al., NeurIPS 2021 (arXiv:2110.04175),
+    appendix B.1 and the authors' code: 3x3 convolutions with ReLU, then dropout, 512 units, ReLU, dropout, 512 units,
+    ReLU and the classes.
+    9,750,922 parameters on 3 x 32 x 32 images with 10 classes.
+
+    Convolutions start at N(0, 2 / (k * k * out_channels)) with bias 0, linear layers at torch's default.
+    `dropout` is a probability. Images of 64 pixels or more are averaged to 1 x 1 before the first linear layer.
+
+    Raises:
+        ConfigError: `dropout` is not in [0, 1).
+    """
+
+    name: str = "vgg11"
+    dropout: float = 0.5
+    min_image_size: ClassVar[int] = 32
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"model.dropout={self.dropout} must be a probability below 1, like 0.5 (0 turns it off).")
+
+    def build(self, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        """See `Model.build`."""
+        from torch import nn
+
+        from decentral.models.layers.convolution import he_convolution
+
+        channels, height, width = image_shape
+        layers: list[nn.Module] = []
+        for stage in _STAGES:
+            for next_channels in stage:
+                layers += [he_convolution(channels, next_channels, "fan_out"), nn.ReLU(inplace=True)]
+                channels = next_channels
+            layers.append(nn.MaxPool2d(2))
+        if max(height, width) >= 2 * 2 ** len(_STAGES):
+            layers.append(nn.AdaptiveAvgPool2d(1))
+        layers.append(nn.Flatten())
+        for _ in range(2):
+            layers += [nn.Dropout(self.dropout), nn.Linear(channels, channels), nn.ReLU(inplace=True)]
+        return nn.Sequential(*layers, nn.Linear(channels, num_classes))

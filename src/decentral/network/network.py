@@ -1,0 +1,188 @@
+"""The contract between algorithms and whatever carries their messages."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decentral.network import kernels
+from decentral.network.rounds import Losses, Rounds
+from decentral.topology.facts import mean_delay
+from decentral.topology.schedule import Links, Schedule
+
+
+class Network(ABC):
+    """The verbs: what an algorithm can do with the rows of its local workers.
+
+    Rows are [k, ..., P]: the last dimension is that of the model, cut in d pieces by the topology; whatever lies in between
+    travels in the same message. A verb owns the rows it is given and may return them (donation). Messages on links
+    are rows [E, ceil(P / d)], one for each link into a local worker; of a shorter piece the last column is not used.
+
+    `bytes_sent` and `messages_sent` count what all n workers send each other, whatever the number of processes: a message for
+    each off-diagonal W_ij that is not zero (mix), for each link (relay); an all-reduce counts as a ring all-reduce. What is
+    needed for evaluation only is not counted.
+    """
+
+    def __init__(self, schedule: Schedule, workers: range, losses: Losses) -> None:
+        self.n = schedule.num_workers
+        self.workers = workers  # the local ones
+        self.schedule = schedule
+        self.rounds = Rounds(schedule, losses)
+        self.bytes_sent = 0
+        self.messages_sent = 0
+        self._ones = torch.ones(self.n, schedule.num_pieces, dtype=torch.float64)
+
+    # -- verbs that communicate ----------------------------------------------------------------------------------------
+
+    def mix(self, x: Tensor, round: int, lazy: bool = False) -> Tensor:
+        """x_i <- sum_j W_ij x_j with the matrices of this round, or with (W + I) / 2. [k, ..., P] -> the same."""
+        pieces = self.schedule.slices(x.shape[-1])
+        for piece, num_messages in zip(pieces, self.rounds.num_messages(round), strict=True):
+            self._count(num_messages, x[0, ..., piece])
+        return self._mix(x, pieces, self.rounds.rows(round, lazy))
+
+    def mean(self, x: Tensor) -> Tensor:
+        """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
+        self.messages_sent += 2 * (self.n - 1) * self.n
+        self.bytes_sent += 2 * (self.n - 1) * x[0].numel() * x.element_size()
+        return self._mean(x)
+
+    def relay(self, y: Tensor, m: Tensor, round: int) -> Tensor:
+        """RelaySum: m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}, delivered. y [k, P] is left as it is, m is donated.
+
+        Both m are indexed by the receiver: row e holds the last message over link e = (i -> j) to a local j.
+        """
+        for num_links, width in zip(self._links_of_piece, self.piece_widths(y.shape[-1]), strict=True):
+            self._count(num_links, y[0, :width])
+        m = self._relay(y, m)
+        first, last = self.local_links.start, self.local_links.stop
+        for e in self.rounds.undelivered(self.links, round):
+            if first <= e < last:
+                m[e - first].zero_()
+        return m
+
+    # -- local arithmetic ----------------------------------------------------------------------------------------------
+
+    def collect(self, m: Tensor, x: Tensor) -> Tensor:
+        """x_i <- x_i + sum_{j in N_i} m_{j->i}: [E, ceil(P / d)], [k, P] -> [k, P]."""
+        pieces, widths = self.schedule.slices(x.shape[-1]), self.piece_widths(x.shape[-1])
+        for i, h, edges in self.local_stars:
+            kernels.collect_into(x[i, pieces[h]], [m[e, : widths[h]] for e in edges])
+        return x
+
+    def weigh(self, x: Tensor, a: Tensor) -> Tensor:
+        """Piece h of x_i <- a[i, h] times it: [k, ..., P], [n, d] -> [k, ..., P]."""
+        local = a[self.workers.start : self.workers.stop]
+        if bool((local == 1).all()):
+            return x
+        for h, piece in enumerate(self.schedule.slices(x.shape[-1])):
+            for i, factor in enumerate(local[:, h].tolist()):
+                x[i, ..., piece].mul_(factor)
+        return x
+
+    def no_messages(self, x: Tensor) -> Tensor:
+        """Zero messages on all local links for rows like x [k, P]: [E, ceil(P / d)]."""
+        return x.new_zeros(len(self.local_links), max(self.piece_widths(x.shape[-1])))
+
+    # -- small numbers that every process computes for all workers, so that they are never sent --------------------------
+
+    def known_ones(self) -> Tensor:
+        """Ones [n, d], float64 on the CPU: the push-sum weights at the start."""
+        return self._ones.clone()
+
+    def mix_known(self, w: Tensor, round: int) -> Tensor:
+        """w_i <- sum_j W_ij w_j for numbers [n, d] known everywhere, with the losses of this round."""
+        columns = [
+            torch.from_numpy(self.rounds.matrix(round, h, lazy=False).copy()) @ w[:, h] for h in range(w.shape[1])
+        ]
+        return torch.stack(columns, dim=1)
+
+    def no_counts(self) -> Tensor:
+        """Zero counts on the links of all workers: float64 on the CPU."""
+        return torch.zeros(len(self.links), dtype=torch.float64)
+
+    def relay_counts(self, c: Tensor, round: int) -> Tensor:
+        """c_{i->j} <- 1 + sum_{l in N_i, l != j} c_{l->i}, delivered, with the losses of this round; for all links."""
+        links = self._link_tensors
+        at_source = self.collect_counts(c)[links["src"], links["piece"]]
+        delivered = 1 + at_source - c[links["reverse"]]
+        delivered[torch.from_numpy(self.rounds.undelivered(self.links, round))] = 0
+        return delivered
+
+    def collect_counts(self, c: Tensor) -> Tensor:
+        """sum_{j in N_i} c_{j->i} for all workers and pieces: [links] -> [n, d]."""
+        links = self._link_tensors
+        return torch.zeros_like(self._ones).index_put_((links["dst"], links["piece"]), c, accumulate=True)
+
+    def mean_delay(self, overlap: bool) -> float:
+        """mean_ij max(tau_ij - 1, 0), or with overlap mean_ij tau_ij (RelaySum paper, appendix D.1)."""
+        return self._mean_delays[overlap]
+
+    # -- what a run asks of it -----------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all workers on every process, on the CPU: [k, ...] -> [n, ...]. For evaluation; not counted."""
+
+    @abstractmethod
+    def average(self, x: Tensor) -> Tensor:
+        """1/n sum_j x_j as one new row: [k, P] -> [P]. For evaluation; not counted."""
+
+    # -- what an implementation does -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _mix(self, x: Tensor, pieces: list[slice], rows: list[list[list[tuple[int, float]]]]) -> Tensor: ...
+
+    @abstractmethod
+    def _mean(self, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _relay(self, y: Tensor, m: Tensor) -> Tensor: ...
+
+    # -- layout --------------------------------------------------------------------------------------------------------
+
+    def piece_widths(self, num_coordinates: int) -> list[int]:
+        """How many coordinates each piece has."""
+        return [len(range(num_coordinates)[piece]) for piece in self.schedule.slices(num_coordinates)]
+
+    @cached_property
+    def links(self) -> Links:
+        """All links; asked for by algorithms that relay, whose topology has been checked to be static and undirected."""
+        return self.schedule.links()
+
+    @cached_property
+    def local_links(self) -> range:
+        """The links into local workers: consecutive, by the order of `Links`."""
+        first, last = np.searchsorted(self.links.dst, [self.workers.start, self.workers.stop])
+        return range(int(first), int(last))
+
+    @cached_property
+    def local_stars(self) -> list[tuple[int, int, list[int]]]:
+        """(local worker, piece, rows of m with the messages to it), for each local worker and piece that has links."""
+        first = self.local_links.start
+        stars: dict[tuple[int, int], list[int]] = {}
+        for e in self.local_links:
+            key = int(self.links.dst[e]) - self.workers.start, int(self.links.piece[e])
+            stars.setdefault(key, []).append(e - first)
+        return [(i, h, edges) for (i, h), edges in stars.items()]
+
+    @cached_property
+    def _links_of_piece(self) -> list[int]:
+        return np.bincount(self.links.piece, minlength=self.schedule.num_pieces).tolist()
+
+    @cached_property
+    def _link_tensors(self) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(getattr(self.links, name)) for name in ("src", "dst", "piece", "reverse")}
+
+    @cached_property
+    def _mean_delays(self) -> dict[bool, float]:
+        return {overlap: mean_delay(self.schedule, overlap) for overlap in (False, True)}
+
+    def _count(self, num_messages: int, message: Tensor) -> None:
+        self.messages_sent += num_messages
+        self.bytes_sent += num_messages * message.numel() * message.element_size()
+

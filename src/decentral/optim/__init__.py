@@ -1,0 +1,1 @@
+"""Local update rules on rows: u = Opt(g), never communicated. One file per rule."""

@@ -1,0 +1,49 @@
+"""Adam."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import TYPE_CHECKING
+
+from decentral.optim.optimizer import Buffers, Optimizer, check_range
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class Adam(Optimizer):
+    """Adam, bias-corrected (Kingma & Ba, ICLR 2015), with L2 weight decay.
+
+        g <- g + weight_decay x
+        m <- beta1 m + (1 - beta1) g,   v <- beta2 v + (1 - beta2) g^2
+        u  = -lr / (1 - beta1^k)  m / (sqrt(v) / sqrt(1 - beta2^k) + epsilon),   k = t + 1
+
+    The same as `torch.optim.Adam`.
+    """
+
+    name: str = "adam"
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("optim.beta1", self.beta1, 0.0, 1.0)
+        check_range("optim.beta2", self.beta2, 0.0, 1.0)
+        check_range("optim.epsilon", self.epsilon, 0.0, inf)
+        check_range("optim.weight_decay", self.weight_decay, 0.0, inf)
+
+    def init(self, x: Tensor) -> Buffers:
+        """M = 0 and v = 0, each [k, P]."""
+        return x.new_zeros(x.shape), x.new_zeros(x.shape)
+
+    def update(self, g: Tensor, buffers: Buffers, lr: float, t: int) -> tuple[Tensor, Buffers]:
+        """U [k, P] in g's memory; see the class."""
+        m, v = buffers
+        k = t + 1
+        m.lerp_(g, 1 - self.beta1)
+        v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
+        u = g.copy_(v).sqrt_().div_(sqrt(1 - self.beta2**k)).add_(self.epsilon).reciprocal_()
+        return u.mul_(m).mul_(-lr / (1 - self.beta1**k)), buffers

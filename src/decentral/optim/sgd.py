@@ -1,0 +1,49 @@
+"""Stochastic gradient descent with momentum."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from decentral.errors import ConfigError
+from decentral.optim.optimizer import Buffers, Optimizer, check_range
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class SGD(Optimizer):
+    """Stochastic gradient descent, with heavy-ball or Nesterov momentum and weight decay.
+
+        g <- g + weight_decay x
+        m <- momentum m + g                       m^0 = 0, no dampening
+        u  = -lr m                                heavy ball
+        u  = -lr (g + momentum m)                 nesterov
+
+    The same as `torch.optim.SGD`. "Local momentum" in the RelaySum paper is momentum=0.9 with nesterov.
+    """
+
+    name: str = "sgd"
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_range("optim.momentum", self.momentum, 0.0, 1.0)
+        check_range("optim.weight_decay", self.weight_decay, 0.0, float("inf"))
+        if self.nesterov and self.momentum == 0:
+            raise ConfigError("optim.nesterov=true needs momentum: set optim.momentum, for example to 0.9.")
+
+    def init(self, x: Tensor) -> Buffers:
+        """The momentum m = 0 [k, P], if there is any."""
+        return (x.new_zeros(x.shape),) if self.momentum else ()
+
+    def update(self, g: Tensor, buffers: Buffers, lr: float, t: int) -> tuple[Tensor, Buffers]:
+        """U [k, P] in g's memory; see the class."""
+        if not self.momentum:
+            return g.mul_(-lr), buffers
+        (m,) = buffers
+        m.mul_(self.momentum).add_(g)
+        u = g.add_(m, alpha=self.momentum) if self.nesterov else g.copy_(m)
+        return u.mul_(-lr), buffers

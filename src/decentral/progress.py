@@ -1,0 +1,176 @@
+"""How far a run is: a live bar on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+_LIVE_PERIOD_S = 0.2
+_PLAIN_PERIOD_S = 5.0
+
+
+@dataclass
+class _Shown:
+    """What is known of the run, as it is shown."""
+
+    step: int = 0
+    epoch: float = 0.0
+    loss: str = ""
+    worst: str = ""
+    averaged: str = ""
+
+    def words(self) -> str:
+        """For example 'epoch 3.0  loss 0.41  worst 81.2 %  averaged 83.0 %'; what is not known yet is left out."""
+        pairs = (("loss", self.loss), ("worst", self.worst), ("averaged", self.averaged))
+        return "  ".join([f"epoch {self.epoch:.1f}", *(f"{name} {text}" for name, text in pairs if text)])
+
+
+class Progress:
+    """Silent progress, and the common part of the others: `update` at every step, `line` at every evaluation.
+
+    Nothing that goes wrong with the terminal (a closed pipe, a full disk under a log) stops the run.
+    """
+
+    _period_s = float("inf")
+
+    def __init__(self, total_steps: int, title: str) -> None:
+        self._total_steps = total_steps
+        self._title = title
+        self._shown = _Shown()
+        self._first: tuple[int, float] | None = None  # step and time of the first update, for the speed
+        self._due = time.monotonic() + self._period_s
+
+    def update(
+        self, step: int, epoch: float | None = None, loss: str = "", worst: str = "", averaged: str = ""
+    ) -> None:
+        """`step` steps are done. The rest, formatted by the caller, stays as it was where it is not given.
+
+        Costs well under a microsecond when nothing is due to be shown.
+        """
+        shown = self._shown
+        shown.step = step
+        if epoch is not None:
+            shown.epoch = epoch
+        if loss:
+            shown.loss = loss
+        if worst:
+            shown.worst = worst
+        if averaged:
+            shown.averaged = averaged
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (step, now)
+        if now >= self._due:
+            self._due = now + self._period_s
+            self._attempt(self._show)
+
+    def line(self, text: str) -> None:
+        """Show a line of text now, and keep it."""
+        self._attempt(self._print, text)
+
+    def close(self) -> None:
+        """Show the last state and leave the terminal as it was."""
+        self._attempt(self._finish)
+
+    def _attempt(self, show, *arguments: str) -> None:
+        try:
+            show(*arguments)
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            self._attempt = lambda *_: None  # type: ignore[method-assign]
+
+    def _show(self) -> None:
+        pass
+
+    def _print(self, text: str) -> None:
+        pass
+
+    def _finish(self) -> None:
+        pass
+
+    def _time_left(self) -> str:
+        """For example '1:02:03 left', from the steps of this process alone; '' before there is a speed."""
+        if self._first is None or self._shown.step <= self._first[0]:
+            return ""
+        per_step_s = (time.monotonic() - self._first[1]) / (self._shown.step - self._first[0])
+        minutes, seconds = divmod(round(per_step_s * max(0, self._total_steps - self._shown.step)), 60)
+        hours, minutes = divmod(minutes, 60)
+        return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
+
+
+class _Plain(Progress):
+    """A line every few seconds."""
+
+    _period_s = _PLAIN_PERIOD_S
+
+    def __init__(self, total_steps: int, title: str, stream: TextIO) -> None:
+        super().__init__(total_steps, title)
+        self._stream = stream
+
+    def _show(self) -> None:
+        left = self._time_left()
+        words = f"step {self._shown.step}/{self._total_steps}  {self._shown.words()}"
+        self._print(f"{words}  {left}" if left else words)
+
+    def _print(self, text: str) -> None:
+        print(f"[{self._title}] {text}", file=self._stream, flush=True)
+
+
+class _Live(Progress):
+    """A bar, redrawn by the run itself a few times per second: no thread competes with it."""
+
+    _period_s = _LIVE_PERIOD_S
+
+    def __init__(self, total_steps: int, title: str, stream: TextIO) -> None:
+        super().__init__(total_steps, title)
+        self._bar, self._task = self._start(stream)
+
+    def _start(self, stream: TextIO) -> tuple[Bar, TaskID]:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        text = TextColumn("{task.fields[words]}", markup=False)
+        title = TextColumn("{task.description}", markup=False)
+        bar = Bar(title, BarColumn(20), MofNCompleteColumn(), text, console=Console(file=stream), auto_refresh=False)
+        bar.start()
+        return bar, bar.add_task(self._title, total=self._total_steps, words="")
+
+    def _show(self) -> None:
+        words = f"{self._shown.words()}  {self._time_left()}"
+        self._bar.update(self._task, completed=self._shown.step, words=words, refresh=True)
+
+    def _print(self, text: str) -> None:
+        self._bar.console.print(text, markup=False, highlight=False)
+
+    def _finish(self) -> None:
+        self._show()
+        self._bar.stop()
+
+
+@contextmanager
+def progress(total_steps: int, title: str, enabled: bool = True, stream: TextIO | None = None) -> Iterator[Progress]:
+    """Show the progress of a run on `stream` (stdout): live on a terminal, as plain lines elsewhere.
+
+    `enabled=False` shows nothing at all.
+    """
+    stream = stream or sys.stdout
+    shown: Progress
+    if not enabled or stream is None:
+        shown = Progress(total_steps, title)
+    elif stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        shown = _Live(total_steps, title, stream)
+    else:
+        shown = _Plain(total_steps, title, stream)
+    try:
+        yield shown
+    finally:
+        shown.close()

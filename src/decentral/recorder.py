@@ -1,0 +1,134 @@
+"""What the leader of a run writes and says; on the other processes it only gives access to their parts of checkpoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decentral import config as configuration
+from decentral.config import Config
+from decentral.evaluation import Evaluation
+from decentral.loggers.logger import Guarded, Sink
+from decentral.progress import Progress, progress
+from decentral.provenance import collect
+from decentral.store import RunStore, Status
+from decentral.world import World
+
+if TYPE_CHECKING:
+    from decentral.run import Run
+
+
+@dataclass
+class Recorder:
+    """Store, progress and logger of one run."""
+
+    config: Config
+    world: World
+    store: RunStore
+    last_checkpoint: float
+    sink: Sink | None = None
+
+    @classmethod
+    @contextmanager
+    def open(cls, config: Config, world: World, directory: Path) -> Iterator[Recorder]:
+        """The leader opens (and locks) the run's directory; then the others may look at it."""
+        if world.leader:
+            store = RunStore.open(directory, configuration.run_id(config), configuration.dump(config))
+            world.barrier()
+        else:
+            world.barrier()
+            store = RunStore.view(directory)
+        recorder = cls(config, world, store, time.monotonic())
+        try:
+            yield recorder
+        except BaseException as error:
+            recorder.fail(error)
+            raise
+        finally:
+            store.close()
+
+    def begin(self, r: Run) -> None:
+        """Freeze what the run is made of, before the first step."""
+        if not self.world.leader:
+            return
+        for message in r.rejected:
+            print(message, flush=True)
+        self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
+        self.store.write_provenance(collect([str(self.world.device)], self.world.size))
+        r.problem.save_pictures(str(self.store.path))
+        self.sink = Guarded(
+            self.config.logger, configuration.run_id(self.config), configuration.as_dict(self.config), self.store.path
+        )
+
+    @contextmanager
+    def progress(self, r: Run) -> Iterator[Progress]:
+        """The bar (or the lines) of the leader; silence elsewhere."""
+        c = self.config
+        title = f"{c.algo.name} on {c.topology.name}, {c.num_workers} workers"
+        with progress(r.total_steps, title, enabled=self.world.leader and c.progress) as shown:
+            if r.start:
+                shown.line(f"resumed at step {r.start} of {r.total_steps}")
+            yield shown
+
+    def checkpoint_due(self) -> bool:
+        """Whether it is time for the next one, by the leader's clock."""
+        return self.world.leader and time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s
+
+    def record(self, r: Run, t: int, found: Evaluation, shown: Progress) -> None:
+        """Append an evaluation to the metrics, and show it."""
+        if not self.world.leader:
+            return
+        epoch = t / r.problem.steps_per_epoch
+        self.store.append(
+            found.rows(step=t, epoch=epoch, wall_s=round(r.wall_s, 6), bytes_sent=r.net.bytes_sent)
+        )
+        if self.sink is not None:
+            self.sink.log(t, found.summary() | {"epoch": epoch, "bytes_sent": float(r.net.bytes_sent)})
+        metric = found.metrics[0]
+        loss = found.train_loss.mean().item()
+        texts = {
+            "loss": "" if loss != loss and not found.diverged else f"{loss:.3g}",
+            "worst": metric.format(found.worst(0)),
+            "averaged": metric.format(found.averaged[0].item()),
+        }
+        shown.update(t, epoch, **texts)
+        told = "  ".join(f"{name} {text}" for name, text in texts.items() if text)
+        shown.line(f"step {t}/{r.total_steps}  epoch {epoch:.1f}  {metric.name}: {told}")
+
+    def commit(self, r: Run, t: int) -> None:
+        """Make the parts that all processes have written a checkpoint."""
+        self.last_checkpoint = time.monotonic()
+        if not self.world.leader:
+            return
+        parts = [f"process{rank}" for rank in range(self.world.size)]
+        meta = {"wall_s": r.wall_s, "bytes_sent": r.net.bytes_sent, "messages_sent": r.net.messages_sent}
+        self.store.commit_checkpoint(t, parts, meta)
+        self.store.set_status(Status.running, step=t, epoch=t / r.problem.steps_per_epoch)
+
+    def end(self, r: Run, status: Status, step: int) -> None:
+        """The status, the curves and the summary."""
+        if not self.world.leader:
+            return
+        if r.trace is not None:
+            r.trace.save(self.store.path, step)
+        facts: dict[str, Any] = {"wall_s": r.wall_s, "bytes_sent": r.net.bytes_sent, "messages_sent": r.net.messages_sent}
+        if r.problem.notes:
+            facts["notes"] = list(r.problem.notes)
+        self.store.set_status(status, step=step, epoch=step / r.problem.steps_per_epoch, **facts)
+        if status in (Status.done, Status.diverged):
+            self.store.remove_checkpoints()
+        if self.sink is not None:
+            self.sink.close(status.value)
+        from decentral.report.learning_curves import save_learning_curves
+
+        save_learning_curves(self.store.path)
+
+    def fail(self, error: BaseException) -> None:
+        """Say in the status why the run broke off."""
+        if self.world.leader:
+            status = Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed
+            self.store.set_status(status, reason=f"{type(error).__name__}: {error}")

@@ -1,0 +1,1 @@
+"""Tables and figures. They read run directories and nothing else."""

@@ -1,0 +1,101 @@
+"""The rows of metrics.jsonl as series, whatever the task measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml  # type: ignore[import-untyped]
+
+from decentral.store import RunStore, read_metrics
+
+CONSENSUS = "consensus_distance"
+_FIRST = ("accuracy", "suboptimality")  # what a run is judged by, where it is measured
+_SECOND = ("loss",)
+_SPLITS = ("test", "objective", "validation", "train", "model")
+
+Worker = int | str
+
+
+@dataclass
+class Series:
+    """One metric of one worker (or of the worst, their mean, or the averaged model) over time."""
+
+    steps: list[int] = field(default_factory=list)
+    epochs: list[float] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def last(self) -> float:
+        """The final value."""
+        return self.values[-1]
+
+
+@dataclass
+class Curves:
+    """Everything a run measured: (split, metric) -> worker -> series, the most telling metric first."""
+
+    series: dict[tuple[str, str], dict[Worker, Series]]
+    rows: list[dict[str, Any]]
+
+    def workers(self, split: str, metric: str) -> list[int]:
+        """The numbers of the workers that were measured one by one."""
+        return sorted(worker for worker in self.series[split, metric] if isinstance(worker, int))
+
+
+def read_curves(run_dir: Path) -> Curves:
+    """The metrics of a run, by step."""
+    rows = sorted(read_metrics(run_dir), key=lambda row: row["step"])
+    series: dict[tuple[str, str], dict[Worker, Series]] = {}
+    for row in rows:
+        one = series.setdefault((row["split"], row["metric"]), {}).setdefault(row["worker"], Series())
+        one.steps.append(row["step"])
+        one.epochs.append(row["epoch"])
+        one.values.append(row["value"])
+    return Curves({key: series[key] for key in sorted(series, key=_importance)}, rows)
+
+
+def _importance(key: tuple[str, str]) -> tuple[int, str, int, str]:
+    split, metric = key
+    groups = (_FIRST, (), _SECOND, (CONSENSUS,))
+    group = next((number for number, names in enumerate(groups) if metric in names), 1)
+    return group, metric, _SPLITS.index(split) if split in _SPLITS else len(_SPLITS), split
+
+
+def describe(run_dir: Path) -> str:
+    """One line, for example 'relaysgd, dbt, cifar10, alpha=0.1, 16 workers, seed 1: done'."""
+    config = read_config(run_dir)
+    parts = [name for key in ("algo", "topology", "data", "task", "model") if (name := _name(config.get(key)))]
+    if config.get("alpha") is not None:
+        parts.append(f"alpha={config['alpha']:g}" if isinstance(config["alpha"], float) else f"alpha={config['alpha']}")
+    if config.get("num_workers") is not None:
+        parts.append(f"{config['num_workers']} workers")
+    if config.get("seed") is not None:
+        parts.append(f"seed {config['seed']}")
+    status = (RunStore.peek(run_dir) or {}).get("status", "unknown")
+    return f"{', '.join(parts) or run_dir.name}: {status}"
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """The frozen configuration; empty if there is none."""
+    try:
+        config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def _name(choice: Any) -> str:
+    name = choice.get("name") if isinstance(choice, dict) else choice
+    return name if isinstance(name, str) and name != "none" else ""
+
+
+def is_fraction(metric: str) -> bool:
+    """Whether the metric is shown in percent."""
+    return metric.endswith("accuracy")
+
+
+def show(metric: str, value: float) -> str:
+    """A value as people read it: '81.25 %' or '3.4e-07'."""
+    return f"{100 * value:.2f} %" if is_fraction(metric) else f"{value:.4g}"

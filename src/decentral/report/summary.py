@@ -1,0 +1,107 @@
+"""The end of a run, as text."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+from decentral.report.series import Curves, Worker, describe, read_config, read_curves, show
+from decentral.store import RunStore
+
+_MISSING = "-"
+
+
+def summary(run_dir: Path) -> str:
+    """The final metrics as a table, what it cost, where everything is, and what to do next."""
+    curves = read_curves(run_dir)
+    facts = RunStore.peek(run_dir) or {}
+    blocks = [describe(run_dir)]
+    if facts.get("reason"):
+        blocks[0] += f" ({facts['reason']})"
+    blocks.append(_table(curves) if curves.series else "No metrics were recorded.")
+    blocks.append("\n".join([*_costs(curves), *_places(run_dir), _next(run_dir, facts)]))
+    return "\n\n".join(blocks)
+
+
+def _table(curves: Curves) -> str:
+    rows = [["metric", "worst", "mean", "averaged model", "best worker"]]
+    for (split, metric), lines in curves.series.items():
+        cells = [show(metric, lines[worker].last) if worker in lines else _MISSING for worker in _columns()]
+        best = _best(curves, split, metric)
+        rows.append([f"{split} {metric.replace('_', ' ')}", *cells, _MISSING if best is None else show(metric, best)])
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines_of_text = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines_of_text.append("  ".join(cells))
+    lines_of_text.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines_of_text)
+
+
+def _columns() -> tuple[Worker, ...]:
+    return "worst", "mean", "averaged"
+
+
+def _best(curves: Curves, split: str, metric: str) -> float | None:
+    """The final value of the best worker: the far end from the worst."""
+    lines = curves.series[split, metric]
+    values = [lines[worker].last for worker in curves.workers(split, metric)]
+    if not values or "worst" not in lines:
+        return None
+    worst = lines["worst"].last
+    return max(values) if worst <= min(values) else min(values)
+
+
+def _costs(curves: Curves) -> list[str]:
+    if not curves.rows:
+        return []
+    sent = {row["worker"]: row["bytes_sent"] for row in curves.rows}  # the last of each
+    each = [value for worker, value in sent.items() if isinstance(worker, int)] or list(sent.values())
+    last = max(curves.rows, key=lambda row: row["step"])
+    time = _duration(max(row["wall_s"] for row in curves.rows))
+    return [
+        f"Steps:    {last['step']} ({last['epoch']:g} epochs) in {time}",
+        f"Sent:     {_bytes(sum(each) / len(each))} by each worker",
+    ]
+
+
+def _places(run_dir: Path) -> list[str]:
+    lines = [f"Results:  {run_dir}"]
+    if (run_dir / "learning_curves.png").exists():
+        lines.append(f"Curves:   {run_dir / 'learning_curves.png'}")
+    return lines
+
+
+def _next(run_dir: Path, facts: dict[str, Any]) -> str:
+    """The command that resumes the run if it is not finished, else the one that repeats it with another seed."""
+    try:
+        arguments = json.loads((run_dir / "provenance.json").read_text(encoding="utf-8"))["command_line"][1:]
+    except (OSError, ValueError, KeyError, TypeError):
+        arguments = []
+    if facts.get("status") in ("done", "diverged"):
+        seed = read_config(run_dir).get("seed")
+        kept = [word for word in arguments if not word.startswith(("seed=", "run_dir="))]
+        return f"Next:     {_command([*kept, f'seed={seed + 1 if isinstance(seed, int) else 1}'])}  (another seed)"
+    return f"Next:     {_command(arguments)}  (goes on from the newest checkpoint)"
+
+
+def _command(arguments: list[str]) -> str:
+    return shlex.join(["decentral-run", *arguments])
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return f"{count:.4g} TB"

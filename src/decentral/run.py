@@ -1,0 +1,212 @@
+"""One run: assemble, loop, evaluate, record. Names no algorithm, data set or topology."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.config import Config
+from decentral.evaluation import evaluate
+from decentral.interrupt import Interrupt
+from decentral.network.local import LocalNetwork
+from decentral.network.network import Network
+from decentral.network.rounds import Losses
+from decentral.optim.optimizer import LocalRule
+from decentral.progress import Progress
+from decentral.recorder import Recorder
+from decentral.resume import from_parts, to_part
+from decentral.store import RunStore, Status
+from decentral.tasks.task import Problem
+from decentral.trace import Trace
+from decentral.world import World
+
+
+@dataclass
+class GradientOracle:
+    """The algorithm's view of the problem: one stochastic gradient per call, and the losses for the record."""
+
+    problem: Problem
+    gradients_per_step: int
+    losses: Tensor  # [k], summed since the last evaluation
+    index: int = 0
+    count: int = 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Grad F_i(x_i; xi_i) for the local workers: [k, P] -> [k, P]."""
+        loss, g = self.problem.gradient(x, self.index)
+        self.index += 1
+        self.losses += loss
+        self.count += 1
+        return g
+
+    def at(self, t: int) -> GradientOracle:
+        """The oracle for step t: what it draws is addressed by the step."""
+        self.index = t * self.gradients_per_step
+        return self
+
+    def mean_loss(self) -> Tensor:
+        """Mean of the losses since the last call [k], nan if there were none."""
+        mean = self.losses / self.count if self.count else torch.full_like(self.losses, math.nan)
+        self.losses.zero_()
+        self.count = 0
+        return mean
+
+
+@dataclass
+class Run:
+    """Everything a run needs, assembled; the same on every process but for the workers it hosts."""
+
+    config: Config
+    world: World
+    problem: Problem
+    net: Network
+    algorithm: Algorithm
+    total_steps: int
+    evaluate_at: frozenset[int]
+    trace: Trace | None
+    state: Any
+    start: int = 0
+    wall_s: float = 0.0
+    rejected: list[str] = field(default_factory=list)
+
+
+def run(config: Config, world: World, directory: Path) -> Status:
+    """Carry out a run, or what is left of it, together with the other processes of the world; the leader records it."""
+    with torch.no_grad(), Recorder.open(config, world, directory) as recorder:
+        assembled = assemble(config, world)
+        try:
+            restore(assembled, recorder.store, world)
+            recorder.begin(assembled)
+            with Interrupt() as interrupt, recorder.progress(assembled) as progress:
+                status, step = loop(assembled, recorder, progress, interrupt)
+            recorder.end(assembled, status, step)
+            return status
+        finally:
+            assembled.problem.close()
+
+
+def assemble(config: Config, world: World) -> Run:
+    """The problem, the network and the algorithm of this process, at step 0."""
+    assert config.num_workers is not None
+    schedule = config.topology.schedule(config.num_workers)
+    losses = Losses(config.network.drop_probability, config.seed)
+    net: Network
+    if world.distributed:
+        from decentral.network.processes import ProcessNetwork
+
+        net = ProcessNetwork(schedule, losses, world.device)
+    else:
+        net = LocalNetwork(schedule, losses)
+    problem = config.task.open(config, net.workers, world.device)
+    algorithm = config.algo.using(LocalRule(config.optim, learning_rate(config, problem)))
+    x = problem.init(config.seed).repeat(len(net.workers), 1)
+    total_steps = config.steps or max(1, round(config.epochs * problem.steps_per_epoch))
+    trace = Trace(total_steps, net.n, x) if config.trace and world.leader else None
+    state = algorithm.init(x, net)
+    return Run(config, world, problem, net, algorithm, total_steps, steps_to_evaluate(config, problem, total_steps), trace, state)
+
+
+def learning_rate(config: Config, problem: Problem) -> Callable[[int], float]:
+    """Step -> lr * factor of the schedule."""
+    return lambda t: config.lr * config.schedule.factor(t, problem.steps_per_epoch)
+
+
+def steps_to_evaluate(config: Config, problem: Problem, total_steps: int) -> frozenset[int]:
+    """Step 0, every `eval_every_epochs`, and the last step."""
+    every = (config.eval_every_epochs or config.task.eval_every_epochs) * problem.steps_per_epoch
+    regular = (round(i * every) for i in range(1, int(total_steps / every) + 1))
+    return frozenset({0, total_steps, *(step for step in regular if 1 <= step <= total_steps)})
+
+
+def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -> tuple[Status, int]:
+    """Steps start ... total_steps - 1 with evaluations in between; returns how it ended, and after which step."""
+    oracle = GradientOracle(
+        r.problem, r.algorithm.gradients_per_step(), torch.zeros(len(r.net.workers), device=r.world.device).double()
+    )
+    s, began = r.state, time.perf_counter()
+    alone = not r.world.distributed
+    for t in range(r.start, r.total_steps + 1):
+        if t in r.evaluate_at and (t > r.start or t == 0):
+            synchronize(r.world)
+            r.wall_s += time.perf_counter() - began
+            status = examine(r, s, t, oracle.mean_loss(), recorder, progress, interrupt)
+            if status is not Status.running:
+                return status, t
+            began = time.perf_counter()
+        elif alone and interrupt.requested:
+            save(r, s, t, recorder)
+            return Status.interrupted, t
+        if t == r.total_steps:
+            break
+        s = r.algorithm.step(s, oracle.at(t), r.net, t)
+        if r.config.trace:
+            models = r.net.gather(r.algorithm.models(s))
+            if r.trace is not None:
+                r.trace.record(t + 1, models)
+        progress.update(t + 1, (t + 1) / r.problem.steps_per_epoch)
+    return Status.done, r.total_steps
+
+
+def examine(
+    r: Run, s: Any, t: int, train_loss: Tensor, recorder: Recorder, progress: Progress, interrupt: Interrupt
+) -> Status:
+    """Evaluate and record after t steps; checkpoint if it is time; say whether to go on."""
+    models = r.algorithm.models(s)
+    if r.config.trace and t == 0:
+        initial = r.net.gather(models)
+        if r.trace is not None:
+            r.trace.record(0, initial)
+    flags = torch.tensor([recorder.checkpoint_due(), interrupt.requested], dtype=torch.float64)
+    found, wanted = evaluate(r.problem, models, r.net, train_loss, flags, r.world.leader)
+    recorder.record(r, t, found, progress)
+    if found.diverged:
+        return Status.diverged
+    checkpoint_due, stop = (wanted > 0).tolist()
+    if t < r.total_steps and (checkpoint_due or stop) and t > 0:
+        save(r, s, t, recorder)
+    if t == r.total_steps:
+        return Status.done
+    return Status.interrupted if stop else Status.running
+
+
+def save(r: Run, s: Any, t: int, recorder: Recorder) -> None:
+    """Checkpoint the state after t steps: every process its part, then the leader the manifest."""
+    part = to_part(s, r.problem, r.net)
+    if r.trace is not None:
+        part["trace"] = r.trace.so_far(t)
+    recorder.store.save_checkpoint_part(t, f"process{r.world.rank}", part)
+    r.world.barrier()
+    recorder.commit(r, t)
+
+
+def restore(r: Run, store: RunStore, world: World) -> None:
+    """Continue from the newest valid checkpoint, if there is one."""
+    checkpoint = store.newest_checkpoint() if world.leader else None
+    step = world.agree(checkpoint.step if checkpoint else -1)
+    r.rejected = store.rejected_checkpoints
+    if step < 0:
+        return
+    if checkpoint is None:
+        checkpoint = store.checkpoint_at(step)
+    parts = [store.load_part(checkpoint, name) for name in checkpoint.parts]
+    r.state = from_parts(parts, r.state, r.problem, r.net)
+    r.start = checkpoint.step
+    r.wall_s = float(checkpoint.meta["wall_s"])
+    r.net.bytes_sent, r.net.messages_sent = int(checkpoint.meta["bytes_sent"]), int(checkpoint.meta["messages_sent"])
+    if r.trace is not None:
+        r.trace.restore(next(part["trace"] for part in parts if "trace" in part))
+
+
+def synchronize(world: World) -> None:
+    """Let the device finish, so that the clock tells the truth."""
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+

@@ -1,0 +1,17 @@
+"""Run directories: written by one process, readable at any moment, resumable after any death.
+
+A directory holds
+
+    config.yaml         frozen before the start; its first line names the run
+    status.json         replaced atomically
+    provenance.json     commit, versions, devices
+    metrics.jsonl       append-only, one write per line
+    checkpoints/<step>/ one file per part, and a manifest that is written last
+    run.lock            held by the writer, released by the operating system when it dies
+"""
+
+from decentral.store.checkpoints import Checkpoint
+from decentral.store.metrics import COLUMNS, read_metrics
+from decentral.store.run_store import FoundRun, RunStore, Status, find_runs
+
+__all__ = ["COLUMNS", "Checkpoint", "FoundRun", "RunStore", "Status", "find_runs", "read_metrics"]

@@ -1,0 +1,180 @@
+"""Checkpoints: every process writes its part, then one of them writes a manifest of sizes and hashes, last.
+
+A directory without a manifest is not a checkpoint. Neither truncation nor a flipped bit goes unnoticed, which
+torch.load alone does not promise; the previous checkpoint is kept for that case. Only tensors and plain values are
+stored, and they are read with the restricted unpickler.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from decentral.store.files import encode, read_json, sync_directory, write_json
+
+KEPT = 2
+_MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint whose every part has been validated."""
+
+    step: int
+    path: Path
+    parts: tuple[str, ...]
+    meta: dict[str, Any]
+    rejected: list[str] = field(default_factory=list)  # one sentence for each newer checkpoint that is damaged
+
+
+def save_part(root: Path, step: int, part: str, tensors: dict[str, Any]) -> None:
+    """Write `root/<step>/<part>.pt`, atomically: nested dicts and lists of tensors, numbers, strings and None.
+
+    Raises OSError if it cannot be written (disk full); nothing of it stays behind then. TypeError for anything that the
+    restricted unpickler would refuse to read.
+    """
+    import torch
+
+    directory = root / str(step)
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{part}.pt"
+    temporary = directory / f".{part}.pt.tmp"
+    content = _storable(tensors)
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch reports a full disk as its own
+        if not isinstance(cause, OSError):
+            raise
+        number = cause.errno or errno.EIO
+        raise OSError(number, os.strerror(number), str(path)) from error
+    sync_directory(directory)
+
+
+def _storable(value: Any) -> Any:
+    """`value` with its tensors detached, and cut out of larger storages (a view is saved with all of its storage)."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        value = value.detach()
+        return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+    if type(value) is dict:
+        return {key: _storable(v) for key, v in value.items()}
+    if type(value) in (list, tuple):
+        return [_storable(v) for v in value]
+    if value is None or type(value) in (int, float, bool, str):
+        return value
+    raise TypeError(f"a checkpoint holds tensors, numbers, strings, dicts and lists, not {type(value).__name__}")
+
+
+def load_part(checkpoint: Checkpoint, part: str) -> dict[str, Any]:
+    """The content of one part, on the CPU."""
+    import torch
+
+    return torch.load(checkpoint.path / f"{part}.pt", weights_only=True, map_location="cpu")
+
+
+def commit(root: Path, step: int, parts: list[str], meta: dict[str, Any]) -> None:
+    """Make the parts, which must all be there, a checkpoint; delete what is in its directory besides."""
+    directory = root / str(step)
+    facts = {part: _facts(directory / f"{part}.pt") for part in parts}
+    content = json.loads(json.dumps(encode({"step": step, "parts": facts, "meta": meta})))
+    write_json(directory / _MANIFEST, content | {"sha256": _digest(content)})
+    for file in directory.iterdir():
+        if file.name != _MANIFEST and file.name not in {f"{part}.pt" for part in parts}:
+            file.unlink()
+
+
+def prune(root: Path, step: int, known_valid: set[int]) -> None:
+    """Of the checkpoints up to `step`, delete all but the newest valid two; later steps may be in the making.
+
+    Those in `known_valid` are not hashed again.
+    """
+    kept = 0
+    for other in [s for s in _steps(root) if s <= step]:
+        if kept < KEPT and (other in known_valid or isinstance(validate(root, other), Checkpoint)):
+            known_valid.add(other)
+            kept += 1
+        else:
+            known_valid.discard(other)
+            _remove_step(root, other)
+
+
+def remove(root: Path) -> None:
+    """Delete all checkpoints."""
+    for step in _steps(root):
+        _remove_step(root, step)
+
+
+def _remove_step(root: Path, step: int) -> None:
+    (root / str(step) / _MANIFEST).unlink(missing_ok=True)  # first: what is left if we die now is no checkpoint
+    shutil.rmtree(root / str(step), ignore_errors=True)  # the next time will do
+
+
+def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that validates, and a sentence for each damaged one that is newer."""
+    rejected: list[str] = []
+    for step in _steps(root):
+        found = validate(root, step)
+        if isinstance(found, Checkpoint):
+            return Checkpoint(found.step, found.path, found.parts, found.meta, rejected), rejected
+        if found is not None:
+            rejected.append(found)
+    return None, rejected
+
+
+def validate(root: Path, step: int) -> Checkpoint | str | None:
+    """The checkpoint of this step; a sentence that says what is wrong with it; None if it was never finished."""
+    directory = root / str(step)
+    if not (directory / _MANIFEST).exists():
+        return None
+    manifest = read_json(directory / _MANIFEST) or {}
+    written = manifest.pop("sha256", None)
+    if written is None or written != _digest(manifest):
+        return f"The checkpoint of step {step} is damaged ({_MANIFEST} is not what was written)."
+    for part, expected in manifest["parts"].items():
+        file = directory / f"{part}.pt"
+        try:
+            if file.stat().st_size == expected["bytes"] and _facts(file) == expected:
+                continue
+        except OSError:
+            pass
+        return f"The checkpoint of step {step} is damaged ({file.name} is not what was written)."
+    return Checkpoint(step, directory, tuple(manifest["parts"]), manifest["meta"])
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(encode(content), sort_keys=True).encode()).hexdigest()
+
+
+def _facts(file: Path) -> dict[str, Any]:
+    with open(file, "rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return {"bytes": os.fstat(stream.fileno()).st_size, "sha256": digest}
+
+
+def _steps(root: Path) -> list[int]:
+    """The steps that have a directory, newest first."""
+    if not root.is_dir():
+        return []
+    return sorted((int(entry.name) for entry in root.iterdir() if entry.name.isdecimal()), reverse=True)
+
+
+def at(root: Path, step: int) -> Checkpoint:
+    """The checkpoint of this step, which another process has just validated: only its manifest is read."""
+    directory = root / str(step)
+    manifest = read_json(directory / _MANIFEST)
+    if manifest is None:
+        raise OSError(errno.ENOENT, "no checkpoint: the processes of a run need a file system that they share", str(directory))
+    return Checkpoint(step, directory, tuple(manifest["parts"]), manifest["meta"])

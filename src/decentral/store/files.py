@@ -1,0 +1,107 @@
+"""Writing files so that a reader, or a later start, never sees half of one."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+_NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def encode(value: Any) -> Any:
+    """`value` with its non-finite floats as the strings 'nan', 'inf' and '-inf', which JSON has no numbers for."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(float(value))
+    if isinstance(value, dict):
+        return {key: encode(v) for key, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(v) for v in value]
+    return value
+
+
+def decode(value: Any) -> Any:
+    """The inverse of `encode` (tuples come back as lists)."""
+    if isinstance(value, str):
+        return _NOT_JSON.get(value, value)
+    if isinstance(value, dict):
+        return {key: decode(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [decode(v) for v in value]
+    return value
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace `path` atomically and durably; if it fails (disk full) the old file stays.
+
+    The temporary file has a fixed name, so that what a killed writer leaves behind is overwritten by the next one.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Replace `path` atomically by `value` as standard JSON."""
+    write_text(path, json.dumps(encode(value), indent=2, allow_nan=False) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """The object in `path`; None if there is no such file or it does not hold a whole JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return decode(value) if isinstance(value, dict) else None
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a directory durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def try_lock(descriptor: int) -> bool:
+    """Take the exclusive lock of an open file; False if another process keeps it for longer than 0.1 s.
+
+    It waits that long because `is_locked` holds the lock for an instant to see whether it is free.
+    """
+    for _ in range(10):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            time.sleep(0.01)
+    return False
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a living process holds the lock of this file."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks: nobody can hold one
+        return False
+    finally:
+        os.close(descriptor)

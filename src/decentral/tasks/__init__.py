@@ -1,0 +1,1 @@
+"""What is optimised. One file per task."""

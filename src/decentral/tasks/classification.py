@@ -1,0 +1,146 @@
+"""The problem behind task=images: cross-entropy of one model per worker on that worker's pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from decentral.models.statistics import has_batch_statistics, recompute_batch_statistics
+from decentral.randomness import address, torch_generator
+from decentral.tasks.batches import BatchOrder
+from decentral.tasks.task import Metric, Problem
+from decentral.tasks.worker_models import WorkerModels, has_dropout, seed_dropout
+
+if TYPE_CHECKING:
+    from decentral.config import Config
+    from decentral.tasks.images import Images
+
+_STATISTICS_BATCHES, _STATISTICS_BATCH_SIZE = 16, 128
+
+
+class Classification(Problem):
+    """Per-worker gradients by a loop over workers, whose parameters and gradients are views of the rows."""
+
+    metrics = (
+        Metric("test", "accuracy", larger_is_better=True, percent=True),
+        Metric("test", "loss"),
+    )
+
+    def __init__(self, task: Images, config: Config, workers: range, device: torch.device) -> None:
+        assert config.num_workers is not None
+        self.task, self.config, self.workers, self.device, self.seed = task, config, workers, device, config.seed
+        self.data = config.data.load(device, config.seed)
+        self.indices = config.partition.indices(self.data.train_labels, config.num_workers, config.seed)
+        self.order = BatchOrder(
+            self.indices, workers, config.batch_size, config.seed, reshuffle=task.reshuffle, drop_last=task.drop_last
+        )
+        self.steps_per_epoch = float(self.order.steps_per_epoch)
+        info = config.data.inspect()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(address(config.seed, "initial model"))
+            template = config.model.build(info.image_shape, self.data.num_classes)
+        self.models = WorkerModels(template, len(workers), device)
+        self.average = WorkerModels(template, 1, device)
+        self.dropout = has_dropout(template)
+        self._x0 = self.models.flat()
+        self._buffers = self.models.buffers()
+        self._stream: Iterator[tuple[Tensor, Tensor]] = iter(())
+        self._next = -1
+        if has_batch_statistics(template):
+            images = _STATISTICS_BATCHES * min(_STATISTICS_BATCH_SIZE, len(self.data.train_labels))
+            self.notes = (f"averaged model: batch-norm statistics recomputed on {images} training pictures",)
+
+    def init(self, seed: int) -> Tensor:
+        """The template's parameters [P]."""
+        return self._x0
+
+    def gradient(self, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        """Cross-entropies [k] and their gradients [k, P]: one forward and backward pass per worker."""
+        images, labels = self._batch(index)
+        self.models.bind(x)
+        self.models.g.zero_()
+        losses = []
+        with torch.enable_grad():
+            for i, module in enumerate(self.models.modules):
+                if self.dropout:
+                    seed_dropout(self.device, self.seed, self.workers[i], index)
+                loss = F.cross_entropy(module(images[i]), labels[i])
+                loss.backward()
+                losses.append(loss.detach())
+        return torch.stack(losses), self.models.g
+
+    def evaluate_workers(self, x: Tensor) -> Tensor:
+        """Accuracy and cross-entropy on the whole test set, of every local worker's own model: [k, 2]."""
+        self.models.bind(x)
+        return self._test(self.models.modules)
+
+    def evaluate_average(self, x: Tensor) -> Tensor:
+        """The same of one averaged model [P]: [2]."""
+        self.average.bind(x[None])
+        (module,) = self.average.modules
+        recompute_batch_statistics(module, self._statistics_batches())
+        return self._test([module])[0]
+
+    def save_pictures(self, directory: str) -> None:
+        """partition.png and partition.csv: the distribution of the classes over the workers."""
+        from decentral.partition.partition import class_counts
+        from decentral.partition.picture import save_picture, save_table
+
+        counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
+        partition = self.config.partition
+        alpha = getattr(partition, "alpha", None)
+        title = f"{self.config.data.name}: {partition.name}" + (f", alpha = {alpha:g}" if alpha is not None else "")
+        save_picture(counts, Path(directory) / "partition.png", title)
+        save_table(counts, Path(directory) / "partition.csv")
+
+    def buffers(self) -> dict[str, Tensor]:
+        """Batch-norm statistics [k, ...]."""
+        return self._buffers
+
+    def close(self) -> None:
+        """Stop loaders."""
+        self._close_stream()
+        self.data.close()
+
+    def _batch(self, index: int) -> tuple[Tensor, Tensor]:
+        """The batch that every worker draws index-th. In order, it comes from a stream that may read ahead."""
+        if index != self._next:
+            self._close_stream()
+            self._stream = self.data.train_batches(self.order, self.workers, index, 2**62)
+        self._next = index + 1
+        return next(self._stream)
+
+    def _close_stream(self) -> None:
+        close = getattr(self._stream, "close", None)
+        if close is not None:
+            close()
+
+    def _statistics_batches(self) -> Iterator[Tensor]:
+        """Training pictures of all workers, always the same ones."""
+        N = len(self.data.train_labels)
+        generator = torch_generator("cpu", self.seed, "batch statistics")
+        picks = torch.randint(N, (_STATISTICS_BATCHES, 1, min(_STATISTICS_BATCH_SIZE, N)), generator=generator)
+        for images, _ in self.data.train_batches(picks.__getitem__, range(1), 0, _STATISTICS_BATCHES):
+            yield images[0]
+
+    def _test(self, modules: list[torch.nn.Module]) -> Tensor:
+        totals = torch.zeros(len(modules), len(self.metrics), dtype=torch.float64, device=self.device)
+        count = 0
+        for module in modules:
+            module.eval()
+        with torch.no_grad():
+            for images, labels in self.data.test_batches(self.task.test_batch_size):
+                count += len(labels)
+                for total, module in zip(totals, modules, strict=True):
+                    logits = module(images)
+                    total[0] += (logits.argmax(1) == labels).sum()
+                    total[1] += F.cross_entropy(logits, labels, reduction="sum")
+        for module in modules:
+            module.train()
+        return (totals / count).cpu()
+

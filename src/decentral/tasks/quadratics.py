@@ -1,0 +1,121 @@
+"""Quadratics."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from decentral.errors import ConfigError
+from decentral.optim.optimizer import check_range
+from decentral.tasks.task import Problem, Task
+
+if TYPE_CHECKING:
+    import torch
+
+    from decentral.config import Config
+
+
+@dataclass
+class Quadratics(Task):
+    """Heterogeneous least squares with a known optimum, random (RelaySum paper, B.4) or from a file; float64.
+
+        f(x) = 1/n sum_i ||A_i x - b_i||^2,    gradient A_i^T (A_i x - b_i),  half of the true one, as the authors use it
+
+    problem            .npz with `A [n, d, d]`, `b [n, d]` and optionally `x0 [d]` (else zeros); the keys of the generator are
+                       then not used, but for the noise
+    dimension          d
+    singular_min       smallest singular value mu of the A_i (null: no rescaling but by the largest), singular_max: largest, L
+    zeta2              heterogeneity 1/n sum_i ||grad f_i(x*)||^2
+    initial_distance   ||x^0 - x*||
+    noise              sigma: the gradient noise is normal with variance noise^2 / d per coordinate, seeded by the run's seed
+    problem_seed       draws the problem (null: the run's seed)
+    """
+
+    name: str = "quadratics"
+    problem: str | None = field(default=None, metadata={"content": True})
+    dimension: int = 10
+    singular_min: float | None = 0.5
+    singular_max: float = 1.0
+    zeta2: float = 1.0
+    initial_distance: float = 100.0
+    noise: float = 0.0
+    problem_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.dimension < 1:
+            raise ConfigError(f"task.dimension={self.dimension} makes no sense: it has to be at least 1.")
+        for key in ("singular_max", "zeta2", "initial_distance", "noise"):
+            check_range(f"task.{key}", getattr(self, key), 0.0, inf)
+        if self.singular_min is not None:
+            check_range("task.singular_min", self.singular_min, 0.0, inf)
+
+    def resolve_num_workers(self, config: Config) -> int:
+        """The file's n, where there is a file."""
+        if self.problem is None:
+            return super().resolve_num_workers(config)
+        n = len(read_problem(self.problem)["A"])
+        if config.num_workers not in (None, n):
+            raise ConfigError(
+                f"num_workers={config.num_workers} does not fit task.problem={self.problem}, which has {n} workers: leave it out."
+            )
+        return n
+
+    def check(self, config: Config) -> None:
+        """A single worker, or a single dimension, cannot be heterogeneous."""
+        if self.problem is None and self.zeta2 > 0 and config.num_workers == 1:
+            raise ConfigError(f"task.zeta2={self.zeta2:g} needs several workers: with num_workers=1 use task.zeta2=0.")
+
+    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+        """The problem on the device."""
+        import torch
+
+        from decentral.tasks.least_squares import LeastSquares, QuadraticProblem, random_problem
+
+        assert config.num_workers is not None
+        if self.problem is not None:
+            arrays = read_problem(self.problem)
+            problem = LeastSquares(*(torch.from_numpy(arrays[key]) for key in ("A", "b", "x0")))
+        else:
+            problem = random_problem(
+                config.num_workers,
+                self.dimension,
+                self.singular_min,
+                self.singular_max,
+                self.zeta2,
+                self.initial_distance,
+                config.seed if self.problem_seed is None else self.problem_seed,
+            )
+        return QuadraticProblem(problem, self.noise, config.seed, workers, device)
+
+
+def read_problem(path: str) -> dict[str, np.ndarray]:
+    """A [n, d, d], b [n, d] and x0 [d], float64, from an .npz file. Raises ConfigError for anything else."""
+    if not Path(path).is_file():
+        raise ConfigError(f"task.problem={path} is not a file: it has to be an .npz with A [n, d, d] and b [n, d].")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {key: np.asarray(file[key], dtype=np.float64) for key in ("A", "b", "x0") if key in file}
+    except (OSError, ValueError, zipfile.BadZipFile, TypeError, AttributeError, EOFError) as error:
+        raise ConfigError(f"task.problem={path} cannot be read as an .npz of numbers ({error}).") from None
+    for key in ("A", "b"):
+        if key not in arrays:
+            raise ConfigError(f"task.problem={path} has no array '{key}': it needs A [n, d, d] and b [n, d].")
+    A, b = arrays["A"], arrays["b"]
+    if A.ndim != 3 or A.shape[1] != A.shape[2] or 0 in A.shape:
+        raise ConfigError(f"task.problem={path}: A has shape {list(A.shape)}, but it has to be [n, d, d].")
+    n, d = A.shape[:2]
+    x0 = arrays.setdefault("x0", np.zeros(d))
+    for key, array, shape in (("b", b, (n, d)), ("x0", x0, (d,))):
+        if array.shape != shape:
+            raise ConfigError(
+                f"task.problem={path}: {key} has shape {list(array.shape)}, but with A {list(A.shape)} it has to be {list(shape)}."
+            )
+    for key, array in arrays.items():
+        if not np.isfinite(array).all():
+            raise ConfigError(f"task.problem={path}: {key} holds numbers that are not finite.")
+    return arrays

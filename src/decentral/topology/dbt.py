@@ -1,0 +1,43 @@
+"""Double binary trees of the RelaySGD authors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from decentral.errors import ConfigError
+from decentral.topology.bt import binary_tree
+from decentral.topology.schedule import Schedule, Split
+from decentral.topology.topology import GraphTopology
+
+
+@dataclass
+class DoubleBinaryTrees(GraphTopology):
+    """Two binary trees for the two halves of the model: `bt`, and its mirror image w -> n-1-w.
+
+    A worker that is internal in one tree is (for even n) a leaf in the other, so everybody sends about two models a
+    step. `split` says which coordinates form a half. interleaved: the even ones on `bt` and the odd ones on the
+    mirror, as in the authors' code; contiguous: the first and the second half, the same algorithm up to a permutation
+    of the coordinates, and faster. Vogels et al., NeurIPS 2021 (authors' code). This is not the construction of
+    Sanders et al. that NCCL uses.
+    """
+
+    name: str = "dbt"
+    split: Split = Split.interleaved
+
+    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+        """bt and its mirror image; ConfigError for n = 1."""
+        if num_workers < 2:
+            raise ConfigError(
+                f"topology=dbt with num_workers={num_workers} has no trees to double: use num_workers=2 or more, "
+                "or topology=bt."
+            )
+        tree = binary_tree(num_workers)
+        return [(tree, np.ascontiguousarray(tree[::-1, ::-1]))]
+
+    def schedule(self, num_workers: int) -> Schedule:
+        """The schedule for `num_workers` workers, the coordinates cut as `split` says."""
+        schedule = super().schedule(num_workers)
+        schedule.split = self.split
+        return schedule

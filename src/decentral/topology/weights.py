@@ -1,0 +1,61 @@
+"""Mixing weights on a graph."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import numpy as np
+
+from decentral.errors import ConfigError
+from decentral.topology.graph import is_undirected
+
+
+class Weights(Enum):
+    """How much a worker takes from each neighbour.
+
+    - metropolis: W_ij = 1 / (1 + max(deg_i, deg_j)), symmetric and doubly stochastic; undirected graphs only.
+    - uniform: j splits what it has equally among itself and those it sends to, W_ij = W_jj = 1 / (1 + outdeg_j):
+      column-stochastic on every graph (push), doubly stochastic where all degrees are equal.
+    - constant: W_ij = edge_weight on every edge, W_ii = 1 - the rest of the row.
+    - auto: metropolis where every edge goes both ways, uniform otherwise.
+    """
+
+    auto = "auto"
+    metropolis = "metropolis"
+    uniform = "uniform"
+    constant = "constant"
+
+
+def mixing_matrix(A: np.ndarray, weights: Weights, edge_weight: float | None, topology: str) -> np.ndarray:
+    """W [n, n], float64, for a graph A [n, n] (A[i, j]: does j send to i?); `topology` is its name in messages.
+
+    Raises:
+        ConfigError: metropolis on a directed graph, or an edge weight that leaves a worker a negative weight.
+    """
+    if weights is Weights.uniform or (weights is Weights.auto and not is_undirected(A)):
+        return (A | np.eye(len(A), dtype=bool)) / (1.0 + A.sum(axis=0))
+    if weights is Weights.constant:
+        assert edge_weight is not None
+        return _fill_diagonal(A * _checked(edge_weight, A, topology))
+    if not is_undirected(A):
+        raise ConfigError(
+            f"topology.weights=metropolis needs edges that go both ways, but topology={topology} is directed: "
+            "use topology.weights=uniform."
+        )
+    degree = A.sum(axis=0)
+    return _fill_diagonal(A / (1.0 + np.maximum.outer(degree, degree)))
+
+
+def _fill_diagonal(W: np.ndarray) -> np.ndarray:
+    np.fill_diagonal(W, 1.0 - W.sum(axis=1))
+    return W
+
+
+def _checked(edge_weight: float, A: np.ndarray, topology: str) -> float:
+    degree = int(A.sum(axis=1).max())
+    if edge_weight * degree > 1 + 1e-12:
+        raise ConfigError(
+            f"topology.edge_weight={edge_weight:g} leaves a worker of topology={topology} with {degree} neighbours "
+            f"a negative weight of its own: the largest possible edge weight is 1/{degree} = {1 / degree:.6g}."
+        )
+    return edge_weight

@@ -1,0 +1,42 @@
+"""Where a run happens: this process among the others, and its device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class World:
+    """Process `rank` of `size`, with one device. With size > 1, or under torchrun, the process group is initialised."""
+
+    rank: int
+    size: int
+    device: torch.device
+    distributed: bool = False
+
+    @property
+    def leader(self) -> bool:
+        """Whether this is the process that writes the results and speaks."""
+        return self.rank == 0
+
+    def agree(self, value: int) -> int:
+        """The leader's value, on every process."""
+        if not self.distributed:
+            return value
+        import torch.distributed as dist
+
+        shared = torch.tensor([value], dtype=torch.int64, device=self.device)
+        dist.broadcast(shared, src=0)
+        return int(shared.item())
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        self.agree(0)
+        if self.distributed:
+            import torch.distributed as dist
+
+            token = torch.zeros(1, device=self.device)
+            dist.all_reduce(token)
+            token.item()

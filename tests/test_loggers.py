@@ -1,0 +1,214 @@
+"""Loggers show what the run directory records; their troubles are never the run's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import decentral
+from decentral.errors import ConfigError
+from decentral.loggers import Guarded, Logger, Sink
+from decentral.loggers import logger as logger_module
+from decentral.loggers.tensorboard import TensorBoard
+from decentral.loggers.wandb import Mode, WeightsAndBiases
+from decentral.registry import components
+
+SOURCE = Path(decentral.__file__).parents[1]
+CONF = SOURCE.parent / "conf" / "logger"
+
+
+class Recorder(Sink):
+    """A sink that fails, or waits, where it is told to."""
+
+    def __init__(self, trouble: str, release: threading.Event) -> None:
+        self.trouble = trouble
+        self.release = release
+        self.seen: list[Any] = []
+
+    def _do(self, what: str, seen: Any) -> None:
+        if self.trouble == f"{what} raises":
+            raise ConnectionError("the server\nis gone")
+        if self.trouble == f"{what} exits":
+            raise SystemExit(1)
+        if self.trouble == f"{what} hangs":
+            self.release.wait()
+        self.seen.append(seen)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self._do("log", (step, values))
+
+    def close(self, status: str) -> None:
+        self._do("close", status)
+
+
+@dataclass
+class Troubled(Logger):
+    name: str = "troubled"
+    trouble: str = ""
+
+    def __post_init__(self) -> None:
+        self.release = threading.Event()
+        self.sink = Recorder(self.trouble, self.release)
+
+    def check(self) -> None:
+        pass
+
+    def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
+        self.sink._do("open", (run_id, config, directory))
+        return self.sink
+
+
+def test_what_is_logged_arrives_in_order_and_before_close_returns(tmp_path: Path) -> None:
+    logger = Troubled()
+    guarded = Guarded(logger, "aaa", {"alpha": 0.1}, tmp_path)
+    for step in range(100):
+        guarded.log(step, {"test/loss/mean": step / 2})
+    guarded.close("done")
+    logged = [(step, {"test/loss/mean": step / 2}) for step in range(100)]
+    assert logger.sink.seen == [("aaa", {"alpha": 0.1}, tmp_path), *logged, "done"]
+
+
+def test_values_are_those_at_the_time_of_logging(tmp_path: Path) -> None:
+    logger = Troubled()
+    guarded = Guarded(logger, "aaa", {}, tmp_path)
+    values = {"loss": 1.0}
+    guarded.log(1, values)
+    values["loss"] = 2.0
+    guarded.close("done")
+    assert logger.sink.seen[1] == (1, {"loss": 1.0})
+
+
+@pytest.mark.parametrize("where", ["open", "log", "close"])
+@pytest.mark.parametrize("how", ["raises", "exits", "hangs"])
+def test_a_logger_in_trouble_costs_one_line_of_warning(tmp_path: Path, capfd, where: str, how: str) -> None:
+    logger = Troubled(trouble=f"{where} {how}")
+    guarded = Guarded(logger, "aaa", {}, tmp_path, close_timeout_s=0.05)
+    for step in range(100):
+        guarded.log(step, {"loss": 1.0})
+    guarded.close("done")
+    guarded.close("done")
+    warnings = capfd.readouterr().err.splitlines()
+    logger.release.set()
+    assert len(warnings) == 1 and warnings[0].startswith("warning: logger=troubled stopped: ")
+    assert "the server" in warnings[0] if how == "raises" else True
+
+
+def test_a_logger_that_is_too_slow_is_dropped_rather_than_waited_for(tmp_path: Path, capfd, monkeypatch) -> None:
+    monkeypatch.setattr(logger_module, "_MAX_WAITING", 10)
+    logger = Troubled(trouble="log hangs")
+    guarded = Guarded(logger, "aaa", {}, tmp_path)
+    for step in range(100):
+        guarded.log(step, {"loss": 1.0})
+    guarded.close("done")
+    logger.release.set()
+    assert capfd.readouterr().err.count("it is too slow") == 1
+
+
+# Components
+
+
+def test_every_logger_has_a_yaml_that_names_it_and_the_other_way_round() -> None:
+    assert sorted(components("loggers")) == sorted(file.stem for file in CONF.glob("*.yaml"))
+    for file in CONF.glob("*.yaml"):
+        comment, *rest = file.read_text().splitlines()
+        assert comment.startswith("# ") and comment.endswith(".")
+        assert rest == ["defaults:", f"  - schema/{file.stem}@_here_", "  - _self_"]
+
+
+def test_finding_and_checking_the_loggers_imports_none_of_their_packages() -> None:
+    code = """
+import sys
+from decentral.registry import components
+for logger in components("loggers").values():
+    logger().check()
+assert not {"wandb", "tensorboard", "torch"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": str(SOURCE)})
+
+
+@pytest.mark.parametrize(
+    ("logger", "advice"), [(WeightsAndBiases(), "pip install wandb"), (TensorBoard(), "decentral[tensorboard]")]
+)
+def test_a_package_that_is_missing_is_named_before_the_run_starts(logger: Logger, advice: str, monkeypatch) -> None:
+    monkeypatch.setattr(logger_module.importlib.util, "find_spec", lambda package: None)
+    with pytest.raises(ConfigError) as refused:
+        logger.check()
+    assert advice in str(refused.value) and "logger=" in str(refused.value)
+
+
+def test_a_mere_folder_called_wandb_is_not_the_package(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "wandb_of_this_test").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError):
+        logger_module.require("wandb_of_this_test", "wandb", "pip install wandb")
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ({"project": ""}, "logger.project"),
+        ({"project": "a/b"}, "logger.project"),
+        ({"tags": ["x" * 65]}, "logger.tags"),
+    ],
+)
+def test_what_the_server_would_refuse_is_refused_at_once(fields: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        WeightsAndBiases(**fields)
+
+
+def test_tensorboard_writes_event_files(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    guarded = Guarded(TensorBoard(), "aaa", {"alpha": 0.1}, tmp_path)
+    for step in (1, 2):
+        guarded.log(step, {"test/loss/mean": float(step)})
+    guarded.close("done")
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("test/loss/mean")] == [(1, 1.0), (2, 2.0)]
+
+
+# Weights & Biases, for real: no network, no key, nobody to ask
+
+WANDB_RUN = """
+import sys
+from pathlib import Path
+from decentral.loggers import Guarded
+from decentral.loggers.wandb import Mode, WeightsAndBiases
+guarded = Guarded(WeightsAndBiases(mode=Mode[sys.argv[1]], tags=["test"]), "aaa", {"alpha": 0.1}, Path("run"))
+guarded.log(1, {"test/loss/mean": 0.5})
+guarded.log(2, {"test/loss/mean": 0.25})
+guarded.close("done")
+"""
+
+
+@pytest.mark.parametrize(("mode", "folders"), [("offline", 1), ("online", 1), ("disabled", 0)])
+def test_wandb_without_network_key_or_terminal_ends_with_an_offline_run(
+    tmp_path: Path, mode: str, folders: int
+) -> None:
+    (tmp_path / "run").mkdir()
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment |= {"HOME": str(tmp_path), "PYTHONPATH": str(SOURCE)}
+    environment |= {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", WANDB_RUN, mode],
+        cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout == ""
+    found = list((tmp_path / "run").glob("wandb/offline-run-*/*.wandb"))
+    assert len(found) == folders and all(file.stat().st_size > 100 for file in found)
+    if mode == "online":
+        assert done.stderr.count("\n") == 1 and "is offline: there is no key" in done.stderr
+    else:
+        assert done.stderr == ""
+
+
+def test_wandb_is_offline_unless_asked_otherwise() -> None:
+    assert WeightsAndBiases().mode is Mode.offline

@@ -1,0 +1,267 @@
+"""Architectures: sizes against the papers', initial values, and what a run relies on."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from decentral.errors import ConfigError
+from decentral.models.cnn import CNN
+from decentral.models.layers.evonorm import EvoNormS0
+from decentral.models.mlp import MLP
+from decentral.models.model import Model
+from decentral.models.residual import Stem
+from decentral.models.resnet18 import ResNet18
+from decentral.models.resnet50 import ResNet50
+from decentral.models.resnet_evonorm import ResNetEvoNorm
+from decentral.models.statistics import has_batch_statistics, recompute_batch_statistics
+from decentral.models.vgg11 import VGG11
+from decentral.registry import components
+
+DIGITS, CIFAR, IMAGENET = (1, 8, 8), (3, 32, 32), (3, 224, 224)
+NAMES = sorted(components("models"))
+RESIDUAL = [ResNet18, ResNet50, ResNetEvoNorm]
+
+
+def build(model, image_shape, num_classes=10, seed=0):
+    torch.manual_seed(seed)
+    return model.build(image_shape, num_classes)
+
+
+def num_parameters(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def test_every_architecture_is_found():
+    assert NAMES == ["cnn", "mlp", "resnet18", "resnet50", "resnet_evonorm", "vgg11"]
+
+
+def test_finding_the_architectures_does_not_import_torch():
+    code = (
+        "import sys, decentral.models\n"
+        "from decentral.registry import components\n"
+        "assert components('models')\n"
+        "slow = {'torch', 'torchvision', 'PIL', 'sklearn', 'pandas', 'matplotlib'} & set(sys.modules)\n"
+        "assert not slow, slow"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("model", "image_shape", "num_classes", "expected"),
+    [
+        (VGG11(), CIFAR, 10, 9_750_922),
+        (ResNet18(), IMAGENET, 1000, 11_689_512),
+        (ResNet50(), IMAGENET, 1000, 25_557_032),
+        (ResNetEvoNorm(), IMAGENET, 1000, 11_691_496),
+        (ResNetEvoNorm(learn_v=False), IMAGENET, 1000, 11_689_512),
+        (CNN(), DIGITS, 10, 6_090),
+        (MLP(), DIGITS, 10, 64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10),
+        (MLP(hidden=[]), DIGITS, 10, 64 * 10 + 10),
+    ],
+)
+def test_the_number_of_parameters_is_the_published_one(model, image_shape, num_classes, expected):
+    with torch.device("meta"):
+        assert num_parameters(model.build(image_shape, num_classes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "image_shape"),
+    [
+        (name, shape)
+        for name, model in components("models").items()
+        for shape in [(1, 4, 4), (2, 5, 9), DIGITS, (3, 32, 40)]
+        if issubclass(model, Model) and min(shape[1:]) >= model.min_image_size
+    ],
+    ids=str,
+)
+def test_images_from_the_smallest_size_on_give_logits_and_a_gradient_to_every_parameter(name, image_shape):
+    model = components("models")[name]()
+    model.check(image_shape)
+    module = build(model, image_shape, num_classes=7)
+    assert all(child.training for child in module.modules())
+    assert {(t.device.type, t.dtype) for t in module.parameters()} == {("cpu", torch.float32)}
+    logits = module(torch.randn(4, *image_shape))
+    assert logits.shape == (4, 7)
+    logits.square().sum().backward()
+    for parameter_name, parameter in module.named_parameters():
+        assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), parameter_name
+
+
+@pytest.mark.parametrize("image_shape", [CIFAR, (3, 63, 63), (3, 64, 96)], ids=str)
+def test_vgg11_sees_one_feature_per_channel_whatever_the_image_size(image_shape):
+    module = build(VGG11(), image_shape)
+    assert num_parameters(module) == 9_750_922
+    assert module(torch.randn(2, *image_shape)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_seed_gives_the_same_initial_values_and_another_seed_others(name):
+    model = components("models")[name]()
+    a, b, c = (build(model, CIFAR, seed=seed).state_dict() for seed in (1, 1, 2))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert not all(torch.equal(a[key], c[key]) for key in a)
+
+
+def test_vgg11_convolutions_start_at_a_variance_of_two_over_the_outgoing_connections_and_a_bias_of_zero():
+    convolutions = [m for m in build(VGG11(), CIFAR).modules() if isinstance(m, nn.Conv2d)]
+    assert [m.out_channels for m in convolutions] == [64, 128, 256, 256, 512, 512, 512, 512]
+    for m in convolutions:
+        expected = (2 / (3 * 3 * m.out_channels)) ** 0.5
+        tolerance = 5 / (2 * m.weight.numel()) ** 0.5  # five standard errors of a standard deviation
+        assert m.weight.std().item() == pytest.approx(expected, rel=tolerance)
+        assert m.bias is not None and not m.bias.any()
+
+
+def test_vgg11_drops_only_in_training():
+    module, x = build(VGG11(), CIFAR), torch.randn(4, *CIFAR)
+    assert not torch.equal(module(x), module(x))
+    module.eval()
+    assert torch.equal(module(x), module(x))
+
+
+@pytest.mark.parametrize("model", RESIDUAL)
+@pytest.mark.parametrize(
+    ("stem", "size", "kernel_size", "map_size"),
+    [(Stem.auto, 32, 3, 4), (Stem.auto, 64, 7, 2), (Stem.imagenet, 32, 7, 1), (Stem.cifar, 64, 3, 8)],
+)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_stem_of_a_residual_network_suits_the_images(model, stem, size, kernel_size, map_size, channels):
+    with torch.device("meta"):
+        module = model(stem=stem).build((channels, size, size), 10)
+        maps = []
+        module.layer4.register_forward_hook(lambda _module, _inputs, output: maps.append(output.shape))
+        module(torch.empty(2, channels, size, size))
+    assert module.conv1.weight.shape == (64, channels, kernel_size, kernel_size)
+    assert maps[0][2:] == (map_size, map_size)
+
+
+@pytest.mark.parametrize("learn_v", [True, False])
+def test_evonorm_is_the_formula_of_its_paper(learn_v):
+    layer = EvoNormS0(12, groups=4, learn_v=learn_v).double()
+    generator = torch.Generator().manual_seed(0)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    x = torch.randn(2, 12, 3, 5, dtype=torch.float64, generator=generator) + 1
+    expected = torch.empty_like(x)
+    for image in range(2):
+        for channel in range(12):
+            first = channel // 3 * 3
+            group = x[image, first : first + 3]
+            variance = (group - group.mean()).square().mean()
+            v = 1.0 if layer.v is None else layer.v[channel]
+            z = x[image, channel]
+            expected[image, channel] = layer.gamma[channel] * z / (1 + torch.exp(-v * z)) / (variance + 1e-5).sqrt()
+            expected[image, channel] += layer.beta[channel]
+    torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(layer, x[:1, :, :2, :2].clone().requires_grad_())
+
+
+def test_evonorm_starts_with_gamma_and_v_of_one_and_beta_of_zero():
+    layer = EvoNormS0(64)
+    assert {name: set(p.tolist()) for name, p in layer.named_parameters()} == {
+        "v": {1.0},
+        "gamma": {1.0},
+        "beta": {0.0},
+    }
+
+
+def test_resnet_evonorm_normalizes_before_every_activation_and_keeps_no_statistics():
+    module = build(ResNetEvoNorm(), CIFAR)
+    assert sum(isinstance(m, EvoNormS0) for m in module.modules()) == 1 + 8  # stem, first of each block
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in module.modules()) == 8 + 3  # second of each block, shortcuts
+    assert not list(module.buffers())
+    block, x = module.layer2[0], torch.randn(2, 64, 8, 8)
+    expected = torch.relu(block.bn2(block.conv2(block.bn1(block.conv1(x)))) + block.downsample(x))
+    torch.testing.assert_close(block(x), expected)
+    assert torch.equal(module.bn1(x), module.relu(module.bn1(x)))  # no ReLU after EvoNorm in the stem
+
+
+@pytest.mark.parametrize(
+    ("model", "image_shape", "words"),
+    [
+        (VGG11(), DIGITS, ["model=vgg11", "data=", "8 x 8", "32 x 32", "(model=cnn, mlp, ", "data.image_size=32"]),
+        (VGG11(), (3, 40, 31), ["model=vgg11", "40 x 31"]),
+        (CNN(), (1, 3, 3), ["model=cnn", "3 x 3", "4 x 4", "(model=mlp)", "data.image_size=4"]),
+        (ResNet50(), (1, 7, 7), ["model=resnet50", "8 x 8", "data.image_size=8"]),
+        (ResNet18(stem=Stem.imagenet), (1, 28, 28), ["model=resnet18", "model.stem=imagenet", "28 x 28", "cifar"]),
+    ],
+)
+def test_images_too_small_for_a_model_are_refused_with_what_would_work(model, image_shape, words):
+    with pytest.raises(ConfigError) as error:
+        model.check(image_shape)
+    message = str(error.value)
+    assert [word for word in words if word not in message] == []
+    assert message.count("\n") == 0 and message.endswith(".")
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1.0, float("nan")])
+def test_a_dropout_that_is_no_probability_below_one_is_refused(dropout):
+    with pytest.raises(ConfigError, match=r"model\.dropout"):
+        VGG11(dropout=dropout)
+
+
+def test_hidden_layers_without_width_are_refused():
+    with pytest.raises(ConfigError, match=r"model\.hidden=\[64, 0\]"):
+        MLP(hidden=[64, 0])
+
+
+def with_statistics():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.BatchNorm2d(3, momentum=0.3), nn.Dropout(0.5), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("resnet18", True), ("resnet50", True), ("resnet_evonorm", False), ("vgg11", False), ("cnn", False)],
+)
+def test_only_tracked_batch_norm_has_batch_statistics(name, expected):
+    assert has_batch_statistics(build(components("models")[name](), CIFAR)) is expected
+
+
+def test_recomputed_statistics_are_the_mean_over_batches_of_the_mean_and_the_unbiased_variance():
+    module, batches = with_statistics(), [torch.randn(8, 3, 6, 6) * (b + 1) + b for b in range(3)]
+    module(batches[0] * 100)  # statistics of something else, to be forgotten
+    assert recompute_batch_statistics(module, iter(batches)) == 24
+    normalize = copy.deepcopy(module[0]).train()  # what the second layer sees, without dropout
+    for layer, inputs in ((module[0], batches), (module[3], [module[2](normalize(x)).detach() for x in batches])):
+        mean = torch.stack([x.mean((0, 2, 3)) for x in inputs]).mean(0)
+        variance = torch.stack([x.transpose(0, 1).flatten(1).var(1, correction=1) for x in inputs]).mean(0)
+        torch.testing.assert_close(layer.running_mean, mean)
+        torch.testing.assert_close(layer.running_var, variance)
+
+
+def test_recomputing_statistics_changes_nothing_else():
+    module = with_statistics()
+    module[1].eval()
+    parameters = [p.clone() for p in module.parameters()]
+    modes, state = [m.training for m in module.modules()], torch.get_rng_state()
+    recompute_batch_statistics(module, [torch.ones(2, 3, 6, 6)])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [m.training for m in module.modules()] == modes
+    assert (module[0].momentum, module[3].momentum) == (0.3, 0.1)
+    assert all(torch.equal(p, q) and p.grad is None for p, q in zip(module.parameters(), parameters, strict=True))
+
+
+def test_modes_are_put_back_when_the_batches_fail():
+    module = with_statistics()
+    with pytest.raises(RuntimeError):
+        recompute_batch_statistics(module, [torch.ones(2, 5, 6, 6)])
+    assert all(m.training for m in module.modules())
+    assert module[0].momentum == 0.3
+
+
+def test_a_module_without_statistics_takes_no_batch():
+    batches = iter([torch.ones(2, 1, 8, 8)])
+    assert recompute_batch_statistics(build(CNN(), DIGITS), batches) == 0
+    assert len(list(batches)) == 1
+
+
+def test_the_cnn_halves_larger_images_more_often():
+    convolutions = [sum(isinstance(m, nn.Conv2d) for m in build(CNN(), (1, size, size))) for size in (4, 8, 16, 32, 64)]
+    assert convolutions == [2, 2, 3, 4, 5]

@@ -1,0 +1,428 @@
+"""Run directories survive what happens to real ones: kill -9, full disks, flipped bits, a second writer."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import decentral
+from decentral.errors import ConfigError
+from decentral.store import RunStore, Status, find_runs, read_metrics
+
+CONFIG = "alpha: 0.1\n"
+
+
+def row(step: int, value: float = 0.5, worker: int | str = 0) -> dict:
+    return {
+        "step": step,
+        "epoch": step / 10,
+        "worker": worker,
+        "split": "test",
+        "metric": "loss",
+        "value": value,
+        "wall_s": 0.1,
+        "bytes_sent": 8 * step,
+    }
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "runs" / "aaa"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[RunStore]:
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        yield store
+
+
+@contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """A stand-in for a full disk: the system writes what fits and then refuses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@contextmanager
+def writer(path: Path, body: str) -> Iterator[subprocess.Popen]:
+    """Another process that opens the run, does `body`, says so, and is killed with SIGKILL at the end."""
+    code = f"""
+import time
+from pathlib import Path
+from decentral.store import RunStore, Status
+store = RunStore.open(Path({str(path)!r}), "aaa", {CONFIG!r})
+{body}
+"""
+    environment = os.environ | {"PYTHONPATH": str(Path(decentral.__file__).parents[1])}
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        yield process
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+
+# The directory
+
+
+def test_the_configuration_is_frozen_and_names_the_run(store: RunStore) -> None:
+    assert (store.path / "config.yaml").read_text() == "# run aaa\nalpha: 0.1\n"
+    assert RunStore.peek(store.path) | {"updated": ""} == {
+        "status": "running", "run_id": "aaa", "step": 0, "epoch": 0, "updated": "", "pid": os.getpid(),
+        "host": os.uname().nodename,
+    }  # fmt: skip
+
+
+def test_opening_a_run_again_keeps_its_configuration_status_and_metrics(path: Path) -> None:
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        store.append([row(1)])
+        store.set_status(Status.interrupted, step=7, epoch=0.7)
+    with RunStore.open(path, "aaa", "something: else\n") as store:
+        assert "something" not in (path / "config.yaml").read_text()
+        assert RunStore.peek(path)["status"] == "interrupted"
+        store.set_status(Status.running)
+        assert (RunStore.peek(path)["step"], RunStore.peek(path)["epoch"]) == (7, 0.7)
+    assert read_metrics(path) == [row(1)]
+
+
+@pytest.mark.parametrize("witness", ["config.yaml", "status.json"])
+def test_the_directory_of_another_run_is_refused(path: Path, witness: str) -> None:
+    RunStore.open(path, "aaa", CONFIG).close()
+    for file in {"config.yaml", "status.json"} - {witness}:
+        (path / file).unlink()
+    before = sorted(path.iterdir())
+    with pytest.raises(ConfigError, match=r"run_dir=.* holds run aaa, this is run bbb"):
+        RunStore.open(path, "bbb", CONFIG)
+    assert sorted(path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "config.yaml", "status.json"])
+def test_a_folder_with_other_things_in_it_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("mine\n")
+    with pytest.raises(ConfigError, match=f"run_dir={tmp_path} .* no run directory"):
+        RunStore.open(tmp_path, "aaa", CONFIG)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [(name, "mine\n")]
+
+
+def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        RunStore.open(tmp_path / "file", "aaa", CONFIG)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        RunStore.open(tmp_path / "file" / "below", "aaa", CONFIG)
+
+
+def test_a_start_that_was_killed_before_the_configuration_was_written_can_be_repeated(path: Path) -> None:
+    path.mkdir(parents=True)
+    (path / "run.lock").write_text("process 1 on host\n")
+    (path / ".config.yaml.tmp").write_text("# run a")
+    RunStore.open(path, "aaa", CONFIG).close()
+    assert RunStore.peek(path)["run_id"] == "aaa"
+
+
+def test_a_second_writer_is_refused_while_the_first_lives_and_accepted_after_kill_9(path: Path) -> None:
+    with writer(path, 'print("ready", flush=True); time.sleep(60)') as first:
+        with pytest.raises(ConfigError, match=f"is being written by process {first.pid} on {os.uname().nodename}"):
+            RunStore.open(path, "aaa", CONFIG)
+        assert RunStore.peek(path)["pid"] == first.pid
+        assert [run.status for run in find_runs(path.parent)] == [Status.running]
+    assert [run.status for run in find_runs(path.parent)] == [Status.interrupted]
+    RunStore.open(path, "aaa", CONFIG).close()
+
+
+def test_a_view_needs_no_lock_and_cannot_write_what_the_writer_writes(store: RunStore) -> None:
+    view = RunStore.view(store.path)
+    view.save_checkpoint_part(1, "rank1", {"x": 1})
+    store.commit_checkpoint(1, ["rank1"], {})
+    assert view.load_part(view.newest_checkpoint(), "rank1") == {"x": 1}
+    for forbidden in (lambda: view.append([row(1)]), lambda: view.set_status(Status.done), view.remove_checkpoints):
+        with pytest.raises(AssertionError, match="holds the lock"):
+            forbidden()
+
+
+# Status and provenance
+
+
+def test_the_status_is_standard_json_and_keeps_non_finite_facts(store: RunStore) -> None:
+    store.set_status(Status.diverged, step=3, epoch=0.3, reason="loss", final={"loss": math.inf, "mean": [1.0]})
+    strict = json.loads((store.path / "status.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert strict["status"] == "diverged"
+    assert RunStore.peek(store.path)["final"] == {"loss": math.inf, "mean": [1.0]}
+    store.set_status(Status.running)
+    assert "reason" not in RunStore.peek(store.path)
+
+
+@pytest.mark.parametrize("content", [None, b"", b'{"status": "runn', b"[1]", b"\xff\xfe\x00"])
+def test_peeking_at_a_missing_or_broken_status_is_none(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / "status.json").write_bytes(content)
+    assert RunStore.peek(tmp_path) is None
+    assert find_runs(tmp_path.parent) == []
+
+
+def test_a_full_disk_keeps_the_old_status(store: RunStore) -> None:
+    store.set_status(Status.running, step=5)
+    with files_limited_to(1000), pytest.raises(OSError):
+        store.set_status(Status.running, step=6, notes="x" * 2000)
+    assert RunStore.peek(store.path)["step"] == 5
+    assert not [file for file in store.path.iterdir() if file.name.endswith(".tmp")]
+
+
+def test_runs_are_found_in_a_results_folder(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    for place, status in (("runs/b", Status.done), ("runs/c", Status.failed), ("mine", Status.diverged)):
+        with RunStore.open(tmp_path / place, place[-1], CONFIG) as store:
+            store.set_status(status)
+    assert [(run.run_id, run.path.name, run.status) for run in find_runs(tmp_path)] == [
+        ("e", "mine", Status.diverged),
+        ("b", "b", Status.done),
+        ("c", "c", Status.failed),
+    ]
+
+
+# Metrics
+
+
+def test_non_finite_values_come_back_and_the_file_is_standard_json(store: RunStore) -> None:
+    store.append([row(1, math.nan), row(2, math.inf), row(3, -math.inf)])
+    for line in (store.path / "metrics.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=lambda name: pytest.fail(name))
+    values = [read["value"] for read in read_metrics(store.path)]
+    assert math.isnan(values[0]) and values[1:] == [math.inf, -math.inf]
+
+
+def test_of_rows_that_a_resumed_run_writes_again_the_last_counts(store: RunStore) -> None:
+    store.append([row(1, 1.0), row(2, 2.0), row(2, 7.0, worker="worst"), row(1, 3.0)])
+    assert [(read["step"], read["worker"], read["value"]) for read in read_metrics(store.path)] == [
+        (1, 0, 3.0),
+        (2, 0, 2.0),
+        (2, "worst", 7.0),
+    ]
+
+
+def test_a_row_has_exactly_the_documented_keys(store: RunStore) -> None:
+    with pytest.raises(AssertionError, match="keys"):
+        store.append([row(1) | {"lr": 0.1}])
+
+
+@pytest.mark.parametrize("tail", [b'{"step": 3, "ep', b"{", b"x" * 200_000])
+def test_an_unterminated_last_line_is_not_read_and_is_removed_when_the_run_goes_on(path: Path, tail: bytes) -> None:
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        store.append([row(1)])
+    with open(path / "metrics.jsonl", "ab") as file:
+        file.write(tail)
+    assert read_metrics(path) == [row(1)]
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        store.append([row(2)])
+    assert read_metrics(path) == [row(1), row(2)]
+
+
+def test_a_damaged_line_in_the_middle_is_an_error(store: RunStore) -> None:
+    store.append([row(1)])
+    with open(store.path / "metrics.jsonl", "a") as file:
+        file.write("{}\n")
+    store.append([row(2)])
+    with pytest.raises(ValueError, match=r"line 2 of .* is damaged"):
+        read_metrics(store.path)
+
+
+def test_metrics_of_a_run_that_has_none_are_empty(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+
+
+def test_kill_9_in_the_middle_of_writing_loses_nothing_that_was_written(path: Path) -> None:
+    body = f"""
+for step in range(10**9):
+    store.append([dict({row(0)!r}, step=step)])
+    if step == 300:
+        print("ready", flush=True)
+"""
+    with writer(path, body):
+        pass
+    rows = read_metrics(path)
+    assert [read["step"] for read in rows] == list(range(len(rows))) and len(rows) > 300
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_line_keeps_the_lines_before(store: RunStore) -> None:
+    store.append([row(1)])
+    space = (store.path / "metrics.jsonl").stat().st_size + 20
+    with files_limited_to(space), pytest.raises(OSError, match=r"metrics\.jsonl") as failure:
+        store.append([row(2)])
+    assert failure.value.errno == errno.ENOSPC
+    store.append([row(3)])
+    assert read_metrics(store.path) == [row(1), row(3)]
+
+
+# Checkpoints
+
+
+def save(store: RunStore, step: int, parts: tuple[str, ...] = ("rank0", "rank1")) -> None:
+    for part in parts:
+        store.save_checkpoint_part(step, part, {"state": {"x": torch.full((3, 1000), float(step))}, "step": step})
+    store.commit_checkpoint(step, list(parts), {"step": step, "bytes_sent": 12.5})
+
+
+def newest_step(store: RunStore) -> int | None:
+    found = store.newest_checkpoint()
+    return None if found is None else found.step
+
+
+def test_a_checkpoint_comes_back_as_it_was_saved(store: RunStore) -> None:
+    rows = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
+    saved = {"x": rows[1:3], "n": 3, "lr": 0.1, "name": "sgd", "off": None, "nested": {"l": [torch.tensor(True), 1]}}
+    store.save_checkpoint_part(7, "rank0", saved)
+    store.commit_checkpoint(7, ["rank0"], {"wall_s": 1.5})
+    found = store.newest_checkpoint()
+    assert (found.step, found.parts, found.meta, found.rejected) == (7, ("rank0",), {"wall_s": 1.5}, [])
+    loaded = store.load_part(found, "rank0")
+    assert torch.equal(loaded.pop("x"), rows[1:3])
+    assert loaded == {key: value for key, value in saved.items() if key != "x"}
+
+
+def test_of_a_tensor_that_is_a_view_only_the_view_is_stored(store: RunStore) -> None:
+    store.save_checkpoint_part(1, "rank0", {"x": torch.zeros(1000, 1000)[0]})
+    assert (store.path / "checkpoints/1/rank0.pt").stat().st_size < 10_000
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, Status.done, torch.Size([1]), torch.float32])
+def test_what_could_not_be_loaded_again_is_not_saved(store: RunStore, value: object) -> None:
+    with pytest.raises(TypeError, match="a checkpoint holds"):
+        store.save_checkpoint_part(1, "rank0", {"state": [value]})
+
+
+def test_the_newest_two_checkpoints_are_kept(store: RunStore) -> None:
+    for step in (9, 10, 100, 101):
+        save(store, step)
+    assert sorted(int(entry.name) for entry in (store.path / "checkpoints").iterdir()) == [100, 101]
+    assert newest_step(store) == 101
+    store.remove_checkpoints()
+    assert newest_step(store) is None
+
+
+def test_without_its_manifest_a_checkpoint_does_not_exist(store: RunStore) -> None:
+    save(store, 1)
+    store.save_checkpoint_part(2, "rank0", {"x": torch.zeros(3)})
+    assert newest_step(store) == 1
+    assert store.rejected_checkpoints == []
+
+
+def test_a_part_that_is_missing_cannot_be_committed(store: RunStore) -> None:
+    save(store, 1)
+    store.save_checkpoint_part(2, "rank0", {})
+    with pytest.raises(FileNotFoundError, match="rank1"):
+        store.commit_checkpoint(2, ["rank0", "rank1"], {})
+    assert newest_step(store) == 1
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["rank1.pt", "manifest.json"])
+@pytest.mark.parametrize(
+    "damage",
+    [flip_a_bit, lambda file: os.truncate(file, file.stat().st_size - 2), lambda file: os.truncate(file, 0)],
+    ids=["flipped bit", "truncated", "emptied"],
+)
+def test_damage_is_noticed_and_the_checkpoint_before_is_used(store: RunStore, damage, name: str) -> None:
+    save(store, 1)
+    save(store, 2)
+    damage(store.path / "checkpoints/2" / name)
+    found = store.newest_checkpoint()
+    assert found.step == 1
+    assert torch.equal(store.load_part(found, "rank1")["state"]["x"], torch.ones(3, 1000))
+    assert len(found.rejected) == 1 and re.search("step 2 is damaged", found.rejected[0])
+
+
+def test_a_bit_that_flips_in_the_facts_of_a_checkpoint_is_noticed(store: RunStore) -> None:
+    save(store, 1)
+    manifest = store.path / "checkpoints/1/manifest.json"
+    manifest.write_text(manifest.read_text().replace("12.5", "13.5"))
+    assert newest_step(store) is None
+
+
+def test_a_part_that_disappeared_is_noticed_and_said_even_if_nothing_is_left(store: RunStore) -> None:
+    save(store, 1)
+    (store.path / "checkpoints/1/rank0.pt").unlink()
+    assert newest_step(store) is None
+    assert re.search("step 1 is damaged .*rank0", store.rejected_checkpoints[0])
+
+
+def test_a_damaged_checkpoint_does_not_count_among_the_two_that_are_kept(path: Path) -> None:
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        save(store, 1)
+        save(store, 2)
+    flip_a_bit(path / "checkpoints/2/rank0.pt")
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        save(store, 3)
+        flip_a_bit(path / "checkpoints/3/rank0.pt")
+        assert newest_step(store) == 1
+
+
+def test_parts_of_a_later_step_that_another_process_is_writing_are_left_alone(store: RunStore) -> None:
+    RunStore.view(store.path).save_checkpoint_part(20, "rank1", {"x": 2})
+    save(store, 10)
+    store.save_checkpoint_part(20, "rank0", {"x": 1})
+    store.commit_checkpoint(20, ["rank0", "rank1"], {})
+    assert newest_step(store) == 20
+
+
+def test_a_step_that_is_saved_again_by_fewer_processes_is_whole(store: RunStore) -> None:
+    save(store, 1, ("rank0", "rank1", "rank2"))
+    save(store, 1, ("rank0",))
+    assert store.newest_checkpoint().parts == ("rank0",)
+    assert sorted(file.name for file in (store.path / "checkpoints/1").iterdir()) == ["manifest.json", "rank0.pt"]
+
+
+@pytest.mark.parametrize("step", [1, 2], ids=["same step", "next step"])
+def test_a_full_disk_is_an_os_error_and_keeps_the_checkpoint_before(store: RunStore, step: int) -> None:
+    save(store, 1)
+    with files_limited_to(8000), pytest.raises(OSError, match=r"rank0\.pt"):
+        store.save_checkpoint_part(step, "rank0", {"x": torch.randn(100_000)})
+    assert newest_step(store) == 1
+    assert not list((store.path / "checkpoints").rglob("*.tmp"))
+
+
+def test_kill_9_while_a_checkpoint_is_saved_keeps_the_one_before(path: Path) -> None:
+    body = """
+import torch
+step = 0
+while True:
+    step += 1
+    store.save_checkpoint_part(step, "rank0", {"x": torch.full((300_000,), float(step))})
+    store.commit_checkpoint(step, ["rank0"], {})
+    if step == 3:
+        print("ready", flush=True)
+"""
+    with writer(path, body):
+        pass
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        found = store.newest_checkpoint()
+        assert found is not None and found.step >= 3
+        assert store.load_part(found, "rank0")["x"][-1] == found.step
+
+
+def test_an_unrestricted_unpickler_is_used_nowhere() -> None:
+    sources = Path(decentral.__file__).parent.rglob("*.py")
+    forbidden = re.compile(r"weights_only\s*=\s*False|\bpickle\.loads?\b")
+    assert [source.name for source in sources if forbidden.search(source.read_text())] == []

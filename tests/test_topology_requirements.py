@@ -1,0 +1,122 @@
+"""What algorithms ask of a topology, and the sentence one gets when it is not so."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from decentral.errors import ConfigError
+from decentral.registry import components
+from decentral.topology.requirements import Need, check
+from decentral.topology.schedule import Schedule
+from decentral.topology.weights import Weights
+
+TOPOLOGIES = components("topology")
+TREES = {"chain", "bt", "dbt", "star", "spanning_tree"}
+DIRECTED = {"exponential", "one_peer_exponential"}
+D2_REFUSES = {"social", "torus", "bt", "dbt", "hypercube", "grid"}
+AT_32 = [name for name in TOPOLOGIES if name != "file"]
+
+GIVEN = {
+    Need.static: set(AT_32) - {"one_peer_exponential"},
+    Need.undirected: set(AT_32) - DIRECTED,
+    Need.connected: set(AT_32),
+    Need.tree: TREES,
+    Need.column_stochastic: set(AT_32),
+    Need.doubly_stochastic: set(AT_32),
+    Need.symmetric: set(AT_32) - DIRECTED,
+    Need.d2_spectrum: set(AT_32) - DIRECTED - D2_REFUSES,
+}
+
+
+def fixed(*W: list[list[float]]) -> Schedule:
+    return Schedule(len(W[0]), lambda _: tuple(np.array(w, dtype=float) for w in W), num_pieces=len(W))
+
+
+def accepts(schedule: Schedule, *needs: Need) -> bool:
+    try:
+        check(schedule, set(needs), algo="a", topology="t")
+    except ConfigError as error:
+        assert re.fullmatch(r"algo=a [^\n]*topology=t with num_workers=\d+[^\n]*: [^\n]+\.", str(error))
+        return False
+    return True
+
+
+@pytest.mark.parametrize("need", Need)
+@pytest.mark.parametrize("name", AT_32)
+def test_which_topology_gives_what(name, need):
+    assert accepts(TOPOLOGIES[name]().schedule(32), need) == (name in GIVEN[need])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in TOPOLOGIES if name not in {"file", "dbt", "social", "spanning_tree"}]
+)
+def test_one_worker_satisfies_every_need(name):
+    assert accepts(TOPOLOGIES[name]().schedule(1), *Need)
+
+
+@pytest.mark.parametrize("num_workers", [4, 8, 16, 64])
+def test_even_rings_sit_on_the_bound_of_d2_and_pass(num_workers):
+    assert accepts(TOPOLOGIES["ring"]().schedule(num_workers), Need.d2_spectrum)
+
+
+@pytest.mark.parametrize("name", sorted(D2_REFUSES))
+def test_the_edge_weight_that_the_d2_message_proposes_is_accepted(name):
+    with pytest.raises(ConfigError) as error:
+        check(TOPOLOGIES[name]().schedule(32), {Need.d2_spectrum}, algo="d2", topology=name)
+    proposed = re.search(r"edge_weight \((\S+) or less\)", str(error.value))
+    assert proposed is not None
+    constant = TOPOLOGIES[name](weights=Weights.constant, edge_weight=float(proposed[1]))
+    assert accepts(constant.schedule(32), Need.d2_spectrum)
+
+
+def test_the_sentences_name_the_values_and_a_way_out():
+    with pytest.raises(ConfigError) as relay:
+        check(TOPOLOGIES["ring"]().schedule(16), {Need.tree}, algo="relaysgd", topology="ring")
+    assert str(relay.value) == (
+        "algo=relaysgd relays over trees, but topology=ring with num_workers=16 has a cycle: "
+        "use topology=chain, bt, dbt, star or spanning_tree."
+    )
+    with pytest.raises(
+        ConfigError, match=r"smallest eigenvalue of W is -0\.434, below -1/3, .*: use algo=exact_diffusion"
+    ):
+        check(TOPOLOGIES["social"]().schedule(32), {Need.d2_spectrum}, algo="d2", topology="social")
+
+
+def test_matrices_that_are_not_stochastic_are_refused_with_their_worst_sum():
+    push = TOPOLOGIES["star"](weights=Weights.uniform).schedule(4)
+    assert accepts(push, Need.column_stochastic)
+    with pytest.raises(ConfigError, match=r"a row of topology=star with num_workers=4 sums to 1\.75 instead of 1"):
+        check(push, {Need.doubly_stochastic}, algo="dpsgd", topology="star")
+    with pytest.raises(ConfigError, match=r"a column of topology=file with num_workers=2 sums to 1\.5 instead of 1"):
+        check(fixed([[1, 0], [0.5, 0.5]]), {Need.column_stochastic}, algo="sgp", topology="file")
+
+
+def test_weights_that_are_not_finite_are_refused_whatever_is_needed():
+    with pytest.raises(ConfigError, match="not finite"):
+        check(fixed([[np.inf]]), set(), algo="dpsgd", topology="file")
+
+
+def test_every_piece_must_be_connected_and_a_cycle_beside_an_island_is_no_tree():
+    joined, apart = [[0.5, 0.5], [0.5, 0.5]], [[1, 0], [0, 1]]
+    assert accepts(fixed(joined, joined), Need.connected, Need.tree)
+    assert not accepts(fixed(joined, apart), Need.connected)
+    assert not accepts(fixed(joined, apart), Need.tree)
+    triangle = np.eye(4)
+    triangle[:3, :3] = 1 / 3
+    assert not accepts(fixed(triangle.tolist()), Need.tree)
+
+
+def test_one_way_streets_do_not_connect_but_a_cycle_of_them_does():
+    assert not accepts(fixed([[1, 0], [0.5, 0.5]]), Need.connected)
+    assert accepts(fixed([[0.5, 0, 0.5], [0.5, 0.5, 0], [0, 0.5, 0.5]]), Need.connected)
+
+
+def test_graphs_of_different_rounds_connect_together():
+    halves = [np.kron(np.eye(2), np.full((2, 2), 0.5)), np.kron(np.full((2, 2), 0.5), np.eye(2))]
+    groups = Schedule(4, lambda round: (halves[round],), period=2)
+    assert accepts(groups, Need.connected, Need.doubly_stochastic, Need.symmetric)
+    assert not accepts(groups, Need.static)
+    assert not accepts(Schedule(4, lambda _: (halves[0],)), Need.connected)
