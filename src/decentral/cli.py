@@ -17,7 +17,8 @@ REFUSED, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def conf_directory() -> Path:
-    """The folder of YAML files: inside the package when installed from a wheel, at the top of the checkout otherwise."""
+    """The folder of YAML files: inside the package when installed from a wheel, at the top of the checkout
+    otherwise."""
     package = Path(__file__).resolve().parent
     for candidate in (package / "conf", package.parents[1] / "conf"):
         if (candidate / "config.yaml").is_file():

@@ -1,7 +1,7 @@
 """The configuration of a run: its schema, its validation, its identity, its file.
 
-The dataclasses of the components are the schema: types, defaults and ranges live there and nowhere else. `conf/` names the
-choices. Nothing here imports torch: a bad configuration is refused within a second.
+The dataclasses of the components are the schema: types, defaults and ranges live there and nowhere else. `conf/` names
+the choices. Nothing here imports torch: a bad configuration is refused within a second.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import os
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -85,9 +86,13 @@ class Config:
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError(f"lr={self.lr:g} makes no sense: a learning rate is a number from 0 upwards.")
         if not (math.isfinite(self.checkpoint_every_s) and self.checkpoint_every_s >= 0):
-            raise ConfigError(f"checkpoint_every_s={self.checkpoint_every_s:g} has to be a number of seconds from 0 upwards.")
+            raise ConfigError(
+                f"checkpoint_every_s={self.checkpoint_every_s:g} has to be a number of seconds from 0 upwards."
+            )
         if self.processes != "auto" and not (self.processes.isdigit() and int(self.processes) >= 1):
-            raise ConfigError(f"processes={self.processes} makes no sense: give a number from 1 to num_workers, or auto.")
+            raise ConfigError(
+                f"processes={self.processes} makes no sense: give a number from 1 to num_workers, or auto."
+            )
         kind = self.device.split(":")[0]
         if kind not in ("auto", "cpu", "cuda"):
             raise ConfigError(f"device={self.device} is unknown.{suggest(kind, ('auto', 'cpu', 'cuda'))}")
@@ -101,8 +106,9 @@ def _positive(key: str, value: float, meaning: str) -> None:
 def resolve(config: Config) -> Config:
     """The same run with nothing left open: the number of workers that the task implies. Checks what needs no torch.
 
-    Raises ConfigError for anything that cannot work: a topology that does not exist for so many workers or does not suit the
-    algorithm, data that is missing or cannot be split over the workers, a model that is too large for the pictures, ...
+    Raises ConfigError for anything that cannot work: a topology that does not exist for so many workers or does not
+    suit the algorithm, data that is missing or cannot be split over the workers, a model that is too large for the
+    pictures, ...
     """
     from decentral.topology.requirements import check
 
@@ -110,14 +116,17 @@ def resolve(config: Config) -> Config:
     assert config.num_workers is not None
     if config.processes != "auto" and int(config.processes) > config.num_workers:
         raise ConfigError(
-            f"processes={config.processes} is more than num_workers={config.num_workers}: every process hosts at least one worker."
+            f"processes={config.processes} is more than num_workers={config.num_workers}: every process hosts at "
+            "least one worker."
         )
     schedule = config.topology.schedule(config.num_workers)
     check(schedule, config.algo.needs, config.algo.name, config.topology.name)
     if config.network.drop_probability and not config.algo.survives_loss:
         raise ConfigError(
-            f"network.drop_probability={config.network.drop_probability:g} cannot be used with algo={config.algo.name}: "
-            "an all-reduce is reliable; message loss is for algorithms that talk to neighbours, such as relaysgd or dpsgd."
+            f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
+            f"algo={config.algo.name}: "
+            "an all-reduce is reliable; message loss is for algorithms that talk to neighbours, such as relaysgd "
+            "or dpsgd."
         )
     config.task.check(config)
     config.logger.check()
@@ -127,8 +136,8 @@ def resolve(config: Config) -> Config:
 def identity(config: Config) -> dict[str, Any]:
     """What the computation depends on. The rest (paths, logger, device, number of processes) is left out.
 
-    Groups that the task does not use are left out too. A field with metadata `content` is a path and counts by what lies
-    there; one with metadata `volatile` does not count.
+    Groups that the task does not use are left out too. A field with metadata `content` is a path and counts by what
+    lies there; one with metadata `volatile` does not count.
     """
     groups = (*_ALWAYS, *config.task.uses)
     known: dict[str, Any] = {"version": IDENTITY_VERSION}
@@ -163,11 +172,12 @@ def _component_identity(component: Any) -> dict[str, Any]:
 
 
 def _content(path: Path) -> str:
-    """A digest of a file's bytes, or of the names and sizes of the files in a folder."""
+    """A digest of a file's bytes, or of the names of all files below a folder."""
     digest = hashlib.sha256()
     if path.is_dir():
-        for file in sorted(p for p in path.rglob("*") if p.is_file()):
-            digest.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
+        for folder, folders, files in os.walk(path):
+            folders.sort()
+            digest.update("\0".join([os.path.relpath(folder, path), *sorted(files)]).encode())
     elif path.exists():
         digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

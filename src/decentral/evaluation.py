@@ -1,4 +1,5 @@
-"""Evaluation: every worker's own model, the worst of them, their mean, the averaged model, and the consensus distance."""
+"""Evaluation: every worker's own model, the worst of them, their mean, the averaged model, and the consensus
+distance."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decentral.network.kernels import blocks
 from decentral.network.network import Network
 from decentral.tasks.task import Metric, Problem
 
@@ -70,7 +72,7 @@ def evaluate(
     train_loss is [k]; flags [f] are numbers by which processes tell each other what they want: their sums come back.
     """
     mean = net.average(x)
-    distance = torch.stack([(row - mean).square().sum() for row in x]).double().cpu()
+    distance = squared_distances(x, mean).cpu()
     local = [problem.evaluate_workers(x).double(), train_loss.double().cpu()[:, None], distance[:, None]]
     M, k = len(problem.metrics), len(x)
     asked = torch.zeros(k, len(flags), dtype=torch.float64)
@@ -85,3 +87,11 @@ def evaluate(
         consensus=table[:, M + 1].mean().item(),
     )
     return found, table[:, M + 2 :].sum(0)
+
+
+def squared_distances(x: Tensor, mean: Tensor) -> Tensor:
+    """||x_i - mean||^2 [k], summed in float64 over blocks: no temporary as large as a model."""
+    total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    for columns in blocks(x.shape[1], len(x), x):
+        total += (x[:, columns] - mean[columns]).square().sum(1, dtype=torch.float64)
+    return total

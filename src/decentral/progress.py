@@ -77,6 +77,9 @@ class Progress:
         """Show a line of text now, and keep it."""
         self._attempt(self._print, text)
 
+    def milestone(self, text: str) -> None:
+        """Show what an evaluation found at the current step, where there is no live bar: at most about 20 of them."""
+
     def close(self) -> None:
         """Show the last state and leave the terminal as it was."""
         self._attempt(self._finish)
@@ -114,6 +117,15 @@ class _Plain(Progress):
     def __init__(self, total_steps: int, title: str, stream: TextIO) -> None:
         super().__init__(total_steps, title)
         self._stream = stream
+        self._next_milestone = 0.0
+
+    def milestone(self, text: str) -> None:
+        """Print it if enough steps have gone by, or if it is the last."""
+        step = self._shown.step
+        if step >= self._next_milestone or step >= self._total_steps:
+            self._next_milestone = step + self._total_steps / 20
+            self._due = time.monotonic() + self._period_s
+            self.line(text)
 
     def _show(self) -> None:
         left = self._time_left()

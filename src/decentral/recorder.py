@@ -1,4 +1,5 @@
-"""What the leader of a run writes and says; on the other processes it only gives access to their parts of checkpoints."""
+"""What the leader of a run writes and says; on the other processes it only gives access to their parts of
+checkpoints."""
 
 from __future__ import annotations
 
@@ -83,9 +84,7 @@ class Recorder:
         if not self.world.leader:
             return
         epoch = t / r.problem.steps_per_epoch
-        self.store.append(
-            found.rows(step=t, epoch=epoch, wall_s=round(r.wall_s, 6), bytes_sent=r.net.bytes_sent)
-        )
+        self.store.append(found.rows(step=t, epoch=epoch, wall_s=round(r.wall_s, 6), bytes_sent=r.net.bytes_sent))
         if self.sink is not None:
             self.sink.log(t, found.summary() | {"epoch": epoch, "bytes_sent": float(r.net.bytes_sent)})
         metric = found.metrics[0]
@@ -96,8 +95,9 @@ class Recorder:
             "averaged": metric.format(found.averaged[0].item()),
         }
         shown.update(t, epoch, **texts)
-        told = "  ".join(f"{name} {text}" for name, text in texts.items() if text)
-        shown.line(f"step {t}/{r.total_steps}  epoch {epoch:.1f}  {metric.name}: {told}")
+        told = "  ".join(f"{name} {text}" for name, text in texts.items() if text and name != "loss")
+        told += f"  train loss {texts['loss']}" if texts["loss"] else ""
+        shown.milestone(f"step {t}/{r.total_steps}  epoch {epoch:.1f}  {metric.name.replace('_', ' ')}: {told}")
 
     def commit(self, r: Run, t: int) -> None:
         """Make the parts that all processes have written a checkpoint."""
@@ -115,7 +115,11 @@ class Recorder:
             return
         if r.trace is not None:
             r.trace.save(self.store.path, step)
-        facts: dict[str, Any] = {"wall_s": r.wall_s, "bytes_sent": r.net.bytes_sent, "messages_sent": r.net.messages_sent}
+        facts: dict[str, Any] = {
+            "wall_s": r.wall_s,
+            "bytes_sent": r.net.bytes_sent,
+            "messages_sent": r.net.messages_sent,
+        }
         if r.problem.notes:
             facts["notes"] = list(r.problem.notes)
         self.store.set_status(status, step=step, epoch=step / r.problem.steps_per_epoch, **facts)

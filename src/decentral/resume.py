@@ -1,8 +1,8 @@
 """A run's state as parts of a checkpoint, one part for each process, and back: for any number of processes.
 
-The kinds of state (`Rows`, `EdgeRows`, `Shared`, `Buffers`, see algorithms/algorithm.py) are read from the annotations of the
-algorithm's `State`. Rows of workers and of links are consecutive on a process, so a process finds its own rows in the parts
-of others.
+The kinds of state (`Rows`, `EdgeRows`, `Shared`, `Buffers`, see algorithms/algorithm.py) are read from the annotations
+of the algorithm's `State`. Rows of workers and of links are consecutive on a process, so a process finds its own rows
+in the parts of others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def to_part(state: Any, problem: Problem, net: Network) -> dict[str, Any]:
 
 
 def from_parts(parts: Sequence[dict[str, Any]], initial: Any, problem: Problem, net: Network) -> Any:
-    """The state of this process from the parts of all; `initial` is a state of the right shapes. Buffers are set in place."""
+    """The state of this process from the parts of all; `initial` is a state of the right shapes. Buffers are set in
+    place."""
     parts = sorted(parts, key=lambda part: part["workers"][0])
 
     def rows(name: str, like: Tensor) -> Tensor:

@@ -111,7 +111,17 @@ def assemble(config: Config, world: World) -> Run:
     total_steps = config.steps or max(1, round(config.epochs * problem.steps_per_epoch))
     trace = Trace(total_steps, net.n, x) if config.trace and world.leader else None
     state = algorithm.init(x, net)
-    return Run(config, world, problem, net, algorithm, total_steps, steps_to_evaluate(config, problem, total_steps), trace, state)
+    return Run(
+        config,
+        world,
+        problem,
+        net,
+        algorithm,
+        total_steps,
+        steps_to_evaluate(config, problem, total_steps),
+        trace,
+        state,
+    )
 
 
 def learning_rate(config: Config, problem: Problem) -> Callable[[int], float]:
@@ -209,4 +219,3 @@ def synchronize(world: World) -> None:
     """Let the device finish, so that the clock tells the truth."""
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
-

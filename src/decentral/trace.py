@@ -20,7 +20,9 @@ class Trace:
     def __init__(self, num_steps: int, num_workers: int, like: Tensor) -> None:
         shape = (num_steps + 1, num_workers, like.shape[-1])
         if torch.Size(shape).numel() * like.element_size() > _LIMIT_BYTES:
-            raise ConfigError(f"trace=true would keep {list(shape)} numbers in memory, more than 8 GiB: use fewer steps.")
+            raise ConfigError(
+                f"trace=true would keep {list(shape)} numbers in memory, more than 8 GiB: use fewer steps."
+            )
         self.iterates = torch.empty(shape, dtype=like.dtype)
 
     def record(self, step: int, models: Tensor) -> None:

@@ -49,7 +49,11 @@ def print_help(overrides: Sequence[str], conf: Path) -> None:
 def _choices(conf: Path) -> str:
     lines = ["Choices (a folder of conf/ each; settings of a choice are written algo.fill=own)"]
     for group in GROUPS:
-        lines.append(textwrap.fill(" ".join(options(group, conf)), 118, initial_indent=f"  {group + '=':<11}", subsequent_indent=13 * " "))
+        lines.append(
+            textwrap.fill(
+                " ".join(options(group, conf)), 118, initial_indent=f"  {group + '=':<11}", subsequent_indent=13 * " "
+            )
+        )
     return "\n".join(lines) + "\n"
 
 

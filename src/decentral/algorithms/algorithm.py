@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from decentral.network.network import Network
 
-    # The kinds of state, by what their first dimension counts. The checkpoint reads them from the annotations of `State`.
+    # The kinds of state, by what their first dimension counts. The checkpoint reads them from the annotations of
+    # `State`.
     Rows = Tensor  # [k, ...]  one row for each local worker
     EdgeRows = Tensor  # [E, ...]  one row for each directed edge into a local worker
     Shared = Tensor  # the same on every process
@@ -24,14 +25,16 @@ if TYPE_CHECKING:
 class Oracle(Protocol):
     """The papers' stochastic gradient: `oracle(x)` is grad F_i(x_i; xi_i) for every local worker, [k, P] -> [k, P]."""
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor) -> Tensor:
+        """Gradients g [k, P] at x [k, P]; the caller may overwrite them."""
+        ...
 
 
 class Algorithm(ABC):
     """A dataclass whose fields are its configuration, with `init` and `step`.
 
-    `State` is a NamedTuple of tensors, annotated `Rows`, `EdgeRows`, `Shared` or `Buffers` (algorithms/__init__.py has the
-    shapes): a checkpoint is the state and nothing else.
+    `State` is a NamedTuple of tensors, annotated `Rows`, `EdgeRows`, `Shared` or `Buffers` (algorithms/__init__.py has
+    the shapes): a checkpoint is the state and nothing else.
     """
 
     needs: ClassVar[frozenset[Need]] = frozenset()

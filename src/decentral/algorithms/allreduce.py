@@ -20,8 +20,8 @@ class AllReduce(Algorithm):
 
         x_i <- x_i + Opt(1/n sum_j g_j)
 
-    All workers keep the same model. The RelaySGD and Bagua authors average models instead: `algo=model_averaging`, the same
-    for SGD with momentum (everything is linear), another method for Adam. The topology is not used.
+    All workers keep the same model. The RelaySGD and Bagua authors average models instead: `algo=model_averaging`, the
+    same for SGD with momentum (everything is linear), another method for Adam. The topology is not used.
     """
 
     name: str = "allreduce"

@@ -30,8 +30,8 @@ class DPSGD(Algorithm):
         mode=atc    x_i <- sum_j W_ij (x_j + u_j)           adapt then combine, the RelaySGD authors' "DP-SGD"
         mode=awc    x_i <- sum_j W_ij x_j + u_i             adapt while combining: mixing can overlap the gradient
 
-    Lian et al., NeurIPS 2017 (arXiv:1705.09056), Algorithm 1 is awc. W is doubly stochastic, static or time-varying. Lost
-    messages: the receiver rescales its remaining weights to their old sum.
+    Lian et al., NeurIPS 2017 (arXiv:1705.09056), Algorithm 1 is awc. W is doubly stochastic, static or time-varying.
+    Lost messages: the receiver rescales its remaining weights to their old sum.
     """
 
     name: str = "dpsgd"

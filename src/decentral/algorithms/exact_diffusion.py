@@ -17,14 +17,12 @@ class ExactDiffusion(Algorithm):
         x^{t+1} = (W + I)/2 (x^t + u^t + c^t)
         c^{t+1} = x^{t+1} - x^t - u^t                        c^0 = 0: a correction here
 
-    Yuan et al., 2019 (arXiv:1702.05122); the RelaySum paper's Figure 3 uses it on the social network, where D2 diverges. Needs
-    a symmetric, static W. Lost messages: as D2.
+    Yuan et al., 2019 (arXiv:1702.05122); the RelaySum paper's Figure 3 uses it on the social network, where D2
+    diverges. Needs a symmetric, static W. Lost messages: as D2.
     """
 
     name: str = "exact_diffusion"
-    needs: ClassVar[frozenset[Need]] = frozenset(
-        {Need.static, Need.symmetric, Need.doubly_stochastic, Need.connected}
-    )
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.static, Need.symmetric, Need.doubly_stochastic, Need.connected})
     lazy: ClassVar[bool] = True
 
     State = D2.State

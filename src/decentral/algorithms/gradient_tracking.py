@@ -22,9 +22,9 @@ class GradientTracking(Algorithm):
         x^{t+1} = W (x^t + u^t + c^t)
         c^{t+1} = W (c^t + u^t) - u^t                        c^0 = 0: a correction here
 
-    RelaySum paper, Algorithm 3 (Lorenzo & Scutari 2016). u + c is the tracked update: its mean over the workers is the mean of
-    the u. Two vectors per step; they lie side by side in one row and travel as one message. W is doubly stochastic, static or
-    time-varying. Lost messages: both vectors are lost together, the weights are rescaled.
+    RelaySum paper, Algorithm 3 (Lorenzo & Scutari 2016). u + c is the tracked update: its mean over the workers is the
+    mean of the u. Two vectors per step; they lie side by side in one row and travel as one message. W is doubly
+    stochastic, static or time-varying. Lost messages: both vectors are lost together, the weights are rescaled.
     """
 
     name: str = "gradient_tracking"

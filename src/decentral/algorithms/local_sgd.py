@@ -22,8 +22,8 @@ class LocalSGD(Algorithm):
         x_i <- x_i + u_i                       and, when t + 1 is a multiple of period_steps,
         x_i <- 1/n sum_j x_j
 
-    Stich, ICLR 2019; FedAvg with full participation (McMahan et al., AISTATS 2017). A step is one gradient, so that the steps
-    and epochs of all algorithms compare; period_steps=1 is `model_averaging`. Topology: not used.
+    Stich, ICLR 2019; FedAvg with full participation (McMahan et al., AISTATS 2017). A step is one gradient, so that the
+    steps and epochs of all algorithms compare; period_steps=1 is `model_averaging`. Topology: not used.
     """
 
     name: str = "local_sgd"

@@ -24,11 +24,11 @@ class QGDPSGD(Algorithm):
         x_i^{t+1} = sum_j W_ij (x_j + Opt(g_j + beta b_j))   (nesterov=false: Opt(b_j))
         m_i <- beta m_i + (1 - beta) (x_i^t - x_i^{t+1}) / lr
 
-    Lin et al., ICML 2021 (arXiv:2102.04761), in the RelaySum paper's form. g includes the weight decay. The local optimizer
-    acts on the quasi-global direction: plain `optim=sgd` is the published method; with momentum or Adam there it is a
-    combination (and not the paper's QG-Adam, which keeps a second quasi-global moment). Departure: where lr = 0, as in the first
-    step of a warm-up, m is left alone; the authors divide rounding errors by 1e-8 there. W is doubly stochastic. Lost
-    messages: as dpsgd.
+    Lin et al., ICML 2021 (arXiv:2102.04761), in the RelaySum paper's form. g includes the weight decay. The local
+    optimizer acts on the quasi-global direction: plain `optim=sgd` is the published method; with momentum or Adam there
+    it is a combination (and not the paper's QG-Adam, which keeps a second quasi-global moment). Departure: where lr =
+    0, as in the first step of a warm-up, m is left alone; the authors divide rounding errors by 1e-8 there. W is doubly
+    stochastic. Lost messages: as dpsgd.
     """
 
     name: str = "qg_dpsgd"
@@ -54,11 +54,10 @@ class QGDPSGD(Algorithm):
         """One gradient, one round of mixing."""
         beta, lr = self.beta, self.local.lr(t)
         g = self.local.optimizer.regularised(oracle(s.x), s.x)
+        b = g.add_(s.m, alpha=beta)  # beta m + g
         if self.nesterov:
-            direction = g.mul_(1 + beta).add_(s.m, alpha=beta * beta)  # g + beta (beta m + g)
-        else:
-            direction = g.add_(s.m, alpha=beta)
-        u, opt = self.local.optimizer.update(direction, s.opt, lr, t)
+            b = b.mul_(1 + beta).sub_(s.m, alpha=beta)  # g + beta b
+        u, opt = self.local.optimizer.update(b, s.opt, lr, t)
         x = net.mix(u.add_(s.x), t)
         m = s.m.mul_(beta).add_(s.x.sub_(x), alpha=(1 - beta) / lr) if lr else s.m
         return self.State(s.x.copy_(x), m, opt)

@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 class RelayMean(Algorithm):
     """Mean estimation by RelaySum (for task=mean_estimation): the mean of every sample that can have arrived by now.
 
-        s_i^t = x_i - g_i(x_i)                                            the sample: g is the gradient of 1/2 ||x - s||^2
+        s_i^t = x_i - g_i(x_i)                                            the sample: g is the gradient of 1/2 ||x -
+                                                                          s||^2
         m_{i->j}^t = s_i^t + sum_{l != j} m_{l->i}^{t-1},   c alike with 1
-        total_i += s_i^t + sum_j m_{j->i}^t,   count_i += 1 + sum_j c_{j->i}^t
-        x_i^{t+1} = total_i / count_i
+        total_i += s_i^t + sum_j m_{j->i}^t,   seen_i += 1 + sum_j c_{j->i}^t
+        x_i^{t+1} = total_i / seen_i
 
-    RelaySum paper, Algorithm 5. Needs a tree; uses neither the local optimizer nor a learning rate. A lost message is zero, and
-    so is its count. Its gossip baseline is `algo=dpsgd schedule=inverse lr=1`.
+    RelaySum paper, Algorithm 5. Needs a tree; uses neither the local optimizer nor a learning rate. A lost message is
+    zero, and so is its count. Its gossip baseline is `algo=dpsgd schedule=inverse lr=1`.
     """
 
     name: str = "relay_mean"
@@ -38,7 +39,7 @@ class RelayMean(Algorithm):
         m: EdgeRows  # [E, ceil(P / d)]
         c: Shared  # [edges of all workers]
         total: Rows  # [k, P]
-        count: Shared  # [n, d]
+        seen: Shared  # [n, d]: how many samples are in `total`
 
     def init(self, x: Tensor, net: Network) -> State:
         """Nothing has been seen."""
@@ -49,5 +50,5 @@ class RelayMean(Algorithm):
         sample = oracle(s.x).neg_().add_(s.x)
         m, c = net.relay(sample, s.m, t), net.relay_counts(s.c, t)
         total = s.total.add_(net.collect(m, sample))
-        count = s.count + 1 + net.collect_counts(c)
-        return self.State(net.weigh(s.x.copy_(total), 1 / count), m, c, total, count)
+        seen = s.seen + 1 + net.collect_counts(c)
+        return self.State(net.weigh(s.x.copy_(total), 1 / seen), m, c, total, seen)

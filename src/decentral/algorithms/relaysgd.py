@@ -31,24 +31,25 @@ class RelaySGD(Algorithm):
 
         y_i = x_i^t + u_i
         m_{i->j}^t = y_i + sum_{l in N_i, l != j} m_{l->i}^{t-1}          sent over every edge of the tree
-        c_{i->j}^t = 1   + sum_{l in N_i, l != j} c_{l->i}^{t-1}          models in that message; m = 0, c = 0 at the start
+        c_{i->j}^t = 1   + sum_{l in N_i, l != j} c_{l->i}^{t-1}          models in that message
+                                                                          m = 0, c = 0 at the start
         n_i = 1 + sum_{j in N_i} c_{j->i}^t
         x_i^{t+1} = 1/n (y_i + sum_{j in N_i} m_{j->i}^t + (n - n_i) fill_i)
 
-    Vogels et al., NeurIPS 2021 (arXiv:2110.04175), Algorithm 1. Closed form: x_i^{t+1} = 1/n sum_j y_j^{t - max(tau_ij - 1, 0)}
-    for tau_ij hops. The topology is a tree, or a tree for each piece of the model (`dbt`).
+    Vogels et al., NeurIPS 2021 (arXiv:2110.04175), Algorithm 1. The topology is a tree, or a tree for each piece of the
+    model (`dbt`). Closed form, for tau_ij hops:  x_i^{t+1} = 1/n sum_j y_j^{t - max(tau_ij - 1, 0)}
 
-    overlap       use the messages of the previous step instead, so that they travel during the gradient: delay tau_ij, the
-                  paper's formula (its code's default is tau_ij - 1, as here).
-    fill          what stands in for the n - n_i models not there: `initial` x^0 (the code's default), `previous` x_i^t (the
-                  paper's equation (1), used for Table 5), `own` y_i (the README's version), `count` divides by n_i
+    overlap       use the messages of the previous step instead, so that they travel during the gradient: delay tau_ij,
+                  the paper's formula (its code's default is tau_ij - 1, as here).
+    fill          what stands in for the n - n_i models not there: `initial` x^0 (the code's default), `previous` x_i^t
+                  (the paper's equation (1), used for Table 5), `own` y_i (the README's version), `count` divides by n_i
                   instead (the thesis). After the tree's diameter they agree, unless messages are lost.
-    correct_lr    multiply the learning rate by 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), appendix D.1 in closed form:
-                  what a change of one worker adds up to then is what it would be with all-reduce.
+    correct_lr    multiply the learning rate by 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), appendix D.1 in
+                  closed form: what a change of one worker adds up to then is what it would be with all-reduce.
 
-    Lost messages (and their counts) are zero, in the average and in what is relayed from them. The counts follow from the
-    tree and the losses, so every process computes them and they are not sent. The thesis' variant (counts that start at 1,
-    relaying within a step) is a bug, not an option.
+    Lost messages (and their counts) are zero, in the average and in what is relayed from them. The counts follow from
+    the tree and the losses, so every process computes them and they are not sent. The thesis' variant (counts that
+    start at 1, relaying within a step) is a bug, not an option.
     """
 
     name: str = "relaysgd"

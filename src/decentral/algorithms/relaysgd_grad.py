@@ -22,8 +22,8 @@ class RelaySGDGrad(Algorithm):
         m_{i->j}^t = u_i^t + sum_{l in N_i, l != j} m_{l->i}^{t-1}        m = 0 at the start
         x_i^{t+1} = x_i^t + 1/n (u_i^t + sum_{j in N_i} m_{j->i}^t)
 
-    RelaySum paper, Algorithm 6. An update carries the learning rate of the time it was sent (as the authors' training code; their
-    simulator applies that of the time it arrives). Needs a tree. A lost message is zero and never repaired.
+    RelaySum paper, Algorithm 6. An update carries the learning rate of the time it was sent (as the authors' training
+    code; their simulator applies that of the time it arrives). Needs a tree. A lost message is zero and never repaired.
     """
 
     name: str = "relaysgd_grad"

@@ -24,12 +24,12 @@ class SGP(Algorithm):
         x_i <- x_i + u_i(z_i)                                gradient at z_i
         (x, w) <- (W x, W w)                                 `rounds` times, W column-stochastic; w^0 = 1
 
-    Assran et al., ICML 2019; RelaySum paper, Algorithm 4 with rounds=2 on `topology=one_peer_exponential`, round r of step t
-    being round t * rounds + r of the topology (the authors' training code takes another power of two there by a slip of
-    precedence; their simulator and this do not). Where W is doubly stochastic all w_i stay 1. The state holds z, and w for all
-    workers: it follows from the topology, so it is never sent. Weight decay and the reported models use z. Lost messages:
-    the receiver rescales its remaining weights to their old sum, in x and w alike, so that no mass leaks away; on a
-    one-peer round this is "keep your own".
+    Assran et al., ICML 2019; RelaySum paper, Algorithm 4 with rounds=2 on `topology=one_peer_exponential`, round r of
+    step t being round t * rounds + r of the topology (the authors' training code takes another power of two there by a
+    slip of precedence; their simulator and this do not). Where W is doubly stochastic all w_i stay 1. The state holds
+    z, and w for all workers: it follows from the topology, so it is never sent. Weight decay and the reported models
+    use z. Lost messages: the receiver rescales its remaining weights to their old sum, in x and w alike, so that no
+    mass leaks away; on a one-peer round this is "keep your own".
     """
 
     name: str = "sgp"

@@ -34,8 +34,8 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
                 _build_in_one_go(folder, build)
     except OSError as error:
         raise ConfigError(
-            f"The prepared data cannot be written to {folder} ({error.strerror or error}): set the environment variable "
-            "DECENTRAL_CACHE to a folder with room for it."
+            f"The prepared data cannot be written to {folder} ({error.strerror or error}): set the environment "
+            "variable DECENTRAL_CACHE to a folder with room for it."
         ) from error
     return folder
 

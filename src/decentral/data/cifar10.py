@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -29,7 +29,7 @@ class Cifar10(DataSet):
     """
 
     name: str = "cifar10"
-    path: str = "data/cifar10"
+    path: str = field(default="data/cifar10", metadata={"volatile": True})
     augment: bool = True
     normalisation: Normalisation = Normalisation.cifar10
 
@@ -79,9 +79,9 @@ class Cifar10(DataSet):
         except (OSError, RuntimeError, ImportError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(
-                f"CIFAR-10 is not in data.path={self.path} and could not be downloaded ({reason}): run once on a machine "
-                "with a network, set data.path to a folder that holds cifar-10-batches-py, or use data=imagefolder for "
-                "pictures you have."
+                f"CIFAR-10 is not in data.path={self.path} and could not be downloaded ({reason}): run once on a "
+                "machine with a network, set data.path to a folder that holds cifar-10-batches-py, or use "
+                "data=imagefolder for pictures you have."
             ) from error
         finally:
             socket.setdefaulttimeout(timeout_s)

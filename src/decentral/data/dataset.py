@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     Order = Callable[[int], Tensor]
-    """order(step) -> LongTensor [k, B] on the CPU: the pictures of each local worker. Pure, so it may be called ahead."""
+    """order(step) -> LongTensor [k, B] on the CPU: the pictures of each local worker. Pure: it may be called ahead."""
+    Batches = Generator[tuple[Tensor, Tensor], None, None]
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,8 @@ class Loaded(ABC):
     num_classes: int
 
     @abstractmethod
-    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images [k, B, C, H, W] float32, normalised and augmented, and labels [k, B] int64, for step start ... stop - 1.
+    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Batches:
+        """Images [k, B, C, H, W] float32, normalised and augmented, and labels [k, B] int64, for start <= step < stop.
 
         `workers` are the global numbers of the k rows of `order(step)`. The augmentation of a picture depends on
         (seed, worker, step, position in the row) only: not on the other workers of this process, on how far ahead
@@ -66,7 +67,7 @@ class Loaded(ABC):
 
     @abstractmethod
     def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images [b, C, H, W] float32, normalised, and labels [b] int64, in a fixed order; the last batch is smaller."""
+        """Images [b, C, H, W] float32, normalised, and labels [b] int64, in a fixed order; the last may be smaller."""
 
     @abstractmethod
     def close(self) -> None:

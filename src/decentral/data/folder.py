@@ -43,8 +43,8 @@ class Tree:
         pictures = [file for file in os.listdir(split / name) if is_picture(file)]
         if not pictures:
             raise ConfigError(
-                f"data.path: there are no pictures in {split / name} (looked for {', '.join(EXTENSIONS)}): add some, or "
-                "delete the folder from both the training and the test pictures."
+                f"data.path: there are no pictures in {split / name} (looked for {', '.join(EXTENSIONS)}): add some, "
+                "or delete the folder from both the training and the test pictures."
             )
         return pictures
 
@@ -64,7 +64,9 @@ def find_tree(path: str | None, single_folder: bool = False) -> Tree:
         raise ConfigError("data.path is not set: give the folder that holds train/<class>/ and test/<class>/.")
     root = Path(path).expanduser()
     if not root.is_dir():
-        raise ConfigError(f"data.path={path} is not a folder: give the one that holds train/<class>/ and test/<class>/.")
+        raise ConfigError(
+            f"data.path={path} is not a folder: give the one that holds train/<class>/ and test/<class>/."
+        )
     train = root / "train"
     test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
     if single_folder:
@@ -79,8 +81,8 @@ def find_tree(path: str | None, single_folder: bool = False) -> Tree:
     if different := sorted(set(classes) ^ set(test_classes)):
         where = train if different[0] in classes else test
         raise ConfigError(
-            f"data.path={path}: the class folders of {train.name}/ and {test.name}/ differ, for example '{different[0]}' "
-            f"is only in {where.name}/ ({len(different)} in all): both need the same ones."
+            f"data.path={path}: the class folders of {train.name}/ and {test.name}/ differ, for example "
+            f"'{different[0]}' is only in {where.name}/ ({len(different)} in all): both need the same ones."
         )
     return Tree(train, test, classes)
 
@@ -92,8 +94,8 @@ def _what_is_missing(path: str, root: Path, has_train: bool, has_test: bool) -> 
     message = f"data.path={path} must hold train/<class>/ and test/<class>/ (or val/), and has neither"
     if num_folders := len(_folders(root)):
         return (
-            f"{message}: if its {num_folders} folders are classes, data=imagenet with data.single_folder=true trains and "
-            "tests on the same pictures."
+            f"{message}: if its {num_folders} folders are classes, data=imagenet with data.single_folder=true trains "
+            "and tests on the same pictures."
         )
     return f"{message}."
 

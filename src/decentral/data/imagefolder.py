@@ -35,7 +35,7 @@ class ImageFolder(DataSet):
     image_size: int = 32
     augment: bool = True
     normalisation: Normalisation = Normalisation.cifar10
-    num_processes: int | None = None  # for decoding; null: one per core
+    num_processes: int | None = field(default=None, metadata={"volatile": True})  # for decoding; null: one per core
 
     def __post_init__(self) -> None:
         if self.image_size < 1:

@@ -29,14 +29,17 @@ class ImageNet(DataSet):
     path: str | None = field(default=None, metadata={"content": True})
     image_size: int = 224
     single_folder: bool = False  # class folders directly in path; the same pictures for training and testing
-    num_loaders: int = 2  # decoding processes for each process of the run; 0: decode in the run's own process
-    prefetch_steps: int = 1  # how many steps they work ahead
+    # decoding processes for each process of the run (0: decode in the run's own), and how many steps they work ahead
+    num_loaders: int = field(default=2, metadata={"volatile": True})
+    prefetch_steps: int = field(default=1, metadata={"volatile": True})
 
     def __post_init__(self) -> None:
         if self.image_size < 1:
             raise ConfigError(f"data.image_size={self.image_size} must be at least 1 pixel.")
         if self.num_loaders < 0:
-            raise ConfigError(f"data.num_loaders={self.num_loaders} must be at least 0 (decode without extra processes).")
+            raise ConfigError(
+                f"data.num_loaders={self.num_loaders} must be at least 0 (decode without extra processes)."
+            )
         if self.prefetch_steps < 1:
             raise ConfigError(f"data.prefetch_steps={self.prefetch_steps} must be at least 1.")
 

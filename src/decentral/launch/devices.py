@@ -29,7 +29,9 @@ def device_kind(config: Config) -> str:
         return "cuda" if num_gpus() else "cpu"
     kind = config.device.split(":")[0]
     if kind == "cuda" and not num_gpus():
-        raise ConfigError(f"device={config.device} needs a GPU, and this machine shows none: use device=cpu or device=auto.")
+        raise ConfigError(
+            f"device={config.device} needs a GPU, and this machine shows none: use device=cpu or device=auto."
+        )
     return kind
 
 
@@ -43,7 +45,9 @@ def num_processes(config: Config) -> int:
     if config.processes != "auto":
         count = int(config.processes)
         if kind == "cuda" and count > max(1, num_gpus()):
-            raise ConfigError(f"processes={count} is more than the {num_gpus()} GPUs here: every process needs one of its own.")
+            raise ConfigError(
+                f"processes={count} is more than the {num_gpus()} GPUs here: every process needs one of its own."
+            )
         return count
     slots = num_gpus() if kind == "cuda" else num_cores()
     return max(1, min(slots, config.num_workers)) if config.task.worth_processes(config) else 1
@@ -52,8 +56,8 @@ def num_processes(config: Config) -> int:
 def set_threads(processes: int, worth_threads: bool) -> None:
     """Share the cores out, through the environment: before torch is imported, and for child processes.
 
-    With threads left at their default, n processes start n times as many as there are cores, and a step takes ten times as
-    long. Someone who has set OMP_NUM_THREADS knows better.
+    With threads left at their default, n processes start n times as many as there are cores, and a step takes ten times
+    as long. Someone who has set OMP_NUM_THREADS knows better.
     """
     threads = max(1, num_cores() // processes) if worth_threads else 1
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))

@@ -6,7 +6,9 @@ import os
 from multiprocessing.connection import Connection
 
 
-def worker_main(config: str, directory: str, rank: int, size: int, pipe: Connection, environment: dict[str, str]) -> None:
+def worker_main(
+    config: str, directory: str, rank: int, size: int, pipe: Connection, environment: dict[str, str]
+) -> None:
     """Carry out this process's part of the run; see worker.py."""
     os.environ.update(environment)
     from decentral.launch.worker import work

@@ -29,8 +29,8 @@ def joined(
     """This process as number `rank` of a group of `size`: gloo on CPUs, nccl on GPUs.
 
     `prefix` separates attempts in the key-value store: without it, a group that is started again finds the addresses of
-    the dead one. `run` is the run's id: processes that were given different configurations refuse to work together. Without
-    `store`, the one at MASTER_ADDR and MASTER_PORT is used, as torchrun provides it.
+    the dead one. `run` is the run's id: processes that were given different configurations refuse to work together.
+    Without `store`, the one at MASTER_ADDR and MASTER_PORT is used, as torchrun provides it.
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=config.network.timeout_s)
@@ -39,7 +39,9 @@ def joined(
         serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         store = dist.TCPStore(address, port, size, is_master=serves, timeout=timeout, wait_for_workers=False)
     kind = device_kind(config)
-    device = torch.device("cuda", local_rank % max(1, torch.cuda.device_count())) if kind == "cuda" else torch.device("cpu")
+    device = (
+        torch.device("cuda", local_rank % max(1, torch.cuda.device_count())) if kind == "cuda" else torch.device("cpu")
+    )
     if kind == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -52,7 +54,9 @@ def joined(
     try:
         world = World(rank, size, device, distributed=True)
         if world.agree(int(run, 16)) != int(run, 16):
-            raise ConfigError("the processes of this run were given different configurations: start all with the same command.")
+            raise ConfigError(
+                "the processes of this run were given different configurations: start all with the same command."
+            )
         world.barrier()
         yield world
         world.barrier()  # nobody leaves while another still talks

@@ -72,7 +72,8 @@ def _join(config: Config, directory: Path) -> Outcome:
     assert config.num_workers is not None
     if size > config.num_workers:
         raise ConfigError(
-            f"torchrun started {size} processes for num_workers={config.num_workers}: every process hosts at least one worker."
+            f"torchrun started {size} processes for num_workers={config.num_workers}: every process hosts at "
+            "least one worker."
         )
     config.task.prepare(config)
     set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", size)), config.task.worth_processes(config))

@@ -36,8 +36,8 @@ class _Worker(NamedTuple):
 def supervise(config: Config, directory: Path, processes: int) -> Status:
     """Run in `processes` new processes; returns how the run ended.
 
-    Raises WorkerDied when a process died or failed (the others are stopped, the status says so), ConfigError when one refused
-    the configuration, KeyboardInterrupt after Ctrl-C or SIGTERM.
+    Raises WorkerDied when a process died or failed (the others are stopped, the status says so), ConfigError when one
+    refused the configuration, KeyboardInterrupt after Ctrl-C or SIGTERM.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["decentral.launch.worker"])
@@ -71,7 +71,7 @@ def _start(context: ForkServerContext, config: Config, directory: Path, rank: in
         target=worker_main,
         args=(dump(config), str(directory), rank, size, theirs, dict(os.environ)),
         name=f"process {rank} of {size}",
-        daemon=True,
+        daemon=False,  # it may have loader processes of its own; it dies with this one all the same
     )
     process.start()
     theirs.close()
@@ -109,7 +109,9 @@ def _watch(workers: list[_Worker]) -> Status:
 def _raise_death(worker: _Worker) -> None:
     worker.process.join(_GRACE_S)
     code = worker.process.exitcode
-    how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
+    how = (
+        f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with status {code}"
+    )
     raise WorkerDied(f"{worker.process.name} (pid {worker.process.pid}) {how}.")
 
 

@@ -33,7 +33,8 @@ def weighted_sum(terms: Sequence[tuple[Tensor, float]], out: Tensor) -> None:
 def mix(x: Tensor, rows: Sequence[Sequence[tuple[int, float]]], remote: dict[int, Tensor], first: int) -> None:
     """x_i <- sum_j W_ij x_j in place, for the local rows x [k, ..., P'] and copies of remote rows [..., P'].
 
-    `rows[i]` lists (j, W_ij) with global j; the local rows are those of worker first, ..., first + k - 1. Scratch: one block.
+    `rows[i]` lists (j, W_ij) with global j; the local rows are those of worker first, ..., first + k - 1. Scratch: one
+    block.
     """
     k = len(x)
     lead = x.shape[1:-1].numel()
@@ -48,8 +49,8 @@ def mix(x: Tensor, rows: Sequence[Sequence[tuple[int, float]]], remote: dict[int
 def relay_from(y: Tensor, incoming: Sequence[Tensor], outgoing: Sequence[Tensor], rest: Tensor) -> None:
     """outgoing_j <- y + the sum of all incoming messages but the j-th, by sums from both ends.
 
-    Nothing is ever subtracted: "everything minus what j sent" would keep an inf or nan of j's alive for ever. `outgoing` and
-    `rest` (scratch, one row) overlap no input.
+    Nothing is ever subtracted: "everything minus what j sent" would keep an inf or nan of j's alive for ever.
+    `outgoing` and `rest` (scratch, one row) overlap no input.
     """
     degree = len(incoming)
     outgoing[0].copy_(y)

@@ -18,13 +18,14 @@ from decentral.topology.schedule import Links, Schedule
 class Network(ABC):
     """The verbs: what an algorithm can do with the rows of its local workers.
 
-    Rows are [k, ..., P]: the last dimension is that of the model, cut in d pieces by the topology; whatever lies in between
-    travels in the same message. A verb owns the rows it is given and may return them (donation). Messages on links
-    are rows [E, ceil(P / d)], one for each link into a local worker; of a shorter piece the last column is not used.
+    Rows are [k, ..., P]: the last dimension is that of the model, cut in d pieces by the topology; whatever lies in
+    between travels in the same message. A verb owns the rows it is given and may return them (donation). Messages on
+    links are rows [E, ceil(P / d)], one for each link into a local worker; of a shorter piece the last column is not
+    used.
 
-    `bytes_sent` and `messages_sent` count what all n workers send each other, whatever the number of processes: a message for
-    each off-diagonal W_ij that is not zero (mix), for each link (relay); an all-reduce counts as a ring all-reduce. What is
-    needed for evaluation only is not counted.
+    `bytes_sent` and `messages_sent` count what all n workers send each other, whatever the number of processes: a
+    message for each off-diagonal W_ij that is not zero (mix), for each link (relay); an all-reduce counts as a ring
+    all-reduce. What is needed for evaluation only is not counted.
     """
 
     def __init__(self, schedule: Schedule, workers: range, losses: Losses) -> None:
@@ -52,7 +53,8 @@ class Network(ABC):
         return self._mean(x)
 
     def relay(self, y: Tensor, m: Tensor, round: int) -> Tensor:
-        """RelaySum: m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}, delivered. y [k, P] is left as it is, m is donated.
+        """RelaySum: m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}, delivered. y [k, P] is left as it is, m is
+        donated.
 
         Both m are indexed by the receiver: row e holds the last message over link e = (i -> j) to a local j.
         """
@@ -88,7 +90,8 @@ class Network(ABC):
         """Zero messages on all local links for rows like x [k, P]: [E, ceil(P / d)]."""
         return x.new_zeros(len(self.local_links), max(self.piece_widths(x.shape[-1])))
 
-    # -- small numbers that every process computes for all workers, so that they are never sent --------------------------
+    # -- small numbers that every process computes for all workers, so that they are never sent
+    # --------------------------
 
     def known_ones(self) -> Tensor:
         """Ones [n, d], float64 on the CPU: the push-sum weights at the start."""
@@ -151,7 +154,8 @@ class Network(ABC):
 
     @cached_property
     def links(self) -> Links:
-        """All links; asked for by algorithms that relay, whose topology has been checked to be static and undirected."""
+        """All links; asked for by algorithms that relay, whose topology has been checked to be static and
+        undirected."""
         return self.schedule.links()
 
     @cached_property
@@ -185,4 +189,3 @@ class Network(ABC):
     def _count(self, num_messages: int, message: Tensor) -> None:
         self.messages_sent += num_messages
         self.bytes_sent += num_messages * message.numel() * message.element_size()
-

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -19,12 +20,13 @@ def split_workers(num_workers: int, num_processes: int) -> list[range]:
     """The workers of each process: consecutive, sizes differ by at most one, the larger ones first."""
     size, larger = divmod(num_workers, num_processes)
     starts = [p * size + min(p, larger) for p in range(num_processes + 1)]
-    return [range(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    return [range(a, b) for a, b in pairwise(starts)]
 
 
 @dataclass(frozen=True)
 class _Transfer:
-    """A row that crosses between this process and `peer`. Both sides enumerate a round's transfers in the same order."""
+    """A row that crosses between this process and `peer`. Both sides enumerate a round's transfers in the same
+    order."""
 
     peer: int
     tag: int
@@ -33,9 +35,10 @@ class _Transfer:
 class ProcessNetwork(Network):
     """This process hosts some of the n workers; needs an initialised process group (gloo or nccl).
 
-    In every verb, all receives are posted first, then all sends, then everything is waited for: one message for each row that
-    another process needs (mix) or for each link that is cut (relay). `wire_bytes` and `wire_messages` count what this
-    process really sends; with one worker per process their sum is `bytes_sent` and `messages_sent` (all-reduce apart).
+    In every verb, all receives are posted first, then all sends, then everything is waited for: one message for each
+    row that another process needs (mix) or for each link that is cut (relay). `wire_bytes` and `wire_messages` count
+    what this process really sends; with one worker per process their sum is `bytes_sent` and `messages_sent`
+    (all-reduce apart).
     """
 
     def __init__(self, schedule: Schedule, losses: Losses, device: torch.device) -> None:
@@ -91,19 +94,19 @@ class ProcessNetwork(Network):
     def _crossings(self, weights: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, int]]:
         """(worker j, process p), sorted, for each row j that another process p needs."""
         return sorted(
-            {
-                (j, self.owner[i])
-                for i, terms in enumerate(weights)
-                for j, _ in terms
-                if self.owner[j] != self.owner[i]
-            }
+            {(j, self.owner[i]) for i, terms in enumerate(weights) for j, _ in terms if self.owner[j] != self.owner[i]}
         )
 
     def _relay(self, y: Tensor, m: Tensor) -> Tensor:
-        """The messages to other processes are written over the old ones and sent from there; the new ones go to a spare."""
+        """The messages to other processes are written over the old ones and sent from there; the new ones go to a
+        spare."""
         if not len(m):
             return m
-        first, pieces, widths = self.local_links.start, self.schedule.slices(y.shape[-1]), self.piece_widths(y.shape[-1])
+        first, pieces, widths = (
+            self.local_links.start,
+            self.schedule.slices(y.shape[-1]),
+            self.piece_widths(y.shape[-1]),
+        )
         fresh = self._other_buffer(m)
         sends: list[tuple[Tensor, _Transfer]] = []
         receives: list[tuple[Tensor, _Transfer]] = []

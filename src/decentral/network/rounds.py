@@ -52,7 +52,8 @@ class Rounds:
         return kept * (before / np.where(after == 0, 1, after))[:, None]
 
     def rows(self, round: int, lazy: bool) -> list[list[list[tuple[int, float]]]]:
-        """[piece][worker] -> the (j, W_ij) that are not zero, j ascending. Kept over rounds unless messages get lost."""
+        """[piece][worker] -> the (j, W_ij) that are not zero, j ascending. Kept over rounds unless messages get
+        lost."""
         key = (round % self.schedule.period, lazy)
         if key not in self._rows or self.losses.probability:
             self._rows[key] = [

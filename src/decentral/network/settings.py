@@ -12,7 +12,8 @@ from decentral.errors import ConfigError
 class NetworkSettings:
     """Faults to inject, and the patience of the processes with each other.
 
-    drop_probability    each directed message of each round and tree is lost with this probability, seeded by the run's seed
+    drop_probability    each directed message of each round and tree is lost with this probability, seeded by the run's
+                        seed
     timeout_s           how long a process waits for another one before the run fails
     """
 
@@ -22,7 +23,8 @@ class NetworkSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.drop_probability < 1:
             raise ConfigError(
-                f"network.drop_probability={self.drop_probability:g} is no probability: use 0 up to, but not including, 1."
+                f"network.drop_probability={self.drop_probability:g} is no probability: use 0 up to, but not "
+                "including, 1."
             )
         if not (self.timeout_s > 0 and math.isfinite(self.timeout_s)):
             raise ConfigError(f"network.timeout_s={self.timeout_s:g} has to be a positive number of seconds.")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decentral.errors import ConfigError
 from decentral.partition.dirichlet_shares import check_alpha, dirichlet_shares
 from decentral.partition.partition import Partition
 
@@ -33,3 +34,12 @@ class Dirichlet(Partition):
         random = np.random.RandomState((seed + 100) % 2**32)
         shares = dirichlet_shares(labels, num_workers, self.alpha, random)
         return np.array_split(np.concatenate(shares), num_workers) if self.even else shares
+
+    def check(self, num_train: int, num_workers: int) -> None:
+        """The uneven draw can leave nobody without samples only if there are two for each worker."""
+        super().check(num_train, num_workers)
+        if not self.even and num_workers > num_train // 2:
+            raise ConfigError(
+                f"num_workers={num_workers} is too many for partition.even=false with {num_train} training samples, "
+                f"two for each worker: choose num_workers <= {num_train // 2}, or partition.even=true."
+            )

@@ -25,13 +25,14 @@ def dirichlet_shares(
     """Uneven shares of 0 ... N-1, one for each worker, skewed by class.
 
     Lin et al., ICML 2021 (arXiv:2102.04761), in the form of the RelaySGD authors' code. Samples are shuffled, workers
-    handled in groups of at most ten; every group but the last takes int(10 / n N) samples, the last takes the rest. In a
-    group of n_g workers and N_g samples, every class is cut in proportions
+    handled in groups of at most ten; every group but the last takes int(10 / n N) samples, the last takes the rest. In
+    a group of n_g workers and N_g samples, every class is cut in proportions
 
         p ~ Dir(alpha, ..., alpha),    p_j <- 0 for workers that hold N_g / n_g samples or more,    p <- p / sum_j p_j,
 
-    and all of it is repeated until every worker holds at least int(N_g / n_g / 2). Where p is 0 / 0 (all of it on full
-    workers, or alpha so small that every draw underflows) the authors' arithmetic gives the class to the last worker.
+    and all of it is repeated until every worker holds at least int(N_g / n_g / 2), and one. Where p is 0 / 0 (all
+    of it on full workers, or alpha so small that every draw underflows) the authors' arithmetic gives the class to the
+    last worker.
 
     Departure: with tiny alpha, or fewer classes than workers in a group, their loop practically never ends. After 5000
     tries, which the papers' settings do not reach, `_fill` cuts the classes: a worker takes no more than its equal
@@ -62,7 +63,7 @@ def _draw_until_balanced(
     Tries are drawn and judged in blocks, which is twenty times faster; the generator is then put back to where it would
     be had it stopped at the accepted one.
     """
-    minimum = int(0.5 * class_sizes.sum() / num_workers)
+    minimum = max(1, int(0.5 * class_sizes.sum() / num_workers))
     concentrations, num_classes = np.repeat(alpha, num_workers), len(class_sizes)
     tries, block = 0, 1
     while tries < MAX_TRIES:

@@ -38,6 +38,6 @@ class Shards(Partition):
         super().check(num_train, num_workers)
         if num_workers * self.shards_per_worker > num_train:
             raise ConfigError(
-                f"num_workers={num_workers} times partition.shards_per_worker={self.shards_per_worker} is more than the "
-                f"{num_train} training samples: choose num_workers <= {num_train // self.shards_per_worker}."
+                f"num_workers={num_workers} times partition.shards_per_worker={self.shards_per_worker} is more than "
+                f"the {num_train} training samples: choose num_workers <= {num_train // self.shards_per_worker}."
             )

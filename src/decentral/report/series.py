@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
+from decentral.registry import components
 from decentral.store import RunStore, read_metrics
 
 CONSENSUS = "consensus_distance"
@@ -64,11 +65,16 @@ def _importance(key: tuple[str, str]) -> tuple[int, str, int, str]:
 
 
 def describe(run_dir: Path) -> str:
-    """One line, for example 'relaysgd, dbt, cifar10, alpha=0.1, 16 workers, seed 1: done'."""
+    """One line, for example 'relaysgd on dbt, vgg11 on cifar10, alpha=0.1, 16 workers, seed 1: done'."""
     config = read_config(run_dir)
-    parts = [name for key in ("algo", "topology", "data", "task", "model") if (name := _name(config.get(key)))]
-    if config.get("alpha") is not None:
-        parts.append(f"alpha={config['alpha']:g}" if isinstance(config["alpha"], float) else f"alpha={config['alpha']}")
+    name = {key: _name(choice) for key, choice in config.items()}
+    task = components("tasks").get(name.get("task", ""))
+    used: tuple[str, ...] = getattr(task, "uses", ())
+    parts = [f"{name['algo']} on {name['topology']}"] if {"algo", "topology"} <= config.keys() else []
+    parts += [f"{name['model']} on {name['data']}" if "data" in used else name["task"]] if task else []
+    if "partition" in used:
+        alpha = config["partition"].get("alpha")
+        parts.append(name["partition"] if alpha is None else f"alpha={alpha:g}")
     if config.get("num_workers") is not None:
         parts.append(f"{config['num_workers']} workers")
     if config.get("seed") is not None:

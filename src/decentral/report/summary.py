@@ -57,13 +57,12 @@ def _best(curves: Curves, split: str, metric: str) -> float | None:
 def _costs(curves: Curves) -> list[str]:
     if not curves.rows:
         return []
-    sent = {row["worker"]: row["bytes_sent"] for row in curves.rows}  # the last of each
-    each = [value for worker, value in sent.items() if isinstance(worker, int)] or list(sent.values())
+    workers = {row["worker"] for row in curves.rows if isinstance(row["worker"], int)}
     last = max(curves.rows, key=lambda row: row["step"])
     time = _duration(max(row["wall_s"] for row in curves.rows))
     return [
         f"Steps:    {last['step']} ({last['epoch']:g} epochs) in {time}",
-        f"Sent:     {_bytes(sum(each) / len(each))} by each worker",
+        f"Sent:     {_bytes(last['bytes_sent'] / max(1, len(workers)))} by a worker, on average",
     ]
 
 

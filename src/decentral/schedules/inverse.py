@@ -11,8 +11,8 @@ from decentral.schedules.schedule import LearningRateSchedule
 class Inverse(LearningRateSchedule):
     """One over the step number, the rate of a running average.
 
-    factor(t) = 1 / (t + 1). With lr=1 and task=mean_estimation, `algo=dpsgd` is the gossip baseline of the RelaySum paper's
-    section 3: x <- W (x + (s - x) / (t + 1)).
+    factor(t) = 1 / (t + 1). With lr=1 and task=mean_estimation, `algo=dpsgd` is the gossip baseline of the RelaySum
+    paper's section 3: x <- W (x + (s - x) / (t + 1)).
     """
 
     name: str = "inverse"

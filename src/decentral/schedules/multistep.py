@@ -14,8 +14,9 @@ class MultiStep(LearningRateSchedule):
 
         factor(epoch) = (warmup_from + (1 - warmup_from) min(epoch / warmup_epochs, 1)) * gamma^(milestones passed)
 
-    The defaults are the RelaySum paper's for CIFAR-10 (appendix C.1): five epochs of warm-up from zero, so that the very
-    first step has learning rate 0, and a tenth at epochs 150 and 180. The epoch is a fraction: it moves every step.
+    The defaults are the RelaySum paper's for CIFAR-10 (appendix C.1): five epochs of warm-up from zero, so that the
+    very first step has learning rate 0, and a tenth at epochs 150 and 180. The epoch is a fraction: it moves every
+    step.
     """
 
     name: str = "multistep"

@@ -176,5 +176,7 @@ def at(root: Path, step: int) -> Checkpoint:
     directory = root / str(step)
     manifest = read_json(directory / _MANIFEST)
     if manifest is None:
-        raise OSError(errno.ENOENT, "no checkpoint: the processes of a run need a file system that they share", str(directory))
+        raise OSError(
+            errno.ENOENT, "no checkpoint: the processes of a run need a file system that they share", str(directory)
+        )
     return Checkpoint(step, directory, tuple(manifest["parts"]), manifest["meta"])

@@ -136,7 +136,8 @@ class RunStore:
         return found
 
     def checkpoint_at(self, step: int) -> Checkpoint:
-        """The checkpoint that the process with the lock found valid, for the others. OSError if it cannot be seen here."""
+        """The checkpoint that the process with the lock found valid, for the others. OSError if it cannot be seen
+        here."""
         return checkpoints.at(self._checkpoints, step)
 
     def load_part(self, checkpoint: Checkpoint, part: str) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from decentral.randomness import torch_generator
 class BatchOrder:
     """`order(step)` -> indices [k, B] into the training set, one row per local worker.
 
-    All workers take the same number of samples per epoch, m = floor(N / n): batch b of an epoch is the places b B ... of the
-    worker's own shuffled part, starting again from its front where the part is smaller than m. The shuffle is addressed by (seed,
-    worker, epoch); without `reshuffle` by (seed, worker) alone.
+    All workers take the same number of samples per epoch, m = floor(N / n): batch b of an epoch is the places b B ...
+    of the worker's own shuffled part, starting again from its front where the part is smaller than m. The shuffle is
+    addressed by (seed, worker, epoch); without `reshuffle` by (seed, worker) alone.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ from decentral.models.statistics import has_batch_statistics, recompute_batch_st
 from decentral.randomness import address, torch_generator
 from decentral.tasks.batches import BatchOrder
 from decentral.tasks.task import Metric, Problem
-from decentral.tasks.worker_models import WorkerModels, has_dropout, seed_dropout
+from decentral.tasks.worker_models import WorkerModels, flat, has_dropout, seed_dropout
 
 if TYPE_CHECKING:
     from decentral.config import Config
@@ -45,9 +45,9 @@ class Classification(Problem):
             torch.default_generator.manual_seed(address(config.seed, "initial model"))
             template = config.model.build(info.image_shape, self.data.num_classes)
         self.models = WorkerModels(template, len(workers), device)
-        self.average = WorkerModels(template, 1, device)
+        self.average = WorkerModels(template, 1, device, gradients=False)
         self.dropout = has_dropout(template)
-        self._x0 = self.models.flat()
+        self._x0 = flat(template).to(device)
         self._buffers = self.models.buffers()
         self._stream: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._next = -1
@@ -56,12 +56,13 @@ class Classification(Problem):
             self.notes = (f"averaged model: batch-norm statistics recomputed on {images} training pictures",)
 
     def init(self, seed: int) -> Tensor:
-        """The template's parameters [P]."""
-        return self._x0
+        """The model as it was built [P]; to be asked for once."""
+        x0, self._x0 = self._x0, self._x0[:0]
+        return x0
 
     def gradient(self, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Cross-entropies [k] and their gradients [k, P]: one forward and backward pass per worker."""
-        images, labels = self._batch(index)
+        images, labels = self.next_batch(index)
         self.models.bind(x)
         self.models.g.zero_()
         losses = []
@@ -84,7 +85,9 @@ class Classification(Problem):
         self.average.bind(x[None])
         (module,) = self.average.modules
         recompute_batch_statistics(module, self._statistics_batches())
-        return self._test([module])[0]
+        found = self._test([module])[0]
+        self.average.release()
+        return found
 
     def save_pictures(self, directory: str) -> None:
         """partition.png and partition.csv: the distribution of the classes over the workers."""
@@ -107,7 +110,7 @@ class Classification(Problem):
         self._close_stream()
         self.data.close()
 
-    def _batch(self, index: int) -> tuple[Tensor, Tensor]:
+    def next_batch(self, index: int) -> tuple[Tensor, Tensor]:
         """The batch that every worker draws index-th. In order, it comes from a stream that may read ahead."""
         if index != self._next:
             self._close_stream()
@@ -143,4 +146,3 @@ class Classification(Problem):
         for module in modules:
             module.train()
         return (totals / count).cpu()
-

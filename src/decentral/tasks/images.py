@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 class Images(Task):
     """Image classification: `data` split over the workers by `partition`, `model` trained with cross-entropy.
 
-    Every worker draws batches of `batch_size` from its own part, reshuffled in every epoch (reshuffle=false: one order for
-    ever, as the thesis). An epoch is floor(N / n) // batch_size steps; with drop_last=false a last, smaller batch is added. Every
-    worker's model is tested on the whole test set, and so is their average; batch-norm statistics are each worker's own,
-    and for the average they are recomputed on training pictures of all workers.
+    Every worker draws batches of `batch_size` from its own part, reshuffled in every epoch (reshuffle=false: one order
+    for ever, as the thesis). An epoch is floor(N / n) // batch_size steps; with drop_last=false a last, smaller batch
+    is added. Every worker's model is tested on the whole test set, and so is their average; batch-norm statistics are
+    each worker's own, and for the average they are recomputed on training pictures of all workers.
 
     test_batch_size    pictures per forward pass in evaluation
     """
@@ -47,7 +47,8 @@ class Images(Task):
         if self.drop_last and share < config.batch_size:
             raise ConfigError(
                 f"batch_size={config.batch_size} is more than the {share} training pictures that each of "
-                f"num_workers={config.num_workers} workers gets of data={config.data.name}: use batch_size={max(share, 1)} or less."
+                f"num_workers={config.num_workers} workers gets of data={config.data.name}: use "
+                f"batch_size={max(share, 1)} or less."
             )
 
     def prepare(self, config: Config) -> None:

@@ -82,9 +82,7 @@ class QuadraticProblem(Problem):
     metrics = (Metric("objective", "suboptimality"), Metric("objective", "distance_to_optimum"))
     steps_per_epoch = 1.0
 
-    def __init__(
-        self, problem: LeastSquares, noise: float, seed: int, workers: range, device: torch.device
-    ) -> None:
+    def __init__(self, problem: LeastSquares, noise: float, seed: int, workers: range, device: torch.device) -> None:
         self.problem = LeastSquares(*(part.to(device) for part in problem))
         self.noise, self.seed, self.workers = noise, seed, workers
         local = slice(workers.start, workers.stop)

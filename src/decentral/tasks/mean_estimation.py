@@ -22,8 +22,8 @@ class MeanEstimation(Task):
 
         s_i^t ~ N(mean, std^2) in each of `dimension` coordinates;  gradient x_i - s_i^t, of 1/2 ||x_i - s_i^t||^2
 
-    RelaySum: `algo=relay_mean topology=chain`. Gossip: `algo=dpsgd schedule=inverse lr=1 topology=ring`. The metric is the
-    squared error per coordinate; one run with many dimensions is many independent runs with one.
+    RelaySum: `algo=relay_mean topology=chain`. Gossip: `algo=dpsgd schedule=inverse lr=1 topology=ring`. The metric is
+    the squared error per coordinate; one run with many dimensions is many independent runs with one.
     """
 
     name: str = "mean_estimation"

@@ -24,15 +24,18 @@ if TYPE_CHECKING:
 class Quadratics(Task):
     """Heterogeneous least squares with a known optimum, random (RelaySum paper, B.4) or from a file; float64.
 
-        f(x) = 1/n sum_i ||A_i x - b_i||^2,    gradient A_i^T (A_i x - b_i),  half of the true one, as the authors use it
+        f(x) = 1/n sum_i ||A_i x - b_i||^2,    gradient A_i^T (A_i x - b_i),  half of the true one, as the authors use
+                                               it
 
-    problem            .npz with `A [n, d, d]`, `b [n, d]` and optionally `x0 [d]` (else zeros); the keys of the generator are
-                       then not used, but for the noise
+    problem            .npz with `A [n, d, d]`, `b [n, d]` and optionally `x0 [d]` (else zeros); the keys of the
+                       generator are then not used, but for the noise
     dimension          d
-    singular_min       smallest singular value mu of the A_i (null: no rescaling but by the largest), singular_max: largest, L
+    singular_min       smallest singular value mu of the A_i (null: no rescaling but by the largest), singular_max:
+                       largest, L
     zeta2              heterogeneity 1/n sum_i ||grad f_i(x*)||^2
     initial_distance   ||x^0 - x*||
-    noise              sigma: the gradient noise is normal with variance noise^2 / d per coordinate, seeded by the run's seed
+    noise              sigma: the gradient noise is normal with variance noise^2 / d per coordinate, seeded by the run's
+                       seed
     problem_seed       draws the problem (null: the run's seed)
     """
 
@@ -61,7 +64,8 @@ class Quadratics(Task):
         n = len(read_problem(self.problem)["A"])
         if config.num_workers not in (None, n):
             raise ConfigError(
-                f"num_workers={config.num_workers} does not fit task.problem={self.problem}, which has {n} workers: leave it out."
+                f"num_workers={config.num_workers} does not fit task.problem={self.problem}, which has {n} "
+                "workers: leave it out."
             )
         return n
 
@@ -113,7 +117,8 @@ def read_problem(path: str) -> dict[str, np.ndarray]:
     for key, array, shape in (("b", b, (n, d)), ("x0", x0, (d,))):
         if array.shape != shape:
             raise ConfigError(
-                f"task.problem={path}: {key} has shape {list(array.shape)}, but with A {list(A.shape)} it has to be {list(shape)}."
+                f"task.problem={path}: {key} has shape {list(array.shape)}, but with A {list(A.shape)} it has to "
+                f"be {list(shape)}."
             )
     for key, array in arrays.items():
         if not np.isfinite(array).all():

@@ -78,8 +78,8 @@ class Problem(ABC):
     def gradient(self, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """Losses [k] and gradients g [k, P] of the local workers at x [k, P].
 
-        `index` numbers the gradients that a worker draws from 0 on: the batch and all randomness are addressed by it. The
-        returned tensors are the caller's until the next call, who may overwrite them.
+        `index` numbers the gradients that a worker draws from 0 on: the batch and all randomness are addressed by it.
+        The returned tensors are the caller's until the next call, who may overwrite them.
         """
 
     @abstractmethod
@@ -95,7 +95,8 @@ class Problem(ABC):
         return None
 
     def buffers(self) -> dict[str, Tensor]:
-        """State of the local workers beside their models (batch-norm statistics), each [k, ...]; tensors that alias it."""
+        """State of the local workers beside their models (batch-norm statistics), each [k, ...]; tensors that alias
+        it."""
         return {}
 
     def close(self) -> None:

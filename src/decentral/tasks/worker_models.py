@@ -11,67 +11,79 @@ from decentral.randomness import address
 
 
 class WorkerModels:
-    """k copies of a module. Parameters alias the rows of x [k, P], their gradients those of g [k, P]: nothing is packed.
+    """k copies of a module. Parameters alias the rows of x [k, P], their gradients those of g [k, P]: nothing is
+    packed.
 
     Buffers (batch-norm statistics) are each copy's own. The order of the coordinates is that of `module.parameters()`.
+    Without `gradients` there is no g, and the copies are only good for evaluation.
     """
 
-    def __init__(self, template: nn.Module, num_workers: int, device: torch.device) -> None:
-        template = template.to(device)
-        self.parameters = list(template.parameters())
-        self.num_parameters = sum(p.numel() for p in self.parameters)
-        self.modules = [self._copy(template) for _ in range(num_workers)]
+    def __init__(self, template: nn.Module, num_workers: int, device: torch.device, gradients: bool = True) -> None:
+        self.shapes = [p.shape for p in template.parameters()]
+        self.num_parameters = sum(shape.numel() for shape in self.shapes)
+        self.modules = [_copy(template, device) for _ in range(num_workers)]
         self.leaves = [list(module.parameters()) for module in self.modules]
-        self.g = torch.zeros(num_workers, self.num_parameters, device=device)
-        for leaves, row in zip(self.leaves, self.g, strict=True):
+        self.g = torch.zeros(num_workers if gradients else 0, self.num_parameters, device=device)
+        for leaves, row in zip(self.leaves, self.g, strict=False):
             for leaf, view in zip(leaves, self.views(row), strict=True):
                 leaf.grad = view
         self._bound: tuple[int, tuple[int, ...]] | None = None
         self._views: dict[tuple[int, tuple[int, ...]], list[list[Tensor]]] = {}
 
-    def flat(self) -> Tensor:
-        """The template's parameters as one row [P]."""
-        return torch.cat([p.detach().reshape(-1) for p in self.parameters])
-
     def views(self, row: Tensor) -> list[Tensor]:
         """A row [P] as the module's parameters: views, nothing is copied."""
-        parts = row.split([p.numel() for p in self.parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+        parts = row.split([shape.numel() for shape in self.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def bind(self, x: Tensor) -> None:
-        """Let the parameters be the rows of x [k, P]. Costs nothing while the algorithm keeps x where it is."""
+        """Let the parameters be the rows of x [k, P]. Costs next to nothing while the algorithm keeps x where it is.
+
+        The views of two places are kept, for algorithms in which x and another row tensor take turns.
+        """
         key = x.data_ptr(), x.stride()
         if key == self._bound:
             return
         if key not in self._views:
-            if len(self._views) >= 4:
-                self._views.clear()
+            if len(self._views) >= 2:
+                del self._views[next(iter(self._views))]
             self._views[key] = [self.views(row) for row in x]
         for leaves, views in zip(self.leaves, self._views[key], strict=True):
             for leaf, view in zip(leaves, views, strict=True):
                 leaf.data = view
         self._bound = key
 
+    def release(self) -> None:
+        """Forget the rows: they may be freed."""
+        self._views.clear()
+        self._bound = None
+        for leaf in (leaf for leaves in self.leaves for leaf in leaves):
+            leaf.data = _placeholder(leaf.shape, leaf.device)
+
     def buffers(self) -> dict[str, Tensor]:
         """The modules' buffers by name, [k, ...] each, stacked into one tensor that the modules' own then alias."""
         stacked = {}
         for name, _ in self.modules[0].named_buffers():
             owners = [_owner(module, name) for module in self.modules]
-            rows = torch.stack([owner._buffers[leaf] for owner, leaf in owners])  # type: ignore[arg-type]
+            rows = torch.stack([owner.get_buffer(leaf) for owner, leaf in owners])
             for (owner, leaf), row in zip(owners, rows, strict=True):
                 owner._buffers[leaf] = row
             stacked[name] = rows
         return stacked
 
-    @staticmethod
-    def _copy(template: nn.Module) -> nn.Module:
-        """A copy whose parameters are placeholders; buffers are really copied."""
-        memo = {id(p): nn.Parameter(torch.empty_like(p, device="meta")) for p in template.parameters()}
-        clone = copy.deepcopy(template, memo)
-        for name, p in list(clone.named_parameters()):
-            owner, leaf = _owner(clone, name)
-            owner._parameters[leaf] = nn.Parameter(torch.empty(p.shape, device=next(template.parameters()).device))
-        return clone
+
+def flat(module: nn.Module) -> Tensor:
+    """All parameters as one new row [P]."""
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+
+
+def _copy(template: nn.Module, device: torch.device) -> nn.Module:
+    """A copy whose parameters take no memory until they are bound; buffers are really copied."""
+    memo = {id(p): nn.Parameter(_placeholder(p.shape, device)) for p in template.parameters()}
+    return copy.deepcopy(template, memo).to(device)
+
+
+def _placeholder(shape: torch.Size, device: torch.device) -> Tensor:
+    return torch.zeros((), device=device).expand(shape)
 
 
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -12,10 +12,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from decentral.data.dataset import Loaded
+from decentral.data.loading.normalise import Normalise
 from decentral.randomness import uniform
 
 if TYPE_CHECKING:
-    from decentral.data.dataset import Order
+    from decentral.data.dataset import Batches, Order
 
 SMALL_BYTES = 64e6  # up to this size, training pictures that are not augmented are kept as normalised floats
 
@@ -24,8 +25,8 @@ class InMemory(Loaded):
     """Pictures [N, C, H, W] uint8 and labels on the device; a batch is gathered, augmented and normalised there.
 
     A training picture is shifted by up to `pad` pixels each way (zero padding, as `RandomCrop(padding=pad)` in
-    torchvision) and, if `flip`, mirrored with probability 1/2: one of 2 (2 pad + 1)^2 equally likely variants. Which one
-    is a hash of (seed, worker, step, position), computed for the whole batch at once and the same on every device.
+    torchvision) and, if `flip`, mirrored with probability 1/2: one of 2 (2 pad + 1)^2 equally likely variants. Which
+    one is a hash of (seed, worker, step, position), computed for the whole batch at once, the same on every device.
     `mean` and `std` are per channel, in units of the stored bytes. Nothing here waits for the device.
     """
 
@@ -48,9 +49,7 @@ class InMemory(Loaded):
         self._test_labels = torch.from_numpy(np.array(arrays["test_labels"], dtype=np.int64)).to(self.device)
         self._images = torch.from_numpy(arrays["train_images"]).to(self.device)
         self._test_images = torch.from_numpy(arrays["test_images"]).to(self.device)
-        deviation = torch.tensor(std, dtype=torch.float32, device=self.device)[:, None, None]
-        self._scale = 1 / deviation
-        self._shift = -torch.tensor(mean, dtype=torch.float32, device=self.device)[:, None, None] / deviation
+        self._normalise = Normalise(mean, std, self.device)
         height, width = self._images.shape[2:]
         self._row_starts = torch.arange(height, device=self.device) * (width + 2 * pad)
         columns = torch.arange(width, device=self.device)
@@ -59,7 +58,7 @@ class InMemory(Loaded):
         if not self._augment and 4 * self._images.numel() <= SMALL_BYTES:
             self._images = self._normalise(self._images)
 
-    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Batches:
         """See `Loaded`; every batch is a new tensor."""
         for step in range(start, stop):
             rows = order(step)
@@ -82,9 +81,6 @@ class InMemory(Loaded):
 
     def close(self) -> None:
         """Nothing to stop: the memory goes with the object."""
-
-    def _normalise(self, images: Tensor) -> Tensor:
-        return images.to(torch.float32).mul_(self._scale).add_(self._shift)
 
     def _crop_and_flip(self, images: Tensor, workers: range, step: int) -> Tensor:
         """[k B, C, H, W] uint8 -> the same, every picture in its own variant: one gather from the padded batch."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from decentral.data.dataset import Loaded
 from decentral.data.decode import open_picture, resize_and_crop
+from decentral.data.loading.normalise import Normalise
 from decentral.errors import ConfigError
 from decentral.randomness import numpy_generator
 
@@ -24,7 +28,7 @@ if TYPE_CHECKING:
 
     from PIL.Image import Image
 
-    from decentral.data.dataset import Order
+    from decentral.data.dataset import Batches, Order
     from decentral.data.normalisation import Normalisation
 
 
@@ -108,11 +112,9 @@ class Streamed(Loaded):
         self._train, self._test = Pictures(*train[:2], image_size, seed), Pictures(*test[:2], image_size, None)
         self.train_labels, self._test_labels = train[2], torch.from_numpy(test[2])
         self._labels = torch.from_numpy(self.train_labels)
-        deviation = torch.tensor(normalisation.std, dtype=torch.float32, device=self.device)[:, None, None]
-        self._scale = 1 / deviation
-        self._shift = -torch.tensor(normalisation.mean, dtype=torch.float32, device=self.device)[:, None, None] / deviation
+        self._normalise = Normalise(normalisation.mean, normalisation.std, self.device)
 
-    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Batches:
         """See `Loaded`. Raises ConfigError that names a broken picture."""
         ahead: deque[Tensor] = deque()  # what the loaders were asked for and the caller has not got yet
 
@@ -143,8 +145,10 @@ class Streamed(Loaded):
     def close(self) -> None:
         """Nothing to stop: the loaders live and end with their iterator."""
 
-    def _pieces(self, pictures: Pictures, pieces: Iterable[Piece], pieces_per_step: int) -> Iterator[Tensor]:
-        """The pieces in order; closing it stops the loaders."""
+    def _pieces(
+        self, pictures: Pictures, pieces: Iterable[Piece], pieces_per_step: int
+    ) -> Generator[Tensor, None, None]:
+        """The pieces in order, on the device; closing it stops the loaders."""
         context = None
         if self.num_loaders:
             context = torch.multiprocessing.get_context("forkserver")
@@ -158,13 +162,25 @@ class Streamed(Loaded):
             if self.num_loaders
             else None,
             multiprocessing_context=context,
+            worker_init_fn=_die_with_parent,
             pin_memory=self.device.type == "cuda",
         )
         for piece in loader:  # the loaders stop when this iterator goes
             if isinstance(piece, str):
                 raise ConfigError(piece)
-            yield piece
+            yield piece.to(self.device, non_blocking=True)
 
-    def _normalise(self, images: Tensor) -> Tensor:
-        on_device = images.to(self.device, non_blocking=True)
-        return on_device.to(torch.float32).mul_(self._scale).add_(self._shift)
+
+def _die_with_parent(_: int) -> None:
+    """End this loader when the process that reads from it is gone, even if that was killed.
+
+    torch's own watch is on the parent by process number, which is the fork server.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()

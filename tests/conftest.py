@@ -1,0 +1,99 @@
+"""Fixtures for whole runs: `start` carries out a configuration in this process or in several, quickly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pytest
+
+if TYPE_CHECKING:
+    from decentral.config import Config
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: here and in child processes
+os.environ.setdefault("WANDB_MODE", "offline")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run left behind."""
+
+    status: str
+    directory: Path
+
+    @property
+    def iterates(self) -> np.ndarray:
+        """[steps + 1, n, P]."""
+        with np.load(self.directory / "trace.npz") as file:
+            return file["iterates"]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics, less how long it took."""
+        from decentral.store import read_metrics
+
+        return [{key: value for key, value in row.items() if key != "wall_s"} for row in read_metrics(self.directory)]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """status.json."""
+        from decentral.store import RunStore
+
+        return RunStore.peek(self.directory) or {}
+
+    def last(self, metric: str, worker: int | str) -> float:
+        """The value of a metric in the last evaluation."""
+        found = [row["value"] for row in self.rows if (row["metric"], row["worker"]) == (metric, worker)]
+        return found[-1]
+
+
+class Start(Protocol):
+    def __call__(self, *overrides: str, processes: int = 1, directory: str = "run", **faults: int) -> Result: ...
+
+
+@pytest.fixture(scope="session")
+def worlds() -> Iterator[Callable[[int], Any]]:
+    """size -> a group of that many processes, started at most once."""
+    from worlds import Processes
+
+    started: dict[int, Processes] = {}
+
+    def group(size: int) -> Processes:
+        if size not in started or not started[size].processes:
+            started[size] = Processes(size)
+        return started[size]
+
+    yield group
+    for processes in started.values():
+        processes.stop()
+
+
+@pytest.fixture
+def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Start:
+    """Carry out a run in `directory`, with one or more processes; `crash_at` and `interrupt_at` name a step."""
+    import torch
+    from worlds import carry_out
+
+    from decentral.cli import compose
+    from decentral.world import World
+
+    composed: dict[tuple[str, ...], Config] = {}  # Hydra takes its time
+
+    def _start(*overrides: str, processes: int = 1, directory: str = "run", **faults: int) -> Result:
+        path = tmp_path / directory
+        if overrides not in composed:
+            composed[overrides] = compose([*overrides, "progress=false", "device=cpu"])
+        config = replace(composed[overrides], run_dir=str(path))
+        faults = {"crash_at": -1, "interrupt_at": -1} | faults
+        if processes == 1:
+            statuses = [carry_out(World(0, 1, torch.device("cpu")), config, **faults)]
+        else:
+            statuses = worlds(processes).call(carry_out, config, *faults.values())
+        assert len(set(statuses)) == 1, f"the processes disagree about how the run ended: {statuses}"
+        return Result(statuses[0], path)
+
+    return _start

@@ -1,0 +1,267 @@
+"""Every algorithm again, with dense matrices and loops over workers and edges: what the program is compared with.
+
+Written from the papers' formulas alone. It shares no line with `decentral` and imports nothing from it; models are
+global arrays [n, d] in float64. Slow and plain on purpose.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from reference_topology import Array, Piece, hops
+
+# --- what the workers do on their own -------------------------------------------------------------------------------
+
+
+@dataclass
+class SGD:
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    m: Any = 0.0
+
+    def update(self, g: Array, lr: float) -> Array:
+        self.m = self.momentum * self.m + g
+        return -lr * (g + self.momentum * self.m if self.nesterov else self.m)
+
+
+@dataclass
+class Adam:
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    m: Any = 0.0
+    v: Any = 0.0
+    k: int = 0
+
+    def update(self, g: Array, lr: float) -> Array:
+        self.k += 1
+        self.m = self.beta1 * self.m + (1 - self.beta1) * g
+        self.v = self.beta2 * self.v + (1 - self.beta2) * g**2
+        m, v = self.m / (1 - self.beta1**self.k), self.v / (1 - self.beta2**self.k)
+        return -lr * m / (np.sqrt(v) + self.epsilon)
+
+
+def never(round: int, piece: int, source: int, target: int) -> bool:
+    return False
+
+
+@dataclass
+class Setting:
+    """A problem (A [n, d, d], b [n, d], x0 [d]), a network, and how each worker uses its gradients."""
+
+    A: Array
+    b: Array
+    x0: Array
+    pieces: list[Piece]
+    optimizer: Any
+    lr: Callable[[int], float]
+    lost: Callable[[int, int, int, int], bool] = never
+
+    @property
+    def n(self) -> int:
+        return len(self.A)
+
+    def start(self) -> Array:
+        return np.array([self.x0] * self.n)
+
+    def gradient(self, x: Array) -> Array:
+        """What the optimizer sees: weight decay is part of it."""
+        g = [A.T @ (A @ xi - b) for A, b, xi in zip(self.A, self.b, x, strict=True)]
+        return np.array(g) + self.optimizer.weight_decay * x
+
+    def update(self, x: Array, t: int) -> Array:
+        return self.optimizer.update(self.gradient(x), self.lr(t))
+
+    def matrix(self, piece: int, round: int, lazy: bool = False) -> Array:
+        """W of a round; a worker that misses messages scales its remaining weights up to their old sum."""
+        matrices = self.pieces[piece].matrices
+        W = matrices[round % len(matrices)]
+        W = (W + np.eye(self.n)) / 2 if lazy else W.copy()
+        for i in range(self.n):
+            before = W[i].sum()
+            for j in range(self.n):
+                if i != j and W[i, j] and self.lost(round, piece, j, i):
+                    W[i, j] = 0
+            if W[i].sum() == 0:
+                W[i, i] = before  # nothing came and it has no weight of its own: it keeps what it has
+            W[i] *= before / W[i].sum()
+        return W
+
+    def mix(self, x: Array, round: int, lazy: bool = False) -> Array:
+        mixed = np.empty_like(x)
+        for number, piece in enumerate(self.pieces):
+            mixed[:, piece.coordinates] = self.matrix(number, round, lazy) @ x[:, piece.coordinates]
+        return mixed
+
+
+@dataclass
+class RelaySum:
+    """Messages and counts on every directed edge of every tree, zero at first."""
+
+    s: Setting
+    messages: dict[tuple[int, int, int], Array] = field(default_factory=dict)
+    counts: dict[tuple[int, int, int], float] = field(default_factory=dict)
+
+    def exchange(self, y: Array, t: int) -> None:
+        """m_{i->j} = y_i + what the neighbours of i other than j sent before."""
+        messages, counts = {}, {}
+        for number, piece in enumerate(self.s.pieces):
+            for i, j in piece.edges:
+                m, c = y[i, piece.coordinates].copy(), 1.0
+                for k, to in piece.edges:
+                    if to == i and k != j:
+                        m += self.messages.get((number, k, i), 0.0)
+                        c += self.counts.get((number, k, i), 0.0)
+                kept = 0.0 if self.s.lost(t, number, i, j) else 1.0
+                messages[number, i, j], counts[number, i, j] = kept * m, kept * c
+        self.messages, self.counts = messages, counts
+
+    def received(self) -> tuple[Array, Array]:
+        """For every worker and coordinate: the sum of the last messages, and how many values are in it."""
+        total, count = np.zeros((self.s.n, len(self.s.x0))), np.zeros((self.s.n, len(self.s.x0)))
+        for (number, _, j), message in self.messages.items():
+            total[j, self.s.pieces[number].coordinates] += message
+        for (number, _, j), c in self.counts.items():
+            count[j, self.s.pieces[number].coordinates] += c
+        return total, count
+
+
+# --- the algorithms: generators of x^1, x^2, ... --------------------------------------------------------------------
+
+Iterates = Iterator[Array]
+
+
+def run(algorithm: Callable[..., Iterates], setting: Setting, steps: int, **options: Any) -> Array:
+    """iterates [steps + 1, n, d]."""
+    return np.array([setting.start(), *itertools.islice(algorithm(setting, **options), steps)])
+
+
+def mean(x: Array) -> Array:
+    return np.array([x.mean(axis=0)] * len(x))
+
+
+def allreduce(s: Setting) -> Iterates:
+    x = s.start()
+    for t in itertools.count():
+        x = x + s.optimizer.update(mean(s.gradient(x)), s.lr(t))
+        yield x
+
+
+def model_averaging(s: Setting) -> Iterates:
+    yield from local_sgd(s, period_steps=1)
+
+
+def local_sgd(s: Setting, period_steps: int = 4) -> Iterates:
+    x = s.start()
+    for t in itertools.count():
+        x = x + s.update(x, t)
+        if (t + 1) % period_steps == 0:
+            x = mean(x)
+        yield x
+
+
+def dpsgd(s: Setting, mode: str = "atc") -> Iterates:
+    x = s.start()
+    for t in itertools.count():
+        u = s.update(x, t)
+        x = s.mix(x + u, t) if mode == "atc" else s.mix(x, t) + u
+        yield x
+
+
+def d2(s: Setting, lazy: bool = False) -> Iterates:
+    """In the form x^{t+1} = W (2 x^t - x^{t-1} + u^t - u^{t-1}); the first step is W (x^0 + u^0)."""
+    x = s.start()
+    x_before, u_before = x, np.zeros_like(x)
+    for t in itertools.count():
+        u = s.update(x, t)
+        x, x_before = s.mix(2 * x - x_before + u - u_before, t, lazy), x
+        u_before = u
+        yield x
+
+
+def exact_diffusion(s: Setting) -> Iterates:
+    yield from d2(s, lazy=True)
+
+
+def gradient_tracking(s: Setting) -> Iterates:
+    x = s.start()
+    c = np.zeros_like(x)
+    for t in itertools.count():
+        u = s.update(x, t)
+        x, c = s.mix(x + u + c, t), s.mix(c + u, t) - u
+        yield x
+
+
+def sgp(s: Setting, rounds: int = 1) -> Iterates:
+    """Yields z = x / w. The weights w are coordinates like those of x, so that pieces need no case of their own."""
+    x, w = s.start(), np.ones_like(s.start())
+    for t in itertools.count():
+        x = x + s.update(x / w, t)
+        for round in range(t * rounds, (t + 1) * rounds):
+            x, w = s.mix(x, round), s.mix(w, round)
+        yield x / w
+
+
+def qg_dpsgd(s: Setting, beta: float = 0.9, nesterov: bool = True) -> Iterates:
+    x = s.start()
+    m = np.zeros_like(x)
+    for t in itertools.count():
+        g, lr = s.gradient(x), s.lr(t)
+        b = beta * m + g
+        new = s.mix(x + s.optimizer.update(g + beta * b if nesterov else b, lr), t)
+        if lr != 0:
+            m = beta * m + (1 - beta) * (x - new) / lr
+        x = new
+        yield x
+
+
+def relaysgd(s: Setting, fill: str = "initial", overlap: bool = False, correct_lr: bool = False) -> Iterates:
+    factor = correction(s.pieces, s.n, overlap) if correct_lr else 1.0
+    x, relay = s.start(), RelaySum(s)
+    for t in itertools.count():
+        y = x + s.optimizer.update(s.gradient(x), factor * s.lr(t))
+        before = relay.received()
+        relay.exchange(y, t)
+        total, count = before if overlap else relay.received()
+        if fill == "count":
+            x = (y + total) / (1 + count)
+        else:
+            reference = {"initial": s.start(), "previous": x, "own": y}[fill]
+            x = (y + total + (s.n - 1 - count) * reference) / s.n
+        yield x
+
+
+def correction(parts: list[Piece], n: int, overlap: bool = False) -> float:
+    """One over what remains of a unit update of every worker."""
+    delays = []
+    for piece in parts:
+        tau = hops(piece.edges, n)
+        delays += [max(tau[i, j] - (not overlap), 0) for i in range(n) for j in range(n)]
+    return 1 + sum(delays) / len(delays)
+
+
+def relaysgd_grad(s: Setting) -> Iterates:
+    x, relay = s.start(), RelaySum(s)
+    for t in itertools.count():
+        u = s.update(x, t)
+        relay.exchange(u, t)
+        x = x + (u + relay.received()[0]) / s.n
+        yield x
+
+
+def relay_mean(s: Setting) -> Iterates:
+    x, relay = s.start(), RelaySum(s)
+    total, count = np.zeros_like(x), np.zeros_like(x)
+    for t in itertools.count():
+        sample = x - (s.gradient(x) - s.optimizer.weight_decay * x)
+        relay.exchange(sample, t)
+        sums, counts = relay.received()
+        total, count = total + sample + sums, count + 1 + counts
+        x = total / count
+        yield x

@@ -1,0 +1,124 @@
+"""The one table of the conformance tests: every algorithm, topology, task and optimizer, and what is true of it.
+
+A new component joins all of `test_conformance_*.py` by being listed here, once; until then
+`test_every_component_is_listed` fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+
+class Optimum(Enum):
+    """Where a method ends on a heterogeneous quadratic with a constant learning rate and no noise."""
+
+    exact = "exact"  # at the optimum
+    biased = "biased"  # near it
+    other = "other"  # it does not optimise
+
+
+@dataclass(frozen=True)
+class Net:
+    """A topology and its number of workers."""
+
+    topology: str
+    n: int
+
+    def overrides(self, folder: Path) -> list[str]:
+        """As on the command line; `folder` is for files that the topology reads."""
+        return [f"topology={self.topology}", f"num_workers={self.n}", *topology_overrides(self.topology, folder)]
+
+
+@dataclass(frozen=True)
+class AlgorithmCase:
+    """What is true of an algorithm."""
+
+    nets: tuple[Net, ...]  # what it runs on; the first is its usual one
+    optimum: Optimum
+    everyone: Net | None  # where all hear of all in every step, so that it is SGD on the mean gradient
+    as_sgd: tuple[str, ...] = ()  # settings that make it SGD there, and for n = 1
+    overrides: tuple[str, ...] = ()
+    task: str = "quadratics"
+
+    @property
+    def optimises(self) -> bool:
+        """Whether it follows gradients."""
+        return self.optimum is not Optimum.other
+
+
+RING, COMPLETE, TREES = Net("ring", 5), Net("complete", 5), (Net("dbt", 5), Net("star", 5), Net("chain", 5))
+PAIR = Net("chain", 2)  # the only tree on which everybody is everybody's neighbour
+
+ALGORITHMS: dict[str, AlgorithmCase] = {
+    "allreduce": AlgorithmCase((RING,), Optimum.exact, RING),
+    "d2": AlgorithmCase((RING, Net("grid", 6)), Optimum.exact, COMPLETE, overrides=("topology.weights=metropolis",)),
+    "dpsgd": AlgorithmCase((RING, Net("dbt", 5), Net("one_peer_exponential", 5)), Optimum.biased, COMPLETE),
+    "exact_diffusion": AlgorithmCase((RING, Net("star", 5), Net("dbt", 6)), Optimum.exact, None),
+    "gradient_tracking": AlgorithmCase((RING, Net("dbt", 5), Net("exponential", 5)), Optimum.exact, COMPLETE),
+    "local_sgd": AlgorithmCase(
+        (RING,), Optimum.biased, RING, as_sgd=("algo.period_steps=1",), overrides=("algo.period_steps=3",)
+    ),
+    "model_averaging": AlgorithmCase((RING,), Optimum.exact, RING),
+    "qg_dpsgd": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE, as_sgd=("algo.beta=0",)),
+    "relay_mean": AlgorithmCase(TREES, Optimum.other, None, task="mean_estimation"),
+    "relaysgd": AlgorithmCase(TREES, Optimum.exact, PAIR),
+    "relaysgd_grad": AlgorithmCase(TREES, Optimum.biased, PAIR),
+    "sgp": AlgorithmCase(
+        (Net("one_peer_exponential", 5), Net("exponential", 6)), Optimum.biased, COMPLETE, overrides=("algo.rounds=2",)
+    ),
+}
+
+VARIANTS: dict[str, list[str]] = {
+    "dpsgd": ["algo.mode=awc"],
+    "relaysgd": ["algo.overlap=true", "algo.fill=own", "algo.fill=previous", "algo.fill=count", "algo.correct_lr=true"],
+    "qg_dpsgd": ["algo.nesterov=false"],
+}
+"""Settings that take another way through an algorithm."""
+
+
+@dataclass(frozen=True)
+class TopologyCase:
+    """What is true of a topology, with default settings."""
+
+    n: int  # a number of workers for which it exists, small
+    tree: bool = False  # or a tree for each piece of the model
+
+
+TOPOLOGIES: dict[str, TopologyCase] = {
+    "bt": TopologyCase(6, tree=True),
+    "chain": TopologyCase(5, tree=True),
+    "complete": TopologyCase(5),
+    "dbt": TopologyCase(6, tree=True),
+    "exponential": TopologyCase(6),
+    "file": TopologyCase(5),
+    "grid": TopologyCase(6),
+    "hypercube": TopologyCase(8),
+    "one_peer_exponential": TopologyCase(5),
+    "ring": TopologyCase(5),
+    "social": TopologyCase(32),
+    "spanning_tree": TopologyCase(6, tree=True),
+    "star": TopologyCase(6, tree=True),
+    "torus": TopologyCase(6),
+}
+
+TASKS: dict[str, tuple[str, ...]] = {
+    "images": ("data=digits", "model=mlp", "model.hidden=[8]", "batch_size=8", "alpha=1"),
+    "mean_estimation": ("task.dimension=3", "schedule=inverse", "lr=1"),
+    "quadratics": ("task.dimension=4", "task.noise=0.1"),
+}
+
+OPTIMIZERS: dict[str, tuple[str, ...]] = {
+    "adam": ("optim=adam", "optim.weight_decay=0.01"),
+    "sgd": ("optim=nesterov", "optim.weight_decay=0.01"),
+}
+
+
+def topology_overrides(name: str, folder: Path) -> list[str]:
+    """What a topology cannot do without."""
+    if name == "file":
+        path = folder / "graph.csv"
+        path.write_text("source,target\n0,1\n1,2\n2,3\n3,0\n3,4\n")
+        return [f"topology.path={path}"]
+    return ["topology.graph=grid"] if name == "spanning_tree" else []

@@ -1,0 +1,105 @@
+"""Where the algorithms end: at the optimum of a heterogeneous quadratic or not, and as plain SGD where all hear "
+"of all."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from table import ALGORITHMS, OPTIMIZERS, TASKS, TOPOLOGIES, VARIANTS, Optimum
+
+from decentral.config import GROUPS
+from decentral.registry import components
+from decentral.tasks.least_squares import random_problem
+
+TABLES = {"algorithms": ALGORITHMS, "topology": TOPOLOGIES, "tasks": TASKS, "optim": OPTIMIZERS}
+OPTIMISERS = [name for name, case in ALGORITHMS.items() if case.optimises]
+SGD_WHERE_ALL_MEET = [name for name, case in ALGORITHMS.items() if case.everyone is not None]
+RULES = {
+    "sgd": (["optim=sgd"], lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum": (["optim=momentum"], lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "nesterov": (
+        ["optim=nesterov", "optim.weight_decay=0.01"],
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+    ),
+}
+ADAM = (["optim=adam"], lambda p: torch.optim.Adam(p, lr=0.1))
+SMALL = ["task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.1"]
+
+
+@pytest.mark.parametrize("package", TABLES)
+def test_every_component_is_listed(package):
+    assert list(TABLES[package]) == list(components(package))
+    assert package in GROUPS.values()
+
+
+def test_every_variant_is_of_an_algorithm_that_exists():
+    assert VARIANTS.keys() <= ALGORITHMS.keys()
+
+
+# -- the optimum -------------------------------------------------------------------------------------------------------
+
+
+def settle(start, tmp_path, name: str, *overrides: str, directory: str = "run"):
+    case = ALGORITHMS[name]
+    return start(
+        f"algo={name}", *case.nets[0].overrides(tmp_path), *case.overrides, *SMALL, "task.singular_min=0.8",
+        "steps=600", "eval_every_epochs=600", *overrides, directory=directory
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMISERS if ALGORITHMS[name].optimum is Optimum.exact])
+@pytest.mark.parametrize("optim", ["sgd", "momentum"])
+def test_an_exact_method_reaches_the_optimum_of_different_functions(start, tmp_path, name, optim):
+    result = settle(start, tmp_path, name, f"optim={optim}", "lr=0.02" if optim == "momentum" else "lr=0.1")
+    assert abs(result.last("suboptimality", "worst")) < 1e-10
+    assert result.last("distance_to_optimum", "worst") < 1e-6
+    assert result.last("consensus_distance", "mean") < 1e-12
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMISERS if ALGORITHMS[name].optimum is Optimum.biased])
+def test_a_biased_method_settles_next_to_it_nearer_with_a_smaller_rate(start, tmp_path, name):
+    far = settle(start, tmp_path, name, "lr=0.1").last("suboptimality", "worst")
+    near = settle(start, tmp_path, name, "lr=0.05", "steps=1200", directory="near").last("suboptimality", "worst")
+    assert 1e-4 < near < far < 0.1
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMISERS if ALGORITHMS[name].optimum is Optimum.biased])
+def test_a_biased_method_is_exact_where_all_workers_want_the_same(start, tmp_path, name):
+    assert settle(start, tmp_path, name, "task.zeta2=0").last("suboptimality", "worst") < 1e-10
+
+
+# -- plain SGD ---------------------------------------------------------------------------------------------------------
+
+
+def reference(n: int, zeta2: float, steps: int, optimizer) -> np.ndarray:
+    """torch.optim on 1/n sum_i 1/2 ||A_i x - b_i||^2: [steps + 1, 6]."""
+    problem = random_problem(n, 6, 0.5, 1.0, zeta2, 1.0, seed=0)
+    x = problem.x0.clone().requires_grad_()
+    rule, iterates = optimizer([x]), [x.detach().clone()]
+    for _ in range(steps):
+        rule.zero_grad()
+        residual = torch.einsum("nij,j->ni", problem.A, x) - problem.b
+        (residual.square().sum() / (2 * n)).backward()
+        rule.step()
+        iterates.append(x.detach().clone())
+    return torch.stack(iterates).numpy()
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", SGD_WHERE_ALL_MEET)
+def test_where_all_hear_of_all_everybody_does_sgd_on_the_mean_gradient(start, tmp_path, name, rule):
+    case, (overrides, optimizer) = ALGORITHMS[name], RULES[rule]
+    net = case.everyone
+    result = start(f"algo={name}", *net.overrides(tmp_path), *case.as_sgd, *SMALL, *overrides, "steps=30", "trace=true")
+    expected = reference(net.n, 1.0, 30, optimizer)
+    np.testing.assert_allclose(result.iterates, np.repeat(expected[:, None], net.n, axis=1), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("rule", [*RULES, "adam"])
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_one_worker_alone_does_what_torch_does(start, name, rule):
+    case, (overrides, optimizer) = ALGORITHMS[name], (RULES | {"adam": ADAM})[rule]
+    topology = ["topology=chain", "num_workers=1", "task.zeta2=0"]
+    result = start(f"algo={name}", *topology, *case.as_sgd, *SMALL, *overrides, "steps=30", "trace=true")
+    np.testing.assert_allclose(result.iterates[:, 0], reference(1, 0.0, 30, optimizer), rtol=0, atol=1e-12)

@@ -1,0 +1,215 @@
+"""Data sets that live in memory: digits, CIFAR-10, and their batches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from decentral.data.cifar10 import Cifar10
+from decentral.data.dataset import DataSet
+from decentral.data.digits import Digits
+from decentral.data.loading import in_memory
+from decentral.data.loading.in_memory import InMemory
+from decentral.data.normalisation import Normalisation
+from decentral.errors import ConfigError
+from decentral.registry import components
+
+SEED = 7
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DECENTRAL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def arrays() -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(0)
+    return {
+        "train_images": draw.integers(1, 256, size=(20, 3, 5, 6), dtype=np.uint8),
+        "train_labels": draw.integers(4, size=20),
+        "test_images": draw.integers(1, 256, size=(7, 3, 5, 6), dtype=np.uint8),
+        "test_labels": draw.integers(4, size=7),
+    }
+
+
+def in_memory_data(arrays: dict[str, np.ndarray], **augmentation) -> InMemory:
+    plain = {"mean": [0.0] * 3, "std": [1.0] * 3}
+    return InMemory(arrays, num_classes=4, device="cpu", seed=SEED, **(plain | augmentation))
+
+
+def order(step: int) -> torch.Tensor:
+    """16 pictures of each of the workers 0 ... 3."""
+    return torch.randint(20, (4, 16), generator=torch.Generator().manual_seed(step))
+
+
+def variants(picture: np.ndarray, pad: int, flip: bool) -> dict[bytes, int]:
+    """Every crop of the zero-padded picture, mirrored or not."""
+    _, height, width = picture.shape
+    padded = np.pad(picture, ((0, 0), (pad, pad), (pad, pad)))
+    crops = [
+        padded[:, down : down + height, right : right + width]
+        for down in range(2 * pad + 1)
+        for right in range(2 * pad + 1)
+    ]
+    if flip:
+        crops += [crop[:, :, ::-1] for crop in crops]
+    return {np.ascontiguousarray(crop).tobytes(): i for i, crop in enumerate(crops)}
+
+
+@pytest.mark.parametrize(("pad", "flip"), [(2, True), (1, False), (0, True)])
+def test_an_augmented_picture_is_a_crop_of_the_padded_one_and_every_crop_occurs(arrays, pad, flip):
+    data = in_memory_data(arrays, pad=pad, flip=flip)
+    known = [variants(picture, pad, flip) for picture in arrays["train_images"]]
+    seen = []
+    for step, (images, _) in enumerate(data.train_batches(order, range(4), 0, 20)):
+        for index, image in zip(order(step).flatten(), images.flatten(0, 1), strict=True):
+            seen.append(known[index][image.to(torch.uint8).numpy().tobytes()])
+    times = np.bincount(seen, minlength=len(known[0]))
+    assert len(times) == (2 * pad + 1) ** 2 * (1 + flip)
+    assert times.min() > 0.4 * times.mean()
+
+
+def test_the_augmentation_of_a_worker_does_not_depend_on_the_others(arrays):
+    data = in_memory_data(arrays, pad=2, flip=True)
+    together, _ = next(data.train_batches(order, range(4), 5, 6))
+    alone, _ = next(data.train_batches(lambda step: order(step)[2:], range(2, 4), 5, 6))
+    assert torch.equal(together[2:], alone)
+    assert not torch.equal(together[0], together[1])
+
+
+def test_batches_can_be_resumed_at_any_step(arrays):
+    data = in_memory_data(arrays, pad=2, flip=True)
+    whole = list(data.train_batches(order, range(4), 0, 6))
+    rest = list(data.train_batches(order, range(4), 4, 6))
+    for (images, labels), (images_again, labels_again) in zip(whole[4:], rest, strict=True):
+        assert torch.equal(images, images_again) and torch.equal(labels, labels_again)
+
+
+def test_another_seed_augments_differently(arrays):
+    first = in_memory_data(arrays, pad=2, flip=True)
+    second = in_memory_data(arrays, pad=2, flip=True)
+    second.seed = SEED + 1
+    (a, _), (b, _) = (next(data.train_batches(order, range(4), 0, 1)) for data in (first, second))
+    assert not torch.equal(a, b)
+
+
+@pytest.mark.parametrize("small_bytes", [0, 64e6], ids=["kept as bytes", "kept normalised"])
+def test_without_augmentation_batches_are_the_normalised_pictures_and_their_labels(arrays, monkeypatch, small_bytes):
+    monkeypatch.setattr(in_memory, "SMALL_BYTES", small_bytes)
+    mean, std = np.array([10.0, 20.0, 30.0]), np.array([2.0, 4.0, 8.0])
+    data = in_memory_data(arrays, mean=mean, std=std)
+    for step, (images, labels) in enumerate(data.train_batches(order, range(4), 0, 3)):
+        rows = order(step).numpy()
+        expected = (arrays["train_images"][rows] - mean[:, None, None]) / std[:, None, None]
+        np.testing.assert_allclose(images.numpy(), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(labels.numpy(), arrays["train_labels"][rows])
+        assert images.dtype == torch.float32 and labels.dtype == torch.int64
+
+
+def test_test_batches_hold_every_test_picture_once_in_order_and_are_not_augmented(arrays):
+    data = in_memory_data(arrays, pad=2, flip=True)
+    batches = list(data.test_batches(3))
+    assert [len(images) for images, _ in batches] == [3, 3, 1]
+    np.testing.assert_array_equal(torch.cat([images for images, _ in batches]), arrays["test_images"])
+    np.testing.assert_array_equal(torch.cat([labels for _, labels in batches]), arrays["test_labels"])
+
+
+# --- digits --------------------------------------------------------------------------------------------------------
+
+
+def test_digits_are_those_of_sklearn_split_by_class_whatever_the_seed_of_the_run():
+    from sklearn.datasets import load_digits
+
+    digits = Digits()
+    digits.prepare()
+    data, other = digits.load("cpu", seed=0), digits.load("cpu", seed=1)
+    info = digits.inspect()
+    train = torch.arange(info.num_train)[None]
+    images, labels = next(data.train_batches(lambda step: train, range(1), 0, 1))
+    assert torch.equal(images, next(other.train_batches(lambda step: train, range(1), 0, 1))[0])
+    test_images, test_labels = next(data.test_batches(info.num_test + 1))
+    assert images.shape[2:] == info.image_shape and len(test_images) == info.num_test
+
+    pixels = torch.cat([images[0], test_images]) * Digits.STD + Digits.MEAN
+    got = np.column_stack([torch.cat([labels[0], test_labels]), pixels.flatten(1).round().int()])
+    raw = load_digits()
+    expected = np.column_stack([raw.target, raw.data.astype(int)])
+    np.testing.assert_array_equal(got[np.lexsort(got.T)], expected[np.lexsort(expected.T)])
+    assert abs(pixels.mean() - Digits.MEAN) < 0.05 and abs(pixels.std() - Digits.STD) < 0.05
+    share = np.bincount(data.train_labels) / np.bincount(raw.target)
+    assert info.num_classes == data.num_classes == len(share)
+    np.testing.assert_allclose(share, 0.8, atol=0.004)
+
+
+# --- CIFAR-10 ------------------------------------------------------------------------------------------------------
+
+
+def torchvision_with(monkeypatch, download) -> None:
+    """A stand-in for torchvision, whose import takes seconds."""
+    datasets = ModuleType("torchvision.datasets")
+    monkeypatch.setattr(datasets, "CIFAR10", download, raising=False)
+    monkeypatch.setitem(sys.modules, "torchvision", ModuleType("torchvision"))
+    monkeypatch.setitem(sys.modules, "torchvision.datasets", datasets)
+
+
+def test_cifar10_that_cannot_be_downloaded_is_an_error_that_says_how_to_get_it(monkeypatch, tmp_path):
+    def no_network(*args, **kwargs):
+        raise OSError("no route to host")
+
+    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path))
+    torchvision_with(monkeypatch, no_network)
+    with pytest.raises(ConfigError, match=r"data.path=somewhere.*no route to host.*network.*data=imagefolder"):
+        Cifar10(path="somewhere").prepare()
+
+
+def test_cifar10_is_downloaded_once_and_turned_into_channels_first(monkeypatch, tmp_path):
+    calls = []
+
+    def download(path, train, download):
+        calls.append(train)
+        draw = np.random.default_rng(int(train))
+        return SimpleNamespace(data=draw.integers(256, size=(12, 32, 32, 3), dtype=np.uint8), targets=[3] * 12)
+
+    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path))
+    torchvision_with(monkeypatch, download)
+    data = Cifar10(augment=False, normalisation=Normalisation.imagenet)
+    data.prepare()
+    data.prepare()
+    assert sorted(calls) == [False, True]
+    images, labels = next(data.load("cpu", seed=0).test_batches(12))
+    pixels = np.random.default_rng(0).integers(256, size=(12, 32, 32, 3), dtype=np.uint8) / 255
+    expected = (pixels - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
+    np.testing.assert_allclose(images.permute(0, 2, 3, 1), expected, atol=1e-5)
+    assert labels.tolist() == [3] * 12
+
+
+# --- all -----------------------------------------------------------------------------------------------------------
+
+
+def test_looking_at_data_sets_imports_nothing_slow():
+    program = """
+import sys
+from decentral.registry import components
+for package in ("data", "partition"):
+    components(package)
+components("data")["digits"]().inspect(), components("data")["cifar10"]().inspect()
+slow = {"torch", "torchvision", "sklearn", "PIL", "matplotlib", "pandas", "rich", "filelock"} & set(sys.modules)
+assert not slow, slow
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("cls", components("data").values(), ids=str)
+def test_every_data_set_is_a_configuration(cls):
+    from omegaconf import OmegaConf
+
+    assert issubclass(cls, DataSet)
+    assert OmegaConf.to_object(OmegaConf.structured(cls)) == cls()

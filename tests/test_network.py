@@ -1,0 +1,282 @@
+"""The verbs of the network, for every topology; over processes they do the same, and send what they say they send."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from table import TOPOLOGIES, topology_overrides
+from torch import Tensor
+
+from decentral.network.local import LocalNetwork
+from decentral.network.network import Network
+from decentral.network.processes import ProcessNetwork, split_workers
+from decentral.network.rounds import Losses
+from decentral.registry import components
+from decentral.topology.schedule import Schedule, Split
+from decentral.topology.topology import Topology
+from decentral.world import World
+
+TREES = [name for name, case in TOPOLOGIES.items() if case.tree]
+CERTAIN = Losses(0.0, seed=0)
+P = 7  # odd, so that the two halves of a model differ in size
+
+
+@pytest.fixture
+def build(tmp_path):
+    """(name, n) -> topology."""
+
+    def _build(name: str) -> Topology:
+        fields = (override.removeprefix("topology.").split("=") for override in topology_overrides(name, tmp_path))
+        return components("topology")[name](**dict(fields))
+
+    return _build
+
+
+def local(topology: Topology, n: int, losses: Losses = CERTAIN) -> LocalNetwork:
+    return LocalNetwork(topology.schedule(n), losses)
+
+
+def whole_numbers(*shape: int) -> Tensor:
+    """Sums of them are exact."""
+    return torch.from_numpy(np.random.default_rng(0).integers(-1000, 1000, shape)).double()
+
+
+# -- mix and mean ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_mixing_applies_the_matrix_of_the_round_to_every_piece(build, name, lazy):
+    schedule = build(name).schedule(TOPOLOGIES[name].n)
+    net, x = LocalNetwork(schedule, CERTAIN), whole_numbers(schedule.num_workers, 2, P)
+    for round in range(2 * schedule.period):
+        expected = torch.empty_like(x)
+        for W, piece in zip(schedule.matrices(round), schedule.slices(P), strict=True):
+            W = (W + np.eye(len(W))) / 2 if lazy else W
+            expected[..., piece] = torch.einsum("ij,j...->i...", torch.from_numpy(W), x[..., piece])
+        torch.testing.assert_close(net.mix(x.clone(), round, lazy), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_mixing_preserves_the_mean_also_when_the_graph_changes(build, name):
+    n = TOPOLOGIES[name].n
+    net, x = local(build(name), n), whole_numbers(n, P)
+    mean = x.mean(0)
+    for round in range(20):
+        x = net.mix(x, round)
+        torch.testing.assert_close(x.mean(0), mean, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_mixing_shows_a_nan_to_those_who_take_from_its_sender_and_to_nobody_else(build, name):
+    schedule = build(name).schedule(TOPOLOGIES[name].n)
+    net, sender = LocalNetwork(schedule, CERTAIN), 1
+    x = whole_numbers(schedule.num_workers, P)
+    x[sender] = torch.nan
+    mixed = net.mix(x, 0)
+    for W, piece in zip(schedule.matrices(0), schedule.slices(P), strict=True):
+        takes = torch.from_numpy(W[:, sender] != 0)
+        assert mixed[takes][:, piece].isnan().all()
+        assert mixed[~takes][:, piece].isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(7,), (2, 7), (1,), (300_000,)])
+def test_the_mean_is_exact_and_everybodys(shape):
+    x = whole_numbers(4, *shape)
+    mean = LocalNetwork(components("topology")["ring"]().schedule(4), CERTAIN).mean(x.clone())
+    assert torch.equal(mean, x.mean(0, keepdim=True).expand(4, *shape))
+
+
+# -- RelaySum ----------------------------------------------------------------------------------------------------------
+
+
+def relay_cases():
+    sizes = {name: [2, TOPOLOGIES[name].n] for name in TREES}
+    sizes["star"].append(100)
+    sizes["dbt"] += [5, 16]
+    return [pytest.param(name, n, id=f"{name}-{n}") for name in TREES for n in sizes[name]]
+
+
+@pytest.mark.parametrize("split", [None, Split.contiguous])
+@pytest.mark.parametrize(("name", "n"), relay_cases())
+def test_relayed_sums_are_complete_after_the_diameter_and_not_before(build, name, n, split):
+    topology = build(name)
+    if split is not None and "split" not in {f.name for f in dataclasses.fields(topology)}:
+        pytest.skip("one piece only: there is nothing to split")
+    topology = topology if split is None else dataclasses.replace(topology, split=split)
+    net, y = local(topology, n), whole_numbers(n, P) + 5000
+    diameter = int(net.schedule.hops().max())
+    m, c = net.no_messages(y), net.no_counts()
+    for round in range(2 * diameter):
+        m, c = net.relay(y, m, round), net.relay_counts(c, round)
+        complete = torch.equal(net.collect(m, y.clone()), y.sum(0).expand(n, P))
+        assert complete == (round + 1 >= diameter)
+        assert complete == bool((1 + net.collect_counts(c) == n).all())
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+@pytest.mark.parametrize(("name", "n"), relay_cases())
+def test_relaying_forgets_a_worker_that_was_not_finite_for_one_round(build, name, n, poison):
+    net, y = local(build(name), n), whole_numbers(n, P)
+    diameter = int(net.schedule.hops().max())
+    m = net.no_messages(y)
+    for round in range(diameter):
+        m = net.relay(y, m, round)
+    poisoned = y.clone()
+    poisoned[n - 1] = poison
+    m = net.relay(poisoned, m, diameter)
+    assert not net.collect(m, y.clone()).isfinite().all()
+    for round in range(diameter):
+        m = net.relay(y, m, diameter + 1 + round)
+    assert torch.equal(net.collect(m, y.clone()), y.sum(0).expand(n, P))
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_relaying_leaves_its_input_alone(build, name):
+    n = TOPOLOGIES[name].n
+    net, y = local(build(name), n), whole_numbers(n, P)
+    before = y.clone()
+    net.relay(y, net.relay(y, net.no_messages(y), 0), 1)
+    assert torch.equal(y, before)
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_counts_say_how_many_models_are_in_a_message_also_when_messages_are_lost(build, name):
+    n = TOPOLOGIES[name].n
+    net = local(build(name), n, Losses(0.3, seed=1))
+    ones = torch.ones(n, net.schedule.num_pieces, dtype=torch.float64)
+    m, c = net.no_messages(ones), net.no_counts()
+    incomplete = 0
+    for round in range(20):
+        m, c = net.relay(ones, m, round), net.relay_counts(c, round)
+        assert torch.equal(net.collect(m, torch.zeros_like(ones)), net.collect_counts(c))
+        incomplete += int((1 + net.collect_counts(c) < n).any())
+    assert incomplete > 5
+
+
+# -- loss --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_lost_messages_leave_row_sums_so_that_agreement_stays(build, name):
+    n = TOPOLOGIES[name].n
+    net, x = local(build(name), n, Losses(0.5, seed=2)), torch.ones(n, P, dtype=torch.float64)
+    for round in range(20):
+        x = net.mix(x, round)
+        torch.testing.assert_close(x, torch.ones_like(x), rtol=0, atol=1e-12)
+
+
+def test_messages_are_lost_as_often_as_asked_and_each_on_its_own():
+    losses, pair = Losses(0.3, seed=3), np.arange(50)
+    lost = np.stack([losses.lost(round, 0, pair, pair + 1) for round in range(2000)])
+    assert abs(lost.mean() - 0.3) < 0.01
+    assert np.abs(np.corrcoef(lost.T) - np.eye(50)).max() < 0.1
+    assert np.array_equal(losses.lost(17, 0, pair[5:7], pair[5:7] + 1), lost[17, 5:7])
+    assert not np.array_equal(Losses(0.3, seed=4).lost(17, 0, pair, pair + 1), lost[17])
+
+
+# -- over processes ----------------------------------------------------------------------------------------------------
+
+
+def use_every_verb(net: Network, x: Tensor) -> dict[str, Tensor]:
+    """What the verbs give for all workers, whoever hosts them; x [n, 2, P]."""
+    mine = slice(net.workers.start, net.workers.stop)
+    found = {"gather": net.gather(x[mine].clone()), "average": net.average(x[mine, 0].clone())}
+    for round in range(3):
+        found[f"mix {round}"] = net.gather(net.mix(x[mine].clone(), round))
+        found[f"lazy {round}"] = net.gather(net.mix(x[mine, 1].clone(), round, lazy=True))
+    return found
+
+
+def relay_three_times(net: Network, x: Tensor) -> dict[str, Tensor]:
+    mine = slice(net.workers.start, net.workers.stop)
+    m, found = net.no_messages(x[mine, 0]), {}
+    for round in range(3):
+        m = net.relay(x[mine, 0].clone(), m, round)
+        found[f"relay {round}"] = net.gather(net.collect(m, x[mine, 0].clone()))
+    return found
+
+
+def over_processes(world: World, topology: Topology, n: int, tree: bool, x: Tensor, losses: Losses):
+    """On every process: what the verbs give, and what was counted and really sent by those that send."""
+    net = ProcessNetwork(topology.schedule(n), losses, world.device)
+    found = use_every_verb(net, x) | (relay_three_times(net, x) if tree else {})
+    sent = net.wire_bytes, net.wire_messages, net.bytes_sent, net.messages_sent
+    mean = net.gather(net.mean(x[net.workers.start : net.workers.stop].clone()))
+    return found | {"mean": mean}, sent, list(net.workers)
+
+
+@pytest.mark.parametrize("processes", [2, 5])
+@pytest.mark.parametrize("drop_probability", [0.0, 0.3])
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_the_verbs_do_the_same_over_processes_and_send_what_they_count(worlds, build, name, processes, drop_probability):
+    topology, case, losses = build(name), TOPOLOGIES[name], Losses(drop_probability, seed=5)
+    n = max(case.n, 5) if name == "social" or name == "hypercube" else 5
+    x = whole_numbers(n, 2, P)
+    net = LocalNetwork(topology.schedule(n), losses)
+    expected = use_every_verb(net, x) | (relay_three_times(net, x) if case.tree else {})
+    counted = net.bytes_sent, net.messages_sent
+    expected["mean"] = net.mean(x.clone())
+    answers = worlds(processes).call(over_processes, topology, n, case.tree, x, losses)
+    assert [worker for _, _, workers in answers for worker in workers] == list(range(n))
+    for found, sent, _ in answers:
+        assert sent[2:] == counted
+        assert found.keys() == expected.keys()
+        for verb, rows in expected.items():
+            torch.testing.assert_close(found[verb], rows, rtol=0, atol=1e-10, msg=lambda text, verb=verb: f"{verb}: {text}")
+    wire = np.sum([sent[:2] for _, sent, _ in answers], axis=0)
+    if n == processes and drop_probability == 0:
+        assert tuple(wire) == counted
+    else:  # between workers of one process nothing travels, and a lost message need not
+        assert 0 < wire[0] < counted[0] and 0 < wire[1] <= counted[1]
+
+
+@pytest.mark.parametrize(("n", "processes", "sizes"), [(5, 2, [3, 2]), (16, 16, [1] * 16), (7, 3, [3, 2, 2]), (4, 1, [4])])
+def test_workers_are_split_evenly_and_in_order(n, processes, sizes):
+    layout = split_workers(n, processes)
+    assert [len(workers) for workers in layout] == sizes
+    assert [worker for workers in layout for worker in workers] == list(range(n))
+
+
+# -- bytes by formula --------------------------------------------------------------------------------------------------
+
+STEPS, N, BYTES = 3, 16, 8  # float64
+EXPECTED_BYTES = {  # of all workers, per step and coordinate of the model
+    ("dpsgd", "ring"): 2 * N,  # a message to both neighbours
+    ("d2", "ring"): 2 * N,
+    ("qg_dpsgd", "torus"): 4 * N,
+    ("gradient_tracking", "ring"): 2 * 2 * N,  # two vectors in one message
+    ("sgp", "one_peer_exponential"): N,
+    ("relaysgd", "chain"): 2 * (N - 1),  # both ways over every edge
+    ("relaysgd", "dbt"): 2 * (N - 1),  # two trees, each with half a model
+    ("relaysgd_grad", "star"): 2 * (N - 1),
+    ("relay_mean", "bt"): 2 * (N - 1),
+    ("allreduce", "ring"): 2 * (N - 1),  # a ring all-reduce
+    ("model_averaging", "ring"): 2 * (N - 1),
+}
+EXPECTED_MESSAGES = {
+    ("gradient_tracking", "ring"): 2 * N,
+    ("relaysgd", "dbt"): 2 * 2 * (N - 1),
+    ("allreduce", "ring"): 2 * (N - 1) * N,  # in pieces of 1/n
+    ("model_averaging", "ring"): 2 * (N - 1) * N,
+}
+
+
+@pytest.mark.parametrize(("algo", "topology"), EXPECTED_BYTES)
+def test_a_run_sends_as_much_as_the_formula_says(start, algo, topology):
+    task = "mean_estimation" if algo == "relay_mean" else "quadratics"
+    overrides = [f"algo={algo}", f"topology={topology}", f"task={task}", f"task.dimension={P}", f"num_workers={N}"]
+    result = start(*overrides, f"steps={STEPS}", "eval_every_epochs=1")
+    assert result.facts["bytes_sent"] == STEPS * P * BYTES * EXPECTED_BYTES[algo, topology]
+    messages = EXPECTED_MESSAGES.get((algo, topology), EXPECTED_BYTES[algo, topology])
+    assert result.facts["messages_sent"] == STEPS * messages
+    per_step = P * BYTES * EXPECTED_BYTES[algo, topology]
+    assert {(row["step"], row["bytes_sent"]) for row in result.rows} == {(t, t * per_step) for t in range(STEPS + 1)}
+
+
+def test_local_sgd_sends_once_in_a_period(start):
+    result = start("algo=local_sgd", "algo.period_steps=4", "task=quadratics", f"task.dimension={P}", "steps=11")
+    assert result.facts["bytes_sent"] == 2 * 2 * (N - 1) * P * BYTES

@@ -1,0 +1,210 @@
+"""The program computes what the papers' formulas say: every iterate of every worker, to 1e-12."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import reference
+from reference_runs import LOCALS, LR, Case, Local, assert_agree, expected, problem, program, setting
+from reference_topology import both_ways, graph, hops
+
+STEPS = 60
+
+RELAYED = {(0, 1), (1, 2), (2, 3), (3, 4), (4, 0), (0, 2), (0, 3), (1, 4)}
+"""Directed, irregular, strongly connected: here the push-sum weights are not 1."""
+
+LOPSIDED = both_ways([(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (2, 5)])
+"""Undirected and irregular; Metropolis weights."""
+
+CASES = [
+    Case("allreduce", "ring", 5),
+    Case("model_averaging", "ring", 4),
+    Case("local_sgd", "ring", 6),
+    Case("local_sgd", "ring", 5, {"period_steps": 7}),
+    Case("dpsgd", "ring", 8),
+    Case("dpsgd", "complete", 4),
+    Case("dpsgd", "dbt", 5),
+    Case("dpsgd", "dbt", 6, place={"split": "contiguous"}),
+    Case("dpsgd", "file", 6, edges=LOPSIDED),
+    Case("dpsgd", "grid", 6, {"mode": "awc"}),
+    Case("dpsgd", "one_peer_exponential", 5, {"mode": "awc"}),
+    Case("relaysgd", "chain", 5),
+    Case("relaysgd", "chain", 8, {"fill": "previous"}),
+    Case("relaysgd", "chain", 6, {"fill": "own"}),
+    Case("relaysgd", "chain", 6, {"fill": "count"}),
+    Case("relaysgd", "bt", 8, {"overlap": True}),
+    Case("relaysgd", "bt", 6, {"fill": "own", "overlap": True, "correct_lr": True}),
+    Case("relaysgd", "star", 5, {"fill": "count", "overlap": True}),
+    Case("relaysgd", "star", 8, {"correct_lr": True}),
+    Case("relaysgd", "dbt", 8),
+    Case("relaysgd", "dbt", 5, {"fill": "previous", "overlap": True}, {"split": "contiguous"}),
+    Case("relaysgd", "dbt", 6, {"fill": "count", "correct_lr": True}),
+    Case("relaysgd", "spanning_tree", 32, place={"root": 5}, d=3),
+    Case("relaysgd_grad", "chain", 5),
+    Case("relaysgd_grad", "dbt", 6),
+    Case("d2", "ring", 8),
+    Case("d2", "ring", 5),
+    Case("d2", "dbt", 4),
+    Case("exact_diffusion", "social", 32, d=3),
+    Case("exact_diffusion", "star", 5),
+    Case("gradient_tracking", "ring", 6),
+    Case("gradient_tracking", "one_peer_exponential", 8),
+    Case("gradient_tracking", "dbt", 5),
+    Case("sgp", "one_peer_exponential", 8),
+    Case("sgp", "one_peer_exponential", 8, {"rounds": 2}),
+    Case("sgp", "one_peer_exponential", 6, {"rounds": 2}),
+    Case("sgp", "exponential", 5),
+    Case("sgp", "file", 5, edges=RELAYED),
+    Case("sgp", "file", 5, {"rounds": 2}, edges=RELAYED),
+    Case("sgp", "dbt", 5),
+    Case("qg_dpsgd", "ring", 8),
+    Case("qg_dpsgd", "hypercube", 4, {"nesterov": False, "beta": 0.7}),
+    Case("qg_dpsgd", "torus", 6, {"beta": 0.5}),
+    Case("relay_mean", "chain", 5),
+    Case("relay_mean", "dbt", 8),
+]
+
+SPREAD = [
+    Case("allreduce", "ring", 5),
+    Case("model_averaging", "ring", 5),
+    Case("local_sgd", "ring", 5),
+    Case("dpsgd", "ring", 5),
+    Case("relaysgd", "dbt", 5, {"overlap": True}),
+    Case("relaysgd", "dbt", 5),
+    Case("relaysgd_grad", "chain", 5),
+    Case("d2", "ring", 5),
+    Case("exact_diffusion", "star", 5),
+    Case("gradient_tracking", "ring", 5),
+    Case("sgp", "file", 5, {"rounds": 2}, edges=RELAYED),
+    Case("qg_dpsgd", "ring", 5),
+    Case("relay_mean", "bt", 5),
+]
+
+
+@pytest.fixture(autouse=True)
+def no_picture(monkeypatch):
+    """The learning curves take ten times as long to draw as the runs here take to compute."""
+    monkeypatch.setattr("decentral.report.learning_curves.save_learning_curves", lambda directory: None)
+
+
+@pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_algorithm_follows_its_formula(tmp_path, case: Case, local: Local):
+    assert_agree(program(tmp_path, case, local, STEPS), expected(case, local, STEPS))
+
+
+@pytest.mark.parametrize("processes", [2, 5])
+@pytest.mark.parametrize("case", SPREAD, ids=str)
+def test_several_processes_follow_the_same_formula(tmp_path, case: Case, processes: int):
+    local = LOCALS["decay"]
+    assert_agree(program(tmp_path, case, local, STEPS, processes=processes), expected(case, local, STEPS))
+
+
+@pytest.mark.parametrize("case", SPREAD, ids=str)
+def test_the_workers_disagree_so_that_the_comparison_tells_methods_apart(case: Case):
+    x = expected(case, LOCALS["decay"], STEPS)
+    central = expected(Case("allreduce", "ring", 5), LOCALS["decay"], STEPS)
+    assert case.algo in ("allreduce", "model_averaging") or np.abs(x - central).max() > 1e-3
+
+
+def test_push_sum_weights_differ_from_one_on_the_directed_graph():
+    s = setting(Case("sgp", "file", 5, edges=RELAYED), LOCALS["sgd"])
+    w = s.mix(np.ones((5, 7)), 0)
+    assert w.min() < 0.8 and w.max() > 1.2
+
+
+@pytest.mark.parametrize("fill", ["initial", "previous", "own", "count"])
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("topology", ["chain", "bt", "star"])
+def test_relaysgd_averages_models_that_are_as_old_as_they_are_far(tmp_path, topology, overlap, fill):
+    """x_i^{t+1} = 1/n sum_j y_j^{t - delay_ij}, delay = max(tau - 1, 0), with overlap tau; x^0 for negative times.
+
+    Whatever stands in for models that have not arrived, this holds once all have.
+    """
+    n, steps = 6, 30
+    case = Case("relaysgd", topology, n, {"fill": fill, "overlap": overlap})
+    local = LOCALS["momentum"]
+    x = program(tmp_path, case, local, steps)
+    s = setting(case, local)
+    y = np.array([x[t] + s.update(x[t], t) for t in range(steps)])
+    tau = hops(graph(topology, n), n)
+    delay = tau if overlap else np.maximum(tau - 1, 0)
+    begin = 0 if fill == "initial" else delay.max()
+    wanted = [
+        [np.mean([y[t - delay[i, j], j] if t >= delay[i, j] else s.x0 for j in range(n)], axis=0) for i in range(n)]
+        for t in range(begin, steps)
+    ]
+    assert_agree(x[begin + 1 :], np.array(wanted))
+
+
+FACTORS = [
+    ("bt", 16, False, 3.32031),
+    ("dbt", 16, False, 3.32031),
+    ("chain", 16, False, 5.375),
+    ("star", 16, False, 1.82031),
+    ("bt", 8, False, 2.15625),
+    ("dbt", 32, False, 4.78320),
+    ("chain", 4, False, 1.5),
+    ("bt", 16, True, 4.25781),
+    ("chain", 8, True, 3.625),
+]
+
+
+@pytest.mark.parametrize(("topology", "n", "overlap", "factor"), FACTORS)
+def test_the_corrected_learning_rate_is_the_papers(tmp_path, topology, n, overlap, factor):
+    moved = []
+    for correct in (False, True):
+        case = Case("relaysgd", topology, n, {"overlap": overlap, "correct_lr": correct})
+        x = program(tmp_path, case, LOCALS["sgd"], steps=1)
+        moved.append(x[1] - x[0])
+    np.testing.assert_allclose(moved[1] / moved[0], factor, rtol=2e-6)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("topology", ["chain", "dbt", "star"])
+def test_with_the_corrected_rate_one_update_of_all_workers_counts_in_full_in_the_end(tmp_path, topology, overlap):
+    """The learning rate is zero from the second step on, so that only the models travel."""
+    n, d = 5, 4
+    case = Case("relaysgd", topology, n, {"overlap": overlap, "correct_lr": True}, d=d)
+    once = Local(schedule={"name": "multistep", "warmup_epochs": 0.0, "milestones": [1.0], "gamma": 0.0})
+    unit = {"A": np.array([np.eye(d)] * n), "b": np.ones((n, d)), "x0": np.zeros(d)}
+    x = program(tmp_path, case, once, steps=300, given=unit)
+    np.testing.assert_allclose(x[-1], LR, rtol=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("relaysgd", "chain", 0),
+        Case("dpsgd", "ring", 0),
+        Case("d2", "complete", 0),
+        Case("gradient_tracking", "chain", 0),
+        Case("sgp", "one_peer_exponential", 0),
+        Case("qg_dpsgd", "star", 0),
+        Case("relay_mean", "bt", 0),
+    ],
+    ids=lambda case: case.algo,
+)
+def test_one_or_two_workers_are_enough(tmp_path, case: Case, n: int):
+    case = Case(case.algo, case.topology, n)
+    assert_agree(program(tmp_path, case, LOCALS["nesterov"], STEPS), expected(case, LOCALS["nesterov"], STEPS))
+
+
+@pytest.mark.parametrize("split", ["interleaved", "contiguous"])
+@pytest.mark.parametrize("d", [1, 2])
+def test_two_trees_share_a_model_of_one_or_two_coordinates(tmp_path, d: int, split: str):
+    case = Case("relaysgd", "dbt", 4, place={"split": split}, d=d)
+    assert_agree(program(tmp_path, case, LOCALS["sgd"], STEPS), expected(case, LOCALS["sgd"], STEPS))
+
+
+def test_the_first_iterate_is_the_common_start(tmp_path):
+    x = program(tmp_path, Case("relaysgd", "chain", 4), LOCALS["sgd"], steps=1)
+    assert (x[0] == problem(4, 7)["x0"]).all()
+
+
+def test_the_reference_knows_every_algorithm():
+    from decentral.registry import components
+
+    assert {case.algo for case in CASES} == {case.algo for case in SPREAD} == set(components("algorithms"))
+    assert all(callable(getattr(reference, name)) for name in components("algorithms"))

@@ -1,0 +1,133 @@
+"""Processes that have joined one gloo group and carry out calls: starting them once is what makes these tests fast."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any
+from unittest import mock
+
+import torch
+
+from decentral.config import Config, run_directory
+from decentral.run import GradientOracle, run
+from decentral.world import World
+
+_PATIENCE_S = 60.0
+
+
+class Crash(RuntimeError):
+    """What a test lets go wrong."""
+
+
+class Processes:
+    """`size` processes in one group; `call(f, *args)` is [f(world, *args) on rank 0, 1, ...]."""
+
+    def __init__(self, size: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["decentral.launch.worker"])
+        self.pipes: list[Connection] = []
+        self.processes: list[Any] = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, size, theirs), daemon=True, name=f"world {rank}/{size}")
+            process.start()
+            theirs.close()
+            self.pipes.append(ours)
+            self.processes.append(process)
+        port = self._receive(self.pipes[0])
+        for pipe in self.pipes[1:]:
+            pipe.send(port)
+        self._receive_all()
+
+    def call(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        for pipe in self.pipes:
+            pipe.send((function, args))
+        return self._receive_all()
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+        self.processes = []
+
+    def _receive_all(self) -> list[Any]:
+        waiting, results = set(range(len(self.pipes))), [None] * len(self.pipes)
+        while waiting:
+            ready = multiprocessing.connection.wait([self.pipes[r] for r in waiting], _PATIENCE_S)
+            if not ready:
+                self.stop()
+                raise AssertionError(f"processes {sorted(waiting)} did not answer within {_PATIENCE_S:g} s")
+            for rank in [r for r in waiting if self.pipes[r] in ready]:
+                results[rank] = self._receive(self.pipes[rank])
+                waiting.remove(rank)
+        return results
+
+    def _receive(self, pipe: Connection) -> Any:
+        kind, content = pipe.recv()
+        if kind == "failed":
+            self.stop()  # the others may wait for it for ever
+            raise AssertionError(content)
+        return content
+
+
+def _serve(rank: int, size: int, pipe: Connection) -> None:
+    import torch.distributed as dist
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    warnings.simplefilter("error")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    timeout = timedelta(seconds=_PATIENCE_S)
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
+        pipe.send(("done", store.port))
+    else:
+        store = dist.TCPStore("127.0.0.1", pipe.recv(), size, is_master=False, timeout=timeout)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timeout)
+    world = World(rank, size, torch.device("cpu"), distributed=True)
+    pipe.send(("done", None))
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
+        try:
+            pipe.send(("done", function(world, *args)))
+        except BaseException:
+            pipe.send(("failed", f"on rank {rank} of {size}:\n{traceback.format_exc()}"))
+
+
+def carry_out(world: World, config: Config, crash_at: int, interrupt_at: int) -> str:
+    """`run` without its picture and without waiting for the disk; returns the status, or "crashed".
+
+    Both faults happen before the gradient of a step; -1: not at all.
+    """
+    picture = mock.patch("decentral.report.learning_curves.save_learning_curves")
+    with picture, mock.patch("os.fsync"), _faults(crash_at, interrupt_at):
+        try:
+            return str(run(config, world, run_directory(config)).value)
+        except Crash:
+            return "crashed"
+
+
+@contextmanager
+def _faults(crash_at: int, interrupt_at: int) -> Iterator[None]:
+    at = GradientOracle.at
+
+    def sabotaged(self: GradientOracle, t: int) -> GradientOracle:
+        if t == interrupt_at:
+            signal.raise_signal(signal.SIGTERM)
+        if t == crash_at:
+            raise Crash
+        return at(self, t)
+
+    with mock.patch.object(GradientOracle, "at", sabotaged):
+        yield
