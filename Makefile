@@ -24,7 +24,10 @@ format: $(VENV)/.installed-dev  ## format the code and mend what the linter can 
 	$(BIN)/ruff check --fix
 
 bench: $(VENV)/.installed  ## the time of a step against the time of its forward and backward passes
-	OMP_NUM_THREADS=1 $(BIN)/decentral-bench
+	$(BIN)/decentral-bench
+
+readme: $(VENV)/.installed  ## run what the README reports, and fill in its numbers
+	$(BIN)/python scripts/readme.py
 
 clean:  ## remove the environment (results stay)
 	rm -rf $(VENV)
@@ -42,4 +45,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-.PHONY: help run test check format bench clean
+.PHONY: help run test check format bench readme clean

@@ -76,10 +76,10 @@ def worlds() -> Iterator[Callable[[int], Any]]:
 def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Start:
     """Carry out a run in `directory`, with one or more processes; `crash_at` and `interrupt_at` name a step."""
     import torch
-    from worlds import carry_out
 
     from decentral.cli import compose
     from decentral.world import World
+    from worlds import carry_out
 
     composed: dict[tuple[str, ...], Config] = {}  # Hydra takes its time
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+
 from reference_topology import Array, Piece, hops
 
 # --- what the workers do on their own -------------------------------------------------------------------------------

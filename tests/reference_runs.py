@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import reference
-from reference import SGD, Adam, Setting
-from reference_topology import Array, Edges, pieces
 
+import reference
 from decentral import config as configuration
 from decentral.cli import compose
 from decentral.launch.launch import launch
 from decentral.store import Status
+from reference import SGD, Adam, Setting
+from reference_topology import Array, Edges, pieces
 
 LR = 0.1
 
@@ -68,6 +68,11 @@ LOCALS = {
     "decay": Local({"name": "sgd", "momentum": 0.8}, {"name": "exponential", "gamma": 0.95}),
     "warm_up": Local({"name": "sgd", "weight_decay": 0.02}, WARM_UP),
 }
+
+
+def one_way(n: int) -> Edges:
+    """Directed, irregular, strongly connected: here the weights of push-sum are not 1."""
+    return {(i, (i + 1) % n) for i in range(n)} | {(0, 2), (0, 3), (1, n - 1)}
 
 
 def problem(n: int, d: int) -> dict[str, Array]:

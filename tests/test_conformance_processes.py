@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from table import ALGORITHMS, OPTIMIZERS, TASKS, VARIANTS, Net
 
 from decentral.registry import components
+from table import ALGORITHMS, OPTIMIZERS, TASKS, VARIANTS, Net
 
 SURVIVORS = [name for name, cls in components("algorithms").items() if cls.survives_loss]
 PROBLEM = {"quadratics": ["task=quadratics", "task.dimension=7", "task.noise=0.1", "task.initial_distance=1"],
@@ -38,7 +38,8 @@ def settings(name: str, net: Net, folder) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "net"), [pytest.param(name, net, id=f"{name}-{net.topology}") for name in ALGORITHMS for net in ALGORITHMS[name].nets]
+    ("name", "net"),
+    [pytest.param(name, net, id=f"{name}-{net.topology}") for name in ALGORITHMS for net in ALGORITHMS[name].nets],
 )
 def test_an_algorithm_gives_the_same_iterates_with_1_2_and_n_processes(start, tmp_path, name, net):
     agree(start, [*settings(name, net, tmp_path), "optim=momentum"], net.n)

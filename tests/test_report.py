@@ -23,7 +23,10 @@ from decentral.store import RunStore, Status
 CONFIG = """
 algo: {name: relaysgd}
 topology: {name: dbt}
+task: {name: images}
 data: {name: cifar10}
+partition: {name: dirichlet, alpha: 0.1}
+model: {name: vgg11}
 alpha: 0.1
 num_workers: 3
 seed: 4
@@ -103,7 +106,7 @@ def test_curves_are_in_order_of_steps(tmp_path: Path) -> None:
 
 def test_a_run_is_described_by_what_was_chosen(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", image_rows, Status.diverged)
-    assert describe(run) == "relaysgd, dbt, cifar10, alpha=0.1, 3 workers, seed 4: diverged"
+    assert describe(run) == "relaysgd on dbt, vgg11 on cifar10, alpha=0.1, 3 workers, seed 4: diverged"
     assert describe(tmp_path) == f"{tmp_path.name}: unknown"
 
 
@@ -133,7 +136,7 @@ def test_the_summary_says_what_it_cost_and_where_the_results_are(tmp_path: Path)
     save_learning_curves(run)
     assert summary(run).splitlines()[-5:] == [
         "Steps:    20 (2 epochs) in 10.0 s",
-        "Sent:     20 kB by each worker",
+        "Sent:     6.667 kB by a worker, on average",
         f"Results:  {run}",
         f"Curves:   {run}/learning_curves.png",
         "Next:     decentral-run algo=relaysgd seed=5  (another seed)",
@@ -142,7 +145,7 @@ def test_the_summary_says_what_it_cost_and_where_the_results_are(tmp_path: Path)
 
 def test_the_summary_of_an_interrupted_run_says_why_and_how_it_goes_on(tmp_path: Path) -> None:
     text = summary(make_run(tmp_path / "run", image_rows, Status.interrupted, reason="SIGTERM"))
-    assert text.startswith("relaysgd, dbt, cifar10, alpha=0.1, 3 workers, seed 4: interrupted (SIGTERM)\n")
+    assert text.startswith("relaysgd on dbt, vgg11 on cifar10, alpha=0.1, 3 workers, seed 4: interrupted (SIGTERM)\n")
     assert text.endswith("decentral-run algo=relaysgd seed=4 run_dir=x  (goes on from the newest checkpoint)")
 
 

@@ -37,7 +37,7 @@ class Processes:
         self.processes: list[Any] = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, theirs), daemon=True, name=f"world {rank}/{size}")
+            process = context.Process(target=_serve, args=(rank, size, theirs), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)

@@ -1,29 +1,77 @@
-"""The console command `decentral-run`: the only module that knows Hydra."""
+"""The console command `decentral-run`. Only this module, sweep.py and complaints.py know Hydra."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from decentral import config as configuration
 from decentral.config import GROUPS, Config
 from decentral.errors import ConfigError
+from decentral.options import Options
 from decentral.registry import components
 
 REFUSED, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def conf_directory() -> Path:
-    """The folder of YAML files: inside the package when installed from a wheel, at the top of the checkout
-    otherwise."""
+    """The folder of YAML files: inside the package if installed from a wheel, else at the top of the checkout."""
     package = Path(__file__).resolve().parent
     for candidate in (package / "conf", package.parents[1] / "conf"):
         if (candidate / "config.yaml").is_file():
             return candidate
     raise ConfigError(f"conf/config.yaml is neither in {package} nor in {package.parents[1]}: install decentral again.")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `decentral-run`. Exit status: 0 done or diverged, 1 failed, 2 refused, 130 interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.exit(_carry_out_command(arguments))
+    except ConfigError as error:
+        complain(str(error))
+        sys.exit(REFUSED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _carry_out_command(arguments: list[str]) -> int:
+    options = Options().parse_intermixed_args(arguments)
+    folders = folders_of(options.config_dir)
+    if options.version:
+        from decentral import __version__
+
+        print(f"decentral-run {__version__}")
+        return 0
+    if options.help:
+        from decentral.usage import print_help
+
+        print_help(options.overrides, folders)
+        return 0
+    if (options.package or options.resolve) and not options.cfg:
+        raise ConfigError("--package and --resolve belong to --cfg job, which prints the configuration.")
+    hydra_override = any(o.lstrip("+~").startswith(("hydra.", "hydra/")) for o in options.overrides)
+    if options.cfg or options.info or options.hydra_help or options.shell_completion or hydra_override:
+        return _through_hydra(options, arguments, folders)
+    if options.multirun:
+        from decentral.sweep import sweep
+
+        return sweep(options.overrides, options.config_dir)
+    return carry_out(compose(options.overrides, options.config_dir))
+
+
+def folders_of(config_dir: str | None) -> list[Path]:
+    """Where choices are looked for: ours, then the user's. Raises ConfigError if that is no folder."""
+    if config_dir is not None and not Path(config_dir).is_dir():
+        raise ConfigError(
+            f"--config-dir {config_dir} is not a folder: give one with folders such as experiment/ in it."
+        )
+    return [conf_directory()] + ([Path(config_dir)] if config_dir else [])
 
 
 def register_schema() -> None:
@@ -37,25 +85,41 @@ def register_schema() -> None:
             store.store(group=f"{group}/schema", name=name, node=cls)
 
 
-def compose(overrides: Sequence[str]) -> Config:
+def compose(overrides: Sequence[str], config_dir: str | None = None) -> Config:
     """The configuration for these `key=value` overrides, resolved and checked.
 
+    `config_dir` holds choices beside ours: `experiment/mine.yaml` in it is experiment=mine.
     Raises ConfigError, with one sentence, for anything that is wrong with it.
     """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
+
+    from decentral.complaints import checked
+
+    overrides = checked(overrides, folders_of(config_dir))
+    register_schema()
+    with _explained(overrides):
+        search = [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"] if config_dir else []
+        with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+            composed = hydra_compose("config", overrides=[*overrides, *search])
+        try:
+            return to_config(composed)
+        except MemoryError:
+            raise ConfigError(f"num_workers={composed.num_workers} is too large for this machine: use fewer.") from None
+
+
+@contextmanager
+def _explained(overrides: Sequence[str]) -> Iterator[None]:
+    """What Hydra and OmegaConf raise becomes a ConfigError."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
 
-    from decentral.complaints import check_names, explain
+    from decentral.complaints import explain
 
-    check_names(overrides, conf_directory())
-    register_schema()
     try:
-        with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-            composed = hydra_compose("config", overrides=list(overrides))
-        return to_config(composed)
-    except (HydraException, OmegaConfBaseException) as error:
+        yield
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(explain(error, overrides)) from None
 
 
@@ -66,71 +130,82 @@ def to_config(composed: Any) -> Config:
     values = OmegaConf.to_object(composed)
     if not isinstance(values, Config):  # Hydra's own keys make it a dictionary
         assert isinstance(values, dict)
-        values.pop("hydra", None)
-        values = Config(**values)
+        values = Config(**{str(key): value for key, value in values.items() if key != "hydra"})
     return configuration.resolve(values)
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of `decentral-run`. Exit status: 0 done or diverged, 1 failed, 2 refused, 130 interrupted."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        if any(a in ("-h", "--help") for a in arguments):
-            from decentral.usage import print_help
-
-            print_help([a for a in arguments if not a.startswith("-")], conf_directory())
-            return
-        if any(a.startswith("-") for a in arguments):
-            sys.exit(_through_hydra(arguments))
-        sys.exit(carry_out(compose(arguments)))
-    except ConfigError as error:
-        complain(str(error))
-        sys.exit(REFUSED)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
 
 
 def carry_out(config: Config) -> int:
     """Run, and say where the results are; returns the exit status."""
     from decentral.launch.launch import launch
+    from decentral.report.pictures import draw
     from decentral.report.summary import summary
     from decentral.store import Status
 
     try:
+        _check_directory(config)
         outcome = launch(config)
     except (ConfigError, KeyboardInterrupt):
         raise
     except BaseException as error:
         if os.environ.get("DECENTRAL_TRACEBACK"):
             raise
-        directory = configuration.run_directory(config)
         complain(
             f"the run failed: {type(error).__name__}: {error} (set DECENTRAL_TRACEBACK=1 to see where). What it had "
-            f"computed is in {directory}; the same command goes on from the last checkpoint."
+            f"computed is in {configuration.run_directory(config)}; the same command goes on from the last checkpoint."
         )
         return FAILED
-    if os.environ.get("RANK", "0") == "0":
+    if is_leader():
         if outcome.done_before:
             print("This run was done before; nothing was computed.")
+        else:
+            draw(outcome.directory)
         print(summary(outcome.directory))
     return INTERRUPTED if outcome.status is Status.interrupted else 0
 
 
+def _check_directory(config: Config) -> None:
+    """Refuse a run directory that cannot be used, before torch is imported; creates nothing."""
+    from decentral.launch.launch import finished_status
+    from decentral.store import RunStore
+
+    directory = configuration.run_directory(config)
+    if not is_leader() or finished_status(config, directory) is not None:
+        return
+    if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
+        RunStore.open(directory, configuration.run_id(config), configuration.dump(config)).close()
+        return
+    parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    key = "run_dir" if config.run_dir else "results_dir"
+    value = getattr(config, key)
+    if not parent.is_dir():
+        raise ConfigError(f"{key}={value} cannot be created, because {parent} is a file: choose another folder.")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{key}={value} cannot be written, because {parent} is read-only for you: choose another folder."
+        )
+
+
 def complain(message: str) -> None:
     """One line on stderr, from one process."""
-    if os.environ.get("RANK", "0") == "0":
-        print(f"decentral-run: {message}", file=sys.stderr)
+    if is_leader():
+        print(f"decentral-run: {' '.join(message.split())}", file=sys.stderr)
 
 
-def _through_hydra(arguments: list[str]) -> int:
-    """Hydra's own options: -m (sweeps), --cfg, --config-dir, shell completion, ...; returns the exit status."""
+def is_leader() -> bool:
+    """Whether this process is the one that talks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _through_hydra(options: argparse.Namespace, arguments: list[str], folders: list[Path]) -> int:
+    """What only Hydra does: --cfg, --info, shell completion, its launchers and sweepers (hydra/launcher=...)."""
     import hydra
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
-    from decentral.complaints import check_names, explain
+    from decentral.complaints import checked
+    from decentral.sweep import worst
 
-    check_names([a for a in arguments if not a.startswith("-")], conf_directory())
+    overrides = options.overrides
+    if not options.shell_completion:
+        overrides = checked(overrides, folders, several=True)
     register_schema()
     statuses: list[int] = []
 
@@ -140,16 +215,22 @@ def _through_hydra(arguments: list[str]) -> int:
         except ConfigError as error:  # the other runs of a sweep go on
             complain(str(error))
             statuses.append(REFUSED)
+        if statuses[-1] == INTERRUPTED:
+            raise KeyboardInterrupt
 
+    before, full_error = list(sys.argv), os.environ.get("HYDRA_FULL_ERROR")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, so that errors become one sentence here
-    sys.argv[1:] = arguments
+    flags = [a for a in arguments if a not in options.overrides]
+    sys.argv[1:] = [*overrides, *flags]
     try:
-        hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name="config")(task)()
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error, arguments)) from None
-    if len(statuses) > 1 and any(statuses):
-        complain(f"{sum(map(bool, statuses))} of {len(statuses)} runs were refused or failed.")
-    return max(statuses, default=0)
+        with _explained(overrides):
+            hydra.main(version_base="1.3", config_path=str(conf_directory()), config_name="config")(task)()
+    finally:
+        sys.argv[:] = before
+        os.environ.pop("HYDRA_FULL_ERROR")
+        if full_error is not None:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+    return worst(statuses)
 
 
 if __name__ == "__main__":

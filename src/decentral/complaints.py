@@ -1,91 +1,168 @@
-"""What Hydra and OmegaConf complain about, in one sentence with the nearest right name."""
+"""What is wrong with a command line, in one sentence with the nearest right name."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 from decentral.config import GROUPS, Config
 from decentral.errors import ConfigError, suggest
-from decentral.registry import components
+
+CHOICES = ("experiment", *GROUPS)
+"""What is chosen by the name of a file in a folder of conf/."""
+
+_KEYS = tuple(f.name for f in dataclasses.fields(Config))
 
 
-def options(group: str, conf: Path) -> list[str]:
-    """The choices of a group: its YAML files."""
-    return sorted(file.stem for file in (conf / group).glob("*.yaml"))
+def options(group: str, folders: Sequence[Path]) -> list[str]:
+    """The choices of a group: the YAML files in its folders."""
+    return sorted({file.stem for folder in folders for file in (folder / group).glob("*.yaml")})
 
 
-def check_names(overrides: Sequence[str], conf: Path) -> None:
-    """Refuse unknown keys, groups and options before Hydra does, and say what was meant."""
-    keys = {f.name for f in dataclasses.fields(Config)}
-    chosen: dict[str, str] = {}
-    for override in overrides:
-        key, equals, value = override.lstrip("+~").partition("=")
-        if not equals and not override.startswith("~"):
-            raise ConfigError(f"'{override}' is no setting: write key=value, for example lr=0.1.")
-        head = key.partition("@")[0].partition(".")[0].partition("/")[0]
-        if head == "hydra":
-            continue
-        if head not in keys:
-            raise ConfigError(f"there is no setting '{key}'.{suggest(head, keys)}")
-        if key in GROUPS and equals:
-            for choice in value.split(","):
-                _check_choice(key, choice.strip(), options(key, conf))
-            chosen[key] = value
-    for override in overrides:
-        _check_field(override.lstrip("+~").partition("=")[0], chosen, conf)
+def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = False) -> list[str]:
+    """The overrides without a leading '+', which has no meaning here, if all keys and options in them exist.
+
+    Hydra would notice too, but not say what was meant. `several` allows several values for a key, as in lr=0.1,0.2.
+    Raises ConfigError.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    plain = [override.lstrip("+") for override in overrides]
+    for override in plain:
+        _check_key(override, folders)
+        try:
+            parsed = parser.parse_override(override)
+        except HydraException:
+            raise ConfigError(
+                f"{override} cannot be read: every setting is an argument of its own, key=value, and a value with "
+                "special characters needs two pairs of quotes, as in 'run_dir=\"my=folder\"'."
+            ) from None
+        if parsed.is_sweep_override() and not several:
+            raise ConfigError(
+                f"{override} has several values: to run each of them, add -m (decentral-run -m {' '.join(overrides)}); "
+                "a list is written in brackets, [1,2]."
+            )
+        key, _, text = override.partition("=")
+        if key in CHOICES:
+            simple = parsed.is_sweep_override() and parsed.is_choice_sweep() and "glob" not in text
+            values = list(parsed.sweep_string_iterator()) if simple else [text.strip("'\"")]
+            for value in values if "glob" not in text else ():
+                _check_choice(key, value, options(key, folders))
+    return plain
+
+
+def _check_key(override: str, folders: Sequence[Path]) -> None:
+    if override.startswith("~"):
+        raise ConfigError(
+            f"{override}: nothing can be removed; write {override.lstrip('~').partition('=')[0]}=... instead."
+        )
+    key, equals, _ = override.partition("=")
+    head, *parts = key.split(".")
+    if not equals:
+        raise ConfigError(_bare_word(override, folders))
+    if head == "hydra" or key.startswith("hydra/"):
+        return
+    if not key or key.strip() != key:
+        raise ConfigError(f"'{override}' has no name: write key=value without spaces, for example lr=0.1.")
+    if "@" in key:
+        raise ConfigError(f"{key}: a choice cannot be put elsewhere: write {key.partition('@')[0]}=... instead.")
+    if head not in (*_KEYS, "experiment"):
+        raise ConfigError(f"there is no setting '{key}'.{suggest(head, (*_KEYS, 'experiment'))}")
+    if parts and head not in (*GROUPS, "network"):
+        raise ConfigError(f"{head} is one value and has no part '{'.'.join(parts)}': write {head}=...")
+    if len(parts) > 1:
+        raise ConfigError(f"{head}.{parts[0]} is one value and has no part '{parts[1]}': write {head}.{parts[0]}=...")
+    if head == "network" and not parts:
+        raise ConfigError("network is a group of settings: write network.drop_probability=... or network.timeout_s=...")
+    if parts == ["name"] and head in GROUPS:
+        raise ConfigError(f"{override} would only change a label: choose with {head}=...")
+
+
+def _bare_word(word: str, folders: Sequence[Path]) -> str:
+    if word in (*_KEYS, "experiment"):
+        return f"'{word}' has no value: write {word}=..., without spaces around the '='."
+    for group in CHOICES:
+        if word in options(group, folders):
+            return f"'{word}' is no setting: did you mean {group}={word}?"
+    return f"'{word}' is no setting: write key=value, without spaces around the '=', for example lr=0.1."
 
 
 def _check_choice(group: str, choice: str, known: list[str]) -> None:
-    if choice not in known:
-        raise ConfigError(f"{group}={choice} does not exist.{suggest(choice, known)}")
-
-
-def _check_field(key: str, chosen: dict[str, str], conf: Path) -> None:
-    """`algo.fill=...`: does the chosen algorithm (or the default one) have that field?"""
-    group, dot, name = key.partition(".")
-    if not dot or group == "hydra":
+    if choice in known or (group == "experiment" and choice == "null"):
         return
-    if group == "network":
-        classes = [type(Config().network)]
-    elif group in GROUPS:
-        names = chosen.get(group, _default(group, conf)).split(",")
-        classes = [components(GROUPS[group])[_schema(group, n.strip(), conf)] for n in names]
-    else:
-        raise ConfigError(f"{group} is one value and has no part '{name}': write {group}=...")
-    for cls in classes:
-        known = [f.name for f in dataclasses.fields(cls)]
-        if name not in known:
-            which = "network" if group == "network" else f"{group}={chosen.get(group, _default(group, conf))}"
-            raise ConfigError(f"{which} has no setting '{name}'.{suggest(name, [k for k in known if k != 'name'])}")
-
-
-def _default(group: str, conf: Path) -> str:
-    found = re.search(rf"^\s*- {group}: (\S+)$", (conf / "config.yaml").read_text(), re.M)
-    assert found is not None, f"conf/config.yaml has no default for {group}"
-    return found[1]
-
-
-def _schema(group: str, option: str, conf: Path) -> str:
-    """The component behind an option: several options may share one, with other values."""
-    found = re.search(r"^\s*- schema/(\S+)@_here_$", (conf / group / f"{option}.yaml").read_text(), re.M)
-    assert found is not None, f"conf/{group}/{option}.yaml names no schema"
-    return found[1]
+    raise ConfigError(f"{group}={choice} does not exist.{suggest(choice.lower().replace('-', '_'), known)}")
 
 
 def explain(error: Exception, overrides: Sequence[str]) -> str:
     """One sentence for what Hydra or OmegaConf raised."""
+    from omegaconf.errors import OmegaConfBaseException, ValidationError
+
     cause: BaseException = error
-    while cause.__cause__ is not None and isinstance(cause.__cause__, Exception):
-        cause = cause.__cause__
-    text = str(cause) or str(error)
-    key = re.search(r"full_key: (\S+)", text)
-    first = text.strip().splitlines()[0].rstrip(".")
-    if key is not None:
-        given = next((o for o in overrides if o.lstrip("+").partition("=")[0] == key[1]), key[1])
-        return f"{given} cannot be used: {first[0].lower()}{first[1:]}."
-    if "sweep" in text.lower() or "Ambiguous" in text:
-        return f"{first}; to try several values, add -m: decentral-run -m {' '.join(overrides)}."
-    return f"{first}."
+    while getattr(cause, "full_key", None) in (None, "") and (cause.__cause__ or cause.__context__):
+        cause = cause.__cause__ or cause.__context__ or cause
+    first = " ".join((str(cause) or str(error)).strip().split("\n")[0].split()).rstrip(".:")
+    if not isinstance(cause, OmegaConfBaseException) or not cause.full_key:
+        reason = " ".join(str(error).split()).partition(" Config search path")[0]
+        return f"the configuration cannot be composed: {reason.rstrip('.')}."
+    key = re.sub(r"\[\d+\]$", "", cause.full_key)
+    given = next((o for o in reversed(overrides) if o.partition("=")[0] == key), None)
+    experiment = next((o for o in reversed(overrides) if o.startswith("experiment=")), None)
+    where = "" if given or experiment is None else f" ({experiment})"
+    if first.startswith("Key '"):
+        return _unknown(key, cause) + where
+    if isinstance(cause, ValidationError):
+        wanted = _wanted(cause)
+        return f"{given or f'{key}={cause.value}'} cannot be used{where}: {wanted or first}."
+    source = given or next((o for o in overrides if o.partition("=")[0] == key.rpartition(".")[2]), key)
+    reason = first[0].lower() + first[1:] if first.split()[0].istitle() else first
+    return f"{source} cannot be used{where}: {reason}."
+
+
+def _unknown(key: str, error: Any) -> str:
+    """A key that its part of the configuration does not have."""
+    group, _, name = key.rpartition(".")
+    if key == "experiment":
+        return "the file of this experiment is no experiment: its first line has to be '# @package _global_'."
+    if not group:
+        return f"there is no setting '{key}'.{suggest(key, _KEYS)}"
+    known = [f.name for f in dataclasses.fields(error.object_type) if f.name != "name"]
+    owner = f"{group}={error.parent_node.name}" if group in GROUPS else group
+    return f"{owner} has no setting '{name}'.{suggest(name, known)}" if known else f"{owner} has no settings."
+
+
+def _wanted(error: Any) -> str | None:
+    """'it has to be a whole number, such as 16', from the type of the field that refused a value."""
+    if not dataclasses.is_dataclass(error.object_type):  # an element of a list
+        return f"it has to be {_kind(error.ref_type)}" if _kind(error.ref_type) else None
+    hint = get_type_hints(error.object_type).get(str(error.key))
+    kind = _kind(hint)
+    if kind is None:
+        return None
+    field = next(f for f in dataclasses.fields(error.object_type) if f.name == error.key)
+    default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        close = suggest(str(error.value), hint.__members__)
+        return f"it has to be {kind}" + (f" (did{close[4:]})" if "Did" in close else "")
+    if isinstance(default, int | float | list) and not isinstance(default, bool):
+        return f"it has to be {kind}, such as {default if isinstance(default, list) else f'{default:g}'}"
+    return f"it has to be {kind}"
+
+
+def _kind(hint: Any) -> str | None:
+    """A type in words."""
+    inner = [arg for arg in get_args(hint) if arg is not NoneType]
+    if getattr(hint, "__origin__", None) is list:
+        return f"a list of {'whole ' if inner == [int] else ''}{'words' if inner == [str] else 'numbers'}"
+    if inner:
+        kind = _kind(inner[0])
+        return kind and f"{kind}, or null"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return f"one of {', '.join(hint.__members__)}"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint)

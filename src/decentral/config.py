@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import os
+import re
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -93,9 +94,10 @@ class Config:
             raise ConfigError(
                 f"processes={self.processes} makes no sense: give a number from 1 to num_workers, or auto."
             )
-        kind = self.device.split(":")[0]
-        if kind not in ("auto", "cpu", "cuda"):
-            raise ConfigError(f"device={self.device} is unknown.{suggest(kind, ('auto', 'cpu', 'cuda'))}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
+            raise ConfigError(f"device={self.device} is unknown: use auto, cpu, cuda, or one of several: cuda:1.")
+        if not self.results_dir:
+            raise ConfigError("results_dir= is empty: give a folder, for example results_dir=results.")
 
 
 def _positive(key: str, value: float, meaning: str) -> None:
@@ -119,6 +121,7 @@ def resolve(config: Config) -> Config:
             f"processes={config.processes} is more than num_workers={config.num_workers}: every process hosts at "
             "least one worker."
         )
+    config.task.check(config)
     schedule = config.topology.schedule(config.num_workers)
     check(schedule, config.algo.needs, config.algo.name, config.topology.name)
     if config.network.drop_probability and not config.algo.survives_loss:
@@ -128,7 +131,6 @@ def resolve(config: Config) -> Config:
             "an all-reduce is reliable; message loss is for algorithms that talk to neighbours, such as relaysgd "
             "or dpsgd."
         )
-    config.task.check(config)
     config.logger.check()
     return config
 

@@ -24,7 +24,7 @@ class Evaluation:
 
     metrics: tuple[Metric, ...]
     workers: Tensor  # [n, M], float64
-    averaged: Tensor  # [M]; only the leader's is filled in
+    averaged: Tensor  # [M]
     train_loss: Tensor  # [n], mean over the steps since the last evaluation; nan before the first
     consensus: float  # 1/n sum_i ||x_i - mean x||^2
 
@@ -65,28 +65,33 @@ class Evaluation:
 
 
 def evaluate(
-    problem: Problem, x: Tensor, net: Network, train_loss: Tensor, flags: Tensor, leader: bool
+    problem: Problem, x: Tensor, net: Network, train_loss: Tensor, flags: Tensor, part: int, parts: int
 ) -> tuple[Evaluation, Tensor]:
-    """Evaluate the models x [k, P] of the local workers, together with all other processes.
+    """Evaluate the models x [k, P] of the local workers, together with the other processes: this is `part` of `parts`.
 
     train_loss is [k]; flags [f] are numbers by which processes tell each other what they want: their sums come back.
+    The averaged model is tested by all processes, each on its share, so that none waits long for another.
     """
     mean = net.average(x)
-    distance = squared_distances(x, mean).cpu()
-    local = [problem.evaluate_workers(x).double(), train_loss.double().cpu()[:, None], distance[:, None]]
-    M, k = len(problem.metrics), len(x)
-    asked = torch.zeros(k, len(flags), dtype=torch.float64)
-    asked[0] = flags
-    table = net.gather(torch.cat([*local, asked], dim=1))
-    averaged = problem.evaluate_average(mean) if leader else torch.full((M,), torch.nan, dtype=torch.float64)
+    k, M = len(x), len(problem.metrics)
+    of_process = torch.zeros(k, M + len(flags), dtype=torch.float64)
+    of_process[0] = torch.cat([problem.evaluate_average(mean, part, parts).double(), flags])
+    columns = [
+        problem.evaluate_workers(x).double(),
+        train_loss.double().cpu()[:, None],
+        squared_distances(x, mean).cpu()[:, None],
+        of_process,
+    ]
+    table = net.gather(torch.cat(columns, dim=1))
+    totals = table[:, M + 2 :].sum(0)
     found = Evaluation(
         metrics=problem.metrics,
         workers=table[:, :M],
-        averaged=averaged,
+        averaged=totals[:M],
         train_loss=table[:, M],
         consensus=table[:, M + 1].mean().item(),
     )
-    return found, table[:, M + 2 :].sum(0)
+    return found, totals[M:]
 
 
 def squared_distances(x: Tensor, mean: Tensor) -> Tensor:

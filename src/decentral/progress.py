@@ -73,6 +73,10 @@ class Progress:
             self._due = now + self._period_s
             self._attempt(self._show)
 
+    def due(self) -> bool:
+        """Whether the next `update` will be shown: time to find out what costs something to know, such as the loss."""
+        return time.monotonic() >= self._due
+
     def line(self, text: str) -> None:
         """Show a line of text now, and keep it."""
         self._attempt(self._print, text)

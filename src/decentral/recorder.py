@@ -60,7 +60,7 @@ class Recorder:
             print(message, flush=True)
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
         self.store.write_provenance(collect([str(self.world.device)], self.world.size))
-        r.problem.save_pictures(str(self.store.path))
+        r.problem.save_tables(self.store.path)
         self.sink = Guarded(
             self.config.logger, configuration.run_id(self.config), configuration.as_dict(self.config), self.store.path
         )
@@ -110,7 +110,7 @@ class Recorder:
         self.store.set_status(Status.running, step=t, epoch=t / r.problem.steps_per_epoch)
 
     def end(self, r: Run, status: Status, step: int) -> None:
-        """The status, the curves and the summary."""
+        """The final status."""
         if not self.world.leader:
             return
         if r.trace is not None:
@@ -127,9 +127,6 @@ class Recorder:
             self.store.remove_checkpoints()
         if self.sink is not None:
             self.sink.close(status.value)
-        from decentral.report.learning_curves import save_learning_curves
-
-        save_learning_curves(self.store.path)
 
     def fail(self, error: BaseException) -> None:
         """Say in the status why the run broke off."""

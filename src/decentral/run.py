@@ -52,6 +52,10 @@ class GradientOracle:
         self.index = t * self.gradients_per_step
         return self
 
+    def recent_loss(self) -> float:
+        """Mean over the local workers and the steps since the last `mean_loss`. Waits for the device."""
+        return self.losses.mean().item() / max(1, self.count)
+
     def mean_loss(self) -> Tensor:
         """Mean of the losses since the last call [k], nan if there were none."""
         mean = self.losses / self.count if self.count else torch.full_like(self.losses, math.nan)
@@ -161,7 +165,8 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
             models = r.net.gather(r.algorithm.models(s))
             if r.trace is not None:
                 r.trace.record(t + 1, models)
-        progress.update(t + 1, (t + 1) / r.problem.steps_per_epoch)
+        loss = f"{oracle.recent_loss():.3g}" if progress.due() else ""
+        progress.update(t + 1, (t + 1) / r.problem.steps_per_epoch, loss=loss)
     return Status.done, r.total_steps
 
 
@@ -175,7 +180,7 @@ def examine(
         if r.trace is not None:
             r.trace.record(0, initial)
     flags = torch.tensor([recorder.checkpoint_due(), interrupt.requested], dtype=torch.float64)
-    found, wanted = evaluate(r.problem, models, r.net, train_loss, flags, r.world.leader)
+    found, wanted = evaluate(r.problem, models, r.net, train_loss, flags, r.world.rank, r.world.size)
     recorder.record(r, t, found, progress)
     if found.diverged:
         return Status.diverged

@@ -1,16 +1,17 @@
-"""`decentral-run --help`: what can be chosen and set, from the components themselves."""
+"""`decentral-run --help`: what can be chosen and set, from the components and the files of conf/ themselves."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import textwrap
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from decentral.complaints import _schema, options
+from decentral.complaints import CHOICES, options
 from decentral.config import GROUPS, Config
 from decentral.errors import ConfigError, suggest
 from decentral.network.settings import NetworkSettings
@@ -19,71 +20,153 @@ from decentral.registry import components
 _HEAD = """\
 decentral-run trains n workers with a decentralized algorithm, on one machine or many, and records what they reach.
 
-  decentral-run                                      relaysgd on double binary trees, 16 workers, digits
+  decentral-run                                      relaysgd on double binary trees, 16 workers, digits: a minute
   decentral-run algo=dpsgd topology=ring alpha=0.01  another algorithm, topology and split of the data
+  decentral-run task=quadratics steps=100            a small problem with a known optimum: seconds
   decentral-run -m algo=relaysgd,dpsgd lr=0.05,0.1   every combination, one after the other
-  decentral-run --help algo=relaysgd                 what a choice does, with its formula and settings
-  torchrun --nproc-per-node=4 -m decentral.cli ...   the same run over the processes (and machines) of torchrun
+  decentral-run experiment=relaysum_cifar10 lr=0.6   a paper's settings; what comes after them wins
+  torchrun --nproc-per-node=4 -m decentral ...       the same run over the processes (and machines) of torchrun
+
+  decentral-run --help algo                          all algorithms, a line each; so for every choice below
+  decentral-run --help algo=relaysgd                 its formula, its source and its settings
+"""
+
+_OPTIONS = """\
+Options
+  -m, --multirun          run every combination of values such as lr=0.05,0.1
+  --config-dir FOLDER     choices of your own: FOLDER/experiment/mine.yaml is experiment=mine
+  --cfg job               print the composed configuration instead of running (with --resolve: without references)
+  -sc install=bash        print the script for tab completion: eval "$(decentral-run -sc install=bash)"
+  --version, --help
 """
 
 _TAIL = """\
 A run is the same whatever the number of processes. Its results are in results/runs/<id>, where the id follows from the
 configuration: a finished run is not run again, an interrupted one goes on from its last checkpoint."""
 
+_WIDTH = 118
 
-def print_help(overrides: Sequence[str], conf: Path) -> None:
-    """General help, or that of the choices that are named, as in `--help algo=relaysgd`."""
-    if not overrides:
-        print("\n".join([_HEAD, _choices(conf), _settings(), _TAIL]))
+
+def print_help(topics: Sequence[str], folders: Sequence[Path]) -> None:
+    """General help, or that of what is named: `algo`, `algo=relaysgd`, `relaysgd`, `lr`. ConfigError if it is
+    unknown."""
+    if not topics:
+        print("\n".join([_HEAD, _choices(folders), _settings(), _OPTIONS, _TAIL]))
         return
-    for override in overrides:
-        group, _, option = override.partition("=")
-        if group not in GROUPS:
-            raise ConfigError(f"--help {override}: there is no group '{group}'.{suggest(group, GROUPS)}")
-        known = options(group, conf)
-        if option and option not in known:
-            raise ConfigError(f"--help {override}: {group}={option} does not exist.{suggest(option, known)}")
-        print("\n\n".join(_describe(group, name, conf) for name in ([option] if option else known)))
+    print("\n\n".join(_topic(topic, folders) for topic in topics))
 
 
-def _choices(conf: Path) -> str:
-    lines = ["Choices (a folder of conf/ each; settings of a choice are written algo.fill=own)"]
-    for group in GROUPS:
-        lines.append(
-            textwrap.fill(
-                " ".join(options(group, conf)), 118, initial_indent=f"  {group + '=':<11}", subsequent_indent=13 * " "
-            )
-        )
+def _topic(topic: str, folders: Sequence[Path]) -> str:
+    name, _, chosen = topic.partition("=")
+    if name in CHOICES:
+        known = options(name, folders)
+        for option in chosen.split(",") if chosen else ():
+            if option not in known:
+                raise ConfigError(f"--help {topic}: {name}={option} does not exist.{suggest(option, known)}")
+        if chosen:
+            return "\n\n".join(_describe(name, option, folders) for option in chosen.split(","))
+        return _overview(name, folders)
+    head = name.partition(".")[0]
+    if head in GROUPS:  # a setting of a choice: algo.fill
+        return _overview(head, folders)
+    lines = [line for key, line in _setting_lines() if key.partition(".")[0] == head]
+    if lines:
+        return "\n".join(lines)
+    named = [group for group in CHOICES if name in options(group, folders)]
+    if named:
+        return "\n\n".join(_describe(group, name, folders) for group in named)
+    every = [*CHOICES, *(key for key, _ in _setting_lines()), *(o for g in CHOICES for o in options(g, folders))]
+    close = suggest(name, every)
+    raise ConfigError(
+        f"--help {topic}: there is no such setting or choice."
+        + (close if "Did you mean" in close else " decentral-run --help lists all.")
+    )
+
+
+def _choices(folders: Sequence[Path]) -> str:
+    lines = ["Choices (each is a file in a folder of conf/; its settings are written algo.fill=own)"]
+    for group in (*GROUPS, "experiment"):
+        names = " ".join(options(group, folders))
+        lines.append(textwrap.fill(names, _WIDTH, initial_indent=f"  {group + '=':<13}", subsequent_indent=15 * " "))
     return "\n".join(lines) + "\n"
 
 
 def _settings() -> str:
-    lines = ["Settings"]
-    for f in dataclasses.fields(Config):
-        if "help" in f.metadata:
-            lines.append(f"  {f.name + '=' + _show(f.default):<26}{f.metadata['help']}")
+    return "\n".join(["Settings, with their defaults", *(line for _, line in _setting_lines())]) + "\n"
+
+
+def _setting_lines() -> list[tuple[str, str]]:
+    """(key, line of help) of everything that is no choice."""
+    found = [
+        (f.name, f"  {f.name + '=' + _show(f.default):<26}{f.metadata['help']}")
+        for f in dataclasses.fields(Config)
+        if "help" in f.metadata
+    ]
+    documented = {
+        name: " ".join(text.split())
+        for name, text in re.findall(r"^(\w+)  +(\S.*(?:\n  +.*)*)", inspect.getdoc(NetworkSettings) or "", re.M)
+    }
     for f in dataclasses.fields(NetworkSettings):
-        lines.append(f"  network.{f.name}={_show(f.default)}")
-    return "\n".join(lines) + "\n"
+        key = f"network.{f.name}"
+        line = f"  {key + '=' + _show(f.default):<30}{documented.get(f.name, '')}"
+        found.append((key, textwrap.fill(line, _WIDTH, subsequent_indent=32 * " ")))
+    return found
 
 
-def _describe(group: str, option: str, conf: Path) -> str:
-    cls = components(GROUPS[group])[_schema(group, option, conf)]
-    lines = [f"{group}={option}", "", textwrap.indent(inspect.getdoc(cls) or "", "  ")]
+def _overview(group: str, folders: Sequence[Path]) -> str:
+    """A line for each choice of a group."""
+    known = options(group, folders)
+    width = max(len(name) for name in known) + 2
+    default = re.search(rf"^\s*- {group}: (\S+)$", (folders[0] / "config.yaml").read_text(), re.M)
+    lines = [f"{group}=..." + (f"  (default: {default[1]})" if default and default[1] != "null" else "")]
+    for name in known:
+        line = f"  {name:<{width}}{_summary(_file(group, name, folders))}"
+        lines.append(textwrap.fill(line, _WIDTH, subsequent_indent=(width + 2) * " "))
+    return "\n".join([*lines, "", f"decentral-run --help {group}={known[0]} shows one of them with all its settings."])
+
+
+def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
+    """One choice: what it is, and its settings with the values that this choice gives them."""
+    file = _file(group, option, folders)
+    schema = re.search(r"^\s*- schema/(\S+)@_here_$", file.read_text(), re.M)
+    if schema is None:  # an experiment, or a file of the user's that builds on another choice
+        return f"{group}={option}    ({file})\n\n" + textwrap.indent(file.read_text().rstrip(), "  ")
+    cls = components(GROUPS[group])[schema[1]]
+    lines = [f"{group}={option}    {_summary(file)}", "", textwrap.indent(inspect.getdoc(cls) or "", "  ")]
     fields = [f for f in dataclasses.fields(cls) if f.name != "name"]
     if fields:
+        values = _values(file)
+        shown = [(f, f"{group}.{f.name}={_show(values.get(f.name, _default(f)))}") for f in fields]
+        width = max(len(text) for _, text in shown) + 2
         lines += ["", "  Settings"]
-        lines += [f"    {group}.{f.name}={_show(_default(f))}{_members(f)}" for f in fields]
+        lines += [f"    {text:<{width}}{_members(f)}".rstrip() for f, text in shown]
     return "\n".join(lines)
 
 
+def _file(group: str, option: str, folders: Sequence[Path]) -> Path:
+    return next(file for folder in folders if (file := folder / group / f"{option}.yaml").is_file())
+
+
+def _summary(file: Path) -> str:
+    """The comment at the top of a choice's file."""
+    comments = [line for line in file.read_text().splitlines() if line.startswith("#") and "@package" not in line]
+    return comments[0].lstrip("# ") if comments else ""
+
+
+def _values(file: Path) -> dict[str, Any]:
+    """What a choice's file sets."""
+    import yaml
+
+    return {key: value for key, value in yaml.safe_load(file.read_text()).items() if key != "defaults"}
+
+
 def _default(f: dataclasses.Field[Any]) -> Any:
-    return f.default if f.default is not dataclasses.MISSING else f.default_factory()  # type: ignore[misc]
+    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
 
 
 def _members(f: dataclasses.Field[Any]) -> str:
     default = _default(f)
-    return f"    one of {', '.join(m.name for m in type(default))}" if isinstance(default, Enum) else ""
+    return f"one of {', '.join(m.name for m in type(default))}" if isinstance(default, Enum) else ""
 
 
 def _show(value: Any) -> str:

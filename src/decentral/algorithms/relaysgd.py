@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.errors import ConfigError
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -46,16 +47,19 @@ class RelaySGD(Algorithm):
                   instead (the thesis). After the tree's diameter they agree, unless messages are lost.
     correct_lr    multiply the learning rate by 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), appendix D.1 in
                   closed form: what a change of one worker adds up to then is what it would be with all-reduce.
+    initial_count 1 with fill=count is the thesis' code: counts start at 1 though no message is there yet, which shrinks
+                  all weights to about 0.7 of what they were.
 
     Lost messages (and their counts) are zero, in the average and in what is relayed from them. The counts follow from
-    the tree and the losses, so every process computes them and they are not sent. The thesis' variant (counts that
-    start at 1, relaying within a step) is a bug, not an option.
+    the tree and the losses, so every process computes them and they are not sent. The thesis' code also lets a message
+    include what arrived earlier in the same step, which makes the step serial along the tree: not offered.
     """
 
     name: str = "relaysgd"
     fill: Fill = Fill.initial
     overlap: bool = False
     correct_lr: bool = False
+    initial_count: int = 0
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
 
     class State(NamedTuple):
@@ -67,9 +71,18 @@ class RelaySGD(Algorithm):
         x0: Shared  # [1, P]
         opt: Buffers
 
+    def __post_init__(self) -> None:
+        if self.initial_count not in (0, 1):
+            raise ConfigError(
+                f"algo.initial_count={self.initial_count} makes no sense: it is 0, or 1 as in the thesis."
+            )
+        if self.initial_count and self.fill is not Fill.count:
+            raise ConfigError("algo.initial_count=1 is the thesis' way to count: it goes with algo.fill=count only.")
+
     def init(self, x: Tensor, net: Network) -> State:
         """No messages yet."""
-        return self.State(x, net.no_messages(x), net.no_counts(), x[:1].clone(), self.local.init(x))
+        c = net.no_counts() + self.initial_count
+        return self.State(x, net.no_messages(x), c, x[:1].clone(), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one message over every edge in each direction."""

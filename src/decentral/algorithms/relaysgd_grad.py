@@ -22,11 +22,14 @@ class RelaySGDGrad(Algorithm):
         m_{i->j}^t = u_i^t + sum_{l in N_i, l != j} m_{l->i}^{t-1}        m = 0 at the start
         x_i^{t+1} = x_i^t + 1/n (u_i^t + sum_{j in N_i} m_{j->i}^t)
 
-    RelaySum paper, Algorithm 6. An update carries the learning rate of the time it was sent (as the authors' training
-    code; their simulator applies that of the time it arrives). Needs a tree. A lost message is zero and never repaired.
+    RelaySum paper, Algorithm 6. Needs a tree. A lost message is zero and never repaired.
+
+    receiver_lr    apply the learning rate of the step in which an update arrives, as the authors' simulator does,
+                   instead of that of the step in which it was sent, as their training code
     """
 
     name: str = "relaysgd_grad"
+    receiver_lr: bool = False
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
 
     class State(NamedTuple):
@@ -42,6 +45,7 @@ class RelaySGDGrad(Algorithm):
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one message over every edge in each direction."""
-        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
+        u, opt = self.local(oracle(s.x), s.x, s.opt, t, lr=1.0 if self.receiver_lr else None)
         m = net.relay(u, s.m, t)
-        return self.State(s.x.add_(net.collect(m, u), alpha=1 / net.n), m, opt)
+        weight = self.local.lr(t) / net.n if self.receiver_lr else 1 / net.n
+        return self.State(s.x.add_(net.collect(m, u), alpha=weight), m, opt)

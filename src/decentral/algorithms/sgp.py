@@ -24,16 +24,19 @@ class SGP(Algorithm):
         x_i <- x_i + u_i(z_i)                                gradient at z_i
         (x, w) <- (W x, W w)                                 `rounds` times, W column-stochastic; w^0 = 1
 
-    Assran et al., ICML 2019; RelaySum paper, Algorithm 4 with rounds=2 on `topology=one_peer_exponential`, round r of
-    step t being round t * rounds + r of the topology (the authors' training code takes another power of two there by a
-    slip of precedence; their simulator and this do not). Where W is doubly stochastic all w_i stay 1. The state holds
-    z, and w for all workers: it follows from the topology, so it is never sent. Weight decay and the reported models
-    use z. Lost messages: the receiver rescales its remaining weights to their old sum, in x and w alike, so that no
-    mass leaks away; on a one-peer round this is "keep your own".
+    Assran et al., ICML 2019; RelaySum paper, Algorithm 4 with rounds=2 on `topology=one_peer_exponential`. Round r of
+    step t is round t * rounds + r of the topology. Where W is doubly stochastic all w_i stay 1. The state holds z, and
+    w for all workers: it follows from the topology, so it is never sent. Weight decay and the reported models use z.
+    Lost messages: the receiver rescales its remaining weights to their old sum, in x and w alike, so that no mass leaks
+    away; on a one-peer round this is "keep your own".
+
+    authors_rounds    take round t * (rounds + r) instead, as the RelaySGD authors' training code does by a slip of
+                      precedence: with rounds=2 their average is exact later, or (n = 64) never
     """
 
     name: str = "sgp"
     rounds: int = 1
+    authors_rounds: bool = False
     needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
 
     def __post_init__(self) -> None:
@@ -55,6 +58,7 @@ class SGP(Algorithm):
         """One gradient at z, `rounds` rounds of push-sum."""
         u, opt = self.local(oracle(s.x), s.x, s.opt, t)
         x, w = net.weigh(s.x, s.w).add_(u), s.w  # x_i = w_i z_i + u_i
-        for r in range(t * self.rounds, (t + 1) * self.rounds):
-            x, w = net.mix(x, r), net.mix_known(w, r)
+        for r in range(self.rounds):
+            k = t * (self.rounds + r) if self.authors_rounds else t * self.rounds + r
+            x, w = net.mix(x, k), net.mix_known(w, k)
         return self.State(net.weigh(x, 1 / w), w, opt)

@@ -37,12 +37,14 @@ def launch(config: Config) -> Outcome:
     if finished is not None:
         return Outcome(finished, directory, done_before=True)
     processes = num_processes(config)
-    config.task.prepare(config)
     set_threads(processes, config.task.worth_processes(config))
     if processes == 1:
+        config.task.prepare(config)
         return Outcome(_run_here(config, directory), directory)
-    from decentral.launch.supervise import supervise
+    from decentral.launch.supervise import prepare_server, supervise
 
+    prepare_server()  # first: whatever prepares the data may start it
+    config.task.prepare(config)
     return Outcome(supervise(config, directory, processes), directory)
 
 

@@ -33,6 +33,11 @@ class _Worker(NamedTuple):
     pipe: Connection
 
 
+def prepare_server() -> None:
+    """Let the fork server of this process import torch, and what a run needs, when it starts."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["decentral.launch.worker"])
+
+
 def supervise(config: Config, directory: Path, processes: int) -> Status:
     """Run in `processes` new processes; returns how the run ended.
 
@@ -40,7 +45,6 @@ def supervise(config: Config, directory: Path, processes: int) -> Status:
     refused the configuration, KeyboardInterrupt after Ctrl-C or SIGTERM.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["decentral.launch.worker"])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     restore = signal.signal(signal.SIGTERM, _as_keyboard_interrupt)
     workers: list[_Worker] = []

@@ -18,7 +18,7 @@ class NetworkSettings:
     """
 
     drop_probability: float = 0.0
-    timeout_s: float = field(default=60.0, metadata={"volatile": True})
+    timeout_s: float = field(default=120.0, metadata={"volatile": True})
 
     def __post_init__(self) -> None:
         if not 0 <= self.drop_probability < 1:

@@ -46,9 +46,11 @@ class LocalRule(NamedTuple):
         """The optimizer's buffers for these rows."""
         return self.optimizer.init(x)
 
-    def __call__(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """The update u_i^t [k, P] (already times -gamma_t) in g's memory, and the new buffers."""
-        return self.optimizer.update(self.optimizer.regularised(g, x), buffers, self.lr(t), t)
+    def __call__(
+        self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
+    ) -> tuple[Tensor, Buffers]:
+        """The update u_i^t [k, P] (already times -gamma_t, or -lr) in g's memory, and the new buffers."""
+        return self.optimizer.update(self.optimizer.regularised(g, x), buffers, self.lr(t) if lr is None else lr, t)
 
 
 def check_range(key: str, value: float, low: float, high: float) -> None:

@@ -70,7 +70,8 @@ def _draw(panel: Axes, curves: Curves, metric: str, every_worker: bool) -> None:
                 label = f"{prefix}{words}: {show(metric, lines[worker].last)}"
                 size = max(1, len(lines[worker].steps) // _MARKERS_PER_LINE)
                 look = {"marker": marker, "markevery": size, "ms": 4, "lw": 1.7, "zorder": 3}
-                drawn += _line(panel, lines[worker], colour, style, label, **look)
+                # at step 0 all models agree: what is recorded there is rounding
+                drawn += _line(panel, lines[worker], colour, style, label, metric == CONSENSUS, **look)
     _frame(panel, curves, metric, splits)
     if is_fraction(metric):
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -89,10 +90,14 @@ def _spans_decades(values: list[float]) -> bool:
     )
 
 
-def _line(panel: Axes, series: Series, colour: str, style: str, label: str | None, **look) -> list[float]:
-    """Draw a series; non-finite values leave a gap. Returns what was drawn."""
+def _line(
+    panel: Axes, series: Series, colour: str, style: str, label: str | None, skip_start: bool = False, **look
+) -> list[float]:
+    """Draw a series; non-finite values leave a gap, and so does step 0 if asked. Returns what was drawn."""
     x = series.steps if _in_steps(series) else series.epochs
     y = [value if math.isfinite(value) else math.nan for value in series.values]
+    if skip_start:
+        y = [math.nan if step == 0 else value for step, value in zip(series.steps, y, strict=True)]
     panel.plot(x, y, color=colour, linestyle=style, label=label, **look)
     return y
 

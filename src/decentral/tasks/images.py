@@ -62,6 +62,6 @@ class Images(Task):
 
     def open(self, config: Config, workers: range, device: torch.device) -> Problem:
         """The local workers' models and data."""
-        from decentral.tasks.classification import Classification
+        from decentral.tasks.problems.classification import Classification
 
         return Classification(self, config, workers, device)

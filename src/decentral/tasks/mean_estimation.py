@@ -39,6 +39,6 @@ class MeanEstimation(Task):
 
     def open(self, config: Config, workers: range, device: torch.device) -> Problem:
         """The stream of samples."""
-        from decentral.tasks.samples import SampleMean
+        from decentral.tasks.problems.samples import SampleMean
 
         return SampleMean(self.mean, self.std, self.dimension, config.seed, workers, device)

@@ -78,7 +78,7 @@ class Quadratics(Task):
         """The problem on the device."""
         import torch
 
-        from decentral.tasks.least_squares import LeastSquares, QuadraticProblem, random_problem
+        from decentral.tasks.problems.least_squares import LeastSquares, QuadraticProblem, random_problem
 
         assert config.num_workers is not None
         if self.problem is not None:
@@ -103,9 +103,9 @@ def read_problem(path: str) -> dict[str, np.ndarray]:
         raise ConfigError(f"task.problem={path} is not a file: it has to be an .npz with A [n, d, d] and b [n, d].")
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: np.asarray(file[key], dtype=np.float64) for key in ("A", "b", "x0") if key in file}
-    except (OSError, ValueError, zipfile.BadZipFile, TypeError, AttributeError, EOFError) as error:
-        raise ConfigError(f"task.problem={path} cannot be read as an .npz of numbers ({error}).") from None
+            arrays = {key: _real(file[key]) for key in ("A", "b", "x0") if key in file}
+    except (OSError, ValueError, zipfile.BadZipFile, TypeError, AttributeError, EOFError):
+        raise ConfigError(f"task.problem={path} cannot be read: it has to be an .npz of real numbers.") from None
     for key in ("A", "b"):
         if key not in arrays:
             raise ConfigError(f"task.problem={path} has no array '{key}': it needs A [n, d, d] and b [n, d].")
@@ -124,3 +124,9 @@ def read_problem(path: str) -> dict[str, np.ndarray]:
         if not np.isfinite(array).all():
             raise ConfigError(f"task.problem={path}: {key} holds numbers that are not finite.")
     return arrays
+
+
+def _real(array: np.ndarray) -> np.ndarray:
+    if np.iscomplexobj(array):
+        raise ValueError("complex")
+    return np.asarray(array, dtype=np.float64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -87,11 +88,14 @@ class Problem(ABC):
         """Metrics of the local workers' own models: [k, P] -> [k, len(metrics)], float64 on the CPU."""
 
     @abstractmethod
-    def evaluate_average(self, x: Tensor) -> Tensor:
-        """Metrics of one averaged model: [P] -> [len(metrics)], float64 on the CPU."""
+    def evaluate_average(self, x: Tensor, part: int, parts: int) -> Tensor:
+        """Metrics of one averaged model: [P] -> [len(metrics)], float64 on the CPU.
 
-    def save_pictures(self, directory: str) -> None:
-        """Write what describes the problem, such as the distribution of the data."""
+        What this returns for part = 0, ..., parts - 1 adds up to the metrics: every process does a share of the work.
+        """
+
+    def save_tables(self, directory: Path) -> None:
+        """Write what describes the problem, such as the distribution of the data (partition.csv)."""
         return None
 
     def buffers(self) -> dict[str, Tensor]:

@@ -23,6 +23,9 @@ class Topology(ABC):
         """The schedule for `num_workers` workers; ConfigError if this topology does not exist for so many."""
 
 
+MAX_WORKERS = 8192
+
+
 @dataclass
 class GraphTopology(Topology):
     """A topology given by graphs, with mixing weights by a common rule (see `Weights`).
@@ -60,8 +63,10 @@ class GraphTopology(Topology):
         Raises:
             ConfigError: this topology does not exist for so many workers, or not with these weights.
         """
-        if num_workers < 1:
-            raise ConfigError(f"num_workers={num_workers} must be at least 1.")
+        if not 1 <= num_workers <= MAX_WORKERS:
+            raise ConfigError(
+                f"num_workers={num_workers} must be from 1 to {MAX_WORKERS}: mixing matrices are dense, n x n numbers."
+            )
         rounds = [tuple(self.matrix(A) for A in pieces) for pieces in self.graphs(num_workers)]
         return Schedule(num_workers, rounds.__getitem__, num_pieces=len(rounds[0]), period=len(rounds))
 

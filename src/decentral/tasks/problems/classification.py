@@ -12,9 +12,9 @@ from torch import Tensor
 
 from decentral.models.statistics import has_batch_statistics, recompute_batch_statistics
 from decentral.randomness import address, torch_generator
-from decentral.tasks.batches import BatchOrder
+from decentral.tasks.problems.batches import BatchOrder
+from decentral.tasks.problems.worker_models import WorkerModels, flat, has_dropout, seed_dropout
 from decentral.tasks.task import Metric, Problem
-from decentral.tasks.worker_models import WorkerModels, flat, has_dropout, seed_dropout
 
 if TYPE_CHECKING:
     from decentral.config import Config
@@ -80,26 +80,22 @@ class Classification(Problem):
         self.models.bind(x)
         return self._test(self.models.modules)
 
-    def evaluate_average(self, x: Tensor) -> Tensor:
-        """The same of one averaged model [P]: [2]."""
+    def evaluate_average(self, x: Tensor, part: int, parts: int) -> Tensor:
+        """The same of one averaged model [P]: [2]; this part's share of the test set's sums."""
         self.average.bind(x[None])
         (module,) = self.average.modules
         recompute_batch_statistics(module, self._statistics_batches())
-        found = self._test([module])[0]
+        found = self._test([module], part, parts)[0]
         self.average.release()
         return found
 
-    def save_pictures(self, directory: str) -> None:
-        """partition.png and partition.csv: the distribution of the classes over the workers."""
+    def save_tables(self, directory: Path) -> None:
+        """partition.csv: the distribution of the classes over the workers."""
         from decentral.partition.partition import class_counts
-        from decentral.partition.picture import save_picture, save_table
+        from decentral.partition.picture import save_table
 
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
-        partition = self.config.partition
-        alpha = getattr(partition, "alpha", None)
-        title = f"{self.config.data.name}: {partition.name}" + (f", alpha = {alpha:g}" if alpha is not None else "")
-        save_picture(counts, Path(directory) / "partition.png", title)
-        save_table(counts, Path(directory) / "partition.csv")
+        save_table(counts, directory / "partition.csv")
 
     def buffers(self) -> dict[str, Tensor]:
         """Batch-norm statistics [k, ...]."""
@@ -131,14 +127,17 @@ class Classification(Problem):
         for images, _ in self.data.train_batches(picks.__getitem__, range(1), 0, _STATISTICS_BATCHES):
             yield images[0]
 
-    def _test(self, modules: list[torch.nn.Module]) -> Tensor:
+    def _test(self, modules: list[torch.nn.Module], part: int = 0, parts: int = 1) -> Tensor:
+        """Sums over this part's batches of the test set, divided by the size of all of it: [modules, 2]."""
         totals = torch.zeros(len(modules), len(self.metrics), dtype=torch.float64, device=self.device)
         count = 0
         for module in modules:
             module.eval()
         with torch.no_grad():
-            for images, labels in self.data.test_batches(self.task.test_batch_size):
+            for number, (images, labels) in enumerate(self.data.test_batches(self.task.test_batch_size)):
                 count += len(labels)
+                if number % parts != part:
+                    continue
                 for total, module in zip(totals, modules, strict=True):
                     logits = module(images)
                     total[0] += (logits.argmax(1) == labels).sum()

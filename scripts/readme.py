@@ -1,0 +1,88 @@
+"""Fill in the README's numbers from runs: `python scripts/readme.py` (a few minutes; finished runs are not repeated).
+
+The runs' configurations, final metrics, provenance and curves are kept in results/readme/; the table of `make bench`
+comes from results/bench/.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "results" / "readme"
+RUNS = {
+    "relaysgd-dbt": "algo=relaysgd topology=dbt alpha=0.01",
+    "dpsgd-ring": "algo=dpsgd topology=ring alpha=0.01",
+    "relaysgd-dbt-nesterov": "algo=relaysgd topology=dbt alpha=0.01 optim=nesterov lr=0.05",
+    "dpsgd-ring-nesterov": "algo=dpsgd topology=ring alpha=0.01 optim=nesterov lr=0.05",
+    "allreduce-nesterov": "algo=allreduce alpha=0.01 optim=nesterov lr=0.05",
+}
+
+
+def main() -> None:
+    """Run, keep, fill in."""
+    summaries = {name: carry_out(name, settings) for name, settings in RUNS.items()}
+    readme = (ROOT / "README.md").read_text()
+    readme = fill(
+        readme, "summary", "```\n" + re.sub(r"\n+Results:.*", "", summaries["relaysgd-dbt"], flags=re.S) + "\n```"
+    )
+    readme = fill(readme, "results", results_table())
+    readme = fill(readme, "bench", (ROOT / "results" / "bench" / "step_overhead.md").read_text().strip())
+    (ROOT / "README.md").write_text(readme)
+
+
+def carry_out(name: str, settings: str) -> str:
+    """One run as a user would start it; returns the summary that it printed."""
+    command = [sys.executable, "-m", "decentral", *settings.split(), "progress=false"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    directory = ROOT / re.search(r"^Results:\s+(\S+)$", printed, re.M)[1]  # type: ignore[index]
+    kept = KEPT / name
+    kept.mkdir(parents=True, exist_ok=True)
+    for file in ("config.yaml", "learning_curves.png", "partition.csv"):
+        shutil.copy(directory / file, kept / file)
+    provenance = json.loads((directory / "provenance.json").read_text())
+    write_json(kept / "provenance.json", {"command": f"decentral-run {settings}"} | public(provenance))
+    status = json.loads((directory / "status.json").read_text())
+    write_json(kept / "status.json", public(status))
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    last = [row for row in rows if row["step"] == status["step"]]
+    (kept / "final_metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in last))
+    return re.sub(r"^This run was done before.*\n", "", printed).strip()
+
+
+def public(facts: dict[str, Any]) -> dict[str, Any]:
+    """Without what is of no use elsewhere."""
+    return {key: value for key, value in facts.items() if key not in ("directory", "host", "pid", "command_line")}
+
+
+def write_json(path: Path, facts: dict[str, Any]) -> None:
+    """Readable JSON."""
+    path.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def results_table() -> str:
+    """Final test accuracy of every kept run: worst worker, mean over workers, averaged model."""
+    lines = ["| `decentral-run` ... | worst worker | mean of workers | averaged model |", "|---|---|---|---|"]
+    for name, settings in RUNS.items():
+        rows = [json.loads(line) for line in (KEPT / name / "final_metrics.jsonl").read_text().splitlines()]
+        values = {row["worker"]: row["value"] for row in rows if (row["split"], row["metric"]) == ("test", "accuracy")}
+        cells = " | ".join(f"{100 * values[worker]:.1f} %" for worker in ("worst", "mean", "averaged"))
+        lines.append(f"| `{settings}` | {cells} |")
+    return "\n".join(lines)
+
+
+def fill(text: str, mark: str, content: str) -> str:
+    """The text with what stands between <!-- mark --> and <!-- /mark --> replaced."""
+    pattern = rf"(<!-- {mark} -->\n).*?(<!-- /{mark} -->)"
+    assert re.search(pattern, text, re.S), f"README.md has no place for {mark}"
+    return re.sub(pattern, lambda found: f"{found[1]}{content}\n{found[2]}", text, flags=re.S)
+
+
+if __name__ == "__main__":
+    main()

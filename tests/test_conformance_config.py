@@ -1,0 +1,171 @@
+"""Every choice in conf/ composes, and a run's identity holds what the computation depends on and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from functools import cache
+from pathlib import Path
+from typing import get_type_hints
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from decentral.cli import compose, conf_directory
+from decentral.config import GROUPS, Config, dump, identity, load, run_directory, run_id
+from decentral.registry import components
+from table import ALGORITHMS, TOPOLOGIES, topology_overrides
+
+CONF = conf_directory()
+CHOICES = [(group, file.stem) for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
+COMPONENTS = [(group, name) for group, package in GROUPS.items() for name in components(package)]
+QUADRATICS = ("task=quadratics", "algo=dpsgd", "topology=ring")
+IMAGES = ("task=images", "algo=dpsgd", "topology=ring")
+
+
+@pytest.fixture
+def needs(tmp_path):
+    """(group, option) -> what else has to be said with it."""
+
+    def _needs(group: str, option: str) -> list[str]:
+        if group == "topology":
+            n = TOPOLOGIES[option].n
+            return ["algo=dpsgd", f"num_workers={n}", *topology_overrides(option, tmp_path)]
+        if group == "algo":
+            return [*ALGORITHMS[option].nets[0].overrides(tmp_path), f"task={ALGORITHMS[option].task}"]
+        if group == "model" or (group == "data" and option in ("imagefolder", "imagenet")):
+            for split in ("train", "test", "val"):
+                folder = tmp_path / split / "cat"
+                folder.mkdir(parents=True)
+                for number in range(2):
+                    Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+            others = ["num_workers=2", "batch_size=1", f"data.path={tmp_path}", "partition=iid"]
+            return others if group == "data" else ["data=imagefolder", *others]
+        return []
+
+    return _needs
+
+
+@pytest.mark.parametrize(("group", "option"), CHOICES)
+def test_every_choice_composes_and_survives_being_written_down(needs, group, option):
+    config = compose([f"{group}={option}", *needs(group, option)])
+    again = load(dump(config))
+    assert again == config
+    assert run_id(again) == run_id(config)
+    schema = re.search(r"schema/(\w+)@_here_", (CONF / group / f"{option}.yaml").read_text())
+    assert schema is not None and getattr(config, group).name == schema[1]
+
+
+@pytest.mark.parametrize("file", sorted((CONF / "experiment").glob("*.yaml")), ids=lambda file: file.stem)
+def test_every_experiment_composes(file):
+    config = compose([f"experiment={file.stem}"])
+    assert load(dump(config)) == config
+
+
+@pytest.mark.parametrize(("group", "name"), COMPONENTS)
+def test_every_component_has_a_yaml_of_its_name(group, name):
+    assert f"schema/{name}@_here_" in (CONF / group / f"{name}.yaml").read_text()
+
+
+@pytest.mark.parametrize(("group", "name"), COMPONENTS)
+def test_a_component_begins_with_its_name_and_has_plain_fields(group, name):
+    cls = components(GROUPS[group])[name]
+    fields, hints = dataclasses.fields(cls), get_type_hints(cls)
+    assert fields[0].name == "name" and fields[0].default == name
+    assert not any("Literal" in str(hints[f.name]) or "tuple" in str(hints[f.name]) for f in fields)
+    assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("), "a docstring of its own, for --help"
+
+
+# -- identity ----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def id_of(*overrides: str) -> str:
+    return run_id(compose(overrides))
+
+
+def ids(base: tuple[str, ...], *others: str) -> tuple[str, str]:
+    return id_of(*base), id_of(*base, *others)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "results_dir=elsewhere", "run_dir=elsewhere", "processes=2", "logger=tensorboard", "device=cpu",
+        "progress=false", "checkpoint_every_s=1", "network.timeout_s=7", "num_workers=16",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("base", [QUADRATICS, IMAGES], ids=["quadratics", "images"])
+def test_the_identity_does_not_depend_on(base, override):
+    one, other = ids(base, override)
+    assert one == other
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "lr=0.2", "seed=1", "num_workers=8", "steps=7", "epochs=7", "eval_every_epochs=7", "trace=true",
+        "optim=momentum", "optim=adam", "schedule=inverse", "topology=torus", "topology.weights=uniform",
+        "algo.mode=awc", "algo=d2", "network.drop_probability=0.1",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("base", [QUADRATICS, IMAGES], ids=["quadratics", "images"])
+def test_the_identity_depends_on(base, override):
+    one, other = ids(base, override)
+    assert one != other
+
+
+@pytest.mark.parametrize("override", ["alpha=1", "batch_size=8", "model=mlp", "partition=iid", "task.reshuffle=false"])
+def test_the_identity_depends_on_what_the_task_uses(override):
+    one, other = ids(IMAGES, override)
+    assert one != other
+
+
+@pytest.mark.parametrize("override", ["alpha=1", "batch_size=8", "model=mlp", "partition=iid"])
+def test_the_identity_does_not_depend_on_what_the_task_does_not_use(override):
+    one, other = ids(QUADRATICS, override)
+    assert one == other
+
+
+def test_components_with_the_same_fields_are_different_runs():
+    one, other = ids((*QUADRATICS, "algo=d2"), "algo=exact_diffusion")
+    assert one != other
+    assert "name" in identity(compose(QUADRATICS))["algo"]
+
+
+@pytest.mark.parametrize(("one", "other"), [("lr=1", "lr=1.0"), ("lr=0.1", "lr=1e-1"), ("epochs=50", "epochs=50.0")])
+def test_a_number_is_the_same_however_it_is_written(one, other):
+    assert id_of(*QUADRATICS, one) == id_of(*QUADRATICS, other)
+
+
+def test_a_number_is_the_same_in_a_list():
+    multistep = (*QUADRATICS, "schedule=multistep")
+    one, other = ids((*multistep, "schedule.milestones=[150,180]"), "schedule.milestones=[150.0,180.0]")
+    assert one == other
+
+
+def test_epochs_do_not_count_where_steps_are_given():
+    one, other = ids((*QUADRATICS, "steps=10"), "epochs=3")
+    assert one == other
+
+
+def test_a_file_counts_by_what_is_in_it_not_by_where_it_is(tmp_path):
+    rng = np.random.default_rng(0)
+    for name, A in (("a", rng.normal(size=(3, 2, 2))), ("b", rng.normal(size=(3, 2, 2)))):
+        np.savez(tmp_path / f"{name}.npz", A=A, b=np.ones((3, 2)))
+    (tmp_path / "copy.npz").write_bytes((tmp_path / "a.npz").read_bytes())
+    a, b, copy = (run_id(compose([*QUADRATICS, f"task.problem={tmp_path / name}.npz"])) for name in ("a", "b", "copy"))
+    assert a == copy != b
+
+
+def test_a_run_lives_under_its_id_unless_told_otherwise():
+    config = compose([*QUADRATICS, "results_dir=there"])
+    assert run_directory(config) == Path("there/runs") / run_id(config)
+    assert re.fullmatch("[0-9a-f]{12}", run_id(config))
+    assert run_directory(compose([*QUADRATICS, "run_dir=here"])) == Path("here")
+
+
+def test_every_top_level_setting_is_a_choice_or_explained():
+    for f in dataclasses.fields(Config):
+        assert f.name in GROUPS or f.name == "network" or f.metadata.get("help")

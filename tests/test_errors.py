@@ -1,0 +1,236 @@
+"""Whatever is wrong with a command line: one sentence that helps, status 2, nothing created, nothing slow imported."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decentral.cli import main
+
+# command line, and what the sentence has to contain: the key, the value, what would work
+REFUSED = [
+    # names
+    ("algo=relysgd", "algo=relysgd", "'relaysgd'"),
+    ("algo=RelaySGD", "algo=RelaySGD", "'relaysgd'"),
+    ("optim=nestrov", "optim=nestrov", "'nesterov'"),
+    ("algo=", "algo=", "relaysgd"),
+    ("algo=null", "algo=null", "relaysgd"),
+    ("topolgy=dbt", "topolgy", "'topology'"),
+    ("+foo=1", "foo", "lr"),
+    ("algo.fil=own", "algo=relaysgd", "'fill'"),
+    ("data.path=x", "data=digits", "no settings"),
+    ("network.drop=1", "network", "drop_probability"),
+    ("task=quadratics data=imagefoldr", "data=imagefoldr", "'imagefolder'"),
+    ("experiment=thesis_cifar1", "experiment=thesis_cifar1", "'thesis_cifar10'"),
+    ("experiment=thesis_cifar10 optim.momentun=1", "momentun", "'momentum'"),
+    # the form of the command line
+    ("algo relaysgd", "'algo'", "algo=..."),
+    ("relaysgd", "'relaysgd'", "algo=relaysgd?"),
+    ("lr =0.1", "'lr'", "without spaces"),
+    ("'lr=0.1 seed=2'", "lr=0.1 seed=2", "an argument of its own"),
+    ("lr=0.1,", "lr=0.1,", "quotes"),
+    ("algo=dpsgd,relaysgd", "algo=dpsgd,relaysgd", "-m"),
+    ("model=mlp model.hidden=8,8", "model.hidden=8,8", "[1,2]"),
+    ("~algo", "~algo", "algo=..."),
+    ("alpha.x=1", "alpha", "alpha=..."),
+    ("algo.fill.x=1", "algo.fill", "algo.fill=..."),
+    ("algo.name=dpsgd", "algo.name=dpsgd", "algo=..."),
+    ("network=5", "network", "network.timeout_s"),
+    ("algo@model=relaysgd", "algo@model", "algo=..."),
+    ("--lr=0.1", "--lr", "lr=..."),
+    ("--multi lr=1,2", "--multi", "--multirun"),
+    ("-x", "-x", "option"),
+    ("--cfg", "--cfg", "argument"),
+    ("--cfg job algo=relysgd", "algo=relysgd", "'relaysgd'"),
+    ("--config-dir nowhere", "nowhere", "folder"),
+    ("--help relaysdg", "relaysdg", "'relaysgd'"),
+    ("--help algo=relaysdg", "algo=relaysdg", "'relaysgd'"),
+    ("-m lr=interval(0,1)", "lr=interval(0,1)", "list the values"),
+    ("-m algo=relysgd,dpsgd", "algo=relysgd", "'relaysgd'"),
+    # types
+    ("alpha=abc", "alpha=abc", "a number, such as 0.1"),
+    ("alpha=", "alpha=", "a number"),
+    ("alpha=null", "alpha=null", "a number"),
+    ("num_workers=2.5", "num_workers=2.5", "a whole number"),
+    ("seed=x", "seed=x", "a whole number"),
+    ("trace=maybe", "trace=maybe", "true or false"),
+    ("algo.fill=onw", "algo.fill=onw", "'own'"),
+    ("model=mlp model.hidden=5", "model.hidden=5", "[64, 64]"),
+    ("schedule=multistep schedule.milestones=[a]", "schedule.milestones=[a]", "a list of numbers"),
+    ("experiment=relaysum_cifar10 optim.weight_decay=x", "optim.weight_decay=x", "a number"),
+    ("alpha=${foo}", "alpha=${foo}", "'foo'"),
+    ("alpha=${lr} lr=${alpha}", "alpha=${lr}", "recursive"),
+    # values
+    ("alpha=0", "alpha=0", "positive"),
+    ("alpha=inf", "alpha=inf", "positive"),
+    ("lr=-1", "lr=-1", "from 0 upwards"),
+    ("lr=nan", "lr=nan", "from 0 upwards"),
+    ("num_workers=0", "num_workers=0", "at least 1"),
+    ("batch_size=0", "batch_size=0", "at least 1"),
+    ("epochs=0", "epochs=0", "above 0"),
+    ("steps=-1", "steps=-1", "at least 1"),
+    ("eval_every_epochs=nan", "eval_every_epochs=nan", "above 0"),
+    ("checkpoint_every_s=-1", "checkpoint_every_s=-1", "from 0 upwards"),
+    ("optim.momentum=2", "optim.momentum=2", "[0, 1)"),
+    ("optim.nesterov=true", "optim.nesterov=true", "optim.momentum"),
+    ("processes=0", "processes=0", "auto"),
+    ("processes=two", "processes=two", "auto"),
+    ("device=gpu", "device=gpu", "cuda"),
+    ("device=cpu:7", "device=cpu:7", "cpu"),
+    ("network.drop_probability=2", "network.drop_probability=2", "probability"),
+    ("logger=wandb logger.mode=foo", "logger.mode=foo", "offline"),
+    ("results_dir=", "results_dir=", "folder"),
+    # what does not go together
+    ("processes=17", "processes=17", "num_workers=16"),
+    ("topology=ring", "algo=relaysgd", "topology=ring", "chain"),
+    ("num_workers=1", "topology=dbt", "num_workers=1", "topology=bt"),
+    ("num_workers=3 topology=hypercube algo=dpsgd", "topology=hypercube", "num_workers=2 or 4"),
+    ("num_workers=3 topology=social algo=dpsgd", "topology=social", "num_workers=32"),
+    ("algo=d2 topology=social num_workers=32", "algo=d2", "-1/3", "exact_diffusion"),
+    ("num_workers=2000", "num_workers=2000", "1438"),
+    ("num_workers=100", "num_workers=100", "batch_size=14"),
+    ("model=vgg11", "model=vgg11", "32 x 32", "cnn"),
+    ("algo=allreduce network.drop_probability=0.1", "network.drop_probability=0.1", "algo=allreduce"),
+    # files
+    ("data=imagefolder", "data.path", "train/<class>/"),
+    ("data=imagefolder data.path=nowhere", "data.path=nowhere", "train/<class>/"),
+    ("data=imagefolder data.path=a_file", "data.path=a_file", "train/<class>/"),
+    ("data=imagefolder data.path=pictures", "pictures/train/cat", "no pictures"),
+    ("task=quadratics task.problem=nowhere.npz", "task.problem=nowhere.npz", "A [n, d, d]"),
+    ("task=quadratics task.problem=a_file", "task.problem=a_file", ".npz"),
+    ("task=quadratics task.problem=no_b.npz", "task.problem=no_b.npz", "'b'"),
+    ("task=quadratics task.problem=flat.npz", "A has shape [4, 3, 2]", "[n, d, d]"),
+    ("task=quadratics task.problem=good.npz num_workers=5", "num_workers=5", "4 workers"),
+    ("topology=file", "topology.path=", ".csv"),
+    ("topology=file topology.path=nowhere.csv", "topology.path=nowhere.csv", "not a file"),
+    ("topology=file topology.path=edges.csv num_workers=4", "line 2", "1,9"),
+    ("run_dir=a_file", "run_dir=a_file", "is a file"),
+    ("run_dir=a_file/run", "run_dir=a_file/run", "is a file"),
+    ("run_dir=foreign", "run_dir=foreign", "new or empty"),
+    ("run_dir=other_run", "run_dir=other_run", "another run_dir"),
+    ("results_dir=a_file", "results_dir=a_file", "is a file"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with things to stumble over."""
+    monkeypatch.chdir(tmp_path)
+    Path("a_file").write_text("text")
+    for name in ("train/cat", "test/cat"):
+        Path("pictures", name).mkdir(parents=True)
+    A, b = np.ones((4, 3, 3)), np.ones((4, 3))
+    np.savez("good.npz", A=A, b=b)
+    np.savez("no_b.npz", A=A)
+    np.savez("flat.npz", A=A[:, :, :2], b=b)
+    Path("edges.csv").write_text("0,1\n1,9\n")
+    for name, file, text in (("foreign", "thesis.tex", "?"), ("other_run", "config.yaml", "# run 0123456789ab\n")):
+        Path(name).mkdir()
+        Path(name, file).write_text(text)
+    return tmp_path
+
+
+def files(folder: Path) -> set[str]:
+    """Everything in a folder, but for the lock that looking into a run's directory may leave there."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.name != "run.lock"}
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"), [(case[0], case[1:]) for case in REFUSED], ids=[c[0] for c in REFUSED]
+)
+def test_a_bad_command_line_is_refused_in_one_helpful_sentence(
+    command: str, expected: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(folder)
+    with pytest.raises(SystemExit) as exit:
+        main(shlex.split(command))
+    captured = capsys.readouterr()
+    assert exit.value.code == 2
+    assert captured.err.startswith("decentral-run: ")
+    assert captured.err.count("\n") == 1
+    assert captured.err.endswith((".\n", "?\n", "[1,2].\n"))
+    assert captured.out == ""
+    for words in expected:
+        assert words in captured.err
+    assert files(folder) == before
+
+
+def test_a_gpu_that_is_not_there_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(SystemExit) as exit:
+        main(["device=cuda", "task=quadratics"])
+    assert exit.value.code == 2
+    assert "device=cpu" in capsys.readouterr().err
+
+
+def test_a_misspelt_setting_in_a_file_of_the_users_is_named_with_its_experiment(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("# @package _global_\nalhpa: 0.5\n")
+    with pytest.raises(SystemExit) as exit:
+        main(["--config-dir", str(tmp_path), "experiment=mine"])
+    message = capsys.readouterr().err
+    assert exit.value.code == 2
+    assert "alhpa" in message and "'alpha'" in message and "experiment=mine" in message
+
+
+@pytest.mark.parametrize(
+    "text", ["alpha: 0.5\n", "# @package _global_\nalpha: [\n", "# @package _global_\nalpha: much\n"],
+    ids=["without its first line", "no YAML", "wrong type"],
+)  # fmt: skip
+def test_an_experiment_that_cannot_be_read_is_refused_in_one_sentence(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    with pytest.raises(SystemExit) as exit:
+        main(["--config-dir", str(tmp_path), "experiment=mine"])
+    assert exit.value.code == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+SLOW = ("torch", "torchvision", "pandas", "matplotlib", "wandb", "sklearn", "networkx", "PIL")
+SCRIPT = """
+import contextlib, io, sys
+from decentral.cli import main
+for command in {commands!r}:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            main(command.split())
+        except SystemExit:
+            pass
+    slow = sorted(set(sys.modules) & set({slow!r}))
+    if slow:
+        sys.exit(f"{{command}} imports {{', '.join(slow)}}")
+"""
+
+
+def test_nothing_slow_is_imported_before_a_configuration_is_accepted(folder: Path) -> None:
+    commands = [
+        "--help",
+        "--help algo=relaysgd",
+        "--version",
+        "--cfg job",
+        "algo=relysgd",
+        "alpha=abc",
+        "alpha=0",
+        "topology=ring",
+        "model=vgg11",
+        "num_workers=2000",
+        "experiment=relaysum_cifar10 run_dir=foreign",
+        "data=imagefolder data.path=nowhere",
+        "task=quadratics task.problem=no_b.npz",
+        "run_dir=a_file",
+        "-m lr=x,y logger=wandb,tensorboard",
+    ]
+    script = SCRIPT.format(commands=commands, slow=SLOW)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=folder)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,161 @@
+"""A run that breaks off and is started again has the very iterates and metrics that it would have had."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from decentral.cli import main
+from decentral.registry import components
+from decentral.store import read_metrics
+from table import ALGORITHMS, OPTIMIZERS, TASKS, VARIANTS
+
+OFTEN = ["checkpoint_every_s=0", "trace=true"]
+CASES = [(name, ()) for name in ALGORITHMS] + [(name, (v,)) for name in VARIANTS for v in VARIANTS[name]]
+FAULTS = [{"crash_at": 13}, {"interrupt_at": 9}, {"interrupt_at": 6}]  # after, at and between evaluations
+
+
+def settings(name: str, folder: Path) -> list[str]:
+    case = ALGORITHMS[name]
+    lossy = ["network.drop_probability=0.2"] if components("algorithms")[name].survives_loss else []
+    noise = ["task.noise=0.1"] if case.task == "quadratics" else []
+    return [
+        f"algo={name}", f"task={case.task}", "task.dimension=5", *noise, *case.nets[0].overrides(folder),
+        *case.overrides, *lossy, *OFTEN, "optim=momentum", "steps=20", "eval_every_epochs=5"
+    ]  # fmt: skip
+
+
+def same(one, other) -> None:
+    assert one.status == other.status == "done"
+    if (other.directory / "trace.npz").exists():
+        assert np.array_equal(one.iterates, other.iterates)
+    assert one.rows == other.rows
+    for fact in ("bytes_sent", "messages_sent", "step", "epoch"):
+        assert one.facts[fact] == other.facts[fact]
+
+
+@pytest.mark.parametrize(("name", "variant"), CASES)
+def test_an_algorithm_goes_on_bit_for_bit(start, tmp_path, name, variant):
+    overrides = [*settings(name, tmp_path), *variant]
+    straight = start(*overrides, directory="straight")
+    for fault in FAULTS:
+        broken = start(*overrides, directory=f"{fault}", **fault)
+        assert broken.status == ("crashed" if "crash_at" in fault else "interrupted")
+        assert broken.facts["status"] == ("failed" if "crash_at" in fault else "interrupted")
+        same(start(*overrides, directory=f"{fault}"), straight)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_goes_on_with_another_number_of_processes(start, tmp_path, name):
+    overrides = settings(name, tmp_path)
+    straight = start(*overrides, directory="straight")
+    for before, after in ((5, 2), (2, 1), (1, 5)):
+        directory = f"{before} then {after}"
+        assert start(*overrides, directory=directory, processes=before, crash_at=13).status == "crashed"
+        resumed = start(*overrides, directory=directory, processes=after)
+        assert resumed.status == "done" and resumed.iterates.shape == straight.iterates.shape
+        scale = np.abs(straight.iterates).max()
+        np.testing.assert_allclose(resumed.iterates, straight.iterates, rtol=0, atol=1e-12 * scale)
+        assert resumed.facts["bytes_sent"] == straight.facts["bytes_sent"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_goes_on_bit_for_bit(start, name):
+    overrides = ["task=quadratics", *OPTIMIZERS[name], *OFTEN, "num_workers=5", "steps=20", "eval_every_epochs=5"]
+    straight = start(*overrides, directory="straight")
+    start(*overrides, crash_at=13)
+    same(start(*overrides), straight)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_goes_on_bit_for_bit(start, name):
+    epochs = "eval_every_epochs=0.5" if name == "images" else "eval_every_epochs=5"
+    overrides = [
+        f"task={name}",
+        *TASKS[name],
+        *OFTEN,
+        epochs,
+        "algo=dpsgd",
+        "topology=ring",
+        "num_workers=4",
+        "steps=40",
+    ]
+    straight = start(*overrides, directory="straight")
+    start(*overrides, crash_at=37)
+    same(start(*overrides), straight)
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch) -> Path:
+    """Two classes of random 32 x 32 pictures, twenty for training."""
+    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
+    random = np.random.default_rng(0)
+    for split, count in (("train", 10), ("test", 2)):
+        for name in ("cat", "dog"):
+            folder = tmp_path / "pictures" / split / name
+            folder.mkdir(parents=True)
+            for number in range(count):
+                Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    return tmp_path / "pictures"
+
+
+@pytest.mark.parametrize(("model", "size"), [("vgg11", "data.image_size=32"), ("resnet18", "data.image_size=8")])
+def test_a_model_with_dropout_or_batch_statistics_goes_on_bit_for_bit(start, pictures, monkeypatch, model, size):
+    monkeypatch.setattr("decentral.tasks.problems.classification._STATISTICS_BATCHES", 1)
+    overrides = [
+        "task=images", "data=imagefolder", f"data.path={pictures}", "data.num_processes=1", f"model={model}", size,
+        "batch_size=3", "partition=iid", "num_workers=2", "topology=chain", "checkpoint_every_s=0",
+        "steps=3", "eval_every_epochs=0.3",
+    ]  # fmt: skip
+    straight = start(*overrides, directory="straight")
+    assert start(*overrides, crash_at=2).status == "crashed"
+    same(start(*overrides), straight)
+
+
+def test_the_newest_checkpoint_that_is_whole_is_used(start, capsys):
+    overrides = ["task=quadratics", "num_workers=5", *OFTEN, "steps=20", "eval_every_epochs=5"]
+    straight = start(*overrides, directory="straight")
+    broken = start(*overrides, crash_at=13)
+    parts = sorted(broken.directory.glob("checkpoints/*/*.pt"), key=lambda part: int(part.parent.name))
+    assert [int(part.parent.name) for part in parts] == [5, 10]
+    parts[1].write_bytes(parts[1].read_bytes()[:-1])
+    same(start(*overrides), straight)
+    assert "checkpoint" in capsys.readouterr().out
+
+
+def test_a_finished_run_keeps_no_checkpoints_and_an_unfinished_one_does(start):
+    overrides = ["task=quadratics", "num_workers=5", *OFTEN, "steps=20", "eval_every_epochs=5"]
+    broken = start(*overrides, interrupt_at=7)
+    assert {path.name for path in broken.directory.glob("checkpoints/*")} == {"5", "8"}
+    done = start(*overrides)
+    assert not list(done.directory.glob("checkpoints/*"))
+
+
+@pytest.mark.timeout(120)
+def test_a_run_that_is_killed_goes_on_with_the_same_command(start, tmp_path, capsys):
+    overrides = ["task=quadratics", "task.noise=0.1", "algo=relaysgd", "steps=600", "eval_every_epochs=20", *OFTEN]
+    straight = start(*overrides, directory="straight")
+    directory = tmp_path / "killed"
+    command = [sys.executable, "-m", "decentral.cli", *overrides, f"run_dir={directory}", "device=cpu"]
+    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while killed.poll() is None and not list(directory.glob("checkpoints/*/manifest.json")):
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    _, complaint = killed.communicate()
+    assert killed.returncode == -signal.SIGKILL, complaint.decode()
+    assert json.loads((directory / "status.json").read_text())["status"] == "running"
+    assert len(read_metrics(directory)) < len(straight.rows)
+    with pytest.raises(SystemExit) as end:
+        main(command[3:])
+    assert not end.value.code
+    same(replace(straight, directory=directory), straight)
+    assert "resumed" in capsys.readouterr().out
