@@ -77,16 +77,16 @@ def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Start:
     """Carry out a run in `directory`, with one or more processes; `crash_at` and `interrupt_at` name a step."""
     import torch
 
-    from decentral.cli import compose
+    from configure import configure
     from decentral.world import World
     from worlds import carry_out
 
-    composed: dict[tuple[str, ...], Config] = {}  # Hydra takes its time
+    composed: dict[tuple[str, ...], Config] = {}
 
     def _start(*overrides: str, processes: int = 1, directory: str = "run", **faults: int) -> Result:
         path = tmp_path / directory
         if overrides not in composed:
-            composed[overrides] = compose([*overrides, "progress=false", "device=cpu"])
+            composed[overrides] = configure(*overrides, "progress=false", "device=cpu")
         config = replace(composed[overrides], run_dir=str(path))
         faults = {"crash_at": -1, "interrupt_at": -1} | faults
         if processes == 1:

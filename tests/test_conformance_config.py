@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from configure import configure
 from decentral.cli import compose, conf_directory
 from decentral.config import GROUPS, Config, dump, identity, load, run_directory, run_id
 from decentral.registry import components
@@ -77,12 +78,17 @@ def test_a_component_begins_with_its_name_and_has_plain_fields(group, name):
     assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("), "a docstring of its own, for --help"
 
 
+def test_the_shortcut_of_these_tests_gives_what_the_command_line_does():
+    overrides = [*IMAGES, "optim=nesterov", "alpha=0.5", "lr=1e-3", "schedule=multistep", "schedule.milestones=[1,2.5]"]
+    assert configure(*overrides) == compose(overrides)
+
+
 # -- identity ----------------------------------------------------------------------------------------------------------
 
 
 @cache
 def id_of(*overrides: str) -> str:
-    return run_id(compose(overrides))
+    return run_id(configure(*overrides))
 
 
 def ids(base: tuple[str, ...], *others: str) -> tuple[str, str]:

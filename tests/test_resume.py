@@ -20,7 +20,9 @@ from decentral.store import read_metrics
 from table import ALGORITHMS, OPTIMIZERS, TASKS, VARIANTS
 
 OFTEN = ["checkpoint_every_s=0", "trace=true"]
-CASES = [(name, ()) for name in ALGORITHMS] + [(name, (v,)) for name in VARIANTS for v in VARIANTS[name]]
+CASES = [pytest.param(name, [], id=name) for name in ALGORITHMS] + [
+    pytest.param(name, [variant], id=f"{name}-{variant}") for name in VARIANTS for variant in VARIANTS[name]
+]
 FAULTS = [{"crash_at": 13}, {"interrupt_at": 9}, {"interrupt_at": 6}]  # after, at and between evaluations
 
 
@@ -109,12 +111,11 @@ def pictures(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.parametrize(("model", "size"), [("vgg11", "data.image_size=32"), ("resnet18", "data.image_size=8")])
-def test_a_model_with_dropout_or_batch_statistics_goes_on_bit_for_bit(start, pictures, monkeypatch, model, size):
-    monkeypatch.setattr("decentral.tasks.problems.classification._STATISTICS_BATCHES", 1)
+def test_a_model_with_dropout_or_batch_statistics_goes_on_bit_for_bit(start, pictures, model, size):
     overrides = [
         "task=images", "data=imagefolder", f"data.path={pictures}", "data.num_processes=1", f"model={model}", size,
         "batch_size=3", "partition=iid", "num_workers=2", "topology=chain", "checkpoint_every_s=0",
-        "steps=3", "eval_every_epochs=0.3",
+        "steps=3", "eval_every_epochs=0.3", "task.statistics_pictures=8",
     ]  # fmt: skip
     straight = start(*overrides, directory="straight")
     assert start(*overrides, crash_at=2).status == "crashed"

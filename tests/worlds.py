@@ -17,7 +17,8 @@ from unittest import mock
 import torch
 
 from decentral.config import Config, run_directory
-from decentral.run import GradientOracle, run
+from decentral.oracle import GradientOracle
+from decentral.run import run
 from decentral.world import World
 
 _PATIENCE_S = 60.0

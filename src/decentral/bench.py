@@ -51,18 +51,17 @@ def measure(settings: list[str], rounds: int, steps: int) -> dict[str, Any]:
     config.task.prepare(config)
     import torch
 
-    from decentral.run import GradientOracle, assemble
+    from decentral.run import assemble
     from decentral.world import World
 
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     with torch.no_grad():
         r = assemble(config, World(0, 1, torch.device("cpu")))
-        oracle = GradientOracle(r.problem, r.algorithm.gradients_per_step(), torch.zeros(r.net.n).double())
         state, t = r.state, 0
 
         def step() -> None:
             nonlocal state, t
-            state = r.algorithm.step(state, oracle.at(t), r.net, t)
+            state = r.algorithm.step(state, r.oracle.at(t), r.net, t)
             t += 1
 
         passes = bare_passes(r.problem, r.algorithm.models(state))

@@ -14,6 +14,7 @@ import os
 import re
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -174,14 +175,19 @@ def _component_identity(component: Any) -> dict[str, Any]:
 
 
 def _content(path: Path) -> str:
-    """A digest of a file's bytes, or of the names of all files below a folder."""
-    digest = hashlib.sha256()
+    """A digest of a file's bytes, or of the names and sizes of all files below a folder."""
     if path.is_dir():
-        for folder, folders, files in os.walk(path):
-            folders.sort()
-            digest.update("\0".join([os.path.relpath(folder, path), *sorted(files)]).encode())
-    elif path.exists():
-        digest.update(path.read_bytes())
+        return _folder_content(path.resolve())
+    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()[:16]
+
+
+@cache
+def _folder_content(path: Path) -> str:
+    digest = hashlib.sha256()
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        sizes = [f"{name}\0{os.stat(os.path.join(folder, name)).st_size}" for name in sorted(files)]
+        digest.update("\0".join([os.path.relpath(folder, path), *sizes]).encode())
     return digest.hexdigest()[:16]
 
 

@@ -70,3 +70,8 @@ def _cut(parts: Sequence[dict[str, Any]], kind: str, span: str, name: str, wante
         if low < high:
             found.append(part[kind][name][low - start : high - start])
     return torch.cat(found) if found else parts[0][kind][name][:0]
+
+
+def rows_of(parts: Sequence[dict[str, Any]], name: str, workers: range) -> Tensor:
+    """The local workers' rows of what the parts keep under `name`."""
+    return _cut(sorted(parts, key=lambda part: part["workers"][0]), "rows", "workers", name, workers)

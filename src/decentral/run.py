@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,48 +19,14 @@ from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.rounds import Losses
 from decentral.optim.optimizer import LocalRule
+from decentral.oracle import GradientOracle
 from decentral.progress import Progress
 from decentral.recorder import Recorder
-from decentral.resume import from_parts, to_part
+from decentral.resume import from_parts, rows_of, to_part
 from decentral.store import RunStore, Status
 from decentral.tasks.task import Problem
 from decentral.trace import Trace
 from decentral.world import World
-
-
-@dataclass
-class GradientOracle:
-    """The algorithm's view of the problem: one stochastic gradient per call, and the losses for the record."""
-
-    problem: Problem
-    gradients_per_step: int
-    losses: Tensor  # [k], summed since the last evaluation
-    index: int = 0
-    count: int = 0
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Grad F_i(x_i; xi_i) for the local workers: [k, P] -> [k, P]."""
-        loss, g = self.problem.gradient(x, self.index)
-        self.index += 1
-        self.losses += loss
-        self.count += 1
-        return g
-
-    def at(self, t: int) -> GradientOracle:
-        """The oracle for step t: what it draws is addressed by the step."""
-        self.index = t * self.gradients_per_step
-        return self
-
-    def recent_loss(self) -> float:
-        """Mean over the local workers and the steps since the last `mean_loss`. Waits for the device."""
-        return self.losses.mean().item() / max(1, self.count)
-
-    def mean_loss(self) -> Tensor:
-        """Mean of the losses since the last call [k], nan if there were none."""
-        mean = self.losses / self.count if self.count else torch.full_like(self.losses, math.nan)
-        self.losses.zero_()
-        self.count = 0
-        return mean
 
 
 @dataclass
@@ -73,6 +38,7 @@ class Run:
     problem: Problem
     net: Network
     algorithm: Algorithm
+    oracle: GradientOracle
     total_steps: int
     evaluate_at: frozenset[int]
     trace: Trace | None
@@ -121,6 +87,9 @@ def assemble(config: Config, world: World) -> Run:
         problem,
         net,
         algorithm,
+        GradientOracle(
+            problem, algorithm.gradients_per_step(), torch.zeros(len(net.workers), device=world.device).double()
+        ),
         total_steps,
         steps_to_evaluate(config, problem, total_steps),
         trace,
@@ -142,9 +111,7 @@ def steps_to_evaluate(config: Config, problem: Problem, total_steps: int) -> fro
 
 def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -> tuple[Status, int]:
     """Steps start ... total_steps - 1 with evaluations in between; returns how it ended, and after which step."""
-    oracle = GradientOracle(
-        r.problem, r.algorithm.gradients_per_step(), torch.zeros(len(r.net.workers), device=r.world.device).double()
-    )
+    oracle = r.oracle
     s, began = r.state, time.perf_counter()
     alone = not r.world.distributed
     for t in range(r.start, r.total_steps + 1):
@@ -156,6 +123,7 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
                 return status, t
             began = time.perf_counter()
         elif alone and interrupt.requested:
+            r.wall_s += time.perf_counter() - began
             save(r, s, t, recorder)
             return Status.interrupted, t
         if t == r.total_steps:
@@ -195,6 +163,7 @@ def examine(
 def save(r: Run, s: Any, t: int, recorder: Recorder) -> None:
     """Checkpoint the state after t steps: every process its part, then the leader the manifest."""
     part = to_part(s, r.problem, r.net)
+    part["rows"]["losses"], part["num_losses"] = r.oracle.losses, r.oracle.count
     if r.trace is not None:
         part["trace"] = r.trace.so_far(t)
     recorder.store.save_checkpoint_part(t, f"process{r.world.rank}", part)
@@ -213,6 +182,8 @@ def restore(r: Run, store: RunStore, world: World) -> None:
         checkpoint = store.checkpoint_at(step)
     parts = [store.load_part(checkpoint, name) for name in checkpoint.parts]
     r.state = from_parts(parts, r.state, r.problem, r.net)
+    r.oracle.losses.copy_(rows_of(parts, "losses", r.net.workers))
+    r.oracle.count = int(parts[0]["num_losses"])
     r.start = checkpoint.step
     r.wall_s = float(checkpoint.meta["wall_s"])
     r.net.bytes_sent, r.net.messages_sent = int(checkpoint.meta["bytes_sent"]), int(checkpoint.meta["messages_sent"])

@@ -104,10 +104,23 @@ def _watch(workers: list[_Worker]) -> Status:
             elif kind == "refused":
                 raise ConfigError(content)
             else:
+                _raise_if_killed(workers)
                 raise WorkerDied(f"{worker.process.name} failed: {content}")
     for worker in workers:
         worker.process.join(_GRACE_S)
     return statuses[0]
+
+
+def _raise_if_killed(workers: list[_Worker]) -> None:
+    """Name a process that was killed, if there is one: the others then fail for want of it, and may say so first."""
+    deadline = time.monotonic() + 1.0
+    while (left := deadline - time.monotonic()) > 0:
+        for worker in workers:
+            if (worker.process.exitcode or 0) < 0:
+                _raise_death(worker)
+        alive = [worker.process.sentinel for worker in workers if worker.process.exitcode is None]
+        if not alive or not wait(alive, left):
+            return
 
 
 def _raise_death(worker: _Worker) -> None:

@@ -21,7 +21,8 @@ def summary(run_dir: Path) -> str:
     if facts.get("reason"):
         blocks[0] += f" ({facts['reason']})"
     blocks.append(_table(curves) if curves.series else "No metrics were recorded.")
-    blocks.append("\n".join([*_costs(curves), *_places(run_dir), _next(run_dir, facts)]))
+    notes = [f"Note:     {note}" for note in facts.get("notes", [])]
+    blocks.append("\n".join([*notes, *_costs(curves), *_places(run_dir), _next(run_dir, facts)]))
     return "\n\n".join(blocks)
 
 

@@ -23,19 +23,22 @@ class Images(Task):
     is added. Every worker's model is tested on the whole test set, and so is their average; batch-norm statistics are
     each worker's own, and for the average they are recomputed on training pictures of all workers.
 
-    test_batch_size    pictures per forward pass in evaluation
+    test_batch_size        pictures per forward pass in evaluation
+    statistics_pictures    on how many training pictures batch-norm statistics are recomputed, in batches of at most 64
     """
 
     name: str = "images"
     reshuffle: bool = True
     drop_last: bool = True
     test_batch_size: int = 500
+    statistics_pictures: int = 512
     uses: ClassVar[tuple[str, ...]] = ("data", "partition", "model")
     eval_every_epochs: ClassVar[float] = 4.0
 
     def __post_init__(self) -> None:
-        if self.test_batch_size < 1:
-            raise ConfigError(f"task.test_batch_size={self.test_batch_size} makes no sense: it has to be at least 1.")
+        for key in ("test_batch_size", "statistics_pictures"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"task.{key}={getattr(self, key)} makes no sense: it has to be at least 1.")
 
     def check(self, config: Config) -> None:
         """The data is there, can be split, and the model takes its pictures."""

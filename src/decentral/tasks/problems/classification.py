@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from decentral.config import Config
     from decentral.tasks.images import Images
 
-_STATISTICS_BATCHES, _STATISTICS_BATCH_SIZE = 16, 128
+_STATISTICS_BATCH_SIZE = 64
 
 
 class Classification(Problem):
@@ -52,8 +52,9 @@ class Classification(Problem):
         self._stream: Iterator[tuple[Tensor, Tensor]] = iter(())
         self._next = -1
         if has_batch_statistics(template):
-            images = _STATISTICS_BATCHES * min(_STATISTICS_BATCH_SIZE, len(self.data.train_labels))
-            self.notes = (f"averaged model: batch-norm statistics recomputed on {images} training pictures",)
+            self.notes = (
+                f"averaged model: batch-norm statistics recomputed on {task.statistics_pictures} training pictures",
+            )
 
     def init(self, seed: int) -> Tensor:
         """The model as it was built [P]; to be asked for once."""
@@ -120,11 +121,11 @@ class Classification(Problem):
             close()
 
     def _statistics_batches(self) -> Iterator[Tensor]:
-        """Training pictures of all workers, always the same ones."""
-        N = len(self.data.train_labels)
-        generator = torch_generator("cpu", self.seed, "batch statistics")
-        picks = torch.randint(N, (_STATISTICS_BATCHES, 1, min(_STATISTICS_BATCH_SIZE, N)), generator=generator)
-        for images, _ in self.data.train_batches(picks.__getitem__, range(1), 0, _STATISTICS_BATCHES):
+        """Training pictures of all workers, always the same ones, in batches of about the same size."""
+        N, wanted = len(self.data.train_labels), self.task.statistics_pictures
+        picks = torch.randint(N, (1, wanted), generator=torch_generator("cpu", self.seed, "batch statistics"))
+        batches = picks.tensor_split(-(-wanted // _STATISTICS_BATCH_SIZE), dim=1)
+        for images, _ in self.data.train_batches(batches.__getitem__, range(1), 0, len(batches)):
             yield images[0]
 
     def _test(self, modules: list[torch.nn.Module], part: int = 0, parts: int = 1) -> Tensor:

@@ -1,0 +1,33 @@
+"""`compose` for tests that ask for hundreds of configurations: what takes Hydra long is done once for each choice."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from decentral.cli import conf_directory, register_schema, to_config
+from decentral.config import GROUPS, Config
+
+
+def configure(*overrides: str) -> Config:
+    """The configuration for these overrides, resolved and checked; the same as that of `decentral.cli.compose`."""
+    composed, values = copy.deepcopy(_compose()), []
+    for override in overrides:
+        group, _, option = override.partition("=")
+        if group in GROUPS:
+            composed[group] = _compose(f"{group}={option}")[group]
+        else:
+            values.append(override)
+    return to_config(OmegaConf.merge(composed, OmegaConf.from_dotlist(values)))
+
+
+@cache
+def _compose(*choice: str) -> Any:
+    if not choice:
+        register_schema()
+    with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+        return compose("config", overrides=list(choice))
