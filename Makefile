@@ -12,7 +12,7 @@ run: $(VENV)/.installed  ## RelaySGD on double binary trees, 16 workers, digits 
 	$(BIN)/decentral-run algo=relaysgd topology=dbt alpha=0.01
 
 test: $(VENV)/.installed-dev  ## all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
 check: $(VENV)/.installed-dev  ## formatting, lint and types
 	$(BIN)/ruff format --check
