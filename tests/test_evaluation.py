@@ -44,7 +44,7 @@ class Coordinates(Problem):
 
 def evaluated(models: Tensor = MODELS, losses: Tensor = LOSSES) -> Evaluation:
     net = LocalNetwork(Ring().schedule(len(models)), Losses(0.0, 0))
-    return evaluate(Coordinates(), models, net, losses, torch.zeros(1), part=0, parts=1)[0]
+    return evaluate(Coordinates(), models, net, losses, part=0, parts=1)
 
 
 def value(found: Evaluation, metric: str, worker: int | str) -> float:
@@ -98,18 +98,17 @@ def test_a_single_worker_that_is_not_finite_is_divergence(poison):
     assert not math.isfinite(evaluated(models=models).worst(1))
 
 
-def over_processes(world: World) -> tuple[Evaluation, list[float]]:
+def over_processes(world: World) -> tuple[Evaluation, tuple[bool, ...]]:
     net = ProcessNetwork(Ring().schedule(3), Losses(0.0, 0), world.device)
     mine = slice(net.workers.start, net.workers.stop)
-    flags = torch.tensor([1.0, 10.0 * world.rank])
-    found, wishes = evaluate(Coordinates(), MODELS[mine], net, LOSSES[mine], flags, world.rank, world.size)
-    return found, wishes.tolist()
+    found = evaluate(Coordinates(), MODELS[mine], net, LOSSES[mine], world.rank, world.size)
+    return found, world.any(world.rank == 1, False)
 
 
-def test_processes_see_the_same_evaluation_and_the_sum_of_what_each_of_them_wants(worlds):
+def test_processes_see_the_same_evaluation_and_what_any_of_them_wants(worlds):
     expected = evaluated()
     for found, wishes in worlds(2).call(over_processes):
-        assert wishes == [2, 10]
+        assert wishes == (True, False)
         assert found.summary() == pytest.approx(expected.summary(), rel=1e-12)
         assert torch.equal(found.workers, expected.workers)
 

@@ -122,6 +122,16 @@ def test_a_model_with_dropout_or_batch_statistics_goes_on_bit_for_bit(start, pic
     same(start(*overrides), straight)
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_checkpoints_are_written_between_evaluations_too(start, processes):
+    overrides = ["task=quadratics", "num_workers=5", "trace=true", "steps=60", "eval_every_epochs=1000"]
+    overrides += ["checkpoint_every_s=0.000001"]
+    straight = start(*overrides, directory="straight", processes=processes)
+    broken = start(*overrides, crash_at=37, processes=processes)
+    assert {int(path.name) for path in broken.directory.glob("checkpoints/*")} & {20, 35, 36}
+    same(start(*overrides, processes=processes), straight)
+
+
 def test_the_newest_checkpoint_that_is_whole_is_used(start, capsys):
     overrides = ["task=quadratics", "num_workers=5", *OFTEN, "steps=20", "eval_every_epochs=5"]
     straight = start(*overrides, directory="straight")

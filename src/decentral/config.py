@@ -71,7 +71,7 @@ class Config:
     trace: bool = _key(False, "write every step's models to trace.npz")
     device: str = _key("auto", "auto, cpu, cuda, or cuda:1 ...")
     processes: str = _key("auto", "how many processes share the workers: 1 to num_workers, or auto")
-    checkpoint_every_s: float = _key(60.0, "seconds between checkpoints, written after an evaluation (0: after each)")
+    checkpoint_every_s: float = _key(60.0, "seconds between checkpoints (0: one after each evaluation)")
     results_dir: str = _key("results", "where runs are kept, as runs/<id>")
     run_dir: str | None = _key(None, "the directory of this run, instead")
     progress: bool = _key(True, "show progress")

@@ -64,34 +64,25 @@ class Evaluation:
         return {key: value for key, value in keyed.items() if not key.rsplit("/", 1)[1].isdigit()}
 
 
-def evaluate(
-    problem: Problem, x: Tensor, net: Network, train_loss: Tensor, flags: Tensor, part: int, parts: int
-) -> tuple[Evaluation, Tensor]:
+def evaluate(problem: Problem, x: Tensor, net: Network, train_loss: Tensor, part: int, parts: int) -> Evaluation:
     """Evaluate the models x [k, P] of the local workers, together with the other processes: this is `part` of `parts`.
 
-    train_loss is [k]; flags [f] are numbers by which processes tell each other what they want: their sums come back.
-    The averaged model is tested by all processes, each on its share, so that none waits long for another.
+    train_loss is [k]. The averaged model is tested by all processes, each on its share, so that none waits long for
+    another.
     """
     mean = net.average(x)
-    k, M = len(x), len(problem.metrics)
-    of_process = torch.zeros(k, M + len(flags), dtype=torch.float64)
-    of_process[0] = torch.cat([problem.evaluate_average(mean, part, parts).double(), flags])
+    share = torch.zeros(len(x), len(problem.metrics), dtype=torch.float64)
+    share[0] = problem.evaluate_average(mean, part, parts)
     columns = [
         problem.evaluate_workers(x).double(),
+        share,
         train_loss.double().cpu()[:, None],
         squared_distances(x, mean).cpu()[:, None],
-        of_process,
     ]
-    table = net.gather(torch.cat(columns, dim=1))
-    totals = table[:, M + 2 :].sum(0)
-    found = Evaluation(
-        metrics=problem.metrics,
-        workers=table[:, :M],
-        averaged=totals[:M],
-        train_loss=table[:, M],
-        consensus=table[:, M + 1].mean().item(),
+    workers, shares, losses, distances = net.gather(torch.cat(columns, dim=1)).split(
+        [column.shape[1] for column in columns], dim=1
     )
-    return found, totals[M:]
+    return Evaluation(problem.metrics, workers, shares.sum(0), losses[:, 0], distances.mean().item())
 
 
 def squared_distances(x: Tensor, mean: Tensor) -> Tensor:

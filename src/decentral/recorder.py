@@ -75,9 +75,12 @@ class Recorder:
                 shown.line(f"resumed at step {r.start} of {r.total_steps}")
             yield shown
 
-    def checkpoint_due(self) -> bool:
-        """Whether it is time for the next one, by the leader's clock."""
-        return self.world.leader and time.monotonic() - self.last_checkpoint >= self.config.checkpoint_every_s
+    def checkpoint_due(self, evaluated: bool) -> bool:
+        """Whether it is time for the next one by the leader's clock; if checkpoint_every_s=0, after each evaluation."""
+        if not self.world.leader:
+            return False
+        every_s = self.config.checkpoint_every_s
+        return time.monotonic() - self.last_checkpoint >= every_s if every_s else evaluated
 
     def record(self, r: Run, t: int, found: Evaluation, shown: Progress) -> None:
         """Append an evaluation to the metrics, and show it."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.config import Config
-from decentral.evaluation import evaluate
+from decentral.evaluation import Evaluation, evaluate
 from decentral.interrupt import Interrupt
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
@@ -27,6 +27,8 @@ from decentral.store import RunStore, Status
 from decentral.tasks.task import Problem
 from decentral.trace import Trace
 from decentral.world import World
+
+_STEPS_BETWEEN_WISHES = 20  # how often several processes ask each other whether to checkpoint or to stop
 
 
 @dataclass
@@ -115,19 +117,24 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
     s, began = r.state, time.perf_counter()
     alone = not r.world.distributed
     for t in range(r.start, r.total_steps + 1):
-        if t in r.evaluate_at and (t > r.start or t == 0):
+        evaluated = t in r.evaluate_at and (t > r.start or t == 0)
+        if evaluated:
             synchronize(r.world)
             r.wall_s += time.perf_counter() - began
-            status = examine(r, s, t, oracle.mean_loss(), recorder, progress, interrupt)
-            if status is not Status.running:
-                return status, t
+            found = examine(r, s, t, oracle.mean_loss(), recorder, progress)
+            if found.diverged:
+                return Status.diverged, t
             began = time.perf_counter()
-        elif alone and interrupt.requested:
-            r.wall_s += time.perf_counter() - began
-            save(r, s, t, recorder)
-            return Status.interrupted, t
         if t == r.total_steps:
             break
+        if t > r.start and (alone or evaluated or t % _STEPS_BETWEEN_WISHES == 0):
+            checkpoint, stop = r.world.any(recorder.checkpoint_due(evaluated), interrupt.requested)
+            if checkpoint or stop:
+                r.wall_s += time.perf_counter() - began
+                save(r, s, t, recorder)
+                began = time.perf_counter()
+            if stop:
+                return Status.interrupted, t
         s = r.algorithm.step(s, oracle.at(t), r.net, t)
         if r.config.trace:
             models = r.net.gather(r.algorithm.models(s))
@@ -138,26 +145,16 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
     return Status.done, r.total_steps
 
 
-def examine(
-    r: Run, s: Any, t: int, train_loss: Tensor, recorder: Recorder, progress: Progress, interrupt: Interrupt
-) -> Status:
-    """Evaluate and record after t steps; checkpoint if it is time; say whether to go on."""
+def examine(r: Run, s: Any, t: int, train_loss: Tensor, recorder: Recorder, progress: Progress) -> Evaluation:
+    """Evaluate and record after t steps."""
     models = r.algorithm.models(s)
     if r.config.trace and t == 0:
         initial = r.net.gather(models)
         if r.trace is not None:
             r.trace.record(0, initial)
-    flags = torch.tensor([recorder.checkpoint_due(), interrupt.requested], dtype=torch.float64)
-    found, wanted = evaluate(r.problem, models, r.net, train_loss, flags, r.world.rank, r.world.size)
+    found = evaluate(r.problem, models, r.net, train_loss, r.world.rank, r.world.size)
     recorder.record(r, t, found, progress)
-    if found.diverged:
-        return Status.diverged
-    checkpoint_due, stop = (wanted > 0).tolist()
-    if t < r.total_steps and (checkpoint_due or stop) and t > 0:
-        save(r, s, t, recorder)
-    if t == r.total_steps:
-        return Status.done
-    return Status.interrupted if stop else Status.running
+    return found
 
 
 def save(r: Run, s: Any, t: int, recorder: Recorder) -> None:

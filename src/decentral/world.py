@@ -31,12 +31,16 @@ class World:
         dist.broadcast(shared, src=0)
         return int(shared.item())
 
+    def any(self, *wishes: bool) -> tuple[bool, ...]:
+        """For each wish, whether some process has it: the same answer everywhere."""
+        if not self.distributed:
+            return wishes
+        import torch.distributed as dist
+
+        shared = torch.tensor(wishes, dtype=torch.int32, device=self.device)
+        dist.all_reduce(shared, op=dist.ReduceOp.MAX)
+        return tuple(bool(wish) for wish in shared.tolist())
+
     def barrier(self) -> None:
         """Wait for all processes."""
-        self.agree(0)
-        if self.distributed:
-            import torch.distributed as dist
-
-            token = torch.zeros(1, device=self.device)
-            dist.all_reduce(token)
-            token.item()
+        self.any(False)
