@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from decentral.network import kernels
+from decentral.network import gathered, kernels
 from decentral.network.network import Network
 from decentral.network.rounds import Losses
 from decentral.topology.schedule import Schedule
@@ -15,6 +15,8 @@ class LocalNetwork(Network):
 
     def __init__(self, schedule: Schedule, losses: Losses) -> None:
         super().__init__(schedule, range(schedule.num_workers), losses)
+        self._tables: dict[tuple[int, bool], list[tuple[Tensor, Tensor]]] = {}
+        self._relay_tables: dict[int, gathered.RelayTable] = {}
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows themselves."""
@@ -24,10 +26,23 @@ class LocalNetwork(Network):
         """1/n sum_j x_j: [n, P] -> [P]."""
         return x.mean(0)
 
-    def _mix(self, x: Tensor, pieces: list[slice], rows: list[list[list[tuple[int, float]]]]) -> Tensor:
+    def _mix(self, x: Tensor, pieces: list[slice], round: int, lazy: bool) -> Tensor:
+        rows = self.rounds.rows(round, lazy)
+        widest = max(len(terms) for weights in rows for terms in weights)
+        if gathered.small(x, widest):
+            for piece, table in zip(pieces, self._mixing_tables(round, lazy), strict=True):
+                x[..., piece] = gathered.mix(x[..., piece], table)
+            return x
         for piece, weights in zip(pieces, rows, strict=True):
             kernels.mix(x[..., piece], weights, {}, 0)
         return x
+
+    def _mixing_tables(self, round: int, lazy: bool) -> list[tuple[Tensor, Tensor]]:
+        """Kept over the rounds of a period, unless messages get lost."""
+        key = (round % self.schedule.period, lazy)
+        if key not in self._tables or self.rounds.losses.probability:
+            self._tables[key] = [gathered.mixing_table(weights) for weights in self.rounds.rows(round, lazy)]
+        return self._tables[key]
 
     def _mean(self, x: Tensor) -> Tensor:
         kernels.average_rows(x)
@@ -37,6 +52,8 @@ class LocalNetwork(Network):
         if not len(m):
             return m
         pieces, reverse = self.schedule.slices(y.shape[-1]), self.links.reverse.tolist()
+        if gathered.small(m, 1):
+            return self._relay_table(y.shape[-1]).relay(y, m)
         scratch = m.new_empty(0)
         for columns in kernels.blocks(m.shape[-1], len(m) + 1, m):
             before = m[:, columns].clone()
@@ -52,3 +69,9 @@ class LocalNetwork(Network):
                     scratch[:width],
                 )
         return m
+
+    def _relay_table(self, num_coordinates: int) -> gathered.RelayTable:
+        if num_coordinates not in self._relay_tables:
+            pieces = self.schedule.slices(num_coordinates)
+            self._relay_tables[num_coordinates] = gathered.RelayTable(self.links, pieces, num_coordinates)
+        return self._relay_tables[num_coordinates]

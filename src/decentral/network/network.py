@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.network import kernels
+from decentral.network import gathered, kernels
 from decentral.network.rounds import Losses, Rounds
 from decentral.topology.facts import mean_delay
 from decentral.topology.schedule import Links, Schedule
@@ -44,7 +44,7 @@ class Network(ABC):
         pieces = self.schedule.slices(x.shape[-1])
         for piece, num_messages in zip(pieces, self.rounds.num_messages(round), strict=True):
             self._count(num_messages, x[0, ..., piece])
-        return self._mix(x, pieces, self.rounds.rows(round, lazy))
+        return self._mix(x, pieces, round, lazy)
 
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
@@ -72,6 +72,8 @@ class Network(ABC):
     def collect(self, m: Tensor, x: Tensor) -> Tensor:
         """x_i <- x_i + sum_{j in N_i} m_{j->i}: [E, ceil(P / d)], [k, P] -> [k, P]."""
         pieces, widths = self.schedule.slices(x.shape[-1]), self.piece_widths(x.shape[-1])
+        if gathered.small(m, 1):
+            return gathered.collect(m, x, pieces, self._local_nodes)
         for i, h, edges in self.local_stars:
             kernels.collect_into(x[i, pieces[h]], [m[e, : widths[h]] for e in edges])
         return x
@@ -138,7 +140,7 @@ class Network(ABC):
     # -- what an implementation does -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def _mix(self, x: Tensor, pieces: list[slice], rows: list[list[list[tuple[int, float]]]]) -> Tensor: ...
+    def _mix(self, x: Tensor, pieces: list[slice], round: int, lazy: bool) -> Tensor: ...
 
     @abstractmethod
     def _mean(self, x: Tensor) -> Tensor: ...
@@ -173,6 +175,13 @@ class Network(ABC):
             key = int(self.links.dst[e]) - self.workers.start, int(self.links.piece[e])
             stars.setdefault(key, []).append(e - first)
         return [(i, h, edges) for (i, h), edges in stars.items()]
+
+    @cached_property
+    def _local_nodes(self) -> Tensor:
+        """For each local link, the number of its receiver's piece: local worker * d + piece."""
+        local = slice(self.local_links.start, self.local_links.stop)
+        d = self.schedule.num_pieces
+        return torch.from_numpy((self.links.dst[local] - self.workers.start) * d + self.links.piece[local])
 
     @cached_property
     def _links_of_piece(self) -> list[int]:

@@ -70,7 +70,8 @@ class ProcessNetwork(Network):
     def _mean(self, x: Tensor) -> Tensor:
         return x.copy_(self.average(x))
 
-    def _mix(self, x: Tensor, pieces: list[slice], rows: list[list[list[tuple[int, float]]]]) -> Tensor:
+    def _mix(self, x: Tensor, pieces: list[slice], round: int, lazy: bool) -> Tensor:
+        rows = self.rounds.rows(round, lazy)
         received: list[dict[int, Tensor]] = []
         sends: list[tuple[Tensor, _Transfer]] = []
         receives: list[tuple[Tensor, _Transfer]] = []
