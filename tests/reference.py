@@ -80,19 +80,20 @@ class Setting:
         return self.optimizer.update(self.gradient(x), self.lr(t))
 
     def matrix(self, piece: int, round: int, lazy: bool = False) -> Array:
-        """W of a round; a worker that misses messages scales its remaining weights up to their old sum."""
+        """W of a round, repaired: where rows sum to 1 they still do, elsewhere columns do (the sender keeps the rest)."""
         matrices = self.pieces[piece].matrices
         W = matrices[round % len(matrices)]
         W = (W + np.eye(self.n)) / 2 if lazy else W.copy()
+        pull = np.allclose(W.sum(axis=1), 1)
         for i in range(self.n):
-            before = W[i].sum()
             for j in range(self.n):
                 if i != j and W[i, j] and self.lost(round, piece, j, i):
+                    if not pull:
+                        W[j, j] += W[i, j]
                     W[i, j] = 0
-            if W[i].sum() == 0:
-                W[i, i] = before  # nothing came and it has no weight of its own: it keeps what it has
-            W[i] *= before / W[i].sum()
-        return W
+            if pull and W[i].sum() == 0:
+                W[i, i] = 1  # nothing came and it has no weight of its own: it keeps what it has
+        return W / W.sum(axis=1, keepdims=True) if pull else W
 
     def mix(self, x: Array, round: int, lazy: bool = False) -> Array:
         mixed = np.empty_like(x)

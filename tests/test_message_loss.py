@@ -10,8 +10,10 @@ import pytest
 
 from decentral.cli import compose
 from decentral.errors import ConfigError
+from decentral.network.local import LocalNetwork
 from decentral.network.rounds import Losses
 from decentral.registry import components
+from decentral.topology.weights import Weights
 from reference_runs import LOCALS, Case, assert_agree, expected, one_way, program, setting
 from reference_topology import Array
 
@@ -153,3 +155,13 @@ def test_agreement_survives_loss_where_rows_sum_to_one(tmp_path):
     for case in (Case("dpsgd", "ring", 6), Case("sgp", "file", 5, edges=one_way(5)), Case("relaysgd", "dbt", 6)):
         x = with_loss(tmp_path, case, "sgd", 0.5, lr=0.0)
         np.testing.assert_allclose(x, np.broadcast_to(x[0, 0], x.shape), rtol=1e-12)
+
+
+def test_push_sum_weights_keep_their_sum_however_much_is_lost():
+    """On an irregular graph too, where neither the receivers' weights nor the number of messages are equal."""
+    net = LocalNetwork(components("topology")["star"](weights=Weights.uniform).schedule(6), Losses(0.5, SEED))
+    w = net.known_ones()
+    for round in range(300):
+        w = net.mix_known(w, round)
+    assert w.sum().item() == pytest.approx(6, rel=1e-12)
+    assert w.min().item() > 0.05

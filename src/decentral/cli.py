@@ -156,11 +156,28 @@ def carry_out(config: Config) -> int:
         return FAILED
     if is_leader():
         if outcome.done_before:
-            print("This run was done before; nothing was computed.")
+            print(f"This run was done before{_by_other_code(outcome.directory)}; nothing was computed.")
         else:
             draw(outcome.directory)
         print(summary(outcome.directory))
     return INTERRUPTED if outcome.status is Status.interrupted else 0
+
+
+def _by_other_code(directory: Path) -> str:
+    """' (by commit ...)' if the finished run was computed by another version of this program."""
+    import json
+
+    from decentral.provenance import collect
+
+    try:
+        then = json.loads((directory / "provenance.json").read_text())
+    except (OSError, ValueError):
+        return ""
+    now = collect([], 1)
+    for key, what in (("git_commit", "commit"), ("version", "version")):
+        if then.get(key) and now.get(key) and then[key] != now[key]:
+            return f" (by {what} {then[key][:12]}, this is {now[key][:12]}; delete {directory} to compute it again)"
+    return ""
 
 
 def _check_directory(config: Config) -> None:

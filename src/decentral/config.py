@@ -107,7 +107,7 @@ def _positive(key: str, value: float, meaning: str) -> None:
 
 
 def resolve(config: Config) -> Config:
-    """The same run with nothing left open: the number of workers that the task implies. Checks what needs no torch.
+    """The same run with nothing left open that the task decides. Checks what needs no torch.
 
     Raises ConfigError for anything that cannot work: a topology that does not exist for so many workers or does not
     suit the algorithm, data that is missing or cannot be split over the workers, a model that is too large for the
@@ -115,7 +115,11 @@ def resolve(config: Config) -> Config:
     """
     from decentral.topology.requirements import check
 
-    config = dataclasses.replace(config, num_workers=config.task.resolve_num_workers(config))
+    config = dataclasses.replace(
+        config,
+        num_workers=config.task.resolve_num_workers(config),
+        eval_every_epochs=config.eval_every_epochs or config.task.eval_every_epochs,
+    )
     assert config.num_workers is not None
     if config.processes != "auto" and int(config.processes) > config.num_workers:
         raise ConfigError(
@@ -139,10 +143,10 @@ def resolve(config: Config) -> Config:
 def identity(config: Config) -> dict[str, Any]:
     """What the computation depends on. The rest (paths, logger, device, number of processes) is left out.
 
-    Groups that the task does not use are left out too. A field with metadata `content` is a path and counts by what
-    lies there; one with metadata `volatile` does not count.
+    Groups that the task or the algorithm does not use are left out too. A field with metadata `content` is a path and
+    counts by what lies there; one with metadata `volatile` does not count.
     """
-    groups = (*_ALWAYS, *config.task.uses)
+    groups = [group for group in (*_ALWAYS, *config.task.uses) if group != "topology" or config.algo.uses_topology]
     known: dict[str, Any] = {"version": IDENTITY_VERSION}
     known |= {group: _component_identity(getattr(config, group)) for group in groups}
     known |= {key: _plain(getattr(config, key)) for key in _KEYS}
@@ -170,7 +174,7 @@ def _component_identity(component: Any) -> dict[str, Any]:
         value = getattr(component, f.name)
         if f.metadata.get("volatile"):
             continue
-        known[f.name] = _content(Path(value)) if f.metadata.get("content") and value else _plain(value)
+        known[f.name] = _content(Path(value).expanduser()) if f.metadata.get("content") and value else _plain(value)
     return known
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 
 class Interrupt:
-    """While entered, the first SIGINT or SIGTERM only sets `requested`; after it, signals act as they did before."""
+    """While entered, the first SIGINT or SIGTERM only sets `requested`; after it, signals act as they did before.
 
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+    A signal that is ignored stays ignored: Ctrl-C reaches all processes of a run, but only their launcher acts on it.
+    """
 
     def __init__(self) -> None:
         self.requested = False
@@ -19,7 +20,8 @@ class Interrupt:
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._ask) for number in self._SIGNALS}
+            heard = [n for n in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(n) is not signal.SIG_IGN]
+            self._before = {number: signal.signal(number, self._ask) for number in heard}
         return self
 
     def __exit__(self, *_: object) -> None:

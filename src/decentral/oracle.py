@@ -16,22 +16,20 @@ class GradientOracle:
     """The algorithm's view of the problem: one stochastic gradient per call, and the losses for the record."""
 
     problem: Problem
-    gradients_per_step: int
     losses: Tensor  # [k], summed since the last evaluation
-    index: int = 0
+    t: int = 0
     count: int = 0
 
     def __call__(self, x: Tensor) -> Tensor:
         """Grad F_i(x_i; xi_i) for the local workers: [k, P] -> [k, P]."""
-        loss, g = self.problem.gradient(x, self.index)
-        self.index += 1
+        loss, g = self.problem.gradient(x, self.t)
         self.losses += loss
         self.count += 1
         return g
 
     def at(self, t: int) -> GradientOracle:
         """The oracle for step t: what it draws is addressed by the step."""
-        self.index = t * self.gradients_per_step
+        self.t = t
         return self
 
     def recent_loss(self) -> float:

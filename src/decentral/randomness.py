@@ -47,6 +47,12 @@ def torch_generator(device: torch.device | str, seed: int, purpose: str, *indice
     return generator
 
 
+def normal(seed: int, purpose: str, *indices: np.ndarray | int) -> np.ndarray:
+    """One standard normal number for each address, by Box and Muller's transform of two uniform ones; see `uniform`."""
+    radius = np.sqrt(-2 * np.log1p(-uniform(seed, f"{purpose}: radius", *indices)))
+    return radius * np.cos(2 * np.pi * uniform(seed, f"{purpose}: angle", *indices))
+
+
 def uniform(seed: int, purpose: str, *indices: np.ndarray | int) -> np.ndarray:
     """One uniform number in [0, 1) for each address, vectorised over integer arrays that broadcast together.
 

@@ -3,6 +3,7 @@ checkpoints."""
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -133,6 +134,10 @@ class Recorder:
 
     def fail(self, error: BaseException) -> None:
         """Say in the status why the run broke off."""
-        if self.world.leader:
-            status = Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed
+        if not self.world.leader:
+            return
+        status = Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed
+        with contextlib.suppress(OSError):  # a full disk: the error itself is what the user must see
             self.store.set_status(status, reason=f"{type(error).__name__}: {error}")
+        if self.sink is not None:
+            self.sink.close(status.value)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ForwardRef
 
-import torch
 from torch import Tensor
 
 from decentral.network.network import Network
@@ -26,32 +25,33 @@ def to_part(state: Any, problem: Problem, net: Network) -> dict[str, Any]:
         elif kind == "EdgeRows":
             part["links"] = [net.local_links.start, net.local_links.stop]
             part["edges"][name] = value
+        elif kind in ("Rows", "Shared"):
+            part[kind.lower()][name] = value
         else:
-            part["rows" if kind == "Rows" else "shared"][name] = value
+            raise TypeError(f"{type(state).__qualname__}.{name}: annotate it as Rows, EdgeRows, Shared or Buffers")
     part["rows"] |= {f"buffer {name}": value for name, value in problem.buffers().items()}
     return part
 
 
-def from_parts(parts: Sequence[dict[str, Any]], initial: Any, problem: Problem, net: Network) -> Any:
-    """The state of this process from the parts of all; `initial` is a state of the right shapes. Buffers are set in
-    place."""
-    parts = sorted(parts, key=lambda part: part["workers"][0])
+def from_parts(parts: Sequence[dict[str, Any]], state: Any, problem: Problem, net: Network) -> None:
+    """Put this process's share of what the parts hold into a state of the right shapes, and into the problem's
+    buffers."""
 
-    def rows(name: str, like: Tensor) -> Tensor:
-        return _cut(parts, "rows", "workers", name, net.workers).to(like.device)
+    def restore_rows(name: str, value: Tensor) -> None:
+        _copy_cut(parts, "rows", "workers", name, net.workers, value)
 
-    def restore(name: str, kind: str, value: Any) -> Any:
+    for name, kind, value in _fields(state):
         if kind == "Buffers":
-            return tuple(rows(f"{name}.{i}", buffer) for i, buffer in enumerate(value))
-        if kind == "Rows":
-            return rows(name, value)
-        if kind == "EdgeRows":
-            return _cut(parts, "edges", "links", name, net.local_links).to(value.device)
-        return parts[0]["shared"][name].to(value.device)
-
+            for i, buffer in enumerate(value):
+                restore_rows(f"{name}.{i}", buffer)
+        elif kind == "Rows":
+            restore_rows(name, value)
+        elif kind == "EdgeRows":
+            _copy_cut(parts, "edges", "links", name, net.local_links, value)
+        else:
+            value.copy_(parts[0]["shared"][name])
     for name, value in problem.buffers().items():
-        value.copy_(rows(f"buffer {name}", value))
-    return type(initial)(*(restore(name, kind, value) for name, kind, value in _fields(initial)))
+        restore_rows(f"buffer {name}", value)
 
 
 def _fields(state: Any) -> list[tuple[str, str, Any]]:
@@ -61,17 +61,15 @@ def _fields(state: Any) -> list[tuple[str, str, Any]]:
     return [(name, kinds(annotations[name]), getattr(state, name)) for name in state._fields]
 
 
-def _cut(parts: Sequence[dict[str, Any]], kind: str, span: str, name: str, wanted: range) -> Tensor:
-    """Rows `wanted` (global numbers) of a tensor that is spread over the parts."""
-    found = []
+def _copy_cut(parts: Sequence[dict[str, Any]], kind: str, span: str, name: str, wanted: range, value: Tensor) -> None:
+    """Copy rows `wanted` (global numbers) of a tensor that is spread over the parts into `value`."""
     for part in parts:
         start, stop = part[span]
         low, high = max(start, wanted.start), min(stop, wanted.stop)
         if low < high:
-            found.append(part[kind][name][low - start : high - start])
-    return torch.cat(found) if found else parts[0][kind][name][:0]
+            value[low - wanted.start : high - wanted.start].copy_(part[kind][name][low - start : high - start])
 
 
-def rows_of(parts: Sequence[dict[str, Any]], name: str, workers: range) -> Tensor:
-    """The local workers' rows of what the parts keep under `name`."""
-    return _cut(sorted(parts, key=lambda part: part["workers"][0]), "rows", "workers", name, workers)
+def rows_into(parts: Sequence[dict[str, Any]], name: str, workers: range, value: Tensor) -> None:
+    """Copy the local workers' rows of what the parts keep under `name` into `value`."""
+    _copy_cut(parts, "rows", "workers", name, workers, value)

@@ -22,7 +22,7 @@ from decentral.optim.optimizer import LocalRule
 from decentral.oracle import GradientOracle
 from decentral.progress import Progress
 from decentral.recorder import Recorder
-from decentral.resume import from_parts, rows_of, to_part
+from decentral.resume import from_parts, rows_into, to_part
 from decentral.store import RunStore, Status
 from decentral.tasks.task import Problem
 from decentral.trace import Trace
@@ -89,9 +89,7 @@ def assemble(config: Config, world: World) -> Run:
         problem,
         net,
         algorithm,
-        GradientOracle(
-            problem, algorithm.gradients_per_step(), torch.zeros(len(net.workers), device=world.device).double()
-        ),
+        GradientOracle(problem, torch.zeros(len(net.workers), device=world.device).double()),
         total_steps,
         steps_to_evaluate(config, problem, total_steps),
         trace,
@@ -106,7 +104,8 @@ def learning_rate(config: Config, problem: Problem) -> Callable[[int], float]:
 
 def steps_to_evaluate(config: Config, problem: Problem, total_steps: int) -> frozenset[int]:
     """Step 0, every `eval_every_epochs`, and the last step."""
-    every = (config.eval_every_epochs or config.task.eval_every_epochs) * problem.steps_per_epoch
+    assert config.eval_every_epochs is not None
+    every = max(1.0, config.eval_every_epochs * problem.steps_per_epoch)
     regular = (round(i * every) for i in range(1, int(total_steps / every) + 1))
     return frozenset({0, total_steps, *(step for step in regular if 1 <= step <= total_steps)})
 
@@ -178,8 +177,8 @@ def restore(r: Run, store: RunStore, world: World) -> None:
     if checkpoint is None:
         checkpoint = store.checkpoint_at(step)
     parts = [store.load_part(checkpoint, name) for name in checkpoint.parts]
-    r.state = from_parts(parts, r.state, r.problem, r.net)
-    r.oracle.losses.copy_(rows_of(parts, "losses", r.net.workers))
+    from_parts(parts, r.state, r.problem, r.net)
+    rows_into(parts, "losses", r.net.workers, r.oracle.losses)
     r.oracle.count = int(parts[0]["num_losses"])
     r.start = checkpoint.step
     r.wall_s = float(checkpoint.meta["wall_s"])

@@ -43,6 +43,9 @@ class Algorithm(ABC):
     survives_loss: ClassVar[bool] = True
     """Whether there is a rule for lost messages (`network.drop_probability`). A collective all-reduce has none."""
 
+    uses_topology: ClassVar[bool] = True
+    """Whether the topology makes a difference; if not, it is no part of the run's identity."""
+
     local: LocalRule
     """The local optimizer with its learning rate, bound by `using`. Not configuration, and no state."""
 
@@ -52,17 +55,13 @@ class Algorithm(ABC):
         bound.local = local
         return bound
 
-    def gradients_per_step(self) -> int:
-        """How often `step` calls the oracle."""
-        return 1
-
     @abstractmethod
     def init(self, x: Tensor, net: Network) -> Any:
         """The state before step 0, for the initial models x [k, P]."""
 
     @abstractmethod
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
-        """The state after step t = 0, 1, ..."""
+        """The state after step t = 0, 1, ... It calls the oracle once: steps and epochs mean the same for everyone."""
 
     def models(self, s: Any) -> Tensor:
         """The models x_i [k, P] of the local workers: what is evaluated, and what a user would deploy."""

@@ -26,6 +26,7 @@ class AllReduce(Algorithm):
 
     name: str = "allreduce"
     survives_loss: ClassVar[bool] = False
+    uses_topology: ClassVar[bool] = False
 
     class State(NamedTuple):
         """Models and the local optimizer."""

@@ -24,7 +24,8 @@ class GradientTracking(Algorithm):
 
     RelaySum paper, Algorithm 3 (Lorenzo & Scutari 2016). u + c is the tracked update: its mean over the workers is the
     mean of the u. Two vectors per step; they lie side by side in one row and travel as one message. W is doubly
-    stochastic, static or time-varying. Lost messages: both vectors are lost together, the weights are rescaled.
+    stochastic, static or time-varying. Lost messages: both vectors are lost together and the weights are rescaled; the
+    corrections then do not sum to zero any more, and the method is not exact any more.
     """
 
     name: str = "gradient_tracking"

@@ -29,6 +29,7 @@ class LocalSGD(Algorithm):
     name: str = "local_sgd"
     period_steps: int = 4
     survives_loss: ClassVar[bool] = False
+    uses_topology: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.period_steps < 1:

@@ -26,6 +26,7 @@ class ModelAveraging(Algorithm):
 
     name: str = "model_averaging"
     survives_loss: ClassVar[bool] = False
+    uses_topology: ClassVar[bool] = False
 
     class State(NamedTuple):
         """Models and the local optimizer."""

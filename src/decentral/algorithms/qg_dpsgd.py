@@ -47,7 +47,7 @@ class QGDPSGD(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """M = 0."""
+        """No momentum yet."""
         return self.State(x, x.new_zeros(x.shape), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:

@@ -27,8 +27,8 @@ class SGP(Algorithm):
     Assran et al., ICML 2019; RelaySum paper, Algorithm 4 with rounds=2 on `topology=one_peer_exponential`. Round r of
     step t is round t * rounds + r of the topology. Where W is doubly stochastic all w_i stay 1. The state holds z, and
     w for all workers: it follows from the topology, so it is never sent. Weight decay and the reported models use z.
-    Lost messages: the receiver rescales its remaining weights to their old sum, in x and w alike, so that no mass leaks
-    away; on a one-peer round this is "keep your own".
+    Lost messages, in x and w alike: where W is doubly stochastic the receiver divides its remaining weights by their
+    sum (on a one-peer round: keeps its own), elsewhere the sender keeps what was not delivered: the w_i sum to n.
 
     authors_rounds    take round t * (rounds + r) instead, as the RelaySGD authors' training code does by a slip of
                       precedence: with rounds=2 their average is exact later, or (n = 64) never

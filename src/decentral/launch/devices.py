@@ -8,6 +8,8 @@ from glob import glob
 from decentral.config import Config
 from decentral.errors import ConfigError
 
+_USER_THREADS = os.environ.get("OMP_NUM_THREADS")
+
 
 def num_cores() -> int:
     """Cores that this process may use."""
@@ -53,14 +55,17 @@ def num_processes(config: Config) -> int:
     return max(1, min(slots, config.num_workers)) if config.task.worth_processes(config) else 1
 
 
-def set_threads(processes: int, worth_threads: bool) -> None:
-    """Share the cores out, through the environment: before torch is imported, and for child processes.
+def set_threads(processes: int, worth_threads: bool) -> int:
+    """Share the cores out: how many threads a process gets, also through the environment, for child processes.
 
     With threads left at their default, n processes start n times as many as there are cores, and a step takes ten times
     as long. Someone who has set OMP_NUM_THREADS knows better.
     """
     threads = max(1, num_cores() // processes) if worth_threads else 1
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    if _USER_THREADS is not None and _USER_THREADS.isdigit() and int(_USER_THREADS) > 0:
+        threads = int(_USER_THREADS)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
     if processes > 1:  # keep freed memory: large temporary tensors would cost a page fault per 4 kB, in every step
         os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(4 << 30))
         os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(4 << 30))
+    return threads

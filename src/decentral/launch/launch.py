@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from decentral.config import Config, run_directory, run_id
 from decentral.errors import ConfigError
-from decentral.launch.devices import device_kind, num_processes, set_threads
+from decentral.launch.devices import device_kind, num_gpus, num_processes, set_threads
 from decentral.store import RunStore, Status
 
 
@@ -37,10 +37,10 @@ def launch(config: Config) -> Outcome:
     if finished is not None:
         return Outcome(finished, directory, done_before=True)
     processes = num_processes(config)
-    set_threads(processes, config.task.worth_processes(config))
+    threads = set_threads(processes, config.task.worth_processes(config))
     if processes == 1:
         config.task.prepare(config)
-        return Outcome(_run_here(config, directory), directory)
+        return Outcome(_run_here(config, directory, threads), directory)
     from decentral.launch.supervise import prepare_server, supervise
 
     prepare_server()  # first: whatever prepares the data may start it
@@ -56,16 +56,21 @@ def finished_status(config: Config, directory: Path) -> Status | None:
     return Status(facts["status"])
 
 
-def _run_here(config: Config, directory: Path) -> Status:
+def _run_here(config: Config, directory: Path, threads: int) -> Status:
     import torch
 
     from decentral.run import run
     from decentral.world import World
 
-    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    torch.set_num_threads(threads)
     kind = device_kind(config)
-    device = torch.device(config.device if config.device.startswith("cuda:") else kind)
-    return run(config, World(0, 1, device), directory)
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={config.device} finds a GPU, but this PyTorch cannot use it: use device=cpu.")
+    if kind == "cuda":
+        index = int(config.device.partition(":")[2] or 0)
+        torch.cuda.set_device(index)
+        return run(config, World(0, 1, torch.device("cuda", index)), directory)
+    return run(config, World(0, 1, torch.device("cpu")), directory)
 
 
 def _join(config: Config, directory: Path) -> Outcome:
@@ -77,8 +82,13 @@ def _join(config: Config, directory: Path) -> Outcome:
             f"torchrun started {size} processes for num_workers={config.num_workers}: every process hosts at "
             "least one worker."
         )
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    if device_kind(config) == "cuda" and here > num_gpus():
+        raise ConfigError(
+            f"torchrun started {here} processes for {num_gpus()} GPUs: every process needs one of its own."
+        )
     config.task.prepare(config)
-    set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", size)), config.task.worth_processes(config))
+    set_threads(here, config.task.worth_processes(config))
     from decentral.launch.group import joined
     from decentral.run import run
 

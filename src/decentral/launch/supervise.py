@@ -21,6 +21,7 @@ from decentral.errors import ConfigError
 from decentral.store import RunStore, Status
 
 _GRACE_S = 3.0  # between SIGTERM and SIGKILL
+_CHECKPOINT_GRACE_S = 30.0  # the same after Ctrl-C: the processes write a checkpoint when they next ask each other
 
 
 class WorkerDied(RuntimeError):
@@ -52,14 +53,17 @@ def supervise(config: Config, directory: Path, processes: int) -> Status:
         for rank in range(processes):
             workers.append(_start(context, config, directory, rank, processes))
         return _watch(workers)
-    except ConfigError:
-        raise
-    except BaseException as error:
-        _stop(workers)
+    except KeyboardInterrupt as error:
+        _stop(workers, _CHECKPOINT_GRACE_S)
         _record(config, directory, error)
         raise
+    except BaseException as error:
+        _stop(workers, _GRACE_S)
+        if not isinstance(error, ConfigError) or RunStore.peek(directory) is not None:
+            _record(config, directory, error)
+        raise
     finally:
-        _stop(workers)
+        _stop(workers, _GRACE_S)
         signal.signal(signal.SIGTERM, restore)
 
 
@@ -132,17 +136,20 @@ def _raise_death(worker: _Worker) -> None:
     raise WorkerDied(f"{worker.process.name} (pid {worker.process.pid}) {how}.")
 
 
-def _stop(workers: list[_Worker]) -> None:
-    """SIGTERM, then SIGKILL for whoever is still there."""
+def _stop(workers: list[_Worker], grace_s: float) -> None:
+    """SIGTERM, then SIGKILL for whoever is still there after a while, or at once if interrupted again."""
     alive = [worker.process for worker in workers if worker.process.is_alive()]
     for process in alive:
         process.terminate()
-    deadline = time.monotonic() + _GRACE_S
-    for process in alive:
-        process.join(max(0.0, deadline - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
+    deadline = time.monotonic() + grace_s
+    try:
+        for process in alive:
+            process.join(max(0.0, deadline - time.monotonic()))
+    finally:
+        for process in alive:
+            if process.is_alive():
+                process.kill()
+                process.join()
 
 
 def _record(config: Config, directory: Path, error: BaseException) -> None:

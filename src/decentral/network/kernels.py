@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-_BLOCK_BYTES = 1 << 20  # of scratch memory on a CPU: about what a core's second-level cache holds
+_BLOCK_BYTES = 8 << 20  # of scratch memory on a CPU: smaller blocks cost more calls than the cache saves
 _BLOCK_BYTES_GPU = 1 << 28  # launching a kernel costs more than memory does
 
 
@@ -20,7 +20,7 @@ def blocks(num_columns: int, num_rows: int, like: Tensor) -> Iterator[slice]:
 
 
 def weighted_sum(terms: Sequence[tuple[Tensor, float]], out: Tensor) -> None:
-    """Out <- sum of weight * row over the terms, in their order. `out` is none of the rows."""
+    """Write the sum of weight * row over the terms, in their order, to `out`, which is none of the rows."""
     if not terms:
         out.zero_()
         return
@@ -65,7 +65,7 @@ def relay_from(y: Tensor, incoming: Sequence[Tensor], outgoing: Sequence[Tensor]
 
 
 def collect_into(x: Tensor, incoming: Sequence[Tensor]) -> None:
-    """X <- x + the sum of the incoming messages, all rows [P']."""
+    """Add the incoming messages to x, all rows [P']."""
     for columns in blocks(x.shape[-1], 1, x):
         block = x[columns]
         for message in incoming:

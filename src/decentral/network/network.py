@@ -101,10 +101,8 @@ class Network(ABC):
 
     def mix_known(self, w: Tensor, round: int) -> Tensor:
         """w_i <- sum_j W_ij w_j for numbers [n, d] known everywhere, with the losses of this round."""
-        columns = [
-            torch.from_numpy(self.rounds.matrix(round, h, lazy=False).copy()) @ w[:, h] for h in range(w.shape[1])
-        ]
-        return torch.stack(columns, dim=1)
+        columns = [self.rounds.matrix(round, h, lazy=False) @ w[:, h].numpy() for h in range(w.shape[1])]
+        return torch.from_numpy(np.stack(columns, axis=1))
 
     def no_counts(self) -> Tensor:
         """Zero counts on the links of all workers: float64 on the CPU."""

@@ -25,8 +25,9 @@ class Losses:
 class Rounds:
     """The mixing matrices that are really applied, and the links that really deliver.
 
-    A worker that misses messages divides its remaining weights by their sum and multiplies by what the sum was, so that
-    row sums stay; a worker that hears nothing and has no weight of its own keeps its own value.
+    Where rows sum to one, a worker that misses messages divides its remaining weights by their sum, so that they still
+    do; a worker that hears nothing and has no weight of its own keeps its own value. Where they do not (push-sum on an
+    irregular graph), the sender keeps what it could not deliver, so that columns still sum to one and no mass is lost.
     """
 
     def __init__(self, schedule: Schedule, losses: Losses) -> None:
@@ -45,11 +46,13 @@ class Rounds:
         gone = self.losses.lost(round, piece, src, dst) & (src != dst)
         kept = W.copy()
         kept[dst[gone], src[gone]] = 0.0
-        before, after = W.sum(1), kept.sum(1)
-        alone = after == 0
-        kept[alone, alone] = before[alone]
-        after[alone] = before[alone]
-        return kept * (before / np.where(after == 0, 1, after))[:, None]
+        if not np.allclose(W.sum(1), 1):
+            np.add.at(kept, (src[gone], src[gone]), W[dst[gone], src[gone]])
+            return kept
+        left = kept.sum(1)
+        alone = left == 0
+        kept[alone, alone] = left[alone] = 1.0
+        return kept / left[:, None]
 
     def rows(self, round: int, lazy: bool) -> list[list[list[tuple[int, float]]]]:
         """[piece][worker] -> the (j, W_ij) that are not zero, j ascending. Kept over rounds unless messages get

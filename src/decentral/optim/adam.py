@@ -36,11 +36,11 @@ class Adam(Optimizer):
         check_range("optim.weight_decay", self.weight_decay, 0.0, inf)
 
     def init(self, x: Tensor) -> Buffers:
-        """M = 0 and v = 0, each [k, P]."""
+        """Both moments, m = 0 and v = 0 [k, P]."""
         return x.new_zeros(x.shape), x.new_zeros(x.shape)
 
     def update(self, g: Tensor, buffers: Buffers, lr: float, t: int) -> tuple[Tensor, Buffers]:
-        """U [k, P] in g's memory; see the class."""
+        """The update u [k, P] in g's memory; see the class."""
         m, v = buffers
         k = t + 1
         m.lerp_(g, 1 - self.beta1)

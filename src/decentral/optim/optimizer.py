@@ -24,7 +24,7 @@ class Optimizer(ABC):
     weight_decay: float
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
-        """G + weight_decay x, in g's memory."""
+        """The gradient with weight decay, g + weight_decay x, in g's memory."""
         return g.add_(x, alpha=self.weight_decay) if self.weight_decay else g
 
     @abstractmethod

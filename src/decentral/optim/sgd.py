@@ -40,7 +40,7 @@ class SGD(Optimizer):
         return (x.new_zeros(x.shape),) if self.momentum else ()
 
     def update(self, g: Tensor, buffers: Buffers, lr: float, t: int) -> tuple[Tensor, Buffers]:
-        """U [k, P] in g's memory; see the class."""
+        """The update u [k, P] in g's memory; see the class."""
         if not self.momentum:
             return g.mul_(-lr), buffers
         (m,) = buffers

@@ -82,7 +82,7 @@ def load_part(checkpoint: Checkpoint, part: str) -> dict[str, Any]:
     """The content of one part, on the CPU."""
     import torch
 
-    return torch.load(checkpoint.path / f"{part}.pt", weights_only=True, map_location="cpu")
+    return torch.load(checkpoint.path / f"{part}.pt", weights_only=True, map_location="cpu", mmap=True)
 
 
 def commit(root: Path, step: int, parts: list[str], meta: dict[str, Any]) -> None:

@@ -54,8 +54,11 @@ class Quadratics(Task):
             raise ConfigError(f"task.dimension={self.dimension} makes no sense: it has to be at least 1.")
         for key in ("singular_max", "zeta2", "initial_distance", "noise"):
             check_range(f"task.{key}", getattr(self, key), 0.0, inf)
-        if self.singular_min is not None:
-            check_range("task.singular_min", self.singular_min, 0.0, inf)
+        if self.singular_min is not None and not 0 <= self.singular_min <= self.singular_max:
+            raise ConfigError(
+                f"task.singular_min={self.singular_min:g} has to be from 0 to task.singular_max={self.singular_max:g}, "
+                "or null."
+            )
 
     def resolve_num_workers(self, config: Config) -> int:
         """The file's n, where there is a file."""
@@ -70,7 +73,7 @@ class Quadratics(Task):
         return n
 
     def check(self, config: Config) -> None:
-        """A single worker, or a single dimension, cannot be heterogeneous."""
+        """A single worker is not heterogeneous."""
         if self.problem is None and self.zeta2 > 0 and config.num_workers == 1:
             raise ConfigError(f"task.zeta2={self.zeta2:g} needs several workers: with num_workers=1 use task.zeta2=0.")
 
@@ -99,6 +102,7 @@ class Quadratics(Task):
 
 def read_problem(path: str) -> dict[str, np.ndarray]:
     """A [n, d, d], b [n, d] and x0 [d], float64, from an .npz file. Raises ConfigError for anything else."""
+    path = str(Path(path).expanduser())
     if not Path(path).is_file():
         raise ConfigError(f"task.problem={path} is not a file: it has to be an .npz with A [n, d, d] and b [n, d].")
     try:

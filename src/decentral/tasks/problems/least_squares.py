@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.randomness import torch_generator
+from decentral.randomness import normal
 from decentral.tasks.task import Metric, Problem
 
 
@@ -100,10 +101,9 @@ class QuadraticProblem(Problem):
         residual = self.A @ x[..., None] - self.b
         g = (self.At @ residual)[..., 0]
         if self.noise:
-            scale = self.noise / math.sqrt(x.shape[1])
-            for i, worker in enumerate(self.workers):
-                generator = torch_generator(x.device, self.seed, "gradient noise", worker, index)
-                g[i] += scale * torch.randn(x.shape[1], generator=generator, dtype=x.dtype, device=x.device)
+            worker, coordinate = np.array(self.workers)[:, None], np.arange(x.shape[1])
+            noise = normal(self.seed, "gradient noise", index, worker, coordinate)
+            g += torch.from_numpy(noise).to(g) * (self.noise / math.sqrt(x.shape[1]))
         return residual[..., 0].square().sum(1), g
 
     def evaluate_workers(self, x: Tensor) -> Tensor:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.randomness import torch_generator
+from decentral.randomness import normal
 from decentral.tasks.task import Metric, Problem
 
 
@@ -24,11 +25,9 @@ class SampleMean(Problem):
 
     def gradient(self, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
         """1/2 ||x_i - s_i||^2 [k] and x_i - s_i [k, d]."""
-        g = torch.empty_like(x, memory_format=torch.contiguous_format)
-        for i, worker in enumerate(self.workers):
-            generator = torch_generator(self.device, self.seed, "sample", worker, index)
-            g[i].normal_(self.mean, self.std, generator=generator)
-        g.neg_().add_(x)
+        worker, coordinate = np.array(self.workers)[:, None], np.arange(self.d)
+        sample = self.mean + self.std * normal(self.seed, "sample", index, worker, coordinate)
+        g = x - torch.from_numpy(sample).to(x)
         return g.square().sum(1) / 2, g
 
     def evaluate_workers(self, x: Tensor) -> Tensor:
