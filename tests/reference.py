@@ -80,7 +80,8 @@ class Setting:
         return self.optimizer.update(self.gradient(x), self.lr(t))
 
     def matrix(self, piece: int, round: int, lazy: bool = False) -> Array:
-        """W of a round, repaired: where rows sum to 1 they still do, elsewhere columns do (the sender keeps the rest)."""
+        """W of a round, repaired: where rows sum to 1 they still do, elsewhere columns do (the sender keeps the
+        rest)."""
         matrices = self.pieces[piece].matrices
         W = matrices[round % len(matrices)]
         W = (W + np.eye(self.n)) / 2 if lazy else W.copy()
