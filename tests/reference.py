@@ -201,12 +201,13 @@ def gradient_tracking(s: Setting) -> Iterates:
         yield x
 
 
-def sgp(s: Setting, rounds: int = 1) -> Iterates:
+def sgp(s: Setting, rounds: int = 1, authors_rounds: bool = False) -> Iterates:
     """Yields z = x / w. The weights w are coordinates like those of x, so that pieces need no case of their own."""
     x, w = s.start(), np.ones_like(s.start())
     for t in itertools.count():
         x = x + s.update(x / w, t)
-        for round in range(t * rounds, (t + 1) * rounds):
+        for r in range(rounds):
+            round = t * (rounds + r) if authors_rounds else t * rounds + r
             x, w = s.mix(x, round), s.mix(w, round)
         yield x / w
 
@@ -224,9 +225,12 @@ def qg_dpsgd(s: Setting, beta: float = 0.9, nesterov: bool = True) -> Iterates:
         yield x
 
 
-def relaysgd(s: Setting, fill: str = "initial", overlap: bool = False, correct_lr: bool = False) -> Iterates:
+def relaysgd(
+    s: Setting, fill: str = "initial", overlap: bool = False, correct_lr: bool = False, initial_count: int = 0
+) -> Iterates:
     factor = correction(s.pieces, s.n, overlap) if correct_lr else 1.0
     x, relay = s.start(), RelaySum(s)
+    relay.counts = {(h, i, j): float(initial_count) for h, piece in enumerate(s.pieces) for i, j in piece.edges}
     for t in itertools.count():
         y = x + s.optimizer.update(s.gradient(x), factor * s.lr(t))
         before = relay.received()
@@ -249,12 +253,12 @@ def correction(parts: list[Piece], n: int, overlap: bool = False) -> float:
     return 1 + sum(delays) / len(delays)
 
 
-def relaysgd_grad(s: Setting) -> Iterates:
+def relaysgd_grad(s: Setting, receiver_lr: bool = False) -> Iterates:
     x, relay = s.start(), RelaySum(s)
     for t in itertools.count():
-        u = s.update(x, t)
+        u = s.optimizer.update(s.gradient(x), 1.0 if receiver_lr else s.lr(t))
         relay.exchange(u, t)
-        x = x + (u + relay.received()[0]) / s.n
+        x = x + (s.lr(t) if receiver_lr else 1.0) * (u + relay.received()[0]) / s.n
         yield x
 
 

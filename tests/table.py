@@ -74,6 +74,8 @@ VARIANTS: dict[str, list[str]] = {
     "dpsgd": ["algo.mode=awc"],
     "relaysgd": ["algo.overlap=true", "algo.fill=own", "algo.fill=previous", "algo.fill=count", "algo.correct_lr=true"],
     "qg_dpsgd": ["algo.nesterov=false"],
+    "relaysgd_grad": ["algo.receiver_lr=true"],
+    "sgp": ["algo.rounds=2"],
 }
 """Settings that take another way through an algorithm."""
 

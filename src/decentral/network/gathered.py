@@ -17,7 +17,7 @@ from torch import Tensor
 
 from decentral.topology.schedule import Links
 
-_LIMIT_NUMBERS = 1 << 17
+_LIMIT_NUMBERS = 1 << 20
 
 
 def small(rows: Tensor, copies: int) -> bool:

@@ -29,7 +29,7 @@ class LocalNetwork(Network):
     def _mix(self, x: Tensor, pieces: list[slice], round: int, lazy: bool) -> Tensor:
         rows = self.rounds.rows(round, lazy)
         widest = max(len(terms) for weights in rows for terms in weights)
-        if gathered.small(x, widest):
+        if gathered.small(x, 8 * widest):
             for piece, table in zip(pieces, self._mixing_tables(round, lazy), strict=True):
                 x[..., piece] = gathered.mix(x[..., piece], table)
             return x
@@ -52,7 +52,7 @@ class LocalNetwork(Network):
         if not len(m):
             return m
         pieces, reverse = self.schedule.slices(y.shape[-1]), self.links.reverse.tolist()
-        if gathered.small(m, 1):
+        if gathered.small(m, 8):  # relaying gathers more than once what it writes
             return self._relay_table(y.shape[-1]).relay(y, m)
         scratch = m.new_empty(0)
         for columns in kernels.blocks(m.shape[-1], len(m) + 1, m):
