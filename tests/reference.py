@@ -226,7 +226,7 @@ def qg_dpsgd(s: Setting, beta: float = 0.9, nesterov: bool = True) -> Iterates:
 
 
 def relaysgd(
-    s: Setting, fill: str = "initial", overlap: bool = False, correct_lr: bool = False, initial_count: int = 0
+    s: Setting, fill: str = "auto", overlap: bool = False, correct_lr: bool = False, initial_count: int = 0
 ) -> Iterates:
     factor = correction(s.pieces, s.n, overlap) if correct_lr else 1.0
     x, relay = s.start(), RelaySum(s)
@@ -239,7 +239,8 @@ def relaysgd(
         if fill == "count":
             x = (y + total) / (1 + count)
         else:
-            reference = {"initial": s.start(), "previous": x, "own": y}[fill]
+            usual = s.start() if s.lost is never else x
+            reference = {"auto": usual, "initial": s.start(), "previous": x, "own": y}[fill]
             x = (y + total + (s.n - 1 - count) * reference) / s.n
         yield x
 

@@ -143,7 +143,7 @@ def test_help_of_a_choice_shows_its_formula_and_settings(capsys: pytest.CaptureF
     _, out, _ = command(capsys, "--help", "algo=relaysgd")
     assert "x_i^{t+1} =" in out
     assert "arXiv:2110.04175" in out
-    assert "algo.fill=initial" in out
+    assert "algo.fill=auto" in out
     assert "one of initial, previous, own, count" in out
 
 

@@ -134,7 +134,7 @@ assert not {"wandb", "tensorboard", "torch"} & set(sys.modules)
 
 
 @pytest.mark.parametrize(
-    ("logger", "advice"), [(WeightsAndBiases(), "pip install wandb"), (TensorBoard(), "decentral[tensorboard]")]
+    ("logger", "advice"), [(WeightsAndBiases(), "pip install wandb"), (TensorBoard(), "pip install tensorboard")]
 )
 def test_a_package_that_is_missing_is_named_before_the_run_starts(logger: Logger, advice: str, monkeypatch) -> None:
     monkeypatch.setattr(logger_module.importlib.util, "find_spec", lambda package: None)

@@ -26,6 +26,7 @@ CASES = [
     Case("dpsgd", "dbt", 6, place={"split": "contiguous"}),
     Case("dpsgd", "one_peer_exponential", 6, {"mode": "awc"}),
     Case("relaysgd", "chain", 5),
+    Case("relaysgd", "chain", 6, {"fill": "initial"}),
     Case("relaysgd", "bt", 8, {"fill": "previous"}),
     Case("relaysgd", "star", 5, {"fill": "own", "overlap": True}),
     Case("relaysgd", "dbt", 6, {"fill": "count"}),

@@ -209,7 +209,7 @@ def test_on_a_terminal_there_is_a_bar_that_keeps_the_lines(monkeypatch: pytest.M
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "150")
     text = show_some(Terminal())
-    assert "21/100" in text and "averaged 83.0 %" in text
+    assert "21/100" in text and "avg 83.0 %" in text
     assert re.search(r"epoch 2: \[worst\] 81.2 %", text)
 
 

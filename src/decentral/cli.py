@@ -156,10 +156,10 @@ def carry_out(config: Config) -> int:
         return FAILED
     if is_leader():
         if outcome.done_before:
-            print(f"This run was done before{_by_other_code(outcome.directory)}; nothing was computed.")
+            say(f"This run was done before{_by_other_code(outcome.directory)}; nothing was computed.")
         else:
             draw(outcome.directory)
-        print(summary(outcome.directory))
+        say(summary(outcome.directory))
     return INTERRUPTED if outcome.status is Status.interrupted else 0
 
 
@@ -202,6 +202,14 @@ def _check_directory(config: Config) -> None:
         )
 
 
+def say(text: str) -> None:
+    """Text on stdout. Where nobody reads it any more (`| head`) or it has no room, the run does not suffer."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def complain(message: str) -> None:
     """One line on stderr, from one process."""
     if is_leader():
@@ -210,7 +218,9 @@ def complain(message: str) -> None:
 
 def is_leader() -> bool:
     """Whether this process is the one that talks."""
-    return os.environ.get("RANK", "0") == "0"
+    from decentral.launch.launch import under_torchrun
+
+    return not under_torchrun() or os.environ["RANK"] == "0"
 
 
 def _through_hydra(options: argparse.Namespace, arguments: list[str], folders: list[Path]) -> int:

@@ -68,7 +68,7 @@ class Config:
     epochs: float = _key(200.0, "passes over the data (tasks without data: steps)")
     steps: int | None = _key(None, "steps, instead of epochs")
     eval_every_epochs: float | None = _key(None, "how often to evaluate (null: the task's habit)")
-    trace: bool = _key(False, "write every step's models to trace.npz")
+    trace: bool = _key(False, "write every step's models to trace.npz: iterates [steps + 1, n, P]")
     device: str = _key("auto", "auto, cpu, cuda, or cuda:1 ...")
     processes: str = _key("auto", "how many processes share the workers: 1 to num_workers, or auto")
     checkpoint_every_s: float = _key(60.0, "seconds between checkpoints (0: one after each evaluation)")
@@ -85,6 +85,8 @@ class Config:
             value = getattr(self, key)
             if value is not None and value < 1:
                 raise ConfigError(f"{key}={value} makes no sense: it has to be at least 1.")
+        if not 0 <= self.seed < 2**62:
+            raise ConfigError(f"seed={self.seed} makes no sense: it has to be from 0 to 2^62 - 1.")
         if not (math.isfinite(self.lr) and self.lr >= 0):
             raise ConfigError(f"lr={self.lr:g} makes no sense: a learning rate is a number from 0 upwards.")
         if not (math.isfinite(self.checkpoint_every_s) and self.checkpoint_every_s >= 0):
@@ -126,6 +128,11 @@ def resolve(config: Config) -> Config:
             f"processes={config.processes} is more than num_workers={config.num_workers}: every process hosts at "
             "least one worker."
         )
+    if config.algo.needs_samples and not config.task.has_samples:
+        raise ConfigError(
+            f"algo={config.algo.name} averages samples and trains nothing: use it with task=mean_estimation, "
+            f"not with task={config.task.name}."
+        )
     config.task.check(config)
     schedule = config.topology.schedule(config.num_workers)
     check(schedule, config.algo.needs, config.algo.name, config.topology.name)
@@ -165,7 +172,8 @@ def run_id(config: Config) -> str:
 
 def run_directory(config: Config) -> Path:
     """Where this run lives: `run_dir`, or `results_dir`/runs/<id>."""
-    return Path(config.run_dir) if config.run_dir else Path(config.results_dir) / "runs" / run_id(config)
+    chosen = Path(config.run_dir) if config.run_dir else Path(config.results_dir) / "runs" / run_id(config)
+    return chosen.expanduser()
 
 
 def _component_identity(component: Any) -> dict[str, Any]:
@@ -190,9 +198,16 @@ def _folder_content(path: Path) -> str:
     digest = hashlib.sha256()
     for folder, folders, files in os.walk(path):
         folders.sort()
-        sizes = [f"{name}\0{os.stat(os.path.join(folder, name)).st_size}" for name in sorted(files)]
-        digest.update("\0".join([os.path.relpath(folder, path), *sizes]).encode())
+        sizes = [f"{name}\0{_size(os.path.join(folder, name))}" for name in sorted(files)]
+        digest.update(os.fsencode("\0".join([os.path.relpath(folder, path), *sizes])))
     return digest.hexdigest()[:16]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # a dangling link
+        return -1
 
 
 def _plain(value: Any) -> Any:

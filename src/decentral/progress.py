@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _LIVE_PERIOD_S = 0.2
 _PLAIN_PERIOD_S = 5.0
+_BAR_WIDTH = 100  # columns that the live bar and its numbers take beside the title
 
 
 @dataclass
@@ -28,10 +29,12 @@ class _Shown:
     worst: str = ""
     averaged: str = ""
 
-    def words(self) -> str:
+    def words(self, brief: bool = False) -> str:
         """For example 'epoch 3.0  loss 0.41  worst 81.2 %  averaged 83.0 %'; what is not known yet is left out."""
-        pairs = (("loss", self.loss), ("worst", self.worst), ("averaged", self.averaged))
-        return "  ".join([f"epoch {self.epoch:.1f}", *(f"{name} {text}" for name, text in pairs if text)])
+        pairs = (("loss", self.loss), ("worst", self.worst), ("avg" if brief else "averaged", self.averaged))
+        return "  ".join(
+            [f"{'ep' if brief else 'epoch'} {self.epoch:.1f}", *(f"{name} {text}" for name, text in pairs if text)]
+        )
 
 
 class Progress:
@@ -154,14 +157,18 @@ class _Live(Progress):
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bar
 
-        text = TextColumn("{task.fields[words]}", markup=False)
-        title = TextColumn("{task.description}", markup=False)
-        bar = Bar(title, BarColumn(20), MofNCompleteColumn(), text, console=Console(file=stream), auto_refresh=False)
+        console = Console(file=stream)
+        columns = [BarColumn(12), MofNCompleteColumn(), TextColumn("{task.fields[words]}", markup=False)]
+        if console.width >= len(self._title) + _BAR_WIDTH:
+            columns.insert(0, TextColumn("{task.description}", markup=False))
+        else:
+            console.print(self._title, markup=False, highlight=False)
+        bar = Bar(*columns, console=console, auto_refresh=False)
         bar.start()
         return bar, bar.add_task(self._title, total=self._total_steps, words="")
 
     def _show(self) -> None:
-        words = f"{self._shown.words()}  {self._time_left()}"
+        words = f"{self._shown.words(brief=True)}  {self._time_left()}"
         self._bar.update(self._task, completed=self._shown.step, words=words, refresh=True)
 
     def _print(self, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -42,7 +43,7 @@ class Run:
     algorithm: Algorithm
     oracle: GradientOracle
     total_steps: int
-    evaluate_at: frozenset[int]
+    eval_every_steps: float
     trace: Trace | None
     state: Any
     start: int = 0
@@ -67,7 +68,7 @@ def run(config: Config, world: World, directory: Path) -> Status:
 
 def assemble(config: Config, world: World) -> Run:
     """The problem, the network and the algorithm of this process, at step 0."""
-    assert config.num_workers is not None
+    assert config.num_workers is not None and config.eval_every_epochs is not None
     schedule = config.topology.schedule(config.num_workers)
     losses = Losses(config.network.drop_probability, config.seed)
     net: Network
@@ -91,7 +92,7 @@ def assemble(config: Config, world: World) -> Run:
         algorithm,
         GradientOracle(problem, torch.zeros(len(net.workers), device=world.device).double()),
         total_steps,
-        steps_to_evaluate(config, problem, total_steps),
+        max(1.0, config.eval_every_epochs * problem.steps_per_epoch),
         trace,
         state,
     )
@@ -102,12 +103,11 @@ def learning_rate(config: Config, problem: Problem) -> Callable[[int], float]:
     return lambda t: config.lr * config.schedule.factor(t, problem.steps_per_epoch)
 
 
-def steps_to_evaluate(config: Config, problem: Problem, total_steps: int) -> frozenset[int]:
-    """Step 0, every `eval_every_epochs`, and the last step."""
-    assert config.eval_every_epochs is not None
-    every = max(1.0, config.eval_every_epochs * problem.steps_per_epoch)
-    regular = (round(i * every) for i in range(1, int(total_steps / every) + 1))
-    return frozenset({0, total_steps, *(step for step in regular if 1 <= step <= total_steps)})
+def evaluates_at(t: int, r: Run) -> bool:
+    """Whether to evaluate after t steps: at step 0, after every `eval_every_epochs`, and after the last step."""
+    number = t / r.eval_every_steps  # evaluation i is after round(i * eval_every_steps) steps
+    regular = any(round(i * r.eval_every_steps) == t for i in (math.floor(number), math.ceil(number)))
+    return t in (0, r.total_steps) or regular
 
 
 def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -> tuple[Status, int]:
@@ -116,7 +116,7 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
     s, began = r.state, time.perf_counter()
     alone = not r.world.distributed
     for t in range(r.start, r.total_steps + 1):
-        evaluated = t in r.evaluate_at and (t > r.start or t == 0)
+        evaluated = evaluates_at(t, r) and (t > r.start or t == 0)
         if evaluated:
             synchronize(r.world)
             r.wall_s += time.perf_counter() - began

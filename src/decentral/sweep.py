@@ -15,6 +15,7 @@ from decentral.cli import (
     conf_directory,
     folders_of,
     is_leader,
+    say,
 )
 from decentral.complaints import checked
 from decentral.config import Config
@@ -27,6 +28,10 @@ def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
     All are composed before the first one starts, so that files that are edited meanwhile do not change later runs.
     """
     jobs = _combinations(checked(overrides, folders_of(config_dir), several=True))
+    if not jobs:
+        raise ConfigError(f"-m {' '.join(overrides)} has no combination: a list of values is empty.")
+    if len(jobs) > 1 and any(override.startswith("run_dir=") for override in overrides):
+        raise ConfigError("run_dir= is one directory, but -m starts several runs: use results_dir= instead.")
     if len(jobs) == 1:
         return carry_out(compose(jobs[0], config_dir))
     accepted: list[tuple[str, Config]] = []
@@ -36,16 +41,34 @@ def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
             accepted.append((" ".join(job), compose(job, config_dir)))
         except ConfigError as error:
             statuses.append(_refused(" ".join(job), error))
+    ended: list[tuple[str, Config]] = []
     for number, (name, config) in enumerate(accepted, start=1):
         if is_leader():
-            print(f"Run {number} of {len(accepted)}: {name}", flush=True)
+            say(f"Run {number} of {len(accepted)}: {name}")
         try:
             statuses.append(carry_out(config))
+            ended.append((name, config))
         except ConfigError as error:
             statuses.append(_refused(name, error))
         if statuses[-1] == INTERRUPTED:
-            return INTERRUPTED
+            break
+    if is_leader() and len(ended) > 1:
+        say(f"\n{closing_table(ended)}")
     return worst(statuses)
+
+
+def closing_table(ended: Sequence[tuple[str, Config]]) -> str:
+    """A line for each run: how it ended, its first metric for the worst worker, their mean and the averaged model."""
+    from decentral.config import run_directory
+    from decentral.report.summary import aligned, overview
+
+    varying = [set(words) for words in zip(*(name.split(" ") for name, _ in ended), strict=True)]
+    shown = [place for place, words in enumerate(varying) if len(words) > 1]
+    rows = [["run", "status", "metric", "worst", "mean", "averaged model", "results"]]
+    for name, config in ended:
+        words = name.split(" ")
+        rows.append([" ".join(words[place] for place in shown), *overview(run_directory(config))])
+    return aligned(rows)
 
 
 def _refused(run: str, error: ConfigError) -> int:

@@ -40,6 +40,9 @@ class Trace:
     def save(self, directory: Path, step: int) -> None:
         """Write trace.npz, atomically, up to `step`."""
         temporary = directory / ".trace.npz.tmp"
-        with open(temporary, "wb") as file:
-            np.savez_compressed(file, iterates=self.so_far(step).numpy())
-        os.replace(temporary, directory / "trace.npz")
+        try:
+            with open(temporary, "wb") as file:
+                np.savez_compressed(file, iterates=self.so_far(step).numpy())
+            os.replace(temporary, directory / "trace.npz")
+        finally:
+            temporary.unlink(missing_ok=True)

@@ -43,6 +43,9 @@ class Algorithm(ABC):
     survives_loss: ClassVar[bool] = True
     """Whether there is a rule for lost messages (`network.drop_probability`). A collective all-reduce has none."""
 
+    needs_samples: ClassVar[bool] = False
+    """Whether this is no optimizer, but averages samples x - gradient(x)."""
+
     uses_topology: ClassVar[bool] = True
     """Whether the topology makes a difference; if not, it is no part of the run's identity."""
 

@@ -31,6 +31,7 @@ class RelayMean(Algorithm):
 
     name: str = "relay_mean"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
+    needs_samples: ClassVar[bool] = True
 
     class State(NamedTuple):
         """Estimates, the last messages with their counts, and the running sums."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class Fill(Enum):
     """What stands in for models that have not arrived."""
 
+    auto = "auto"
     initial = "initial"
     previous = "previous"
     own = "own"
@@ -44,7 +45,8 @@ class RelaySGD(Algorithm):
                   the paper's formula (its code's default is tau_ij - 1, as here).
     fill          what stands in for the n - n_i models not there: `initial` x^0 (the code's default), `previous` x_i^t
                   (the paper's equation (1), used for Table 5), `own` y_i (the README's version), `count` divides by n_i
-                  instead (the thesis). After the tree's diameter they agree, unless messages are lost.
+                  instead (the thesis). After the tree's diameter they agree, unless messages are lost. `auto` is
+                  `initial`, but `previous` where messages can be lost, since x^0 would pull the models back for ever.
     correct_lr    multiply the learning rate by 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), appendix D.1 in
                   closed form: what a change of one worker adds up to then is what it would be with all-reduce.
     initial_count 1 with fill=count is the thesis' code: counts start at 1 though no message is there yet, which shrinks
@@ -56,7 +58,7 @@ class RelaySGD(Algorithm):
     """
 
     name: str = "relaysgd"
-    fill: Fill = Fill.initial
+    fill: Fill = Fill.auto
     overlap: bool = False
     correct_lr: bool = False
     initial_count: int = 0
@@ -106,6 +108,7 @@ class RelaySGD(Algorithm):
             return net.weigh(net.collect(m, s.x.copy_(y)), 1 / n_i)
         if not missing.any():
             return net.collect(m, s.x.copy_(y)).div_(net.n)
-        fill = {Fill.initial: s.x0, Fill.previous: s.x, Fill.own: y}[self.fill]
+        usual = s.x0 if net.reliable else s.x
+        fill = {Fill.auto: usual, Fill.initial: s.x0, Fill.previous: s.x, Fill.own: y}[self.fill]
         x = net.weigh(s.x.copy_(fill), missing).add_(y)
         return net.collect(m, x).div_(net.n)

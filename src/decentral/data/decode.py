@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decentral.errors import ConfigError
+from decentral.orphans import die_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +31,10 @@ def open_picture(file: Path) -> Image:
 
     try:
         with PIL.Image.open(file) as image:
+            if image.mode.startswith("I;16"):  # converting would clip the 16 bits, not scale them
+                return image.point(lambda value: value / 256).convert("L").convert("RGB")
+            if image.mode in ("I", "F"):
+                raise ValueError(f"pictures of mode {image.mode} have no defined range")
             return image.convert("RGB")
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error ... for broken files
         raise ConfigError(
@@ -70,7 +75,8 @@ def decode(root: Path, files: list[str], array_file: Path, image_size: int, num_
                 _decode_chunk(*task)
                 advance()
             return
-        with ProcessPoolExecutor(num_processes, mp_context=get_context("forkserver")) as pool:
+        context = get_context("forkserver")
+        with ProcessPoolExecutor(num_processes, mp_context=context, initializer=die_with_parent) as pool:
             try:
                 for done in as_completed([pool.submit(_decode_chunk, *task) for task in tasks]):
                     done.result()

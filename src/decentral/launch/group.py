@@ -53,7 +53,7 @@ def joined(
     )
     try:
         world = World(rank, size, device, distributed=True)
-        if world.agree(int(run, 16)) != int(run, 16):
+        if world.any(world.agree(int(run, 16)) != int(run, 16))[0]:
             raise ConfigError(
                 "the processes of this run were given different configurations: start all with the same command."
             )

@@ -43,20 +43,29 @@ def supervise(config: Config, directory: Path, processes: int) -> Status:
     """Run in `processes` new processes; returns how the run ended.
 
     Raises WorkerDied when a process died or failed (the others are stopped, the status says so), ConfigError when one
-    refused the configuration, KeyboardInterrupt after Ctrl-C or SIGTERM.
+    refused the configuration, KeyboardInterrupt after Ctrl-C or SIGTERM
+    before there was anything to record.
     """
     context = multiprocessing.get_context("forkserver")
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
     restore = signal.signal(signal.SIGTERM, _as_keyboard_interrupt)
     workers: list[_Worker] = []
     try:
-        for rank in range(processes):
-            workers.append(_start(context, config, directory, rank, processes))
+        ctrl_c = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for this process to act on
+        try:
+            for rank in range(processes):
+                workers.append(_start(context, config, directory, rank, processes))
+        finally:
+            signal.signal(signal.SIGINT, ctrl_c)
         return _watch(workers)
     except KeyboardInterrupt as error:
         _stop(workers, _CHECKPOINT_GRACE_S)
-        _record(config, directory, error)
-        raise
+        facts = RunStore.peek(directory)
+        if facts is None:
+            raise
+        if facts.get("status") == Status.running:  # the leader could not say it
+            _record(config, directory, error)
+        return Status.interrupted
     except BaseException as error:
         _stop(workers, _GRACE_S)
         if not isinstance(error, ConfigError) or RunStore.peek(directory) is not None:
@@ -109,10 +118,32 @@ def _watch(workers: list[_Worker]) -> Status:
                 raise ConfigError(content)
             else:
                 _raise_if_killed(workers)
-                raise WorkerDied(f"{worker.process.name} failed: {content}")
+                raise _root_cause(worker, content, open_pipes)
     for worker in workers:
         worker.process.join(_GRACE_S)
     return statuses[0]
+
+
+def _root_cause(first: _Worker, content: str, open_pipes: dict[Any, _Worker]) -> WorkerDied:
+    """The failure to report: where one process fails, the others lose their connection, and may say so before it
+    does."""
+    reports = [(first, content)]
+    deadline = time.monotonic() + 1.0
+    while (left := deadline - time.monotonic()) > 0 and (ready := wait(list(open_pipes), left)):
+        for pipe in ready:
+            worker = open_pipes.pop(pipe)
+            try:
+                kind, said = worker.pipe.recv()
+            except (EOFError, OSError):
+                continue
+            if kind == "failed":
+                reports.append((worker, said))
+            elif kind == "refused":
+                raise ConfigError(said)
+    victims = ("Connection", "connection", "gloo", "NCCL", "Timed out")
+    reports.sort(key=lambda report: any(word in report[1] for word in victims))
+    worker, said = reports[0]
+    return WorkerDied(f"{worker.process.name} failed: {said}")
 
 
 def _raise_if_killed(workers: list[_Worker]) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
-import threading
 import traceback
 from datetime import timedelta
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import torch.distributed as dist
@@ -17,6 +15,7 @@ import torch.distributed as dist
 from decentral.config import load, run_id
 from decentral.errors import ConfigError
 from decentral.launch.group import joined
+from decentral.orphans import die_with_parent
 from decentral.run import run
 
 
@@ -24,7 +23,7 @@ def work(config_text: str, directory: str, rank: int, size: int, pipe: Connectio
     """Join the group, run, and report through the pipe: ("port", p), then ("status" | "refused" | "failed", text)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with_parent()
+    die_with_parent()
     config = load(config_text)
     try:
         timeout = timedelta(seconds=config.network.timeout_s)
@@ -39,18 +38,7 @@ def work(config_text: str, directory: str, rank: int, size: int, pipe: Connectio
     except ConfigError as error:
         pipe.send(("refused", str(error)))
     except BaseException as error:
-        print(traceback.format_exc(), file=sys.stderr, flush=True)
+        if os.environ.get("DECENTRAL_TRACEBACK"):
+            print(traceback.format_exc(), file=sys.stderr, flush=True)
         pipe.send(("failed", f"{type(error).__name__}: {error}"))
         os._exit(1)
-
-
-def _die_with_parent() -> None:
-    """End this process the moment the launching one is gone, even by SIGKILL."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="watch parent").start()

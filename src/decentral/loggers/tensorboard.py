@@ -23,7 +23,7 @@ class TensorBoard(Logger):
 
     def check(self) -> None:
         """Raise ConfigError if tensorboard is not installed."""
-        require("tensorboard", self.name, "pip install 'decentral[tensorboard]'")
+        require("tensorboard", self.name, "pip install tensorboard")
 
     def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
         """Write event files into `directory/tensorboard`."""

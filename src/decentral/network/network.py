@@ -33,6 +33,7 @@ class Network(ABC):
         self.workers = workers  # the local ones
         self.schedule = schedule
         self.rounds = Rounds(schedule, losses)
+        self.reliable = losses.probability == 0
         self.bytes_sent = 0
         self.messages_sent = 0
         self._ones = torch.ones(self.n, schedule.num_pieces, dtype=torch.float64)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,13 +35,30 @@ def _table(curves: Curves) -> str:
         cells = [show(metric, lines[worker].last) if worker in lines else _MISSING for worker in _columns()]
         best = _best(curves, split, metric)
         rows.append([f"{split} {metric.replace('_', ' ')}", *cells, _MISSING if best is None else show(metric, best)])
+    return aligned(rows)
+
+
+def overview(run_dir: Path) -> list[str]:
+    """Status, first metric, its final value for the worst worker, their mean and the averaged model, and the
+    directory."""
+    curves = read_curves(run_dir)
+    status = str((RunStore.peek(run_dir) or {}).get("status", "unknown"))
+    if not curves.series:
+        return [status, *[_MISSING] * 4, str(run_dir)]
+    (split, metric), lines = next(iter(curves.series.items()))
+    cells = [show(metric, lines[worker].last) if worker in lines else _MISSING for worker in _columns()]
+    return [status, f"{split} {metric.replace('_', ' ')}", *cells, str(run_dir)]
+
+
+def aligned(rows: list[list[str]]) -> str:
+    """A table as plain text: a header, a rule, and rows; the first column to the left, the others to the right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines_of_text = []
+    lines = []
     for row in rows:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines_of_text.append("  ".join(cells))
-    lines_of_text.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines_of_text)
+        lines.append("  ".join(cells))
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
 
 
 def _columns() -> tuple[Worker, ...]:
@@ -62,7 +82,7 @@ def _costs(curves: Curves) -> list[str]:
     last = max(curves.rows, key=lambda row: row["step"])
     time = _duration(max(row["wall_s"] for row in curves.rows))
     return [
-        f"Steps:    {last['step']} ({last['epoch']:g} epochs) in {time}",
+        f"Steps:    {last['step']} ({last['epoch']:.4g} epochs) in {time}",
         f"Sent:     {_bytes(last['bytes_sent'] / max(1, len(workers)))} by a worker, on average",
     ]
 
@@ -82,13 +102,21 @@ def _next(run_dir: Path, facts: dict[str, Any]) -> str:
         arguments = []
     if facts.get("status") in ("done", "diverged"):
         seed = read_config(run_dir).get("seed")
-        kept = [word for word in arguments if not word.startswith(("seed=", "run_dir="))]
+        kept = [word for word in arguments if not word.startswith(("seed=", "run_dir=", "progress="))]
+        if facts.get("status") == "diverged":
+            lr = read_config(run_dir).get("lr", 0.1)
+            kept = [word for word in kept if not word.startswith("lr=")]
+            return f"Next:     {_command([*kept, f'lr={lr / 4:g}'])}  (a smaller learning rate)"
         return f"Next:     {_command([*kept, f'seed={seed + 1 if isinstance(seed, int) else 1}'])}  (another seed)"
     return f"Next:     {_command(arguments)}  (goes on from the newest checkpoint)"
 
 
 def _command(arguments: list[str]) -> str:
-    return shlex.join(["decentral-run", *arguments])
+    beside = Path(sys.executable).with_name("decentral-run")
+    name = "decentral-run" if shutil.which("decentral-run") or not beside.exists() else str(beside)
+    if name.startswith(f"{os.getcwd()}/"):
+        name = os.path.relpath(name)
+    return shlex.join([name, *arguments])
 
 
 def _duration(seconds: float) -> str:

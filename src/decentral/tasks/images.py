@@ -34,6 +34,7 @@ class Images(Task):
     statistics_pictures: int = 512
     uses: ClassVar[tuple[str, ...]] = ("data", "partition", "model")
     eval_every_epochs: ClassVar[float] = 4.0
+    has_samples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for key in ("test_batch_size", "statistics_pictures"):

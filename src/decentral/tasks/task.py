@@ -39,9 +39,12 @@ class Task(ABC):
     eval_every_epochs: ClassVar[float] = 1.0
     """How often to evaluate unless told otherwise."""
 
+    has_samples: ClassVar[bool] = True
+    """Whether x - gradient(x) is a sample in the space of the models (relay_mean averages those)."""
+
     def resolve_num_workers(self, config: Config) -> int:
-        """The number of workers, if the configuration leaves it to the task."""
-        return config.num_workers or DEFAULT_NUM_WORKERS
+        """The number of workers: the user's, or else what the topology is made for, or else 16."""
+        return config.num_workers or config.topology.implied_num_workers() or DEFAULT_NUM_WORKERS
 
     def check(self, config: Config) -> None:
         """Refuse, quickly and without torch, what cannot work. Raises ConfigError."""

@@ -28,6 +28,11 @@ class File(GraphTopology):
     path: str | None = field(default=None, metadata={"content": True})
     directed: bool = False
 
+    def implied_num_workers(self) -> int:
+        """One more than the largest number in the file."""
+        edges = self._edges()
+        return int(max(edges.source.max(), edges.target.max())) + 1
+
     def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
         """The graph of the file; ConfigError if it cannot be read or is none on n workers."""
         edges = self._read(num_workers)
@@ -50,14 +55,24 @@ class File(GraphTopology):
             W[edges.source, edges.target] = edges.weight
         rest = np.setdiff1d(np.arange(len(A)), edges.source[edges.source == edges.target])
         W[rest, rest] = 1.0 - W[rest].sum(axis=1)
+        over = rest[W[rest, rest] < -1e-12]
+        if len(over):
+            raise ConfigError(
+                f"topology.path={self.path}: the weights of what worker {over[0]} takes from others sum to "
+                f"{1 - W[over[0], over[0]]:g}, more than 1: make them smaller, or give its own weight as a loop "
+                f"{over[0]},{over[0]},weight."
+            )
         return W
 
     def _read(self, num_workers: int) -> EdgeList:
+        edges = self._edges()
+        edges.check(num_workers, self.directed)
+        return edges
+
+    def _edges(self) -> EdgeList:
         if self.path is None:
             raise ConfigError("topology=file needs topology.path=FILE, a .csv or .npz file with the edges.")
         path = Path(self.path).expanduser()
         if not path.is_file():
             raise ConfigError(f"topology.path={self.path} is not a file (looked for {path.absolute()}).")
-        edges = read_npz(path) if path.suffix == ".npz" else read_csv(path)
-        edges.check(num_workers, self.directed)
-        return edges
+        return read_npz(path) if path.suffix == ".npz" else read_csv(path)

@@ -23,6 +23,10 @@ class Social(GraphTopology):
 
     name: str = "social"
 
+    def implied_num_workers(self) -> int:
+        """32."""
+        return _NUM_WORKERS
+
     def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
         """The 89 edges of the network; ConfigError unless n = 32."""
         if num_workers != _NUM_WORKERS:

@@ -18,6 +18,10 @@ class Topology(ABC):
 
     name: str
 
+    def implied_num_workers(self) -> int | None:
+        """How many workers this topology is made for, if it says so itself (a graph from a file)."""
+        return None
+
     @abstractmethod
     def schedule(self, num_workers: int) -> Schedule:
         """The schedule for `num_workers` workers; ConfigError if this topology does not exist for so many."""
