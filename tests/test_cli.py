@@ -144,7 +144,7 @@ def test_help_of_a_choice_shows_its_formula_and_settings(capsys: pytest.CaptureF
     assert "x_i^{t+1} =" in out
     assert "arXiv:2110.04175" in out
     assert "algo.fill=auto" in out
-    assert "one of initial, previous, own, count" in out
+    assert "one of auto, initial, previous, own, count" in out
 
 
 def test_help_shows_the_values_that_a_choice_sets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -130,7 +130,10 @@ def test_the_best_worker_is_at_the_other_end_from_the_worst(tmp_path: Path) -> N
     assert re.search(r"test loss +3 +- +- +1$", text, re.MULTILINE)
 
 
-def test_the_summary_says_what_it_cost_and_where_the_results_are(tmp_path: Path) -> None:
+def test_the_summary_says_what_it_cost_and_where_the_results_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")  # on the path, so it goes by its name
     run = make_run(tmp_path / "run", image_rows)
     assert "Curves:" not in summary(run)
     save_learning_curves(run)
