@@ -6,6 +6,7 @@ imports it, once, and the workers are forked from that (forkserver), while this 
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -186,8 +187,8 @@ def _stop(workers: list[_Worker], grace_s: float) -> None:
 def _record(config: Config, directory: Path, error: BaseException) -> None:
     """Set the status of a run whose leader cannot do it any more."""
     status = Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed
-    try:
-        with RunStore.open(directory, run_id(config), dump(config)) as store:
-            store.set_status(status, reason=str(error) or "interrupted")
-    except (ConfigError, OSError):
-        pass  # the directory is not ours, or gone: there is nothing to record
+    with (
+        contextlib.suppress(ConfigError, OSError),  # the directory is not ours, or gone: there is nothing to record
+        RunStore.open(directory, run_id(config), dump(config)) as store,
+    ):
+        store.set_status(status, reason=str(error) or "interrupted")

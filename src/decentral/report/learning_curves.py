@@ -23,6 +23,7 @@ _LINE_STYLES = ("-", "--", ":", "-.")
 _MARKERS_PER_LINE = 9
 _MAX_PANELS = 6
 _LOG_FROM_RATIO = 10.0
+_LARGEST_DRAWN = 1e30  # a run that diverges ends with numbers beside which nothing else could be seen
 
 
 def save_learning_curves(run_dir: Path) -> Path:
@@ -93,9 +94,9 @@ def _spans_decades(values: list[float]) -> bool:
 def _line(
     panel: Axes, series: Series, colour: str, style: str, label: str | None, skip_start: bool = False, **look
 ) -> list[float]:
-    """Draw a series; non-finite values leave a gap, and so does step 0 if asked. Returns what was drawn."""
+    """Draw a series; huge and non-finite values leave a gap, and so does step 0 if asked. Returns what was drawn."""
     x = series.steps if _in_steps(series) else series.epochs
-    y = [value if math.isfinite(value) else math.nan for value in series.values]
+    y = [value if abs(value) < _LARGEST_DRAWN else math.nan for value in series.values]
     if skip_start:
         y = [math.nan if step == 0 else value for step, value in zip(series.steps, y, strict=True)]
     panel.plot(x, y, color=colour, linestyle=style, label=label, **look)
