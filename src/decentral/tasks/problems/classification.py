@@ -45,7 +45,7 @@ class Classification(Problem):
             torch.default_generator.manual_seed(address(config.seed, "initial model"))
             template = config.model.build(info.image_shape, self.data.num_classes)
         self.models = WorkerModels(template, len(workers), device)
-        self.average = WorkerModels(template, 1, device, gradients=False)
+        self.average = WorkerModels(template, 1, device)
         self.dropout = has_dropout(template)
         self._x0 = flat(template).to(device)
         self._buffers = self.models.buffers()
@@ -65,7 +65,7 @@ class Classification(Problem):
         """Cross-entropies [k] and their gradients [k, P]: one forward and backward pass per worker."""
         images, labels = self.next_batch(index)
         self.models.bind(x)
-        self.models.g.zero_()
+        g = self.models.zeroed_gradients()
         losses = []
         with torch.enable_grad():
             for i, module in enumerate(self.models.modules):
@@ -74,7 +74,7 @@ class Classification(Problem):
                 loss = F.cross_entropy(module(images[i]), labels[i])
                 loss.backward()
                 losses.append(loss.detach())
-        return torch.stack(losses), self.models.g
+        return torch.stack(losses), g
 
     def evaluate_workers(self, x: Tensor) -> Tensor:
         """Accuracy and cross-entropy on the whole test set, of every local worker's own model: [k, 2]."""

@@ -15,18 +15,15 @@ class WorkerModels:
     packed.
 
     Buffers (batch-norm statistics) are each copy's own. The order of the coordinates is that of `module.parameters()`.
-    Without `gradients` there is no g, and the copies are only good for evaluation.
+    `g` takes memory from the first `zeroed_gradients` on: copies that are only evaluated have none.
     """
 
-    def __init__(self, template: nn.Module, num_workers: int, device: torch.device, gradients: bool = True) -> None:
+    def __init__(self, template: nn.Module, num_workers: int, device: torch.device) -> None:
         self.shapes = [p.shape for p in template.parameters()]
         self.num_parameters = sum(shape.numel() for shape in self.shapes)
         self.modules = [_copy(template, device) for _ in range(num_workers)]
         self.leaves = [list(module.parameters()) for module in self.modules]
-        self.g = torch.zeros(num_workers if gradients else 0, self.num_parameters, device=device)
-        for leaves, row in zip(self.leaves, self.g, strict=False):
-            for leaf, view in zip(leaves, self.views(row), strict=True):
-                leaf.grad = view
+        self.g = torch.empty(0, self.num_parameters, device=device)
         self._bound: tuple[int, tuple[int, ...]] | None = None
         self._views: dict[tuple[int, tuple[int, ...]], list[list[Tensor]]] = {}
 
@@ -51,6 +48,16 @@ class WorkerModels:
             for leaf, view in zip(leaves, views, strict=True):
                 leaf.data = view
         self._bound = key
+
+    def zeroed_gradients(self) -> Tensor:
+        """The rows g [k, P] in which backward passes add up the gradients, set to zero."""
+        if len(self.g):
+            return self.g.zero_()
+        self.g = torch.zeros(len(self.modules), self.num_parameters, device=self.g.device)
+        for leaves, row in zip(self.leaves, self.g, strict=True):
+            for leaf, view in zip(leaves, self.views(row), strict=True):
+                leaf.grad = view
+        return self.g
 
     def release(self) -> None:
         """Forget the rows: they may be freed."""
