@@ -14,9 +14,7 @@ Symbols, the same in every file (where a paper uses another letter, the docstrin
 Two rules make this fast without making it unreadable:
 
 * **Donation.** `step` owns the state it is given, and the gradient that the oracle returns: it may overwrite them, and
-so may
-  a verb of the network with the rows it is given. Always go on with what a call returns.
+  so may a verb of the network with the rows it is given. Always go on with what a call returns.
 * **What everyone can compute is not sent.** Counters and push-sum weights follow from the topology and the seeded
-losses, so
-  every process computes those of all n workers (`Shared` state, `net.*_known`).
+  losses, so every process computes those of all n workers (`Shared` state, `net.*_known`).
 """

@@ -24,8 +24,7 @@ class D2(Algorithm):
 
     which is x^{t+1} = W (2 x^t - x^{t-1} + u^t - u^{t-1}), and stays right with momentum and a learning rate that
     varies (RelaySum paper, Algorithm 2; Tang et al., ICML 2018). W is symmetric and static with smallest eigenvalue
-    above
-    -1/3; the Metropolis-Hastings ring with even n sits exactly there, and is what the paper uses. Lost messages:
+    above -1/3; the Metropolis-Hastings ring with even n sits exactly there, and is what the paper uses. Lost messages:
     weights are rescaled, after which D2 is known to drift (RelaySum paper, Table 5).
     """
 

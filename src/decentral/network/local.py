@@ -11,7 +11,7 @@ from decentral.topology.schedule import Schedule
 
 
 class LocalNetwork(Network):
-    """The simulator: k = n. Every verb works in place, with one block of columns as scratch memory."""
+    """The simulator: k = n. On long rows every verb works in place, with one block of columns as scratch memory."""
 
     def __init__(self, schedule: Schedule, losses: Losses) -> None:
         super().__init__(schedule, range(schedule.num_workers), losses)

@@ -93,8 +93,7 @@ class Network(ABC):
         """Zero messages on all local links for rows like x [k, P]: [E, ceil(P / d)]."""
         return x.new_zeros(len(self.local_links), max(self.piece_widths(x.shape[-1])))
 
-    # -- small numbers that every process computes for all workers, so that they are never sent
-    # --------------------------
+    # -- small numbers that every process computes for all workers, so that they are never sent ------------------------
 
     def known_ones(self) -> Tensor:
         """Ones [n, d], float64 on the CPU: the push-sum weights at the start."""

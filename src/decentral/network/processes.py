@@ -38,7 +38,7 @@ class ProcessNetwork(Network):
     In every verb, all receives are posted first, then all sends, then everything is waited for: one message for each
     row that another process needs (mix) or for each link that is cut (relay). `wire_bytes` and `wire_messages` count
     what this process really sends; with one worker per process their sum is `bytes_sent` and `messages_sent`
-    (all-reduce apart).
+    (all-reduce apart, and where no message is lost: a lost one is counted, but mixing does not send it).
     """
 
     def __init__(self, schedule: Schedule, losses: Losses, device: torch.device) -> None:

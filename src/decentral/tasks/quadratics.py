@@ -24,18 +24,17 @@ if TYPE_CHECKING:
 class Quadratics(Task):
     """Heterogeneous least squares with a known optimum, random (RelaySum paper, B.4) or from a file; float64.
 
-        f(x) = 1/n sum_i ||A_i x - b_i||^2,    gradient A_i^T (A_i x - b_i),  half of the true one, as the authors use
-                                               it
+        f(x) = 1/n sum_i ||A_i x - b_i||^2
+        g_i(x) = A_i^T (A_i x - b_i)                         half of the gradient, as the authors use it
 
     problem            .npz with `A [n, d, d]`, `b [n, d]` and optionally `x0 [d]` (else zeros); the keys of the
                        generator are then not used, but for the noise
     dimension          d
-    singular_min       smallest singular value mu of the A_i (null: no rescaling but by the largest), singular_max:
-                       largest, L
+    singular_min       mu, the smallest singular value of the A_i (null: no rescaling but by the largest)
+    singular_max       L, the largest
     zeta2              heterogeneity 1/n sum_i ||grad f_i(x*)||^2
     initial_distance   ||x^0 - x*||
-    noise              sigma: the gradient noise is normal with variance noise^2 / d per coordinate, seeded by the run's
-                       seed
+    noise              sigma: the gradient noise is normal with variance noise^2 / d per coordinate, from the run's seed
     problem_seed       draws the problem (null: the run's seed)
     """
 
