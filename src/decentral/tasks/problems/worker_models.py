@@ -13,7 +13,8 @@ from decentral.randomness import address
 class WorkerModels:
     """k copies of a module whose parameters alias the rows of x [k, P], and their gradients those of g [k, P].
 
-    Nothing is packed. Buffers (batch-norm statistics) are each copy's own. The order of the coordinates is that of `module.parameters()`.
+    Nothing is packed. Buffers (batch-norm statistics) are each copy's own. The order of the coordinates is that of
+    `module.parameters()`.
     `g` takes memory from the first `zeroed_gradients` on: copies that are only evaluated have none.
     """
 
