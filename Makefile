@@ -5,11 +5,43 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 help:  ## show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
 	@echo "  Everything else is one command: $(BIN)/decentral-run --help"
 
 run: $(VENV)/.installed  ## RelaySGD on double binary trees, 16 workers, digits split with alpha = 0.01 (under a minute)
 	$(BIN)/decentral-run algo=relaysgd topology=dbt alpha=0.01
+
+SCALE ?= small
+ARGS ?=
+
+studies: $(VENV)/.installed  ## list the studies
+	$(BIN)/decentral-study
+
+study: $(VENV)/.installed  ## one study: make study STUDY=relaysum_table1 [SCALE=smoke|small|paper] [ARGS='key=value ...']
+	@test -n "$(STUDY)" || { echo "make study needs a name, for example STUDY=relaysum_table1:"; $(BIN)/decentral-study; exit 2; }
+	$(BIN)/decentral-study $(STUDY) scale=$(SCALE) $(ARGS)
+
+sweep-thesis-lr: $(VENV)/.installed  ## thesis, Tables A.1 to A.3: five learning rates x three alphas x five methods
+	$(BIN)/decentral-study 'thesis_tableA_*' scale=$(SCALE) $(ARGS)
+
+sweep-thesis-topologies: $(VENV)/.installed  ## thesis, Figures 5.1 to 5.3: the best rates, trained to the end
+	$(BIN)/decentral-study 'thesis_fig5_*' scale=$(SCALE) $(ARGS)
+
+sweep-relaysum-alpha: $(VENV)/.installed  ## RelaySum, Tables 1, 10, 11 and 14: methods x levels of heterogeneity
+	$(BIN)/decentral-study relaysum_table1 relaysum_table10 relaysum_table11 relaysum_table14 scale=$(SCALE) $(ARGS)
+
+sweep-relaysum-workers: $(VENV)/.installed  ## RelaySum, Tables 12 and 13: 16, 32 and 64 workers
+	$(BIN)/decentral-study relaysum_table12 relaysum_table13 scale=$(SCALE) $(ARGS)
+
+throughput: $(VENV)/.installed  ## thesis, Table 5.1: pictures per second, beside all-reduce in the same run
+	$(BIN)/decentral-study thesis_table5_1 scale=$(SCALE) $(ARGS)
+
+reproduce-relaysum-exact: $(VENV)/.installed  ## RelaySum, Figures 2, 3 and 5 to 10 in full: under half an hour on 2 cores
+	$(BIN)/decentral-study relaysum_fig2 relaysum_fig3 relaysum_fig5 relaysum_fig6 relaysum_fig7 relaysum_fig8 \
+		relaysum_fig9 relaysum_fig10 relaysum_mixing scale=paper $(ARGS)
+
+report: $(VENV)/.installed  ## tables, figures, verdicts and the scoreboard, again, from what is stored in results/
+	$(BIN)/decentral-report
 
 test: $(VENV)/.installed-dev  ## all tests
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
@@ -45,4 +77,5 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-.PHONY: help run test check format bench readme clean
+SWEEPS := sweep-thesis-lr sweep-thesis-topologies sweep-relaysum-alpha sweep-relaysum-workers
+.PHONY: help run studies study $(SWEEPS) throughput reproduce-relaysum-exact report test check format bench readme clean

@@ -1,4 +1,4 @@
-"""The command line: help, choices, experiments, sweeps, exit status."""
+"""The command line: help, choices, experiments, exit status."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from decentral import cli, sweep
+from decentral import cli
 from decentral.cli import compose, conf_directory, main
 from decentral.complaints import CHOICES, options
 from decentral.config import GROUPS, Config
-from decentral.store import find_runs
 
 QUICK = ("task=quadratics", "num_workers=4", "steps=3", "progress=false", "device=cpu", "processes=1")
 
@@ -195,7 +194,7 @@ def test_completion_prints_its_script(capsys: pytest.CaptureFixture[str]) -> Non
     assert "complete -o nospace" in out
 
 
-# runs and sweeps
+# runs
 
 
 def test_a_run_is_done_once_and_leaves_nothing_elsewhere(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -208,93 +207,6 @@ def test_a_run_is_done_once_and_leaves_nothing_elsewhere(capsys: pytest.CaptureF
     assert code == 0
     assert "done before" in out
     assert everything(tmp_path) == before
-
-
-def test_a_sweep_runs_every_combination_and_those_that_are_refused_stop_no_other(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    arguments = ["-m", "algo=relaysgd,dpsgd", "topology=ring,dbt", *QUICK]
-    code, out, err = command(capsys, *arguments)
-    assert code == cli.REFUSED
-    assert out.count("Run ") == 3
-    refusal, count = err.splitlines()
-    assert "algo=relaysgd topology=ring" in refusal
-    assert "of 4 runs, 1 refused and 0 failed" in count
-    assert len(find_runs(Path("results"))) == 3
-    assert set(os.listdir()) == {"results"}
-    assert set(os.listdir("results")) == {"runs"}
-
-    code, out, _ = command(capsys, *arguments)
-    assert out.count("done before") == 3
-
-
-@pytest.mark.parametrize(
-    "arguments", [["lr=0.1,0.2"], ["lr=choice(0.1,0.2)"], ["seed=range(2)"], ["algo=glob(*grad)", "seed=0,1"]]
-)
-def test_a_sweep_takes_lists_ranges_and_patterns(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[Config] = []
-
-    def start(config: Config) -> int:
-        started.append(config)
-        return 0
-
-    monkeypatch.setattr(sweep, "carry_out", start)
-    with pytest.raises(SystemExit) as exit:
-        main(["--multirun", *arguments, "task=quadratics"])
-    assert exit.value.code == 0
-    assert len(started) == 2
-
-
-def test_a_sweep_with_nothing_but_refusals_creates_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, err = command(capsys, "-m", "lr=-1,x")
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 3
-    assert everything(tmp_path) == set()
-
-
-def test_a_run_that_fails_does_not_stop_the_sweep(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    statuses = iter([cli.FAILED, 0])
-    monkeypatch.setattr(sweep, "carry_out", lambda config: next(statuses))
-    code, _, err = command(capsys, "-m", "seed=0,1", "task=quadratics")
-    assert code == cli.FAILED
-    assert "of 2 runs, 0 refused and 1 failed" in err
-
-
-@pytest.mark.parametrize("how", ["status", "exception"])
-def test_an_interrupt_stops_the_whole_sweep(
-    how: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[int] = []
-
-    def interrupted(config: Config) -> int:
-        started.append(config.seed)
-        if how == "exception":
-            raise KeyboardInterrupt
-        return cli.INTERRUPTED
-
-    monkeypatch.setattr(sweep, "carry_out", interrupted)
-    code, _, _ = command(capsys, "-m", "seed=0,1", "task=quadratics")
-    assert code == 130
-    assert started == [0]
-
-
-def test_files_that_are_edited_during_a_sweep_do_not_change_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "experiment" / "mine.yaml"
-    file.parent.mkdir()
-    file.write_text("# @package _global_\nlr: 0.5\n")
-    rates: list[float] = []
-
-    def edits(config: Config) -> int:
-        rates.append(config.lr)
-        file.write_text("# @package _global_\nlr: 0.7\n")
-        return 0
-
-    monkeypatch.setattr(sweep, "carry_out", edits)
-    with pytest.raises(SystemExit):
-        main(["-m", "--config-dir", str(tmp_path), "experiment=mine", "seed=0,1", "task=quadratics"])
-    assert rates == [0.5, 0.5]
 
 
 def test_hydras_own_launchers_can_be_asked_for_and_write_below_results(

@@ -47,6 +47,8 @@ def test_the_wheel_holds_every_file_of_conf(installed: Path) -> None:
     assert {f"decentral/conf/{name}" for name in ours} == {name for name in names if name.endswith(".yaml")}
     assert not any(name.startswith(("tests/", "conf/", "src/")) for name in names)
     assert any(name.endswith("entry_points.txt") for name in names)
+    published = (CHECKOUT / "src" / "decentral" / "published").glob("*.csv")
+    assert {f"decentral/published/{file.name}" for file in published} <= names
 
 
 def test_the_wheel_helps_and_refuses_from_any_folder(installed: Path, tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ store = RunStore.open(Path({str(path)!r}), "aaa", {CONFIG!r})
 def test_the_configuration_is_frozen_and_names_the_run(store: RunStore) -> None:
     assert (store.path / "config.yaml").read_text() == "# run aaa\nalpha: 0.1\n"
     assert RunStore.peek(store.path) | {"updated": ""} == {
-        "status": "running", "run_id": "aaa", "step": 0, "epoch": 0, "updated": "", "pid": os.getpid(),
-        "host": os.uname().nodename,
+        "status": "running", "run_id": "aaa", "step": 0, "epoch": 0, "restarts": 0, "updated": "",
+        "pid": os.getpid(), "host": os.uname().nodename,
     }  # fmt: skip
 
 
@@ -150,8 +150,8 @@ def test_a_second_writer_is_refused_while_the_first_lives_and_accepted_after_kil
 
 def test_a_view_needs_no_lock_and_cannot_write_what_the_writer_writes(store: RunStore) -> None:
     view = RunStore.view(store.path)
-    view.save_checkpoint_part(1, "rank1", {"x": 1})
-    store.commit_checkpoint(1, ["rank1"], {})
+    written = view.save_checkpoint_part(1, "rank1", {"x": 1})
+    store.commit_checkpoint(1, {"rank1": written}, {})
     assert view.load_part(view.newest_checkpoint(), "rank1") == {"x": 1}
     for forbidden in (lambda: view.append([row(1)]), lambda: view.set_status(Status.done), view.remove_checkpoints):
         with pytest.raises(AssertionError, match="holds the lock"):
@@ -275,9 +275,9 @@ def test_a_disk_that_fills_in_the_middle_of_a_line_keeps_the_lines_before(store:
 
 
 def save(store: RunStore, step: int, parts: tuple[str, ...] = ("rank0", "rank1")) -> None:
-    for part in parts:
-        store.save_checkpoint_part(step, part, {"state": {"x": torch.full((3, 1000), float(step))}, "step": step})
-    store.commit_checkpoint(step, list(parts), {"step": step, "bytes_sent": 12.5})
+    content = {"state": {"x": torch.full((3, 1000), float(step))}, "step": step}
+    written = {part: store.save_checkpoint_part(step, part, content) for part in parts}
+    store.commit_checkpoint(step, written, {"step": step, "bytes_sent": 12.5})
 
 
 def newest_step(store: RunStore) -> int | None:
@@ -288,8 +288,8 @@ def newest_step(store: RunStore) -> int | None:
 def test_a_checkpoint_comes_back_as_it_was_saved(store: RunStore) -> None:
     rows = torch.randn(4, 5, dtype=torch.float64, requires_grad=True)
     saved = {"x": rows[1:3], "n": 3, "lr": 0.1, "name": "sgd", "off": None, "nested": {"l": [torch.tensor(True), 1]}}
-    store.save_checkpoint_part(7, "rank0", saved)
-    store.commit_checkpoint(7, ["rank0"], {"wall_s": 1.5})
+    written = store.save_checkpoint_part(7, "rank0", saved)
+    store.commit_checkpoint(7, {"rank0": written}, {"wall_s": 1.5})
     found = store.newest_checkpoint()
     assert (found.step, found.parts, found.meta, found.rejected) == (7, ("rank0",), {"wall_s": 1.5}, [])
     loaded = store.load_part(found, "rank0")
@@ -326,9 +326,9 @@ def test_without_its_manifest_a_checkpoint_does_not_exist(store: RunStore) -> No
 
 def test_a_part_that_is_missing_cannot_be_committed(store: RunStore) -> None:
     save(store, 1)
-    store.save_checkpoint_part(2, "rank0", {})
+    written = store.save_checkpoint_part(2, "rank0", {})
     with pytest.raises(FileNotFoundError, match="rank1"):
-        store.commit_checkpoint(2, ["rank0", "rank1"], {})
+        store.commit_checkpoint(2, {"rank0": written, "rank1": written}, {})
     assert newest_step(store) == 1
 
 
@@ -380,10 +380,10 @@ def test_a_damaged_checkpoint_does_not_count_among_the_two_that_are_kept(path: P
 
 
 def test_parts_of_a_later_step_that_another_process_is_writing_are_left_alone(store: RunStore) -> None:
-    RunStore.view(store.path).save_checkpoint_part(20, "rank1", {"x": 2})
+    theirs = RunStore.view(store.path).save_checkpoint_part(20, "rank1", {"x": 2})
     save(store, 10)
-    store.save_checkpoint_part(20, "rank0", {"x": 1})
-    store.commit_checkpoint(20, ["rank0", "rank1"], {})
+    ours = store.save_checkpoint_part(20, "rank0", {"x": 1})
+    store.commit_checkpoint(20, {"rank0": ours, "rank1": theirs}, {})
     assert newest_step(store) == 20
 
 
@@ -409,8 +409,8 @@ import torch
 step = 0
 while True:
     step += 1
-    store.save_checkpoint_part(step, "rank0", {"x": torch.full((300_000,), float(step))})
-    store.commit_checkpoint(step, ["rank0"], {})
+    written = store.save_checkpoint_part(step, "rank0", {"x": torch.full((300_000,), float(step))})
+    store.commit_checkpoint(step, {"rank0": written}, {})
     if step == 3:
         print("ready", flush=True)
 """

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out_command(arguments: list[str]) -> int:
+    _check_working_directory()
     options = Options().parse_intermixed_args(arguments)
     folders = folders_of(options.config_dir)
     if options.version:
@@ -65,6 +67,13 @@ def _carry_out_command(arguments: list[str]) -> int:
     return carry_out(compose(options.overrides, options.config_dir))
 
 
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder has been deleted: change to one that exists (cd).") from None
+
+
 def folders_of(config_dir: str | None) -> list[Path]:
     """Where choices are looked for: ours, then the user's. Raises ConfigError if that is no folder."""
     if config_dir is not None and not Path(config_dir).is_dir():
@@ -74,6 +83,7 @@ def folders_of(config_dir: str | None) -> list[Path]:
     return [conf_directory()] + ([Path(config_dir)] if config_dir else [])
 
 
+@cache
 def register_schema() -> None:
     """Make the dataclasses of all components known to Hydra, as `<group>/schema/<name>`."""
     from hydra.core.config_store import ConfigStore
@@ -91,21 +101,77 @@ def compose(overrides: Sequence[str], config_dir: str | None = None) -> Config:
     `config_dir` holds choices beside ours: `experiment/mine.yaml` in it is experiment=mine.
     Raises ConfigError, with one sentence, for anything that is wrong with it.
     """
-    from hydra import compose as hydra_compose
+    return compose_all([overrides], config_dir)[0]
+
+
+def compose_all(commands: Sequence[Sequence[str]], config_dir: str | None = None) -> list[Config]:
+    """The configurations of several lists of overrides; see `compose`."""
+    configs = []
+    for found in compose_each(commands, config_dir):
+        if isinstance(found, ConfigError):
+            raise found
+        configs.append(found)
+    return configs
+
+
+def compose_each(commands: Sequence[Sequence[str]], config_dir: str | None = None) -> list[Config | ConfigError]:
+    """The same, with what is wrong with a list in the place of its configuration.
+
+    Hydra takes a tenth of a second for each set of choices, so that sets which differ only in plain values share one.
+    """
     from hydra import initialize_config_dir
 
-    from decentral.complaints import checked
-
-    overrides = checked(overrides, folders_of(config_dir))
+    folders = folders_of(config_dir)
     register_schema()
+    composed: dict[tuple[str, ...], Any] = {}
+    configs: list[Config | ConfigError] = []
+    with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+        for given in commands:
+            try:
+                configs.append(_compose_one(given, folders, config_dir, composed))
+            except ConfigError as error:
+                configs.append(error)
+    return configs
+
+
+def _compose_one(
+    given: Sequence[str], folders: list[Path], config_dir: str | None, composed: dict[tuple[str, ...], Any]
+) -> Config:
+    """Choices that are in `composed` already are taken from there."""
+    from decentral.complaints import CHOICES, checked
+
+    overrides = checked(given, folders)
+    choices = tuple(o for o in overrides if o.partition("=")[0] in CHOICES)
     with _explained(overrides):
-        search = [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"] if config_dir else []
-        with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-            composed = hydra_compose("config", overrides=[*overrides, *search])
+        if choices not in composed:
+            composed[choices] = _compose_choices(choices, config_dir)
+        values = _with_values(composed[choices], [o for o in overrides if o not in choices])
         try:
-            return to_config(composed)
+            return to_config(values)
         except MemoryError:
-            raise ConfigError(f"num_workers={composed.num_workers} is too large for this machine: use fewer.") from None
+            raise ConfigError(f"num_workers={values.num_workers} is too large for this machine: use fewer.") from None
+
+
+def _compose_choices(choices: Sequence[str], config_dir: str | None) -> Any:
+    from hydra import compose as hydra_compose
+
+    search = [f"hydra.searchpath=['file://{Path(config_dir).resolve()}']"] if config_dir else []
+    return hydra_compose("config", overrides=[*choices, *search])
+
+
+def _with_values(composed: Any, overrides: Sequence[str]) -> Any:
+    """What Hydra does with plain `key=value` overrides, after the choices: they are set in order."""
+    from copy import deepcopy
+
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    values = deepcopy(composed)
+    parser = OverridesParser.create()
+    for override in overrides:
+        parsed = parser.parse_override(override)
+        OmegaConf.update(values, parsed.key_or_group, parsed.value(), merge=True)
+    return values
 
 
 @contextmanager
@@ -136,23 +202,22 @@ def to_config(composed: Any) -> Config:
 
 def carry_out(config: Config) -> int:
     """Run, and say where the results are; returns the exit status."""
+    from decentral.launch.failures import advice, classify, describe
     from decentral.launch.launch import launch
     from decentral.report.pictures import draw
     from decentral.report.summary import summary
     from decentral.store import Status
 
     try:
-        _check_directory(config)
+        check_directory(config)
         outcome = launch(config)
     except (ConfigError, KeyboardInterrupt):
         raise
     except BaseException as error:
         if os.environ.get("DECENTRAL_TRACEBACK"):
             raise
-        complain(
-            f"the run failed: {type(error).__name__}: {error} (set DECENTRAL_TRACEBACK=1 to see where). What it had "
-            f"computed is in {configuration.run_directory(config)}; the same command goes on from the last checkpoint."
-        )
+        what, directory = describe(error).rstrip("."), configuration.run_directory(config)
+        complain(f"the run failed: {what}. {advice(classify(error))}. What it had computed is in {directory}.")
         return FAILED
     if is_leader():
         if outcome.done_before:
@@ -180,7 +245,7 @@ def _by_other_code(directory: Path) -> str:
     return ""
 
 
-def _check_directory(config: Config) -> None:
+def check_directory(config: Config) -> None:
     """Refuse a run directory that cannot be used, before torch is imported; creates nothing."""
     from decentral.launch.launch import finished_status
     from decentral.store import RunStore
@@ -210,10 +275,10 @@ def say(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def complain(message: str) -> None:
+def complain(message: str, program: str = "decentral-run") -> None:
     """One line on stderr, from one process."""
     if is_leader():
-        print(f"decentral-run: {' '.join(message.split())}", file=sys.stderr)
+        print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
 
 
 def is_leader() -> bool:
@@ -228,7 +293,7 @@ def _through_hydra(options: argparse.Namespace, arguments: list[str], folders: l
     import hydra
 
     from decentral.complaints import checked
-    from decentral.sweep import worst
+    from decentral.sweep import exit_status
 
     overrides = options.overrides
     if not options.shell_completion:
@@ -257,7 +322,7 @@ def _through_hydra(options: argparse.Namespace, arguments: list[str], folders: l
         os.environ.pop("HYDRA_FULL_ERROR")
         if full_error is not None:
             os.environ["HYDRA_FULL_ERROR"] = full_error
-    return worst(statuses)
+    return exit_status(statuses)
 
 
 if __name__ == "__main__":

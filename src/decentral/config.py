@@ -32,6 +32,7 @@ GROUPS = {
     "optim": "optim",
     "schedule": "schedules",
     "logger": "loggers",
+    "launcher": "launchers",
 }
 """Group of the configuration -> package with its components."""
 
@@ -59,6 +60,7 @@ class Config:
     optim: Any = None
     schedule: Any = None
     logger: Any = None
+    launcher: Any = None
     network: NetworkSettings = field(default_factory=NetworkSettings)
     alpha: float = _key(0.1, "heterogeneity of the workers' data: Dirichlet concentration, smaller is more different")
     lr: float = _key(0.1, "learning rate gamma")
@@ -72,6 +74,7 @@ class Config:
     device: str = _key("auto", "auto, cpu, cuda, or cuda:1 ...")
     processes: str = _key("auto", "how many processes share the workers: 1 to num_workers, or auto")
     checkpoint_every_s: float = _key(60.0, "seconds between checkpoints (0: one after each evaluation)")
+    restarts: int = _key(3, "how often a run of several processes goes on by itself when one is killed or hangs")
     results_dir: str = _key("results", "where runs are kept, as runs/<id>")
     run_dir: str | None = _key(None, "the directory of this run, instead")
     progress: bool = _key(True, "show progress")
@@ -93,6 +96,8 @@ class Config:
             raise ConfigError(
                 f"checkpoint_every_s={self.checkpoint_every_s:g} has to be a number of seconds from 0 upwards."
             )
+        if self.restarts < 0:
+            raise ConfigError(f"restarts={self.restarts} makes no sense: it has to be at least 0.")
         if self.processes != "auto" and not (self.processes.isdigit() and int(self.processes) >= 1):
             raise ConfigError(
                 f"processes={self.processes} makes no sense: give a number from 1 to num_workers, or auto."
@@ -243,6 +248,7 @@ def load(text: str) -> Config:
 def from_dict(values: dict[str, Any]) -> Config:
     """A configuration from plain values, each group by its `name`; the types are those of the dataclasses."""
     values = dict(values)
+    values.setdefault("launcher", {"name": "local"})  # as in files that are older than launchers
     for group, package in GROUPS.items():
         choices = components(package)
         name = values[group]["name"]

@@ -1,8 +1,10 @@
-"""How far a run is: a live bar on a terminal, plain lines anywhere else."""
+"""How far a run is: a live bar on a terminal, plain lines anywhere else, or a word to the launcher of many runs."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -14,7 +16,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
+ADDRESS = "DECENTRAL_PROGRESS"
+"""Environment variable with 'socket:number': where a launcher wants to hear how far its job of that number is."""
+
 _LIVE_PERIOD_S = 0.2
+_REPORT_PERIOD_S = 0.5
 _PLAIN_PERIOD_S = 5.0
 _BAR_WIDTH = 100  # columns that the live bar and its numbers take beside the title
 
@@ -179,15 +185,44 @@ class _Live(Progress):
         self._bar.stop()
 
 
+class _Reported(Progress):
+    """Datagrams 'number fraction words' to the launcher; nothing on the terminal."""
+
+    _period_s = _REPORT_PERIOD_S
+
+    def __init__(self, total_steps: int, title: str, address: str) -> None:
+        super().__init__(total_steps, title)
+        self._address, _, self._number = address.rpartition(":")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.setblocking(False)
+        self._due = 0.0
+
+    def milestone(self, text: str) -> None:
+        """Say what was found, at the next chance."""
+        self._due = min(self._due, time.monotonic() + _LIVE_PERIOD_S)
+
+    def _show(self) -> None:
+        fraction = min(1.0, self._shown.step / max(1, self._total_steps))
+        message = f"{self._number} {fraction:.6f} {self._shown.words()}"
+        with contextlib.suppress(BlockingIOError):  # the launcher is busy: it hears the next one
+            self._socket.sendto(message.encode(), self._address)
+
+    def _finish(self) -> None:
+        self._show()
+        self._socket.close()
+
+
 @contextmanager
 def progress(total_steps: int, title: str, enabled: bool = True, stream: TextIO | None = None) -> Iterator[Progress]:
     """Show the progress of a run on `stream` (stdout): live on a terminal, as plain lines elsewhere.
 
-    `enabled=False` shows nothing at all.
+    `enabled=False` shows nothing at all. A launcher that asked for it, by `ADDRESS`, is told in any case.
     """
     stream = stream or sys.stdout
     shown: Progress
-    if not enabled or stream is None:
+    if os.environ.get(ADDRESS):
+        shown = _Reported(total_steps, title, os.environ[ADDRESS])
+    elif not enabled or stream is None:
         shown = Progress(total_steps, title)
     elif stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
         shown = _Live(total_steps, title, stream)

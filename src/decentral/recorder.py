@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 from decentral import config as configuration
 from decentral.config import Config
 from decentral.evaluation import Evaluation
+from decentral.launch.failures import record
 from decentral.loggers.logger import Guarded, Sink
 from decentral.progress import Progress, progress
 from decentral.provenance import collect
 from decentral.store import RunStore, Status
+from decentral.store.checkpoints import Written
 from decentral.world import World
 
 if TYPE_CHECKING:
@@ -60,7 +62,8 @@ class Recorder:
         for message in r.rejected:
             print(message, flush=True)
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
-        self.store.write_provenance(collect([str(self.world.device)], self.world.size))
+        facts = collect([str(self.world.device)], self.world.size)
+        self.store.write_provenance(facts | {"restarts": self.store.restarts})
         r.problem.save_tables(self.store.path)
         self.sink = Guarded(
             self.config.logger, configuration.run_id(self.config), configuration.as_dict(self.config), self.store.path
@@ -103,12 +106,12 @@ class Recorder:
         told += f"  train loss {texts['loss']}" if texts["loss"] else ""
         shown.milestone(f"step {t}/{r.total_steps}  epoch {epoch:.1f}  {metric.name.replace('_', ' ')}: {told}")
 
-    def commit(self, r: Run, t: int) -> None:
+    def commit(self, r: Run, t: int, written: list[Written]) -> None:
         """Make the parts that all processes have written a checkpoint."""
         self.last_checkpoint = time.monotonic()
         if not self.world.leader:
             return
-        parts = [f"process{rank}" for rank in range(self.world.size)]
+        parts = {f"process{rank}": part for rank, part in enumerate(written)}
         meta = {"wall_s": r.wall_s, "bytes_sent": r.net.bytes_sent, "messages_sent": r.net.messages_sent}
         self.store.commit_checkpoint(t, parts, meta)
         self.store.set_status(Status.running, step=t, epoch=t / r.problem.steps_per_epoch)
@@ -136,8 +139,7 @@ class Recorder:
         """Say in the status why the run broke off."""
         if not self.world.leader:
             return
-        status = Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed
         with contextlib.suppress(OSError):  # a full disk: the error itself is what the user must see
-            self.store.set_status(status, reason=f"{type(error).__name__}: {error}")
+            record(self.store, error)
         if self.sink is not None:
-            self.sink.close(status.value)
+            self.sink.close(Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decentral import faults
 from decentral.algorithms.algorithm import Algorithm
 from decentral.config import Config
 from decentral.evaluation import Evaluation, evaluate
@@ -25,11 +26,11 @@ from decentral.progress import Progress
 from decentral.recorder import Recorder
 from decentral.resume import from_parts, rows_into, to_part
 from decentral.store import RunStore, Status
+from decentral.store.checkpoints import Written
 from decentral.tasks.task import Problem
 from decentral.trace import Trace
+from decentral.wishes import Wishes
 from decentral.world import World
-
-_STEPS_BETWEEN_WISHES = 20  # how often several processes ask each other whether to checkpoint or to stop
 
 
 @dataclass
@@ -62,6 +63,9 @@ def run(config: Config, world: World, directory: Path) -> Status:
                 status, step = loop(assembled, recorder, progress, interrupt)
             recorder.end(assembled, status, step)
             return status
+        except Exception as error:
+            error.add_note(f"in step {assembled.oracle.t}")
+            raise
         finally:
             assembled.problem.close()
 
@@ -112,9 +116,9 @@ def evaluates_at(t: int, r: Run) -> bool:
 
 def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -> tuple[Status, int]:
     """Steps start ... total_steps - 1 with evaluations in between; returns how it ended, and after which step."""
-    oracle = r.oracle
+    oracle, injector = r.oracle, faults.injector(r.world.rank, recorder.store.path)
     s, began = r.state, time.perf_counter()
-    alone = not r.world.distributed
+    wishes = Wishes(r.world, r.start)
     for t in range(r.start, r.total_steps + 1):
         evaluated = evaluates_at(t, r) and (t > r.start or t == 0)
         if evaluated:
@@ -126,15 +130,18 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
             began = time.perf_counter()
         if t == r.total_steps:
             break
-        if t > r.start and (alone or evaluated or t % _STEPS_BETWEEN_WISHES == 0):
-            checkpoint, stop = r.world.any(recorder.checkpoint_due(evaluated), interrupt.requested)
+        if t > r.start and (evaluated or wishes.due(t)):
+            checkpoint, stop = wishes.ask(t, recorder.checkpoint_due(evaluated), interrupt.requested)
             if checkpoint or stop:
                 r.wall_s += time.perf_counter() - began
                 save(r, s, t, recorder)
                 began = time.perf_counter()
             if stop:
                 return Status.interrupted, t
-        s = r.algorithm.step(s, oracle.at(t), r.net, t)
+        oracle.at(t)
+        if injector is not None:
+            injector.at(t)
+        s = r.algorithm.step(s, oracle, r.net, t)
         if r.config.trace:
             models = r.net.gather(r.algorithm.models(s))
             if r.trace is not None:
@@ -162,9 +169,8 @@ def save(r: Run, s: Any, t: int, recorder: Recorder) -> None:
     part["rows"]["losses"], part["num_losses"] = r.oracle.losses, r.oracle.count
     if r.trace is not None:
         part["trace"] = r.trace.so_far(t)
-    recorder.store.save_checkpoint_part(t, f"process{r.world.rank}", part)
-    r.world.barrier()
-    recorder.commit(r, t)
+    written = recorder.store.save_checkpoint_part(t, f"process{r.world.rank}", part)
+    recorder.commit(r, t, [Written.unpack(packed) for packed in r.world.collect(written.pack())])
 
 
 def restore(r: Run, store: RunStore, world: World) -> None:

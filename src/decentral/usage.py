@@ -23,7 +23,7 @@ decentral-run trains n workers with a decentralized algorithm, on one machine or
   decentral-run                                      relaysgd on double binary trees, 16 workers, digits: a minute
   decentral-run algo=dpsgd topology=ring alpha=0.01  another algorithm, topology and split of the data
   decentral-run task=quadratics steps=100            a small problem with a known optimum: seconds
-  decentral-run -m algo=relaysgd,dpsgd lr=0.05,0.1   every combination, one after the other
+  decentral-run -m algo=relaysgd,dpsgd lr=0.05,0.1   every combination, as many at a time as there are cores
   decentral-run experiment=relaysum_cifar10 lr=0.6   a paper's settings; what comes after them wins
   torchrun --nproc-per-node=4 -m decentral ...       the same run over the processes (and machines) of torchrun
 

@@ -33,13 +33,28 @@ class World:
 
     def any(self, *wishes: bool) -> tuple[bool, ...]:
         """For each wish, whether some process has it: the same answer everywhere."""
+        return tuple(bool(wish) for wish in self.largest(*wishes))
+
+    def largest(self, *values: int) -> tuple[int, ...]:
+        """For each value, the largest that some process has: the same answer everywhere."""
         if not self.distributed:
-            return wishes
+            return values
         import torch.distributed as dist
 
-        shared = torch.tensor(wishes, dtype=torch.int32, device=self.device)
+        shared = torch.tensor(values, dtype=torch.int32, device=self.device)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
-        return tuple(bool(wish) for wish in shared.tolist())
+        return tuple(shared.tolist())
+
+    def collect(self, content: bytes) -> list[bytes]:
+        """What each process gives, which has the same length on all of them, by rank."""
+        if not self.distributed:
+            return [content]
+        import torch.distributed as dist
+
+        ours = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.device)
+        shared = [torch.empty_like(ours) for _ in range(self.size)]
+        dist.all_gather(shared, ours)
+        return [bytes(part.tolist()) for part in shared]
 
     def barrier(self) -> None:
         """Wait for all processes."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decentral.network.network import Network
+    from decentral.topology.schedule import Schedule
 
     # The kinds of state, by what their first dimension counts. The checkpoint reads them from the annotations of
     # `State`.
@@ -65,6 +66,10 @@ class Algorithm(ABC):
     @abstractmethod
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
         """The state after step t = 0, 1, ... It calls the oracle once: steps and epochs mean the same for everyone."""
+
+    def dilution(self, schedule: Schedule) -> float:
+        """By how much less a single local update counts in the long run than with all-reduce, at the same rate."""
+        return 1.0
 
     def models(self, s: Any) -> Tensor:
         """The models x_i [k, P] of the local workers: what is evaluated, and what a user would deploy."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.errors import ConfigError
+from decentral.topology.facts import mean_delay
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from decentral.algorithms.algorithm import Buffers, EdgeRows, Oracle, Rows, Shared
     from decentral.network.network import Network
+    from decentral.topology.schedule import Schedule
 
 
 class Fill(Enum):
@@ -99,6 +101,10 @@ class RelaySGD(Algorithm):
             m, c = net.relay(y, s.m, t), net.relay_counts(s.c, t)
             x = self.average(s, y, m, c, net)
         return self.State(x, m, c, s.x0, opt)
+
+    def dilution(self, schedule: Schedule) -> float:
+        """1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), unless `correct_lr` has made up for it."""
+        return 1.0 if self.correct_lr else 1 + mean_delay(schedule, self.overlap)
 
     def average(self, s: State, y: Tensor, m: Tensor, c: Tensor, net: Network) -> Tensor:
         """1/n (y_i + sum_j m_{j->i} + (n - n_i) fill_i) [k, P], in the memory of s.x."""

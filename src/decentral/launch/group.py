@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -16,20 +18,48 @@ from decentral.launch.devices import device_kind
 from decentral.world import World
 
 
+def stay_on_this_machine() -> None:
+    """Let gloo talk over the loopback, whatever the host is called and whichever networks it has."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo" if sys.platform == "linux" else "lo0")
+
+
+def serve_store(size: int, timeout_s: float) -> dist.TCPStore:
+    """A key-value store for the processes of this machine, and of no other, on a port that was free."""
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    listening.listen()
+    return dist.TCPStore(
+        "127.0.0.1",
+        port,
+        size,
+        is_master=True,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )
+
+
+def find_store(port: int, size: int, timeout_s: float) -> dist.TCPStore:
+    """The store that another process of this machine serves."""
+    return dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
+
+
 @contextmanager
 def joined(
     config: Config,
     rank: int,
     size: int,
     local_rank: int,
-    prefix: str,
+    attempt: int,
     run: str,
     store: dist.Store | None = None,
 ) -> Iterator[World]:
     """This process as number `rank` of a group of `size`: gloo on CPUs, nccl on GPUs.
 
-    `prefix` separates attempts in the key-value store: without it, a group that is started again finds the addresses of
-    the dead one. `run` is the run's id: processes that were given different configurations refuse to work together.
+    `attempt` counts from 0 and separates the attempts in the key-value store: without that, a group that is started
+    again finds the addresses of the dead one. `run` is the run's id: processes that were given different configurations
+    refuse to work together.
     Without `store`, the one at MASTER_ADDR and MASTER_PORT is used, as torchrun provides it.
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -46,7 +76,7 @@ def joined(
         torch.cuda.set_device(device)
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo",
-        store=dist.PrefixStore(prefix, store),
+        store=dist.PrefixStore(f"attempt{attempt}", store),
         rank=rank,
         world_size=size,
         timeout=timeout,

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.config import Config, run_directory, run_id
+from decentral.config import Config, dump, run_directory, run_id
 from decentral.errors import ConfigError
 from decentral.launch.devices import device_kind, num_gpus, num_processes, set_threads
 from decentral.store import RunStore, Status
+from decentral.store.ownership import id_in_config
+
+if TYPE_CHECKING:
+    from decentral.launch.entry import Part
 
 
 class Outcome(NamedTuple):
@@ -28,24 +33,30 @@ def under_torchrun() -> bool:
 def launch(config: Config) -> Outcome:
     """Carry out a (resolved) run, unless its directory says that it is done.
 
-    Raises ConfigError for what cannot work, `supervise.WorkerDied` if a process of the run died.
+    Raises ConfigError for what cannot work, `failures.RunFailed` if a process of the run died.
     """
     directory = run_directory(config)
     if under_torchrun():
         return _join(config, directory)
     finished = finished_status(config, directory)
     if finished is not None:
+        _mend(config, directory)
         return Outcome(finished, directory, done_before=True)
+    return Outcome(in_processes(config, directory), directory)
+
+
+def in_processes(config: Config, directory: Path, part: Part | None = None) -> Status:
+    """The run, or another `part` that uses its configuration, in this process or in as many new ones as it deserves."""
     processes = num_processes(config)
     threads = set_threads(processes, config.task.worth_processes(config))
     if processes == 1:
         config.task.prepare(config)
-        return Outcome(_run_here(config, directory, threads), directory)
+        return _here(config, directory, threads, part)
     from decentral.launch.supervise import prepare_server, supervise
 
     prepare_server()  # first: whatever prepares the data may start it
     config.task.prepare(config)
-    return Outcome(supervise(config, directory, processes), directory)
+    return supervise(config, directory, processes, part)
 
 
 def finished_status(config: Config, directory: Path) -> Status | None:
@@ -56,7 +67,14 @@ def finished_status(config: Config, directory: Path) -> Status | None:
     return Status(facts["status"])
 
 
-def _run_here(config: Config, directory: Path, threads: int) -> Status:
+def _mend(config: Config, directory: Path) -> None:
+    """Write the configuration of a finished run again if somebody has emptied the file."""
+    if id_in_config(directory) is None:
+        with contextlib.suppress(ConfigError, OSError):  # a copy that cannot be written is left as it is
+            RunStore.open(directory, run_id(config), dump(config)).close()
+
+
+def _here(config: Config, directory: Path, threads: int, part: Part | None) -> Status:
     import torch
 
     from decentral.run import run
@@ -69,8 +87,8 @@ def _run_here(config: Config, directory: Path, threads: int) -> Status:
     if kind == "cuda":
         index = int(config.device.partition(":")[2] or 0)
         torch.cuda.set_device(index)
-        return run(config, World(0, 1, torch.device("cuda", index)), directory)
-    return run(config, World(0, 1, torch.device("cpu")), directory)
+        return (part or run)(config, World(0, 1, torch.device("cuda", index)), directory)
+    return (part or run)(config, World(0, 1, torch.device("cpu")), directory)
 
 
 def _join(config: Config, directory: Path) -> Outcome:
@@ -89,12 +107,14 @@ def _join(config: Config, directory: Path) -> Outcome:
         )
     config.task.prepare(config)
     set_threads(here, config.task.worth_processes(config))
-    from decentral.launch.group import joined
+    from decentral.launch.group import joined, stay_on_this_machine
     from decentral.run import run
 
-    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if here == size:
+        stay_on_this_machine()
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
-    with joined(config, rank, size, local_rank, f"attempt{attempt}", run_id(config)) as world:
+    with joined(config, rank, size, local_rank, attempt, run_id(config)) as world:
         finished = finished_status(config, directory) if world.leader else None
         codes = [None, Status.done, Status.diverged]
         finished = codes[world.agree(codes.index(finished))]

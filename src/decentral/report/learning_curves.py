@@ -6,19 +6,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decentral.report.series import CONSENSUS, Curves, Series, Worker, describe, is_fraction, read_curves, show
+from decentral.report import style
+from decentral.report.series import CONSENSUS, Curves, Series, describe, is_fraction, read_curves, show
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette; each has a marker of its own, too.
-_HIGHLIGHTS: dict[Worker, tuple[str, str, str]] = {
-    "worst": ("worst worker", "#D55E00", "v"),
-    "mean": ("mean over workers", "#0072B2", "o"),
-    "averaged": ("averaged model", "#009E73", "s"),
-}
-_WORKER_COLOUR = "#8A8A8A"
 _LINE_STYLES = ("-", "--", ":", "-.")
 _MARKERS_PER_LINE = 9
 _MAX_PANELS = 6
@@ -59,20 +53,20 @@ def _draw(panel: Axes, curves: Curves, metric: str, every_worker: bool) -> None:
 
     splits = [split for split, name in curves.series if name == metric]
     drawn: list[float] = []
-    for split, style in zip(splits, _LINE_STYLES, strict=False):
+    for split, dashes in zip(splits, _LINE_STYLES, strict=False):
         lines = curves.series[split, metric]
         workers = curves.workers(split, metric) if every_worker else []
         for number, local in enumerate(workers):
             label = f"each of {len(workers)} workers" if number == 0 else None
-            drawn += _line(panel, lines[local], _WORKER_COLOUR, style, label, lw=0.7, alpha=0.5, zorder=1)
-        for worker, (words, colour, marker) in _HIGHLIGHTS.items():
+            drawn += _line(panel, lines[local], style.GREY, dashes, label, lw=0.7, alpha=0.5, zorder=1)
+        for worker, (words, colour, marker) in style.WORKERS.items():
             if worker in lines:
                 prefix = f"{split}, " if len(splits) > 1 else ""
                 label = f"{prefix}{words}: {show(metric, lines[worker].last)}"
                 size = max(1, len(lines[worker].steps) // _MARKERS_PER_LINE)
                 look = {"marker": marker, "markevery": size, "ms": 4, "lw": 1.7, "zorder": 3}
                 # at step 0 all models agree: what is recorded there is rounding
-                drawn += _line(panel, lines[worker], colour, style, label, metric == CONSENSUS, **look)
+                drawn += _line(panel, lines[worker], colour, dashes, label, metric == CONSENSUS, **look)
     _frame(panel, curves, metric, splits)
     if is_fraction(metric):
         panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -92,14 +86,14 @@ def _spans_decades(values: list[float]) -> bool:
 
 
 def _line(
-    panel: Axes, series: Series, colour: str, style: str, label: str | None, skip_start: bool = False, **look
+    panel: Axes, series: Series, colour: str, dashes: str, label: str | None, skip_start: bool = False, **look
 ) -> list[float]:
     """Draw a series; huge and non-finite values leave a gap, and so does step 0 if asked. Returns what was drawn."""
     x = series.steps if _in_steps(series) else series.epochs
     y = [value if abs(value) < _LARGEST_DRAWN else math.nan for value in series.values]
     if skip_start:
         y = [math.nan if step == 0 else value for step, value in zip(series.steps, y, strict=True)]
-    panel.plot(x, y, color=colour, linestyle=style, label=label, **look)
+    panel.plot(x, y, color=colour, linestyle=dashes, label=label, **look)
     return y
 
 
@@ -108,9 +102,7 @@ def _frame(panel: Axes, curves: Curves, metric: str, splits: list[str]) -> None:
     panel.set_xlabel("steps" if _in_steps(first) else "epochs", fontsize=9)
     title = metric.replace("_", " ")
     panel.set_title(f"{splits[0]} {title}" if splits in (["test"], ["train"]) else title, fontsize=10, loc="left")
-    panel.tick_params(labelsize=8)
-    panel.grid(alpha=0.25, lw=0.6)
-    panel.spines[["top", "right"]].set_visible(False)
+    style.tidy(panel)
     times = [row["step" if _in_steps(first) else "epoch"] for row in curves.rows]
     margin = 0.02 * (max(times) - min(times)) or 0.5
     panel.set_xlim(min(times) - margin, max(times) + margin)  # the same in all panels, however early one ends

@@ -50,13 +50,15 @@ def overview(run_dir: Path) -> list[str]:
     return [status, f"{split} {metric.replace('_', ' ')}", *cells, str(run_dir)]
 
 
-def aligned(rows: list[list[str]]) -> str:
-    """A table as plain text: a header, a rule, and rows; the first column to the left, the others to the right."""
+def aligned(rows: list[list[str]], left: int = 1) -> str:
+    """A table as plain text: a header, a rule, and rows; the first `left` columns to the left, the others to the
+    right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = []
     for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append("  ".join(cells))
+        places = enumerate(zip(row, widths, strict=True))
+        cells = [cell.ljust(width) if place < left else cell.rjust(width) for place, (cell, width) in places]
+        lines.append("  ".join(cells).rstrip())
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
 
@@ -80,7 +82,7 @@ def _costs(curves: Curves) -> list[str]:
         return []
     workers = {row["worker"] for row in curves.rows if isinstance(row["worker"], int)}
     last = max(curves.rows, key=lambda row: row["step"])
-    time = _duration(max(row["wall_s"] for row in curves.rows))
+    time = duration(max(row["wall_s"] for row in curves.rows))
     return [
         f"Steps:    {last['step']} ({last['epoch']:.4g} epochs) in {time}",
         f"Sent:     {_bytes(last['bytes_sent'] / max(1, len(workers)))} by a worker, on average",
@@ -119,7 +121,8 @@ def _command(arguments: list[str]) -> str:
     return shlex.join([name, *arguments])
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A time as a person reads it: '9.7 s', '3 min 20 s', '1 h 5 min'."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -12,9 +12,10 @@ import hashlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 from decentral.store.files import encode, read_json, sync_directory, write_json
 
@@ -33,8 +34,50 @@ class Checkpoint:
     rejected: list[str] = field(default_factory=list)  # one sentence for each newer checkpoint that is damaged
 
 
-def save_part(root: Path, step: int, part: str, tensors: dict[str, Any]) -> None:
+class Written(NamedTuple):
+    """What a part on disk has to be."""
+
+    size: int
+    sha256: str
+
+    def facts(self) -> dict[str, Any]:
+        """The same for the manifest."""
+        return {"bytes": self.size, "sha256": self.sha256}
+
+    def pack(self) -> bytes:
+        """The same as 40 bytes, to be sent to the process that writes the manifest."""
+        return self.size.to_bytes(8, "big") + bytes.fromhex(self.sha256)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> Written:
+        """The inverse of `pack`."""
+        return cls(int.from_bytes(packed[:8], "big"), packed[8:].hex())
+
+
+class _Hashing:
+    """A file that is written from its beginning to its end, and hashed on the way."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def write(self, content: bytes) -> int:
+        self._digest.update(content)
+        self._size += len(content)
+        return self._file.write(content)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def written(self) -> Written:
+        return Written(self._size, self._digest.hexdigest())
+
+
+def save_part(root: Path, step: int, part: str, tensors: dict[str, Any]) -> Written:
     """Write `root/<step>/<part>.pt`, atomically: nested dicts and lists of tensors, numbers, strings and None.
+
+    Returns its size and hash, for the manifest.
 
     Raises OSError if it cannot be written (disk full); nothing of it stays behind then. TypeError for anything that the
     restricted unpickler would refuse to read.
@@ -48,7 +91,8 @@ def save_part(root: Path, step: int, part: str, tensors: dict[str, Any]) -> None
     content = _storable(tensors)
     try:
         with open(temporary, "wb") as file:
-            torch.save(content, file)
+            hashing = _Hashing(file)
+            torch.save(content, hashing)  # type: ignore[arg-type]
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -60,6 +104,7 @@ def save_part(root: Path, step: int, part: str, tensors: dict[str, Any]) -> None
         number = cause.errno or errno.EIO
         raise OSError(number, os.strerror(number), str(path)) from error
     sync_directory(directory)
+    return hashing.written()
 
 
 def _storable(value: Any) -> Any:
@@ -85,10 +130,14 @@ def load_part(checkpoint: Checkpoint, part: str) -> dict[str, Any]:
     return torch.load(checkpoint.path / f"{part}.pt", weights_only=True, map_location="cpu", mmap=True)
 
 
-def commit(root: Path, step: int, parts: list[str], meta: dict[str, Any]) -> None:
+def commit(root: Path, step: int, parts: Mapping[str, Written], meta: dict[str, Any]) -> None:
     """Make the parts, which must all be there, a checkpoint; delete what is in its directory besides."""
     directory = root / str(step)
-    facts = {part: _facts(directory / f"{part}.pt") for part in parts}
+    for part, written in parts.items():
+        file = directory / f"{part}.pt"
+        if file.stat().st_size != written.size:
+            raise OSError(errno.EIO, f"has not the {written.size} bytes that were written", str(file))
+    facts = {part: written.facts() for part, written in parts.items()}
     content = json.loads(json.dumps(encode({"step": step, "parts": facts, "meta": meta})))
     write_json(directory / _MANIFEST, content | {"sha256": _digest(content)})
     for file in directory.iterdir():
@@ -134,6 +183,11 @@ def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
     return None, rejected
 
 
+def newest_step(root: Path) -> int:
+    """The step of the newest finished checkpoint, without looking whether it is damaged; 0 if there is none."""
+    return next((step for step in _steps(root) if (root / str(step) / _MANIFEST).exists()), 0)
+
+
 def validate(root: Path, step: int) -> Checkpoint | str | None:
     """The checkpoint of this step; a sentence that says what is wrong with it; None if it was never finished."""
     directory = root / str(step)
@@ -161,7 +215,7 @@ def _digest(content: dict[str, Any]) -> str:
 def _facts(file: Path) -> dict[str, Any]:
     with open(file, "rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        return {"bytes": os.fstat(stream.fileno()).st_size, "sha256": digest}
+        return Written(os.fstat(stream.fileno()).st_size, digest).facts()
 
 
 def _steps(root: Path) -> list[int]:

@@ -36,14 +36,19 @@ def decode(value: Any) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Replace `path` atomically and durably; see `write_bytes`."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` atomically and durably; if it fails (disk full) the old file stays.
 
     The temporary file has a fixed name, so that what a killed writer leaves behind is overwritten by the next one.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(temporary, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)

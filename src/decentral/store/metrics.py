@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from decentral.errors import ConfigError
 from decentral.store.files import decode, encode
 
 COLUMNS = ("step", "epoch", "worker", "split", "metric", "value", "wall_s", "bytes_sent")
@@ -63,7 +64,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a run directory (or of a metrics.jsonl), each (step, worker, split, metric) once.
 
     An unterminated last line is dropped: its writer died, or is about to finish it. A resumed run writes some rows
-    again; the last one counts. No file means no rows. Raises ValueError if a finished line is damaged.
+    again; the last one counts. No file means no rows. Raises ConfigError if a finished line is damaged.
     """
     file = path / "metrics.jsonl" if path.is_dir() else path
     try:
@@ -77,5 +78,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             row["value"] = decode(row["value"])
             rows[row["step"], row["worker"], row["split"], row["metric"]] = row
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"line {number} of {file} is damaged") from error
+            raise ConfigError(
+                f"line {number} of {file} is damaged: delete the folder {file.parent} and give the command of the run "
+                "again, which computes it anew."
+            ) from error
     return list(rows.values())

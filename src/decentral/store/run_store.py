@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, Self
 
 from decentral.errors import ConfigError
 from decentral.store import checkpoints
-from decentral.store.checkpoints import Checkpoint
-from decentral.store.files import is_locked, read_json, try_lock, write_json, write_text
+from decentral.store.checkpoints import Checkpoint, Written
+from decentral.store.files import is_locked, read_json, write_json, write_text
 from decentral.store.metrics import MetricsFile
+from decentral.store.ownership import HEADER, LOCK, id_in_config, recorded_id, refuse_foreign, take
 
-_LOCK = "run.lock"
-_HEADER = "# run "
+_CARRIED = ("step", "epoch", "restarts")  # facts of the status that stay what they were unless given
 
 
 class Status(StrEnum):
@@ -45,29 +45,29 @@ class RunStore:
         self._metrics = None if lock is None else MetricsFile(path / "metrics.jsonl")
         self._valid_steps: set[int] = set()  # checkpoints that this process has hashed
         before = self.peek(path) or {}
-        self._place = {key: before.get(key, 0) for key in ("step", "epoch")}
+        self._place = {key: before.get(key, 0) for key in _CARRIED}
 
     @classmethod
     def open(cls, path: Path, run_id: str, config_yaml: str) -> Self:
         """Create the directory, or open this run's again, as its only writer.
 
         A new one gets its configuration, frozen from here on, and the status `running`. One that is opened again keeps
-        both; a line of metrics that was cut short is removed.
+        both; a line of metrics that was cut short is removed, and a configuration that was lost is written again.
 
         Raises ConfigError if the directory belongs to another run, to something else, cannot be written, or is being
         written by another process.
         """
-        _refuse_foreign(path, run_id)
+        refuse_foreign(path, run_id)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise ConfigError(f"run_dir={path} cannot be written: {error.strerror}.") from error
         try:
-            _take(lock, path)
-            _refuse_foreign(path, run_id)  # again: now nobody else can change it
-            if _recorded_id(path) is None:
-                write_text(path / "config.yaml", f"{_HEADER}{run_id}\n{config_yaml}")
+            take(lock, path)
+            refuse_foreign(path, run_id)  # again: now nobody else can change it
+            if id_in_config(path) is None:
+                write_text(path / "config.yaml", f"{HEADER}{run_id}\n{config_yaml}")
             store = cls(path, run_id, lock)
         except BaseException:
             os.close(lock)
@@ -79,7 +79,7 @@ class RunStore:
     @classmethod
     def view(cls, path: Path) -> Self:
         """The directory as the other processes of a run see it: no lock, only parts of checkpoints."""
-        return cls(path, _recorded_id(path), None)
+        return cls(path, recorded_id(path), None)
 
     @classmethod
     def peek(cls, path: Path) -> dict[str, Any] | None:
@@ -87,17 +87,22 @@ class RunStore:
         return read_json(path / "status.json")
 
     def set_status(self, status: Status, **facts: Any) -> None:
-        """Replace status.json atomically: status, run_id, step, epoch, updated, pid, host and `facts`.
+        """Replace status.json atomically: status, run_id, step, epoch, restarts, updated, pid, host and `facts`.
 
-        `step` and `epoch`, when not given, stay what they were; other facts are not carried over.
+        `step`, `epoch` and `restarts`, when not given, stay what they were; other facts are not carried over.
         """
         assert self._metrics is not None, "only the process that holds the lock sets the status"
         self._metrics.sync()
-        self._place |= {key: facts.pop(key) for key in ("step", "epoch") if key in facts}
+        self._place |= {key: facts.pop(key) for key in _CARRIED if key in facts}
         updated = datetime.now(UTC).isoformat(timespec="seconds")
         writer = {"updated": updated, "pid": os.getpid(), "host": socket.gethostname()}
         head = {"status": Status(status).value, "run_id": self.run_id, **self._place, **writer}
         write_json(self.path / "status.json", head | facts)
+
+    @property
+    def restarts(self) -> int:
+        """How often this run's processes were started again because one of them died or hung."""
+        return int(self._place["restarts"])
 
     def write_provenance(self, facts: dict[str, Any]) -> None:
         """Replace provenance.json atomically."""
@@ -112,12 +117,14 @@ class RunStore:
         assert self._metrics is not None, "only the process that holds the lock writes metrics"
         self._metrics.append(rows)
 
-    def save_checkpoint_part(self, step: int, part: str, tensors: dict[str, Any]) -> None:
+    def save_checkpoint_part(self, step: int, part: str, tensors: dict[str, Any]) -> Written:
         """Write one process's part of the checkpoint of `step`; see `checkpoints.save_part`."""
-        checkpoints.save_part(self._checkpoints, step, part, tensors)
+        return checkpoints.save_part(self._checkpoints, step, part, tensors)
 
-    def commit_checkpoint(self, step: int, parts: list[str], meta: dict[str, Any]) -> None:
+    def commit_checkpoint(self, step: int, parts: Mapping[str, Written], meta: dict[str, Any]) -> None:
         """Make the parts of `step` a checkpoint, once all of them are written; keep the one before it, too.
+
+        `parts` is what `save_checkpoint_part` returned for each of them.
 
         Raises OSError if a part is missing or the disk is full; the previous checkpoint is valid then.
         """
@@ -134,6 +141,10 @@ class RunStore:
         """
         found, self.rejected_checkpoints = checkpoints.newest(self._checkpoints)
         return found
+
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint, which may yet turn out to be damaged; 0 if there is none."""
+        return checkpoints.newest_step(self._checkpoints)
 
     def checkpoint_at(self, step: int) -> Checkpoint:
         """The checkpoint that the process with the lock found valid, for the others. OSError if it cannot be seen
@@ -168,44 +179,6 @@ class RunStore:
         return self.path / "checkpoints"
 
 
-def _take(lock: int, path: Path) -> None:
-    try:
-        free = try_lock(lock)
-    except OSError as error:
-        raise ConfigError(f"run_dir={path} is on a file system without locks: {error.strerror}.") from error
-    if not free:
-        writer = os.pread(lock, 1000, 0).decode(errors="replace").strip() or "another process"
-        raise ConfigError(f"run_dir={path} is being written by {writer}: wait for it, or choose another run_dir.")
-    os.ftruncate(lock, 0)
-    os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-
-
-def _recorded_id(path: Path) -> str | None:
-    """The id of the run that a directory belongs to, from the first line of its configuration or from its status."""
-    try:
-        with open(path / "config.yaml", encoding="utf-8") as file:
-            first = file.readline()
-    except (OSError, UnicodeDecodeError):
-        first = ""
-    if first.startswith(_HEADER):
-        return first.removeprefix(_HEADER).strip()
-    found = (read_json(path / "status.json") or {}).get("run_id")
-    return found if isinstance(found, str) else None
-
-
-def _refuse_foreign(path: Path, run_id: str) -> None:
-    if not path.exists():
-        return
-    if not path.is_dir():
-        raise ConfigError(f"run_dir={path} is a file: choose a folder that is new or empty.")
-    recorded = _recorded_id(path)
-    if recorded not in (None, run_id):
-        raise ConfigError(f"run_dir={path} holds run {recorded}, this is run {run_id}: choose another run_dir.")
-    ours = {_LOCK, ".config.yaml.tmp"}  # all there is if a start was killed before the configuration was written
-    if recorded is None and any(entry.name not in ours for entry in path.iterdir()):
-        raise ConfigError(f"run_dir={path} has files in it but is no run directory: choose one that is new or empty.")
-
-
 class FoundRun(NamedTuple):
     """A run directory and what has become of its run."""
 
@@ -225,7 +198,7 @@ def find_runs(results_dir: Path) -> list[FoundRun]:
         run_id, status = facts.get("run_id"), facts.get("status")
         if not isinstance(run_id, str) or status not in list(Status):
             continue
-        if status == Status.running and not is_locked(path / _LOCK):
+        if status == Status.running and not is_locked(path / LOCK):
             status = Status.interrupted
         found.append(FoundRun(run_id, path, Status(status)))
     return found

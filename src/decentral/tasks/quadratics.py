@@ -105,7 +105,7 @@ def read_problem(path: str) -> dict[str, np.ndarray]:
     if not Path(path).is_file():
         raise ConfigError(f"task.problem={path} is not a file: it has to be an .npz with A [n, d, d] and b [n, d].")
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: _real(file[key]) for key in ("A", "b", "x0") if key in file}
     except (OSError, ValueError, zipfile.BadZipFile, TypeError, AttributeError, EOFError):
         raise ConfigError(f"task.problem={path} cannot be read: it has to be an .npz of real numbers.") from None

@@ -32,3 +32,46 @@ def mean_delay(schedule: Schedule, overlap: bool = False) -> float:
     tau = schedule.hops()
     assert (tau >= 0).all(), "some workers never hear of each other"
     return float(np.mean(tau if overlap else np.maximum(tau - 1, 0)))
+
+
+def relay_matrix(schedule: Schedule) -> np.ndarray:
+    """One step of RelaySum whose messages travel during the gradient, as a matrix on the last models of all workers.
+
+    The rows and columns are the n workers' models now, one step ago, ..., tau_max steps ago: n (tau_max + 1) of them.
+    The first n rows take 1/n of every worker's model of tau_ij steps ago, the others only move on in time (Vogels et
+    al., NeurIPS 2021, definition E). Of the first piece of a static schedule.
+    """
+    tau = schedule.hops()[0]
+    n, oldest = len(tau), int(tau.max())
+    M = np.zeros((oldest + 1, n, oldest + 1, n))
+    i, j = np.indices(tau.shape)
+    M[0, i, tau, j] = 1 / n
+    for age in range(oldest):
+        M[age + 1, :, age, :] = np.eye(n)
+    return M.reshape(n * (oldest + 1), n * (oldest + 1))
+
+
+def effective_spectral_gap(M: np.ndarray, patience: int = 11) -> tuple[int, float]:
+    """The (m, p) with the smallest m / p found for the key lemma of Vogels et al. (NeurIPS 2021, appendix A).
+
+    With the limit Pi of M^k, p is such that ||M^m - Pi||^2 = (1 - p)^(2 m) ||M - Pi||^2 in the spectral norm. As in the
+    authors' code, m goes up from 1 until m / p has not improved `patience` times, and p has to be below |lambda_2| of
+    M: what is found is a local minimum.
+    """
+    limit = np.linalg.matrix_power(M, 1 << 20)
+    second = second_largest_eigenvalue_modulus(M)
+    start = np.linalg.norm(M - limit, 2) ** 2
+    best, best_ratio, power, worse = (0, 0.0), np.inf, np.eye(len(M)), 0
+    for m in range(1, 100):
+        power = power @ M
+        shrunk = np.linalg.norm(power - limit, 2) ** 2 / start
+        p = 1 - shrunk ** (1 / (2 * m))
+        if shrunk >= 1 or p >= second:
+            continue
+        if m / p < best_ratio:
+            best, best_ratio = (m, float(p)), float(m / p)
+        else:
+            worse += 1
+            if worse >= patience:
+                break
+    return best

@@ -56,8 +56,9 @@ def random_problem(
         A = U @ torch.diag(torch.linspace(singular_min, singular_max, d, dtype=torch.float64)) @ Vh
     zero = torch.zeros(d, dtype=torch.float64)
     problem = LeastSquares(A, torch.zeros(n, d, dtype=torch.float64), zero)
+    directions = draw(n, d, 1)[..., 0]  # drawn, as the authors do, even where there is no heterogeneity
     if zeta2 > 0:
-        problem = _heterogeneous(problem, draw(n, d, 1)[..., 0], zeta2)
+        problem = _heterogeneous(problem, directions, zeta2)
     x_star = draw(d, 1)[:, 0]
     x_star = x_star * (initial_distance / torch.linalg.vector_norm(x_star))
     return problem._replace(b=problem.b + torch.einsum("nij,j->ni", A, x_star))

@@ -1,0 +1,121 @@
+"""Faults on demand, to show that a run survives them.
+
+The environment variable DECENTRAL_FAULTS holds a JSON list such as
+
+    [{"rank": 1, "step": 40, "kind": "kill"}, {"rank": 0, "step": 60, "kind": "disk_full"}]
+
+Each fault happens once in the life of a run directory, before the given step (or the first one after it) on the process
+with that rank; a fault that is listed twice happens in two attempts. Without the variable there is no injector, and the
+training loop spends nothing on it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from decentral.errors import ConfigError
+
+VARIABLE = "DECENTRAL_FAULTS"
+
+
+class Fault(NamedTuple):
+    """What goes wrong before which step, on which process; `mark` is a file that says that it has happened."""
+
+    rank: int
+    step: int
+    kind: str
+    mark: Path
+
+
+class Injected(RuntimeError):
+    """A bug that was asked for."""
+
+
+class Injector:
+    """The faults of one process that have not happened yet."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        self._faults = sorted(faults, key=lambda fault: fault.step)
+
+    def at(self, step: int) -> None:
+        """Let happen what is due before this step, one fault in one call."""
+        if self._faults and step >= self._faults[0].step:
+            fault = self._faults.pop(0)
+            fault.mark.touch(exist_ok=False)
+            KINDS[fault.kind]()
+
+
+def injector(rank: int, directory: Path) -> Injector | None:
+    """The injector of process `rank` of the run in `directory`; None unless DECENTRAL_FAULTS names a fault for it.
+
+    Raises ConfigError if the variable cannot be understood.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    faults = [fault for fault in _faults(text, directory) if fault.rank == rank and not fault.mark.exists()]
+    return Injector(faults) if faults else None
+
+
+def _faults(text: str, directory: Path) -> list[Fault]:
+    try:
+        faults = [
+            Fault(int(one["rank"]), int(one["step"]), str(one["kind"]), directory / f".fault{number}")
+            for number, one in enumerate(json.loads(text))
+        ]
+    except (ValueError, KeyError, TypeError):
+        faults = []
+    if not faults or any(fault.kind not in KINDS for fault in faults):
+        raise ConfigError(
+            f'{VARIABLE}={text} is no list of faults: write [{{"rank": 1, "step": 40, "kind": "kill"}}], '
+            f"with one of the kinds {', '.join(KINDS)}."
+        )
+    return faults
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def _terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _raise() -> NoReturn:
+    raise Injected("a bug that was asked for")
+
+
+def _out_of_memory() -> NoReturn:
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory (asked for)")
+
+
+def _disk_full() -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _exit() -> NoReturn:
+    os._exit(3)
+
+
+KINDS: dict[str, Callable[[], None]] = {
+    "kill": _kill,
+    "stop": _stop,
+    "terminate": _terminate,
+    "raise": _raise,
+    "oom": _out_of_memory,
+    "disk_full": _disk_full,
+    "exit": _exit,
+}
+"""What can be asked for."""

@@ -1,0 +1,195 @@
+"""The scheduler of a study or a sweep: which jobs to start when, and what to do when they end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from decentral.errors import ConfigError
+from decentral.interrupt import Interrupt
+from decentral.launch.board import Board
+from decentral.launch.failures import OUTSIDE, Failure, classify, describe
+from decentral.launch.job import Job
+from decentral.launch.output import is_taken
+from decentral.launch.pool import Ended, Pool
+from decentral.launchers.launcher import Launcher
+from decentral.store import Status
+
+_POLL_S = 0.5
+_GRACE_S = 30.0  # for all jobs together to write a checkpoint
+
+
+class Source(Protocol):
+    """Where jobs come from."""
+
+    def pending(self) -> Sequence[Job]:
+        """The jobs known to be needed and not finished, the most wanted first; asked again whenever one has ended."""
+
+
+class Fixed:
+    """A list of jobs."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._left = list(jobs)
+
+    def pending(self) -> list[Job]:
+        """Those that are not finished, in order."""
+        self._left = [job for job in self._left if job.finished() is None]
+        return self._left
+
+
+class Tally(NamedTuple):
+    """What became of the jobs that were started: the last attempt of each."""
+
+    ended: list[Ended]
+    interrupted: bool
+    """Whether the user stopped it."""
+    wall_s: float
+
+    @property
+    def done(self) -> list[Ended]:
+        """The jobs that are done."""
+        return self._with(Status.done)
+
+    @property
+    def diverged(self) -> list[Ended]:
+        """The jobs that diverged: finished, too."""
+        return self._with(Status.diverged)
+
+    @property
+    def failed(self) -> list[Ended]:
+        """The jobs that failed for good."""
+        return self._with(Status.failed)
+
+    def _with(self, status: Status) -> list[Ended]:
+        return [ended for ended in self.ended if ended.status is status]
+
+
+def schedule(source: Source, launcher: Launcher, results_dir: Path, board: Board) -> Tally:
+    """Carry out what the source asks for, as many jobs at a time as the launcher has room for.
+
+    A job that failed for a reason outside of it is tried again, `launcher.retries` times; out of memory, once more, and
+    alone. What another launcher is at is left to it, and what is finished is not started. The first Ctrl-C or SIGTERM
+    lets the jobs write checkpoints, the second one kills them. Raises nothing for what goes wrong in a job.
+    """
+    began = time.monotonic()
+    work = _Work(source, launcher.retries, board)
+    if work.ask():
+        try:
+            with Interrupt() as interrupt, launcher.open(results_dir) as pool:
+                work.carry_out(pool, interrupt)
+        except KeyboardInterrupt:
+            work.interrupted = True
+    return Tally(list(work.over.values()), work.interrupted, time.monotonic() - began)
+
+
+class _Work:
+    """The state of a schedule; every job is known by its id."""
+
+    def __init__(self, source: Source, retries: int, board: Board) -> None:
+        self.source, self.retries, self.board = source, retries, board
+        self.wanted: list[Job] = []
+        self.running: dict[str, Job] = {}
+        self.over: dict[str, Ended] = {}
+        self.interrupted = False
+        self.stopping = False
+        self._stale = True  # whether the source may have something new to say
+        self._failures: Counter[str] = Counter()
+        self._alone: set[str] = set()  # jobs that ran out of memory beside others
+        self._not_before: dict[str, float] = {}  # when to look again at what others are at
+
+    def ask(self) -> list[Job]:
+        """What is wanted and neither running nor over; what has to run alone comes last."""
+        if self._stale:
+            known = {job.id: job for job in self.source.pending()}
+            left = [job for job in known.values() if job.id not in self.running and job.id not in self.over]
+            self.wanted = sorted(left, key=lambda job: job.id in self._alone)
+            self._stale = False
+        return self.wanted
+
+    def carry_out(self, pool: Pool, interrupt: Interrupt) -> None:
+        """Until nothing is left to do, or to be stopped."""
+        while True:
+            if interrupt.requested and not self.interrupted:
+                self.interrupted = True
+                self._stop(pool, "stopping: the runs write checkpoints (again to kill them)")
+            if not self.stopping:
+                self._fill(pool)
+            over = not self.running and (self.stopping or not self.ask())
+            self.board.show(pool.look(), 0 if self.stopping else len(self.wanted))
+            if over:
+                return
+            if not self.running:
+                self.board.waits(len(self.wanted))
+                time.sleep(_POLL_S)
+            else:
+                for ended in pool.wait(_POLL_S):
+                    self._end(ended, pool)
+
+    def _fill(self, pool: Pool) -> None:
+        """Start jobs while there is room; a job that has none lets those after it on other devices pass."""
+        full: set[str] = set()
+        now = time.monotonic()
+        candidates = [job for job in self.ask() if self._not_before.get(job.id, 0.0) <= now]
+        if self._alone & self.running.keys():
+            return
+        for place, job in enumerate(candidates):
+            if job.demand.device in full:
+                continue
+            if job.id in self._alone and self.running:
+                return
+            pool.expect(len(candidates) - place)
+            if not pool.has_room(job):
+                full.add(job.demand.device)
+            elif job.finished() is not None:
+                self._stale = True
+            elif is_taken(job.directory) and not pool.started_before(job):
+                self._not_before[job.id] = now + _POLL_S
+            else:
+                self._start(job, pool)
+                if job.id in self._alone:
+                    return
+
+    def _start(self, job: Job, pool: Pool) -> None:
+        self.wanted = [one for one in self.wanted if one.id != job.id]
+        self.running[job.id] = job
+        try:
+            pool.start(job)
+        except Exception as error:
+            failure = Failure.refused if isinstance(error, ConfigError) else classify(error)
+            self._end(Ended(job, Status.failed, failure, describe(error)), pool)
+        else:
+            self.board.started(job)
+
+    def _end(self, ended: Ended, pool: Pool) -> None:
+        job = ended.job
+        del self.running[job.id]
+        self._stale = True
+        if ended.status is Status.running:
+            self._not_before[job.id] = time.monotonic() + _POLL_S
+            return
+        if ended.status is Status.interrupted and not self.stopping:  # by a signal from somewhere else
+            ended = Ended(job, Status.failed, Failure.killed, "its process was asked to stop")
+        again = not self.stopping and ended.status is Status.failed and self._try_again(ended)
+        if not again:
+            self.over[job.id] = ended
+        self.board.ended(ended, again)
+        if ended.failure == Failure.disk_full and not self.stopping:
+            self._stop(pool, "the disk is full: no more runs are started. Free some space; the same command goes on")
+
+    def _try_again(self, ended: Ended) -> bool:
+        job = ended.job
+        if ended.failure == Failure.out_of_memory:
+            again = job.id not in self._alone
+            self._alone.add(job.id)
+            return again
+        self._failures[job.id] += 1
+        return ended.failure in OUTSIDE and self._failures[job.id] <= self.retries
+
+    def _stop(self, pool: Pool, why: str) -> None:
+        self.stopping = True
+        self.board.say(why)
+        pool.interrupt(_GRACE_S)

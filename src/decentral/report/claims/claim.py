@@ -1,0 +1,63 @@
+"""The contract of a claim, and the cells that it is about."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from decentral.errors import ConfigError, suggest
+from decentral.report.entries import Entry, plain
+
+MET, NOT_MET, NOT_RUN = "met", "not met", "not run"
+
+
+class Finding(NamedTuple):
+    """What came of a claim: one line of verdicts.csv."""
+
+    verdict: str
+    ours: float | None = None
+    spread: float | None = None
+    tolerance: str = ""
+    why: str = ""
+
+
+class Cells:
+    """The entries of a study, to be found by some of their labels."""
+
+    def __init__(self, entries: list[Entry], study: str) -> None:
+        self.entries, self.study = entries, study
+        self.labels = list(dict.fromkeys(name for entry in entries for name in entry.labels))
+
+    def find(self, wanted: Mapping[str, Any], says: str) -> Entry | None:
+        """The one entry with these labels, of the first metric unless `metric` is among them; None if it was not run.
+
+        Raises ConfigError if a label does not exist or several entries have them.
+        """
+        for name in wanted:
+            if self.entries and name not in (*self.labels, "metric"):
+                known = suggest(name, (*self.labels, "metric"))
+                raise ConfigError(f"study {self.study}: the claim '{says}' names a label '{name}'.{known}")
+        labels = {name: plain(value) for name, value in wanted.items()}
+        metric = labels.pop("metric", self.entries[0].metric if self.entries else "")
+        found = [e for e in self.entries if e.metric == metric and labels.items() <= e.labels.items()]
+        if len(found) > 1:
+            first, second = (", ".join(f"{k}={v}" for k, v in entry.labels.items()) for entry in found[:2])
+            raise ConfigError(
+                f"study {self.study}: the claim '{says}' means both {first} and {second}: give it more labels."
+            )
+        return found[0] if found and (found[0].values or found[0].diverged) else None
+
+
+@dataclass
+class Claim(ABC):
+    """A dataclass whose fields are its keys; the subclass has a `name`, which is its `kind`."""
+
+    says: str = ""
+    larger_is_better: bool | None = field(default=None, kw_only=True)
+    """Null: as in the report."""
+
+    @abstractmethod
+    def check(self, cells: Cells, larger_is_better: bool) -> Finding:
+        """Whether our numbers agree."""

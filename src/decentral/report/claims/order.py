@@ -1,0 +1,50 @@
+"""One cell is better than another."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from decentral.errors import ConfigError
+from decentral.report.claims.claim import MET, NOT_MET, Cells, Claim, Finding
+from decentral.report.claims.weighing import combined, doubt, level, missing, number, told
+
+
+@dataclass
+class Order(Claim):
+    """`better` has a better mean over seeds than `worse`, by at least `by` (or at least `factor` times).
+
+    A cell whose runs all diverged without a value is worse than any that has one.
+    """
+
+    name: str = "order"
+    better: dict[str, Any] = field(default_factory=dict)
+    worse: dict[str, Any] = field(default_factory=dict)
+    by: float = 0.0
+    factor: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.better or not self.worse:
+            raise ConfigError(f"the claim '{self.says}' needs both `better` and `worse`, each with labels of a cell.")
+
+    def check(self, cells: Cells, larger_is_better: bool) -> Finding:
+        """Compare the two means."""
+        better, worse = cells.find(self.better, self.says), cells.find(self.worse, self.says)
+        absent = missing((self.better, better), (self.worse, worse))
+        if absent or better is None or worse is None:
+            return absent or Finding(NOT_MET)
+        first, second = level(better, larger_is_better), level(worse, larger_is_better)
+        high, low = (first, second) if larger_is_better else (second, first)
+        gap = high - low
+        if self.factor is not None:
+            held, tolerance = high >= self.factor * low, f"at least {self.factor:g} times"
+        else:
+            held = gap >= self.by if self.by else gap > 0
+            tolerance = f"by at least {self.by:g}" if self.by else "any difference"
+        error = combined([better, worse])
+        why = f"{told(better)} against {told(worse)}"
+        if math.isfinite(gap):
+            ratio = f", {number(high / low)} times" if self.factor is not None and low > 0 else ""
+            why += f": a difference of {number(gap)}{ratio}{doubt(gap, error)}"
+        return Finding(MET if held else NOT_MET, gap if math.isfinite(gap) else None, error, tolerance, why)

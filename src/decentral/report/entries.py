@@ -1,0 +1,95 @@
+"""The numbers of a study, a cell at a time: values.csv, grouped by its labels."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One cell: what its chosen runs gave."""
+
+    labels: dict[str, str]
+    metric: str
+    values: tuple[float, ...]
+    """Of the runs that have a finite value, by seed."""
+    runs: int
+    """How many have ended, done or diverged."""
+    diverged: int
+    failed: int
+    at_edge: bool
+    """Whether the learning rate of one of them lies at the edge of what was searched."""
+    rates: tuple[float, ...]
+    """The chosen learning rates, sorted."""
+    published: str
+    """'algorithm|topology|setting', or ''."""
+
+    @property
+    def mean(self) -> float:
+        """Over the runs that have a value; nan if none has."""
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def std(self) -> float | None:
+        """Over the seeds, with n - 1; None for fewer than two."""
+        return statistics.stdev(self.values) if len(self.values) > 1 else None
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the mean; None if it is not known."""
+        return None if self.std is None else self.std / math.sqrt(len(self.values))
+
+    @property
+    def where(self) -> str:
+        """For example 'RelaySGD, dbt, alpha=0.1': words as they are, numbers with their name."""
+        return ", ".join(
+            value if number_of(value) is None else f"{name}={value}" for name, value in self.labels.items() if value
+        )
+
+
+def plain(value: Any) -> str:
+    """A label's value as it is compared and shown: 1, 1.0 and '1' are the same."""
+    number = None if isinstance(value, bool) else number_of(value)
+    if number is None or not math.isfinite(number):
+        return str(value).strip()
+    return str(int(number)) if number.is_integer() and abs(number) < 1e15 else f"{number:.10g}"
+
+
+def number_of(value: Any) -> float | None:
+    """A label's value as a number, if it is one."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def group(values: pandas.DataFrame, labels: list[str], of: str = "value") -> list[Entry]:
+    """The chosen runs as cells, in the order in which they first appear. `of`: value, worst, mean or averaged."""
+    chosen = values[values["chosen"]]
+    found: dict[tuple[str, ...], list[Any]] = {}
+    for row in chosen.to_dict("records"):
+        found.setdefault((*[row[name] for name in labels], row["metric"]), []).append(row)
+    return [_entry(dict(zip(labels, key, strict=False)), key[-1], rows, of) for key, rows in found.items()]
+
+
+def _entry(labels: dict[str, str], metric: str, rows: list[Any], of: str) -> Entry:
+    rows = sorted(rows, key=lambda row: row["seed"])
+    ended = [row for row in rows if row["status"] in ("done", "diverged")]
+    rates = [number_of(row["lr"]) for row in rows]
+    return Entry(
+        labels=labels,
+        metric=metric,
+        values=tuple(row[of] for row in ended if math.isfinite(row[of])),
+        runs=len(ended),
+        diverged=sum(row["status"] == "diverged" for row in ended),
+        failed=len(rows) - len(ended),
+        at_edge=any(row["at_edge"] for row in rows),
+        rates=tuple(sorted({rate for rate in rates if rate is not None and math.isfinite(rate)})),
+        published=next((row["published"] for row in rows if row["published"]), ""),
+    )

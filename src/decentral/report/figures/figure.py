@@ -1,0 +1,121 @@
+"""The contract of a figure of a study."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from decentral.errors import ConfigError, suggest
+
+if TYPE_CHECKING:
+    import pandas
+
+    from decentral.report.results import Results
+
+
+class Line(NamedTuple):
+    """One line of a panel. `low` and `high` bound its band, None if it has none."""
+
+    panel: str
+    key: tuple[str, ...]
+    """The values of the labels in `lines`."""
+    x: list[float]
+    y: list[float]
+    low: list[float] | None = None
+    high: list[float] | None = None
+    points: bool = False
+    """Whether each value is a measurement of its own, with a marker."""
+    thin: bool = False
+    """One of many that are not told apart, such as single workers."""
+
+
+@dataclass
+class StudyFigure(ABC):
+    """A dataclass whose fields are its keys in the YAML; the subclass has a `name`, which is its `kind`.
+
+    file      name of the picture (`name` in the YAML)
+    metric    which of the study's metrics; '': the first
+    panels    a label: one panel per value of it; '': one panel
+    lines     labels that tell lines apart
+    center    of what is not told apart (seeds): mean or median
+    spread    band around it: none, std (standard deviation) or range
+    only      labels and the values that are drawn, for example {alpha: [0.01]}
+    title     '': the study's
+    """
+
+    file: str = "figure"
+    title: str = ""
+    caption: str = ""
+    metric: str = ""
+    panels: str = ""
+    lines: list[str] = field(default_factory=list)
+    only: dict[str, list[Any]] = field(default_factory=dict)
+    center: Literal["mean", "median"] = "mean"
+    spread: Literal["none", "std", "range"] = "none"
+    logx: bool = False
+    logy: bool = False
+    xlabel: str = ""
+    ylabel: str = ""
+    xlim: list[float | None] = field(default_factory=list)
+    ylim: list[float | None] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for key in ("xlim", "ylim"):
+            if len(getattr(self, key)) not in (0, 2):
+                raise ConfigError(
+                    f"the figure '{self.file}' has a {key} that is not two numbers (null for one of them)."
+                )
+
+    @abstractmethod
+    def data(self, results: Results) -> list[Line]:
+        """What is drawn. Raises ConfigError if a label or metric does not exist."""
+
+    def seeds(self, results: Results) -> int:
+        """How many seeds there are in it."""
+        return int(results.values[results.values["chosen"]]["seed"].nunique())
+
+    def published(self, results: Results) -> list[Line]:
+        """The paper's numbers, where they can be drawn beside ours."""
+        return []
+
+    def selected(self, table: pandas.DataFrame, results: Results, extra: tuple[str, ...] = ()) -> pandas.DataFrame:
+        """The rows of one metric and of `only`. Raises ConfigError for a label or metric that the study does not
+        have."""
+        from decentral.report.entries import plain
+
+        if results.values.empty:
+            return table.iloc[:0]
+        where = f"study {results.study}: the figure '{self.file}'"
+        for label in (*self.lines, *([self.panels] if self.panels else ()), *self.only, *extra):
+            if label not in results.labels:
+                raise ConfigError(f"{where} uses a label '{label}'.{suggest(label, results.labels)}")
+        metrics = list(dict.fromkeys(table["metric"]))
+        if self.metric and metrics and self.metric not in metrics:
+            raise ConfigError(f"{where} shows metric={self.metric}.{suggest(self.metric, metrics)}")
+        table = table[table["metric"] == (self.metric or (metrics[0] if metrics else ""))]
+        for label, values in self.only.items():
+            table = table[table[label].isin([plain(value) for value in values])]
+        return table
+
+    def parts(self, table: pandas.DataFrame) -> Iterator[tuple[str, tuple[str, ...], pandas.DataFrame]]:
+        """(panel, line, rows) of each combination of those labels, in the order of the rows."""
+        labels = [*([self.panels] if self.panels else []), *self.lines]
+        for key, rows in table.groupby(labels, sort=False) if labels else [((), table)]:
+            values = tuple(str(value) for value in key)
+            yield (values[0], values[1:], rows) if self.panels else ("", values, rows)
+
+    def aggregate(self, table: pandas.DataFrame) -> tuple[list[float], list[float] | None, list[float] | None]:
+        """Center and bounds of each row of `table`, whose columns are the series that are not told apart."""
+        center = table.median(axis=1) if self.center == "median" else table.mean(axis=1)
+        if self.spread == "none" or table.shape[1] < 2:
+            return center.tolist(), None, None
+        least, most = table.min(axis=1), table.max(axis=1)
+        if self.spread == "range":
+            return center.tolist(), least.tolist(), most.tolist()
+        std = table.std(axis=1).fillna(0.0)
+        low = center - std
+        if self.logy:  # a band that reaches below zero ends at the smallest value
+            low = low.where(low > 0, least)
+        return center.tolist(), low.tolist(), (center + std).tolist()

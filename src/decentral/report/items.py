@@ -1,0 +1,130 @@
+"""All items of the papers: those of the catalogue, and what was run of each."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from decentral.report import spec, verdicts
+from decentral.report.claims.claim import NOT_RUN
+from decentral.report.published import PAPERS, numbers
+from decentral.report.results import Results, find, read
+from decentral.report.verdicts import Verdict
+
+SCALES = ("paper", "small", "smoke")  # the most telling first
+
+
+@dataclass(frozen=True)
+class Run:
+    """A study at one scale, with its verdicts."""
+
+    results: Results
+
+    @cached_property
+    def verdicts(self) -> list[Verdict]:
+        """As in verdicts.csv."""
+        return verdicts.judge(self.results)
+
+
+@dataclass
+class Item:
+    """A table or figure of a paper: a study."""
+
+    study: str
+    paper: str
+    item: str
+    title: str
+    needs: str
+    """What its paper scale needs."""
+    report: dict[str, Any]
+    departures: list[str]
+    runs: dict[str, Run] = field(default_factory=dict)
+    """By scale, the most telling first."""
+
+    @cached_property
+    def spec(self) -> spec.ReportSpec:
+        """Its `report:` section."""
+        return spec.parse(self.report, self.study)
+
+    @property
+    def shown(self) -> list[Run]:
+        """What the pages show: smoke only if there is nothing else."""
+        real = [run for scale, run in self.runs.items() if scale != "smoke"]
+        return real or list(self.runs.values())
+
+    @property
+    def numbers(self) -> list[Verdict]:
+        """Verdicts on published and reference numbers: of the run that can be compared, else 'not run'."""
+        published = self.spec.published
+        if published is None:
+            return []
+        run = next((run for run in self.runs.values() if run.results.comparable), None)
+        if run is not None:
+            return [one for one in run.verdicts if one.kind != "claim"]
+        why = f"not run at scale={' or '.join(published.scales)}" + (f"; it needs {self.needs}" if self.needs else "")
+        return verdicts.not_run(self.paper, published, why)
+
+    @property
+    def claims(self) -> list[Verdict]:
+        """Verdicts on the claims: of the most telling run, else 'not run'."""
+        for run in self.shown:
+            return [one for one in run.verdicts if one.kind == "claim"]
+        return [Verdict("claim", claim.says, "", "", "", "", NOT_RUN, "") for claim in self.spec.claims]
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Papers by name; tables before figures or so, numbers as numbers: Table 2 before Table 10."""
+        parts = re.split(r"(\d+)", self.item)
+        return self.paper, [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts], self.study
+
+
+def gather(results_dir: Path) -> list[Item]:
+    """Every study of the catalogue and every one with results in `results_dir`, in the order of the papers.
+
+    Raises ConfigError if a study or its results cannot be read.
+    """
+    items = {item.study: item for item in _catalogue()}
+    found = [read(path) for path in find(results_dir)]
+    for results in sorted(found, key=lambda one: SCALES.index(one.scale) if one.scale in SCALES else len(SCALES)):
+        facts = results.facts
+        item = items.setdefault(
+            results.study,
+            Item(
+                results.study,
+                str(facts.get("paper") or results.directory.parents[1].name),
+                str(facts.get("item") or results.study),
+                str(facts.get("title") or ""),
+                str(facts.get("needs") or ""),
+                dict(facts.get("report") or {}),
+                list(facts.get("departures") or []),
+            ),
+        )
+        item.runs[results.scale] = Run(results)
+    return sorted(items.values(), key=lambda item: item.order)
+
+
+def uncompared(items: list[Item], paper: str) -> dict[str, int]:
+    """Items of a paper's published numbers that no study compares itself with, and how many numbers each has."""
+    from decentral.report import published
+
+    if paper not in PAPERS:
+        return {}
+    compared = {item.spec.published.item for item in items if item.paper == paper and item.spec.published}
+    return {name: len(numbers(paper, name)) for name in published.items(paper) if name not in compared}
+
+
+def _catalogue() -> list[Item]:
+    from decentral.study import catalogue
+
+    found = []
+    for name in catalogue.names():
+        defined = catalogue.scales(name)
+        scale = next((scale for scale in SCALES if scale in defined), "paper")
+        study = catalogue.load(name, scale)
+        found.append(
+            Item(name, study.paper, study.item, study.title, study.needs, study.report, list(study.departures))
+        )
+    return found

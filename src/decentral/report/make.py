@@ -1,0 +1,95 @@
+"""The report of one study at one scale: table, figures and verdicts, from what the study wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from decentral.errors import ConfigError
+from decentral.report import latex, tables, verdicts
+from decentral.report.figures import canvas
+from decentral.report.pages import report_pages
+from decentral.report.results import Results, find, read
+from decentral.report.verdicts import Verdict
+from decentral.store.files import write_text
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a report consists of."""
+
+    results: Results
+    files: list[Path]
+    verdicts: list[Verdict]
+    remarks: list[str] = field(default_factory=list)
+    """What is odd about it, a sentence each: a figure without data, a key without a published number."""
+
+    def summary(self) -> str:
+        """The table, the verdicts counted, and where everything is, for a terminal."""
+        facts = self.results.facts
+        head = f"{self.results.study}, scale={self.results.scale}: {facts.get('title') or facts.get('item') or ''}"
+        blocks = [head.rstrip(": "), tables.as_text(self.results)]
+        lines = [
+            f"{words}{verdicts.told(verdicts.count(self.verdicts, kind))}"
+            for kind, words in (("number", "Numbers:  "), ("reference", "Computed: "), ("claim", "Claims:   "))
+            if any(one.kind == kind for one in self.verdicts)
+        ]
+        lines += [f"Note:     {remark}" for remark in self.remarks]
+        lines += [f"Results:  {self.results.directory}"]
+        lines += [f"Figure:   {path}" for path in self.figures]
+        return "\n\n".join(block for block in [*blocks, "\n".join(lines)] if block)
+
+    @property
+    def figures(self) -> list[Path]:
+        """The PNGs among the files."""
+        return [path for path in self.files if path.suffix == ".png"]
+
+
+def make(directory: Path) -> Made:
+    """Write table.csv, .md and .tex, <figure>.png and .svg, and verdicts.csv into `directory`; each replaced whole.
+
+    Reads study.json, values.csv and curves.csv there and nothing else. The same results give the same bytes. Raises
+    ConfigError if they are not there or their `report` section is wrong.
+    """
+    results = read(directory)
+    spec, files, remarks = results.spec, [], []
+    found = verdicts.judge(results)
+    texts = {"verdicts.csv": verdicts.as_csv(found)}
+    if spec.table is not None:
+        texts |= {
+            "table.csv": tables.as_csv(results),
+            "table.md": tables.as_markdown(results),
+            "table.tex": latex.as_latex(results),
+        }
+    for name, text in sorted(texts.items()):
+        write_text(directory / name, text)
+        files.append(directory / name)
+    for figure in spec.figures:
+        drawn = canvas.save(figure, results)
+        if not drawn:
+            remarks.append(f"{figure.file} has no data yet, so it was not drawn.")
+            for suffix in ("png", "svg"):
+                (directory / f"{figure.file}.{suffix}").unlink(missing_ok=True)
+        files += drawn
+    extra = verdicts.unknown_keys(results)
+    if extra:
+        item = spec.published.item if spec.published else ""
+        remarks.append(f"{len(extra)} of our cells have no number in {item}, for example '{extra[0]}'.")
+    return Made(results, files, found, remarks)
+
+
+def report_all(results_dir: Path, names: Sequence[str] = (), scale: str = "") -> list[Made]:
+    """Make the reports of all studies found in `results_dir` (or of those named, at one scale) and the pages.
+
+    Raises ConfigError if there are none, or if the `report` section of one is wrong.
+    """
+    found = [path for path in find(results_dir) if not names or path.parent.name in names]
+    found = [path for path in found if not scale or path.name == scale]
+    if not found:
+        what = f" of {' or '.join(names)}" if names else ""
+        what += f" at scale={scale}" if scale else ""
+        raise ConfigError(f"results_dir={results_dir} holds no results{what}: run decentral-study first.")
+    made = [make(path) for path in found]
+    report_pages(results_dir)
+    return made

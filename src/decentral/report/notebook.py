@@ -1,0 +1,124 @@
+"""For notebooks: the figures, tables and verdicts of studies, drawn where they are asked for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from decentral.errors import ConfigError, suggest
+from decentral.report.figures import canvas
+from decentral.report.figures.figure import StudyFigure
+from decentral.report.items import SCALES
+from decentral.report.results import Results, read
+from decentral.report.style import settings
+from decentral.report.tables import as_markdown, markdown_table
+from decentral.report.verdicts import count, judge, told
+
+if TYPE_CHECKING:
+    import pandas
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that a notebook shows."""
+
+    png: bytes = field(repr=False)
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+
+@dataclass(frozen=True)
+class Text:
+    """Markdown that a notebook shows; as text where there is no notebook."""
+
+    markdown: str
+
+    def _repr_markdown_(self) -> str:
+        return self.markdown
+
+    def __str__(self) -> str:
+        return self.markdown
+
+
+class Studies:
+    """What was found by the studies of one paper, each at the most telling scale that was run.
+
+    `results_dir`: None is the environment variable DECENTRAL_RESULTS, or else the folder `results` here or above.
+    """
+
+    def __init__(self, paper: str, results_dir: str | Path | None = None) -> None:
+        self.directory = (Path(results_dir) if results_dir else results_directory()) / paper
+
+    def results(self, study: str) -> Results | None:
+        """The study's results; None if there are none."""
+        found = [self.directory / study / scale for scale in SCALES]
+        existing = [path for path in found if (path / "study.json").is_file()]
+        return read(existing[0]) if existing else None
+
+    def figure(self, study: str, name: str = "") -> Picture | Text:
+        """A figure of a study, its first one unless named; what to run if there is nothing to draw."""
+        results = self.results(study)
+        if results is None:
+            return self._nothing(study)
+        names = [one.file for one in results.spec.figures]
+        if not names:
+            return Text(f"**{study}** has no figure at scale={results.scale}.")
+        if name and name not in names:
+            raise ConfigError(f"{study} has no figure '{name}'.{suggest(name, names)}")
+        return self.draw(study, results.spec.figures[names.index(name) if name else 0])
+
+    def draw(self, study: str, wanted: StudyFigure) -> Picture | Text:
+        """Any figure of a study's numbers, for example Scaling(x='num_workers', lines=['method'])."""
+        results = self.results(study)
+        if results is None:
+            return self._nothing(study)
+        lines = wanted.data(results)
+        if not lines:
+            return Text(f"**{study}** has no data for `{wanted.file}` at scale={results.scale}.")
+        with settings(f"{study}/{wanted.file}"):
+            data = BytesIO()
+            canvas.draw(wanted, results, lines).savefig(data, format="png", dpi=110)
+        return Picture(data.getvalue())
+
+    def table(self, study: str) -> Text:
+        """A study's table, with the published numbers in brackets where they can be compared."""
+        results = self.results(study)
+        return self._nothing(study) if results is None else Text(as_markdown(results))
+
+    def verdicts(self, study: str) -> Text:
+        """The claims and what came of them, and how many of the published numbers are met."""
+        results = self.results(study)
+        if results is None:
+            return self._nothing(study)
+        found = judge(results)
+        lines = [[one.what, one.verdict, one.why] for one in found if one.kind == "claim"]
+        blocks = [markdown_table([["claim", "verdict", "why"], *lines], left=3)] if lines else []
+        counted = count(found, "number")
+        blocks += [f"Published numbers: {told(counted)}."] if counted else []
+        return Text("\n\n".join(blocks))
+
+    def values(self, study: str) -> pandas.DataFrame:
+        """values.csv. Raises ConfigError if the study has not been run."""
+        results = self.results(study)
+        if results is None:
+            raise ConfigError(self._nothing(study).markdown)
+        return results.values
+
+    def _nothing(self, study: str) -> Text:
+        return Text(f"**{study}** has no results in {self.directory.parent}: run `decentral-study {study}` first.")
+
+
+def results_directory() -> Path:
+    """DECENTRAL_RESULTS, or the nearest folder `results` here or above. Raises ConfigError if there is none."""
+    given = os.environ.get("DECENTRAL_RESULTS")
+    if given:
+        return Path(given)
+    here = Path.cwd()
+    found = next((path / "results" for path in (here, *here.parents) if (path / "results").is_dir()), None)
+    if found is None:
+        raise ConfigError(f"there is no folder results in {here} or above it: set DECENTRAL_RESULTS to yours.")
+    return found

@@ -1,0 +1,128 @@
+"""The `report:` section of a study: which table, figures, published numbers and claims."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from decentral.errors import ConfigError, suggest
+from decentral.registry import components
+from decentral.report.claims.claim import Claim
+from decentral.report.figures.figure import StudyFigure
+from decentral.report.typed import build
+
+Format = Literal["percent", "steps", "scientific", "plain"]
+
+
+@dataclass
+class Table:
+    """A row per combination of `rows`, a column per value of `columns` (one column if there is none).
+
+    format     percent (the value is in percent already), steps, scientific (1.5e-06) or plain
+    digits     behind the point; null: 1, for plain 3
+    of         which numbers, a table for each: value (what the study is about), worst, mean, averaged
+    bold       whether the best entry of each column is bold
+    """
+
+    rows: list[str]
+    columns: str = ""
+    format: Format = "plain"
+    digits: int | None = None
+    of: list[Literal["value", "worst", "mean", "averaged"]] = field(default_factory=lambda: ["value"])
+    bold: bool = True
+
+
+@dataclass
+class Tolerance:
+    """How far a number may be from the published one; with several, the widest counts.
+
+    relative   share of the published value
+    absolute   in its unit
+    factor     ours is at most so many times larger or smaller
+    """
+
+    relative: float | None = None
+    absolute: float | None = None
+    factor: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.relative is None and self.absolute is None and self.factor is None:
+            raise ConfigError("a tolerance needs one of relative, absolute and factor.")
+        if self.factor is not None and self.factor < 1:
+            raise ConfigError(f"tolerance.factor={self.factor:g} is below 1: use 2 for 'half to twice'.")
+
+
+@dataclass
+class Published:
+    """The published numbers to compare with.
+
+    item       of the paper's file in decentral/published
+    scales     at which our numbers can be compared
+    because    why this tolerance
+    """
+
+    item: str
+    tolerance: Tolerance
+    because: str
+    scales: list[str] = field(default_factory=lambda: ["paper"])
+
+
+@dataclass
+class ReportSpec:
+    """All of it. `larger_is_better`: null means yes for a table in percent, no for one in steps, else not known."""
+
+    caption: str = ""
+    larger_is_better: bool | None = None
+    table: Table | None = None
+    figures: list[StudyFigure] = field(default_factory=list)
+    published: Published | None = None
+    claims: list[Claim] = field(default_factory=list)
+
+    @property
+    def direction(self) -> bool | None:
+        """Whether larger is better, as far as it is known."""
+        if self.larger_is_better is None and self.table is not None:
+            return {"percent": True, "steps": False}.get(self.table.format)
+        return self.larger_is_better
+
+
+def parse(section: dict[str, Any] | None, study: str) -> ReportSpec:
+    """The section, checked. Raises ConfigError naming the study, the key and what would work."""
+    section, where = dict(section or {}), f"study {study}: report"
+    try:
+        figures = [
+            _component(
+                "report.figures", {**one, "file": one.get("name", f"figure{number}")}, f"{where}.figures[{number}]"
+            )
+            for number, one in enumerate(_list(section.pop("figures", None), f"{where}.figures"))
+        ]
+        claims = [
+            _component("report.claims", one, f"{where}.claims[{number}]")
+            for number, one in enumerate(_list(section.pop("claims", None), f"{where}.claims"))
+        ]
+        spec: ReportSpec = build(ReportSpec, section, where)
+    except ConfigError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith("study ") else f"{where}: {text}") from None
+    spec.figures, spec.claims = figures, claims
+    names = [figure.file for figure in figures]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
+        raise ConfigError(f"{where}.figures: two are called '{twice}': give each its own name.")
+    return spec
+
+
+def _component(package: str, values: dict[str, Any], where: str) -> Any:
+    kinds = components(package)
+    kind = values.get("kind")
+    if kind not in kinds:
+        raise ConfigError(f"{where}.kind={kind} does not exist.{suggest(str(kind), kinds)}")
+    return build(kinds[kind], {key: value for key, value in values.items() if key not in ("kind", "name")}, where)
+
+
+def _list(values: Any, where: str) -> list[dict[str, Any]]:
+    if values is None:
+        return []
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise ConfigError(f"{where} should be a list, each item keys with values.")
+    return values

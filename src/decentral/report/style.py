@@ -1,0 +1,191 @@
+"""One look everywhere: colours, markers and line styles, the same for an algorithm in all figures.
+
+Colours are those of Okabe and Ito, which people with any kind of colour vision tell apart, and a few dark ones for
+what goes beyond eight. The algorithm sets colour and marker, the topology the line style.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+BLACK, GREY = "#000000", "#8A8A8A"
+VERMILLION, BLUE, GREEN, PURPLE = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
+ORANGE, SKY = "#E69F00", "#56B4E9"
+
+WORKERS: dict[str, tuple[str, str, str]] = {
+    "worst": ("worst worker", VERMILLION, "v"),
+    "mean": ("mean over workers", BLUE, "o"),
+    "averaged": ("averaged model", GREEN, "s"),
+}
+"""Aggregates over the workers of one run: words, colour, marker."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a line is drawn."""
+
+    colour: str
+    marker: str
+    line: Any = "-"
+    hollow: bool = False
+    """Whether markers are filled with white: a variant (with momentum, say) of the algorithm with that colour."""
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """For `Axes.plot`."""
+        fill = "white" if self.hollow else self.colour
+        return {"color": self.colour, "linestyle": self.line, "markerfacecolor": fill}
+
+
+REFERENCE = Look(GREY, "", (0, (1, 1)))
+"""A line that no run has drawn, such as a bound: a method that is not known, on no topology."""
+
+_ALGORITHMS = {
+    "relaysgd": (VERMILLION, "o"),
+    "dpsgd": (BLUE, "s"),
+    "d2": (GREEN, "^"),
+    "gradienttracking": (PURPLE, "D"),
+    "sgp": (ORANGE, "v"),
+    "allreduce": (BLACK, "X"),
+    "qgdpsgd": (SKY, "p"),
+    "relaysgdgrad": ("#7A3300", "<"),
+    "exactdiffusion": ("#5B8C00", ">"),
+    "modelaveraging": ("#555555", "P"),
+    "localsgd": ("#8C6D1F", "d"),
+}
+_ALIASES = {
+    "relaymean": "relaysgd",
+    "relaysum": "relaysgd",
+    "relay": "relaysgd",
+    "gossip": "dpsgd",
+    "gossipaveraging": "dpsgd",
+    "dsgd": "dpsgd",
+    "dpsgdquasiglobal": "qgdpsgd",
+    "quasiglobaldpsgd": "qgdpsgd",
+    "dpsgdquasiglobalmomentum": "qgdpsgd",
+    "quasiglobalmomentum": "qgdpsgd",
+    "stochasticgradientpush": "sgp",
+    "gt": "gradienttracking",
+    "centralized": "allreduce",
+    "centralised": "allreduce",
+}
+_FURTHER = ("#332288", "#882255", "#117733", "#661100", "#44AA99", "#AA4499", "#999933", "#6699CC")
+_FURTHER_MARKERS = ("h", "8", "*", "d", "H", ">", "<", "P")
+_DASHES = ("-", "--", "-.", ":")
+_TOPOLOGIES = {"bt": "--", "binarytree": "--", "dbt": "-.", "doublebinarytrees": "-.", "star": ":"}
+_TOPOLOGY_WORDS = {
+    "bt": "binary tree",
+    "dbt": "double binary trees",
+    "complete": "fully connected",
+    "one_peer_exponential": "one-peer exponential",
+    "social": "social network",
+    "spanning_tree": "spanning tree",
+}
+_SYMBOLS = {"alpha": "\N{GREEK SMALL LETTER ALPHA}", "zeta2": "ζ²", "lr": "learning rate", "drop": "message loss"}
+_PHRASES = {"num_workers": "{} workers", "workers": "{} workers", "after_steps": "after {} steps", "steps": "{} steps"}
+_VARIANT = re.compile(r"\s*(?:[,+(]|\bwith\b)")
+"""What follows the algorithm in a display name: 'RelaySGD + momentum', 'D-PSGD, own model'."""
+_ORDERED = ("#440154", "#3B528B", "#21918C", "#5DC863", "#C9B400")
+
+
+def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
+    """A look for each line, given its method and (as long, or empty) its topology.
+
+    Methods that are not known get further colours, by their name; two of them never the same. One that has no topology
+    either, where others have one, is a reference.
+    """
+    canonical = [_canonical(method) for method in methods]
+    further = _places(sorted({name for name, _ in canonical if name not in _ALGORITHMS}))
+    found: list[Look] = []
+    owners: dict[Look, str] = {}
+    for number, (name, variant) in enumerate(canonical):
+        topology = _squeeze(topologies[number]) if topologies else ""
+        if topologies and not topology and name not in _ALGORITHMS:
+            found.append(REFERENCE)
+            continue
+        colour, marker = _ALGORITHMS.get(name) or (_FURTHER[further[name]], _FURTHER_MARKERS[further[name]])
+        choices = [Look(colour, marker, line, variant) for line in (_TOPOLOGIES.get(topology, "-"), *_DASHES)]
+        owner = methods[number]  # two variants of an algorithm on the same topology differ in their dashes
+        found.append(next((look for look in choices if owners.get(look, owner) == owner), choices[0]))
+        owners[found[-1]] = owner
+    return found
+
+
+def ordered_looks(count: int) -> list[Look]:
+    """Looks for lines that are told apart by something else than a method: from dark to light."""
+    last = max(count - 1, 1)
+    places = [round(number * (len(_ORDERED) - 1) / last) for number in range(count)]
+    return [
+        Look(_ORDERED[place], "osD^v<>pX"[number % 9], ("-", "--", "-.", ":")[number // len(_ORDERED) % 4])
+        for number, place in enumerate(places)
+    ]
+
+
+def settings(salt: str) -> AbstractContextManager[None]:
+    """matplotlib's settings for a figure: text stays text in SVG, and the same figure gives the same bytes."""
+    import matplotlib
+
+    return matplotlib.rc_context(
+        {
+            "svg.fonttype": "none",
+            "svg.hashsalt": salt,
+            "font.size": 9,
+            "font.family": "DejaVu Sans",
+            "axes.titlesize": 10,
+            "legend.fontsize": 8.5,
+            "axes.formatter.use_mathtext": True,
+        }
+    )
+
+
+def tidy(panel: Axes) -> None:
+    """A light grid, no frame above and to the right."""
+    panel.grid(alpha=0.25, lw=0.6)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.tick_params(labelsize=8)
+
+
+def pretty(label: str, value: str) -> str:
+    """A label's value as the head of a panel or in a legend: '16 workers', 'lr = 0.1', 'double binary trees'."""
+    try:
+        float(value)
+    except ValueError:
+        return _TOPOLOGY_WORDS.get(value, value) if label == "topology" else value
+    return _PHRASES.get(label, heading(label) + " = {}").format(value)
+
+
+def heading(label: str) -> str:
+    """A label as the head of a column."""
+    return "workers" if label == "num_workers" else _SYMBOLS.get(label, label.replace("_", " "))
+
+
+def _canonical(method: str) -> tuple[str, bool]:
+    """The algorithm in a display name, and whether it is a variant: 'RelaySGD + momentum' is ('relaysgd', True)."""
+    whole, first = (_squeeze(text) for text in (method, _VARIANT.split(method)[0]))
+    for name, variant in ((whole, False), (first, True)):
+        if (known := _ALIASES.get(name, name)) in _ALGORITHMS:
+            return known, variant
+    return whole, False
+
+
+def _squeeze(text: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", text.lower().replace("²", "2"))
+
+
+def _places(names: list[str]) -> dict[str, int]:
+    """A place among the further colours for each name, by its hash, the next free one if it is taken."""
+    taken: dict[str, int] = {}
+    for name in names:
+        place = zlib.crc32(name.encode()) % len(_FURTHER)
+        while place in taken.values() and len(taken) < len(_FURTHER):
+            place = (place + 1) % len(_FURTHER)
+        taken[name] = place
+    return taken

@@ -1,0 +1,237 @@
+"""A study's table: as numbers (CSV), to read (Markdown) and to print (LaTeX)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import dataclass
+
+from decentral.errors import ConfigError, suggest
+from decentral.report import style
+from decentral.report.entries import Entry, number_of
+from decentral.report.published import PublishedNumber, numbers
+from decentral.report.results import Results
+from decentral.report.spec import Table
+from decentral.report.summary import aligned
+
+_DIGITS = {"percent": 1, "steps": 1, "scientific": 1, "plain": 3}
+_WORDS = {"worst": "worst worker", "mean": "mean over workers", "averaged": "averaged model"}
+_CSV_COLUMNS = ("metric", "of", "mean", "std", "runs", "of_runs", "diverged", "rates", "at_edge", "published")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of entries: None where there is no such cell."""
+
+    heading: str
+    rows: list[tuple[str, ...]]
+    columns: list[str]
+    cells: dict[tuple[tuple[str, ...], str], Entry]
+    runs: int
+    """How many runs a complete cell has."""
+
+    def best(self, larger_is_better: bool | None) -> set[tuple[tuple[str, ...], str]]:
+        """The places of the best mean in each column (rounding does not make two best)."""
+        found = set()
+        for column in self.columns if larger_is_better is not None and len(self.rows) > 1 else ():
+            means = {(row, column): self.cells[row, column].mean for row in self.rows if (row, column) in self.cells}
+            finite = [value for value in means.values() if math.isfinite(value)]
+            if finite:
+                best = max(finite) if larger_is_better else min(finite)
+                found |= {place for place, value in means.items() if value == best}
+        return found
+
+
+def grids(results: Results) -> list[Grid]:
+    """A grid for each metric and each of `table.of`. Raises ConfigError if the table names a label that does not
+    exist or does not tell cells apart."""
+    table = results.spec.table
+    if table is None or results.values.empty:
+        return []
+    for label in (*table.rows, *([table.columns] if table.columns else [])):
+        if label not in results.labels:
+            known = suggest(label, results.labels)
+            raise ConfigError(f"study {results.study}: report.table uses a label '{label}'.{known}")
+    found = []
+    for of in table.of:
+        entries = results.entries(of)
+        metrics = list(dict.fromkeys(entry.metric for entry in entries))
+        for metric in metrics:
+            heading = f"{metric}, {_WORDS[of]}" if of in _WORDS else metric
+            found.append(_grid(heading, [entry for entry in entries if entry.metric == metric], table, results.study))
+    return found
+
+
+def _grid(heading: str, entries: list[Entry], table: Table, study: str) -> Grid:
+    cells: dict[tuple[tuple[str, ...], str], Entry] = {}
+    for entry in entries:
+        place = tuple(entry.labels[label] for label in table.rows), entry.labels.get(table.columns, "")
+        if place in cells:
+            both = " and ".join(", ".join(f"{k}={v}" for k, v in e.labels.items()) for e in (cells[place], entry))
+            raise ConfigError(f"study {study}: report.table has one place for both {both}: name more labels in rows.")
+        cells[place] = entry
+    rows = list(dict.fromkeys(row for row, _ in cells))
+    columns = list(dict.fromkeys(column for _, column in cells))
+    return Grid(heading, rows, columns, cells, max((entry.runs + entry.failed for entry in entries), default=0))
+
+
+def show(value: float, table: Table) -> str:
+    """A number in the table's format."""
+    digits = _DIGITS[table.format] if table.digits is None else table.digits
+    if not math.isfinite(value):
+        return "n/a"
+    return f"{value:.{digits}e}" if table.format == "scientific" else f"{value:,.{digits}f}".replace(",", "")
+
+
+def cell(entry: Entry | None, grid: Grid, table: Table) -> str:
+    """For example '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)', 'n/a (0 of 3 runs)'; '*' at the edge of its
+    grid."""
+    if entry is None or entry.runs == 0:
+        return f"n/a (0 of {grid.runs} runs)"
+    if not entry.values:
+        return (
+            f"diverged ({entry.diverged} of {grid.runs})"
+            if entry.diverged
+            else f"n/a ({entry.runs} of {grid.runs} runs)"
+        )
+    text = show(entry.mean, table)
+    if entry.std is not None:
+        text += f" ± {show(entry.std, table)}"
+    if entry.at_edge:
+        text += "*"
+    notes = [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
+    notes += [f"{entry.runs} of {grid.runs} runs"] if entry.runs < grid.runs else []
+    return f"{text} ({', '.join(notes)})" if notes else text
+
+
+def as_text(results: Results) -> str:
+    """The first table, for a terminal; '' if there is none."""
+    table, found = results.spec.table, grids(results)
+    if table is None or not found:
+        return ""
+    lines = _heads(found[0], table)
+    for row in found[0].rows:
+        cells = [cell(found[0].cells.get((row, column)), found[0], table) for column in found[0].columns]
+        lines.append([*row_words(row, table), *cells])
+    return aligned(lines, left=len(table.rows))
+
+
+def as_csv(results: Results) -> str:
+    """One line per cell, numbers unrounded."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([*results.labels, *_CSV_COLUMNS])
+    table = results.spec.table
+    theirs = published(results)
+    for of in table.of if table else ():
+        entries = results.entries(of)
+        runs = max((entry.runs + entry.failed for entry in entries), default=0)
+        for entry in entries:
+            one = theirs.get(entry.published)
+            numbers_ = [entry.mean, "" if entry.std is None else entry.std, len(entry.values), runs, entry.diverged]
+            rates = " ".join(f"{rate:.6g}" for rate in entry.rates)
+            row = [*entry.labels.values(), entry.metric, of, *numbers_, rates, entry.at_edge, one.text if one else ""]
+            writer.writerow(row)
+    return text.getvalue()
+
+
+def published(results: Results) -> dict[str, PublishedNumber]:
+    """key -> the published number, at any scale; whether they can be compared is another question."""
+    spec = results.spec.published
+    return {one.key: one for one in numbers(str(results.facts.get("paper", "")), spec.item)} if spec else {}
+
+
+def as_markdown(results: Results) -> str:
+    """The table with its caption and notes; the published numbers in brackets where they can be compared."""
+    table = results.spec.table
+    if table is None:
+        return ""
+    theirs, blocks = published(results), [results.spec.caption] if results.spec.caption else []
+    found = grids(results)
+    for grid in found:
+        blocks.append(f"**{_capital(grid.heading)}**")
+        blocks.append(_markdown_grid(grid, results, theirs if results.comparable and table.of[0] == "value" else {}))
+    blocks += notes(results, found)
+    if theirs and not results.comparable and found and any(e.published in theirs for e in found[0].cells.values()):
+        blocks.append(_orientation(found[0], results, theirs))
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _markdown_grid(grid: Grid, results: Results, theirs: dict[str, PublishedNumber]) -> str:
+    table = results.spec.table
+    assert table is not None
+    best = grid.best(results.spec.direction) if table.bold else set()
+    lines = _heads(grid, table)
+    for row in grid.rows:
+        texts = []
+        for column in grid.columns:
+            entry = grid.cells.get((row, column))
+            text = cell(entry, grid, table)
+            text = f"**{text}**" if (row, column) in best else text
+            one = theirs.get(entry.published) if entry else None
+            texts.append(f"{text} [{_their(one, table)}]" if one else text)
+        lines.append([*row_words(row, table), *texts])
+    return markdown_table(lines, len(table.rows))
+
+
+def _orientation(grid: Grid, results: Results, theirs: dict[str, PublishedNumber]) -> str:
+    """The paper's own numbers in the same places, folded away: not comparable at this scale."""
+    table = results.spec.table
+    assert table is not None and results.spec.published is not None
+    lines = _heads(grid, table)
+    for row in grid.rows:
+        entries = [grid.cells.get((row, column)) for column in grid.columns]
+        found = [theirs.get(entry.published) if entry else None for entry in entries]
+        lines.append([*row_words(row, table), *[_their(one, table) if one else "" for one in found]])
+    scales = " or ".join(results.spec.published.scales)
+    head = f"The numbers to compare with at scale={scales}, in the same places"
+    return f"<details><summary>{head}</summary>\n\n{markdown_table(lines, len(table.rows))}\n\n</details>"
+
+
+def _their(one: PublishedNumber, table: Table) -> str:
+    text = show(one.value, table) if one.value is not None else one.text
+    return f"{text} ± {show(one.spread, table)}" if one.spread else text
+
+
+def _heads(grid: Grid, table: Table) -> list[list[str]]:
+    only = [grid.heading] if not table.columns else [style.pretty(table.columns, column) for column in grid.columns]
+    return [[*[style.heading(label) for label in table.rows], *only]]
+
+
+def row_words(row: tuple[str, ...], table: Table) -> list[str]:
+    """The labels of a row as a person reads them: numbers as they are, topologies in words."""
+    pairs = zip(table.rows, row, strict=True)
+    return [value if number_of(value) is not None else style.pretty(label, value) for label, value in pairs]
+
+
+def notes(results: Results, found: list[Grid]) -> list[str]:
+    """What a reader of the table has to know."""
+    entries = [entry for grid in found for entry in grid.cells.values()]
+    parts = []
+    if any(entry.std is not None for entry in entries):
+        parts.append("Mean ± standard deviation over seeds (n - 1).")
+    if any(entry.std is None and entry.runs == 1 for entry in entries):
+        parts.append("Where there is no ±, there is one run.")
+    if results.spec.table and results.spec.table.bold and results.spec.direction is not None:
+        parts.append("Bold: the best of a column.")
+    if results.comparable:
+        parts.append("In brackets: the published number.")
+    if any(entry.diverged for entry in entries):
+        parts.append("Runs that diverged without a value are counted but not in the mean.")
+    blocks = [" ".join(parts)]
+    edge = sorted({entry.where for entry in entries if entry.at_edge})
+    if edge:
+        blocks.append(f"\\* The best learning rate lies at the edge of the grid that was searched: {'; '.join(edge)}.")
+    return blocks
+
+
+def markdown_table(lines: list[list[str]], left: int) -> str:
+    """A Markdown table: a head and rows, the first `left` columns to the left, the others to the right."""
+    head, *rows = [[text.replace("|", "\\|") for text in line] for line in lines]
+    rule = ["---" if number < left else "---:" for number in range(len(head))]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

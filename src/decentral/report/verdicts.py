@@ -1,0 +1,181 @@
+"""Ours against theirs: a verdict for every published number and every claim."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, fields
+
+from decentral.report.claims.claim import MET, NOT_MET, NOT_RUN, Cells
+from decentral.report.entries import Entry
+from decentral.report.published import PublishedNumber, numbers
+from decentral.report.results import Results
+from decentral.report.spec import Published, Tolerance
+
+CHANCE_PERCENT = 20.0
+"""An accuracy below this is as good as none on ten classes: the run did not converge."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A line of verdicts.csv; `ours` and `spread` are '' where there is nothing."""
+
+    kind: str
+    """number (published), reference (a number that the paper does not give, computed by others) or claim."""
+    what: str
+    ours: str
+    spread: str
+    published: str
+    tolerance: str
+    verdict: str
+    """met, not met or not run."""
+    why: str
+
+
+def judge(results: Results) -> list[Verdict]:
+    """All verdicts of a study at one scale: numbers first, then claims."""
+    return [*judge_numbers(results), *judge_claims(results)]
+
+
+def count(verdicts: Iterable[Verdict], kind: str) -> Counter[str]:
+    """How many are met, not met and not run."""
+    return Counter(one.verdict for one in verdicts if one.kind == kind)
+
+
+def told(counted: Counter[str]) -> str:
+    """For example '50 met, 5 not met, 0 not run'."""
+    return ", ".join(f"{counted[verdict]} {verdict}" for verdict in (MET, NOT_MET, NOT_RUN))
+
+
+def judge_claims(results: Results) -> list[Verdict]:
+    """The study's claims, held against the mean over seeds."""
+    cells, spec, found = Cells(results.entries(), results.study), results.spec, []
+    for claim in spec.claims:
+        own = claim.larger_is_better
+        direction = spec.direction if own is None else own
+        verdict, ours, spread, tolerance, why = claim.check(cells, direction is not False)
+        found.append(Verdict("claim", claim.says, _text(ours), _text(spread), "", tolerance, verdict, why))
+    return found
+
+
+def judge_numbers(results: Results) -> list[Verdict]:
+    """A verdict for each number of the item that the study compares itself with."""
+    spec = results.spec.published
+    if spec is None:
+        return []
+    theirs = numbers(str(results.facts.get("paper", "")), spec.item)
+    if not results.comparable:
+        why = f"compared at scale={' or '.join(spec.scales)} only; this is scale={results.scale}"
+        return [_not_run(one, spec, why) for one in theirs]
+    ours: dict[str, list[Entry]] = {}
+    for entry in results.entries():
+        ours.setdefault(entry.published, []).append(entry)
+    return [_judge(one, ours.get(one.key, []), spec, str(results.facts.get("needs") or "")) for one in theirs]
+
+
+def unknown_keys(results: Results) -> list[str]:
+    """Keys in values.csv that the item has no number for: not published, or misspelt in the study."""
+    spec = results.spec.published
+    if spec is None or not results.comparable:
+        return []
+    theirs = {one.key for one in numbers(str(results.facts.get("paper", "")), spec.item)}
+    return sorted({entry.published for entry in results.entries()} - theirs - {""})
+
+
+def not_run(paper: str, published: Published, why: str) -> list[Verdict]:
+    """The verdicts on the numbers of an item of which nothing was run."""
+    return [_not_run(one, published, why) for one in numbers(paper, published.item)]
+
+
+def as_csv(verdicts: list[Verdict]) -> str:
+    """verdicts.csv."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([field.name for field in fields(Verdict)])
+    writer.writerows(astuple(verdict) for verdict in verdicts)
+    return text.getvalue()
+
+
+def _judge(theirs: PublishedNumber, ours: list[Entry], spec: Published, needs: str) -> Verdict:
+    if not any(entry.runs for entry in ours):
+        failed = sum(entry.failed for entry in ours)
+        why = (
+            f"{failed} runs failed" if failed else "the study has not run it" + (f"; it needs {needs}" if needs else "")
+        )
+        return _not_run(theirs, spec, why)
+    if theirs.value is None:
+        return _judge_failure(theirs, ours)
+    value = theirs.value
+    entry = max((e for e in ours if e.runs), key=lambda e: abs(e.mean - value) if e.values else math.inf)
+    tolerance = _told(spec.tolerance, theirs)
+    if not entry.values:
+        why = f"all {entry.runs} runs diverged or gave no number"
+        return Verdict(_kind(theirs), theirs.key, "", "", _text(theirs.value), tolerance, NOT_MET, why)
+    met = _within(entry.mean, theirs, spec.tolerance)
+    notes = [
+        f"ours - theirs = {entry.mean - theirs.value:+.4g} {theirs.unit}".strip(),
+        f"{len(entry.values)} run{'s' * (len(entry.values) != 1)}",
+    ]
+    notes += [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
+    notes += [f"the furthest of {len(ours)} cells: {entry.where}"] if len(ours) > 1 else []
+    notes += ["the learning rate lies at the edge of its grid"] if entry.at_edge else []
+    notes += [f"theirs: {theirs.note}"] if theirs.note else []
+    return Verdict(
+        _kind(theirs),
+        theirs.key,
+        _text(entry.mean),
+        _text(entry.std),
+        _text(theirs.value),
+        tolerance,
+        MET if met else NOT_MET,
+        "; ".join([*notes, spec.because]),
+    )
+
+
+def _judge_failure(theirs: PublishedNumber, ours: list[Entry]) -> Verdict:
+    """They report that it diverges: so should more than half of our runs, or end near chance."""
+    runs = sum(entry.runs for entry in ours)
+    diverged = sum(entry.diverged for entry in ours)
+    chance = theirs.unit == "%"
+    low = sum(value < CHANCE_PERCENT for entry in ours for value in entry.values) if chance else 0
+    lost = min(runs, max(diverged, low))
+    rule = "more than half of the runs diverge" + (f" or end below {CHANCE_PERCENT:g} %" if chance else "")
+    entry = next(entry for entry in ours if entry.runs)
+    why = f"{diverged} of {runs} runs diverged" + (f", {low} ended below {CHANCE_PERCENT:g} %" if chance else "")
+    ours_text = _text(entry.mean) if entry.values else "diverges"
+    verdict = MET if 2 * lost > runs else NOT_MET
+    return Verdict(_kind(theirs), theirs.key, ours_text, _text(entry.std), theirs.text, rule, verdict, why)
+
+
+def _within(ours: float, theirs: PublishedNumber, tolerance: Tolerance) -> bool:
+    value = theirs.value or 0.0
+    limit = max((tolerance.relative or 0.0) * abs(value), tolerance.absolute or 0.0, theirs.spread or 0.0)
+    rounding = 1e-9 * max(abs(value), abs(ours))
+    if abs(ours - value) <= limit + rounding:
+        return True
+    factor = tolerance.factor
+    return factor is not None and ours * value > 0 and 1 / factor <= ours / value <= factor
+
+
+def _told(tolerance: Tolerance, theirs: PublishedNumber) -> str:
+    parts = [f"{100 * tolerance.relative:g} % of it"] if tolerance.relative is not None else []
+    unit = "percentage points" if theirs.unit == "%" else theirs.unit
+    parts += [f"{tolerance.absolute:g} {unit}".strip()] if tolerance.absolute is not None else []
+    parts += [f"a factor of {tolerance.factor:g}"] if tolerance.factor is not None else []
+    parts += [f"their spread of {theirs.spread:g}"] if theirs.spread else []
+    return " or ".join(parts)
+
+
+def _not_run(theirs: PublishedNumber, spec: Published, why: str) -> Verdict:
+    return Verdict(_kind(theirs), theirs.key, "", "", theirs.text, _told(spec.tolerance, theirs), NOT_RUN, why)
+
+
+def _kind(theirs: PublishedNumber) -> str:
+    return "reference" if theirs.computed else "number"
+
+
+def _text(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

@@ -1,0 +1,96 @@
+"""The studies in conf/study/: one YAML each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from decentral.cli import folders_of
+from decentral.errors import ConfigError, suggest
+from decentral.registry import components
+from decentral.report.typed import build as typed
+from decentral.study.study import Study
+
+SCALES = ("smoke", "small", "paper")
+"""Seconds; the whole study on bundled data; the paper's data and model."""
+
+
+def names(config_dir: str | None = None) -> list[str]:
+    """The names of all studies, ours and those in the user's folder."""
+    return sorted({file.stem for folder in folders_of(config_dir) for file in (folder / "study").glob("*.yaml")})
+
+
+def scales(name: str, config_dir: str | None = None) -> list[str]:
+    """The scales at which a study is defined."""
+    return [scale for scale in SCALES if scale in _read(name, config_dir).get("scales", {})]
+
+
+def load(name: str, scale: str, config_dir: str | None = None, overrides: Sequence[str] = ()) -> Study:
+    """A study at a scale: the keys of its YAML, replaced by those below `scales: {<scale>: ...}`, then by overrides.
+
+    There, `base` is appended to what is at the top instead of replacing it. `like: <other study>` begins with all keys
+    of another study, scale by scale; what is said here replaces them. An override is `key=<YAML>`, for example
+    `seeds=[1,2]`. Raises ConfigError, with one sentence that names the file and the key, if a name is unknown or the
+    file is not right.
+    """
+    import yaml
+
+    values = _read(name, config_dir)
+    known = values.pop("scales", None) or {}
+    if scale not in SCALES:
+        raise ConfigError(f"scale={scale} does not exist.{suggest(scale, SCALES)}")
+    if scale not in known:
+        raise ConfigError(f"scale={scale} is not defined for {name}: use scale={' or scale='.join(known)}.")
+    changes = known[scale] or {}
+    base = [*(values.get("base") or []), *(changes.get("base") or [])]
+    given = {key: yaml.safe_load(text) for key, _, text in (override.partition("=") for override in overrides)}
+    return build(name, {**values, **changes, "base": base, **given})
+
+
+def build(what: str, values: dict[str, Any]) -> Study:
+    """A study from plain values; `kind` chooses its class."""
+    values = dict(values)
+    kind, kinds = values.pop("kind", None), components("study.kinds")
+    if kind not in kinds:
+        raise ConfigError(f"study {what}: kind={kind} does not exist.{suggest(str(kind), kinds)}")
+    return typed(kinds[kind], values, f"study {what}")
+
+
+def _read(name: str, config_dir: str | None) -> dict[str, Any]:
+    import yaml
+
+    found = [folder / "study" / f"{name}.yaml" for folder in reversed(folders_of(config_dir))]
+    file = next((path for path in found if path.is_file()), None)
+    if file is None:
+        raise ConfigError(f"there is no study {name}.{suggest(name, names(config_dir))}")
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}.") from None
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file} has to hold keys and values.")
+    model = values.pop("like", None)
+    return _merged(_read(str(model), config_dir), values) if model else values
+
+
+def _merged(model: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """A study like another one: only the scales that it names itself, if it names any."""
+    scales, theirs = own.get("scales"), model.get("scales") or {}
+    known = (
+        theirs
+        if scales is None
+        else {scale: {**(theirs.get(scale) or {}), **(scales[scale] or {})} for scale in scales}
+    )
+    return {**model, **own, "scales": known}
+
+
+def reserved(overrides: Sequence[str], key: str) -> tuple[str | None, list[str]]:
+    """The last value given for `key`, and the overrides without it."""
+    given = [override.partition("=")[2] for override in overrides if override.startswith(f"{key}=")]
+    return (given[-1] if given else None), [o for o in overrides if not o.startswith(f"{key}=")]
+
+
+def path_of(results_dir: Path, study: Study, name: str, scale: str) -> Path:
+    """Where the values, tables and figures of a study at a scale are kept."""
+    return results_dir / study.paper / name / scale

@@ -1,0 +1,124 @@
+"""Methods side by side over a few settings, each with its own tuned learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, ClassVar
+
+from decentral.cli import compose_all
+from decentral.errors import ConfigError, suggest
+from decentral.registry import components
+from decentral.study.catalogue import typed
+from decentral.study.kinds.comparison_cell import Asked, TunedCell
+from decentral.study.measure import Measure
+from decentral.study.study import Cell, Study
+
+
+@dataclass
+class Row:
+    """A method of the comparison.
+
+    method, topology    as the table shows them
+    base                overrides of its runs
+    lr                  where its search for a learning rate begins (or its rate, where nothing is tuned)
+    lrs                 the same for single values of the first column, if they differ
+    published           'algorithm|topology' of its numbers in the published table
+    only                columns that it is compared at, if not all: {alpha: [0.01]}
+    worker              whose model counts in this row, if not `measure.worker`: another look at the same runs
+    """
+
+    method: str = ""
+    topology: str = ""
+    base: list[str] = field(default_factory=list)
+    lr: float | None = None
+    lrs: list[float] = field(default_factory=list)
+    published: str = ""
+    only: dict[str, list[Any]] = field(default_factory=dict)
+    worker: str = ""
+
+
+@dataclass
+class Comparison(Study):
+    """A row for every method, a column for every setting; the learning rate of each cell is tuned; several seeds.
+
+    rows        the methods
+    columns     label -> values, for example {alpha: [1, 0.1, 0.01]}; every combination is a column
+    keys        label -> key of decentral-run, where the label is not the key itself: {drop: network.drop_probability}
+    tune        how a cell's learning rate is found: {rule: <name in tuning/>, and its settings}
+    tune_base   overrides of the runs that are made for tuning only, such as [epochs=50]
+    tune_seeds  seeds of those runs
+    retreat     whether a rate with which a seed diverges does not count, so that the search goes on
+    seeds       seeds of the runs that count
+    measure     what a run is judged by
+    setting     how the published table writes a column: 'alpha={alpha:g}'
+    curves      whose metric over time is kept for figures: worst, mean, averaged, each, a worker's number,
+                or counted: whoever counts in that row
+    """
+
+    name: str = "comparison"
+    cell: ClassVar[type[TunedCell]] = TunedCell
+    rows: list[Row] = field(default_factory=list)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    tune: dict[str, Any] = field(default_factory=lambda: {"rule": "fixed"})
+    tune_base: list[str] = field(default_factory=list)
+    tune_seeds: list[int] = field(default_factory=lambda: [1])
+    retreat: bool = True
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+    measure: Measure = field(default_factory=Measure)
+    setting: str = ""
+    curves: list[str] = field(default_factory=list)
+
+    def cells(self, overrides: Sequence[str], results_dir: Path) -> list[Cell]:
+        """Row by row, column by column."""
+        rule = self._rule()
+        settings = [(row, point) for row in self.rows for point in self._points(row)]
+        commands = []
+        for row, point in settings:
+            columns = [f"{self.keys.get(label, label)}={value}" for label, value in point.items()]
+            rate = self._rate(row, point)
+            lr = [f"lr={rate}"] if rate is not None and "lr" not in point else []
+            commands.append([*self.base, *row.base, *lr, *columns, *overrides])
+        final = self._asked(commands)
+        tuning = self._asked([[*command, *self.tune_base] for command in commands]) if self.tune_base else final
+        return [
+            self.cell(
+                labels={"method": row.method, "topology": row.topology, **point},
+                final=counting,
+                tuning=searching,
+                rule=rule,
+                study=self,
+                measure=replace(self.measure, worker=row.worker or self.measure.worker),
+                published=self._published(row, point),
+            )
+            for (row, point), counting, searching in zip(settings, final, tuning, strict=True)
+        ]
+
+    @staticmethod
+    def _asked(commands: list[list[str]]) -> list[Asked]:
+        return [Asked(*pair) for pair in zip(commands, compose_all(commands), strict=True)]
+
+    def _rule(self) -> Any:
+        values = dict(self.tune)
+        rules, name = components("study.tuning"), values.pop("rule", "fixed")
+        if name not in rules:
+            raise ConfigError(f"tune.rule={name} does not exist.{suggest(str(name), rules)}")
+        return typed(rules[name], values, f"tune.rule={name}")
+
+    def _points(self, row: Row) -> list[dict[str, Any]]:
+        values = {label: row.only.get(label, listed) for label, listed in self.columns.items()}
+        return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
+
+    def _rate(self, row: Row, point: dict[str, Any]) -> float | None:
+        if not row.lrs:
+            return row.lr
+        first = next(iter(self.columns), "")
+        if len(row.lrs) != len(self.columns.get(first, [])):
+            raise ConfigError(f"rows: {row.method} needs as many lrs as {first or 'the first column'} has values.")
+        return row.lrs[self.columns[first].index(point[first])]
+
+    def _published(self, row: Row, point: dict[str, Any]) -> str:
+        return f"{row.published}|{self.setting.format(**point)}" if row.published else ""

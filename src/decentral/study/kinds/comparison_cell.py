@@ -1,0 +1,162 @@
+"""A cell of a comparison: the search for its learning rate, then its seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import shlex
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from decentral.config import Config
+from decentral.launch.job import Job, TrainingRun
+from decentral.store import Status
+from decentral.study.measure import Measure, Measured
+from decentral.study.study import Cell, Curve, Labels, Value
+from decentral.study.tuning.rule import Choice, Rule
+
+if TYPE_CHECKING:
+    from decentral.study.kinds.comparison import Comparison
+
+
+class Asked(NamedTuple):
+    """What runs are asked to do, less learning rate and seed: as overrides of decentral-run, and composed."""
+
+    overrides: list[str]
+    config: Config
+
+
+@dataclass
+class TunedCell(Cell):
+    """Tries rates as its rule wants on the seeds for tuning, then runs all seeds with the best one.
+
+    If a seed diverges with it, that rate does not count and the search goes on (`retreat: false`: it counts).
+    """
+
+    labels: Labels
+    final: Asked
+    """The runs that count."""
+    tuning: Asked
+    """The same with what is different in the runs for tuning."""
+    rule: Rule
+    study: Comparison
+    measure: Measure
+    published: str
+    _measured: dict[str, Measured] = field(default_factory=dict)
+    _made: dict[tuple[bool, float, int], TrainingRun] = field(default_factory=dict)
+
+    def jobs(self) -> list[Job]:
+        """Those of the search so far, then those of the seeds."""
+        jobs, choice, _ = self._search()
+        if choice is not None:
+            jobs += self._counting(choice.lr)
+        return list({job.id: job for job in jobs}.values())
+
+    def values(self) -> list[Value]:
+        """One for each finished run; only the seeds with the chosen rate count."""
+        jobs, choice, tried = self._search()
+        final = {job.id for job in self._counting(choice.lr)} if choice is not None else set()
+        found: dict[str, Value] = {}
+        for job in [*jobs, *(self._counting(choice.lr) if choice is not None else [])]:
+            measured = self._result(job)
+            if measured is not None:
+                at_edge = choice is not None and choice.at_edge and job.id in final
+                found[job.id] = self._value(job, measured, job.id in final, at_edge)
+        return list(found.values())
+
+    def curves(self) -> list[Curve]:
+        """Of the chosen runs."""
+        _, choice, _ = self._search()
+        if choice is None or not self.study.curves:
+            return []
+        done = [job for job in self._counting(choice.lr) if job.finished() is Status.done]
+        return [
+            curve
+            for job in done
+            for curve in self.measure.curves(job.directory, self.study.curves, self.labels, job.config.seed)
+        ]
+
+    def _search(self) -> tuple[list[TrainingRun], Choice | None, dict[float, float]]:
+        """The jobs that led to what is known, the choice if the search is over, and the scores so far."""
+        tried: dict[float, float] = {}
+        jobs: list[TrainingRun] = []
+        searches = True
+        while True:
+            rates = self.rule.wanted(tried, self.final.config.lr)
+            if rates:
+                searches = len(rates) > 1 or bool(tried)  # a single given rate needs no runs of its own
+                asked = {lr: self._runs(True, lr, self.study.tune_seeds) for lr in rates} if searches else {}
+                jobs += [job for runs in asked.values() for job in runs]
+                scores = {lr: self._score(asked.get(lr, [])) if searches else 0.0 for lr in rates}
+                if any(score is None for score in scores.values()):
+                    return jobs, None, tried
+                tried |= {lr: score for lr, score in scores.items() if score is not None}
+                continue
+            choice = self.rule.chosen(tried)
+            if choice is None:
+                return jobs, self._smallest(tried), tried
+            if not searches or not self.study.retreat or not self._some_seed_diverged(choice.lr):
+                return jobs, choice, tried
+            tried[choice.lr] = math.nan
+
+    def _smallest(self, tried: dict[float, float]) -> Choice:
+        """Where every rate diverged, the smallest stands for the cell."""
+        return Choice(min(tried), at_edge=True)
+
+    def _runs(self, tuning: bool, lr: float, seeds: list[int]) -> list[TrainingRun]:
+        return [self._run(tuning, lr, seed) for seed in seeds]
+
+    def _run(self, tuning: bool, lr: float, seed: int) -> TrainingRun:
+        key = tuning, lr, seed
+        if key not in self._made:
+            asked = self.tuning if tuning else self.final
+            config = dataclasses.replace(asked.config, lr=lr, seed=seed)
+            command = shlex.join(["decentral-run", *asked.overrides, f"lr={lr!r}", f"seed={seed}"])
+            self._made[key] = TrainingRun(config, f"{self.title}, lr {lr:g}, seed {seed}", command=command)
+        return self._made[key]
+
+    def _counting(self, lr: float) -> list[TrainingRun]:
+        return self._runs(False, lr, self.study.seeds)
+
+    @property
+    def title(self) -> str:
+        """For example 'RelaySGD, dbt, alpha 0.1'."""
+        words = [f"{v}" if k in ("method", "topology") else f"{k} {v}" for k, v in self.labels.items() if v != ""]
+        return ", ".join(words)
+
+    def _result(self, job: TrainingRun) -> Measured | None:
+        if job.id not in self._measured and job.finished() is not None:
+            self._measured[job.id] = self.measure.of(job.directory)
+        return self._measured.get(job.id)
+
+    def _score(self, jobs: list[TrainingRun]) -> float | None:
+        """Mean over the seeds; nan if one diverged; None if one is not finished."""
+        results = [self._result(job) for job in jobs]
+        if any(result is None for result in results):
+            return None
+        known = [result for result in results if result is not None]
+        if any(result.status is Status.diverged for result in known):
+            return math.nan
+        return sum(self.measure.score(result.value) for result in known) / len(known)
+
+    def _some_seed_diverged(self, lr: float) -> bool:
+        results = [self._result(job) for job in self._counting(lr)]
+        return any(result is not None and result.status is Status.diverged for result in results)
+
+    def _value(self, job: TrainingRun, found: Measured, chosen: bool, at_edge: bool) -> Value:
+        return Value(
+            labels=self.labels,
+            value=found.value,
+            metric=self.measure.label,
+            seed=job.config.seed,
+            lr=job.config.lr,
+            chosen=chosen,
+            at_edge=at_edge,
+            status=found.status.value,
+            worst=found.worst,
+            mean=found.mean,
+            averaged=found.averaged,
+            published=self.published if chosen else "",
+            run=job.id,
+            wall_s=found.wall_s,
+        )

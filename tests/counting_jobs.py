@@ -1,0 +1,60 @@
+"""Jobs without torch that count, slowly enough to be disturbed. Other processes import this module."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from decentral.errors import ConfigError
+from decentral.interrupt import Interrupt
+from decentral.launch.job import Job
+from decentral.store import RunStore, Status
+
+
+@dataclass(frozen=True)
+class Counting(Job):
+    """Writes the numbers up to `steps` to a file, one in 0.02 s, and goes on where it was stopped."""
+
+    folder: str
+    steps: int = 10
+    fate: str = "done"
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(f"{self.steps} {self.fate}".encode()).hexdigest()[:12]
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.folder) / self.id
+
+    @property
+    def title(self) -> str:
+        return f"{self.fate} at {self.steps}"
+
+    @property
+    def written(self) -> list[int]:
+        return [int(line) for line in (self.directory / "numbers").read_text().split()]
+
+    def carry_out(self) -> Status:
+        with RunStore.open(self.directory, self.id, "") as store, Interrupt() as interrupt:
+            first = int((RunStore.peek(self.directory) or {})["step"])
+            store.set_status(Status.running, step=first)
+            for step in range(first, self.steps):
+                time.sleep(0.02)
+                with open(self.directory / "numbers", "a") as file:
+                    print(step, file=file)
+                if interrupt.requested:
+                    store.set_status(Status.interrupted, step=step + 1)
+                    return Status.interrupted
+            if self.fate == "refused":
+                raise ConfigError("steps=10 is refused.")
+            if self.fate == "error":
+                raise ArithmeticError("1 is not 2")
+            if self.fate == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            store.set_status(Status.done, step=self.steps)
+            return Status.done

@@ -1,0 +1,56 @@
+"""What is known of a job on another machine: its run directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from configure import configure
+from counting_jobs import Counting
+from decentral.launch.elsewhere import died, newest_row, seen
+from decentral.launch.job import TrainingRun
+from decentral.store import COLUMNS, RunStore, Status
+
+
+def rows(*steps: int) -> list[dict]:
+    common = {"split": "test", "metric": "accuracy", "wall_s": 0.0, "bytes_sent": 0}
+    workers = {0: 0.5, "worst": 0.25, "mean": 0.4}
+    return [
+        {"step": step, "epoch": step / 10, "worker": worker, "value": value + step / 1000, **common}
+        for step in steps
+        for worker, value in workers.items()
+    ]
+
+
+@pytest.mark.parametrize(("limit", "fraction"), [("steps=400", 0.25), ("epochs=20", 0.5)])
+def test_progress_is_read_from_the_newest_evaluation(tmp_path, limit, fraction):
+    config = replace(configure("task=quadratics", limit), run_dir=str(tmp_path / "run"))
+    job = TrainingRun(config)
+    assert seen(job, "slurm 1")[1:] == ("slurm 1", 0.0, "")
+    with RunStore.open(job.directory, job.id, "") as store:
+        store.append(rows(0, 100))
+    assert seen(job, "slurm 1")[1:] == ("slurm 1", fraction, "epoch 10.0  worst accuracy 0.35")
+    with RunStore.open(job.directory, job.id, "") as store:
+        store.set_status(Status.running, step=200, epoch=20.0)
+    assert seen(job, "slurm 1").fraction == 2 * fraction, "a checkpoint is news, too"
+
+
+def test_only_the_end_of_a_long_file_is_read_and_a_line_that_is_cut_short_does_no_harm(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({key: row[key] for key in COLUMNS}) for row in rows(*range(2000))]
+    path.write_text("\n".join(lines) + '\n{"step": 2000, "ep')
+    assert (newest_row(path)["step"], newest_row(path)["worker"]) == (1999, "worst")
+    path.write_text("nonsense\n")
+    assert newest_row(path) == {}
+    assert newest_row(tmp_path / "missing") == {}
+
+
+def test_a_process_that_is_gone_was_killed_unless_the_directory_or_the_user_says_otherwise(tmp_path):
+    job = Counting(str(tmp_path))
+    assert died(job, "why")[1:] == ("failed", "killed", "why")
+    assert died(job, "why", asked=True)[1:] == ("interrupted", None, "")
+    with RunStore.open(job.directory, job.id, "") as store:
+        store.set_status(Status.done)
+    assert died(job, "why")[1:] == ("done", None, "")

@@ -1,0 +1,231 @@
+"""The search for learning rates: the rules of the paper's appendix C.4, its published results, and kills."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configure import configure
+from decentral.ensembles import trials
+from decentral.ensembles.rules import Fastest, Outcome, Plateau, Rule, Trial
+from decentral.ensembles.search import Member, Search
+from decentral.errors import ConfigError
+from decentral.store import RunStore, Status
+
+TEN_SEEDS = tuple(Member(seed, 0.01) for seed in range(10))
+SMALL = ("task=quadratics", "task.dimension=10", "task.singular_min=0.5", "task.initial_distance=100", "num_workers=6")
+
+
+def search_of(
+    folder: Path, *overrides: str, members: tuple[Member, ...] = TEN_SEEDS, rule: Rule | None = None
+) -> Search:
+    config = configure(*SMALL, *overrides, f"results_dir={folder}", "seed=0", "lr=0")
+    return Search(config, "test", members, rule or Fastest())
+
+
+def answer(rule: Rule, respond: Any) -> tuple[Trial | None, list[float]]:
+    """What a search finds and which rates it tries, if `respond(lr, best_step)` says how a trial ends."""
+    search, tried = rule.search(), []
+    try:
+        asked = next(search)
+        while True:
+            tried.append(asked.lr)
+            asked = search.send(respond(asked.lr, asked.best_step))
+    except StopIteration as ended:
+        return ended.value, tried
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mean"),
+    [
+        (("algo=relaysgd", "topology=chain"), 20.8),
+        (("algo=relaysgd", "topology=bt"), 15.2),
+        (("algo=d2", "topology=ring"), 19.6),
+        (("algo=gradient_tracking", "topology=ring"), 49),
+        (("algo=gradient_tracking", "topology=bt"), 156),
+        (("algo=sgp", "algo.rounds=2", "topology=one_peer_exponential"), 107.9),
+        (("algo=allreduce", "topology=complete"), 8.9),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_six_workers_take_the_published_number_of_steps(
+    overrides: tuple[str, ...], mean: float, tmp_path: Path
+) -> None:
+    """Figure 2 at n = 6, zeta2 = 0.01, mean over ten random problems; two of the seven are rounded to whole steps."""
+    search = search_of(tmp_path, *overrides)
+    assert search.carry_out() is Status.done
+    found = statistics.fmean(tuned.step for tuned in search.tuned().values())
+    assert found == pytest.approx(mean, abs=0.25 if isinstance(mean, int) else 1e-9)
+
+
+def test_the_rate_that_is_returned_is_the_one_that_was_fastest(tmp_path: Path) -> None:
+    """The authors' code returns half of it."""
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", members=TEN_SEEDS[:2])
+    search.carry_out()
+    for member, tuned in search.tuned().items():
+        lines = [line for line in search.found() if line["seed"] == member.seed and line["lr"] == tuned.lr]
+        assert [(line["outcome"], line["step"]) for line in lines] == [("reached", tuned.step)]
+        assert not tuned.at_edge
+        assert 1 < tuned.lr < 2
+
+
+def test_fastest_halves_until_it_is_there_and_then_bisects() -> None:
+    def respond(lr: float, best_step: int | None) -> Trial:
+        if lr > 3:
+            return Trial(lr, Outcome.diverged, 1, math.nan)
+        step = round(100 / lr) if lr < 2.7 else 1000
+        late = best_step is not None and step > 10 * best_step
+        return Trial(lr, Outcome.late if late else Outcome.reached, step, 1e-7)
+
+    best, tried = answer(Fastest(start_lr=10), respond)
+    assert tried[:6] == [20, 10, 5, 2.5, 1.25, 3.125]  # halved, until one that is slower; then the middle of 1.25 and 5
+    assert best is not None
+    assert best.lr == pytest.approx(2.7, abs=0.2)
+    assert best.step == min(round(100 / lr) if lr < 2.7 else 1000 for lr in tried if lr <= 3)
+
+
+def test_plateau_finds_the_largest_rate_whose_plateau_is_low_enough() -> None:
+    def respond(lr: float, best_step: int | None) -> Trial:
+        if lr > 1:
+            return Trial(lr, Outcome.diverged, 1, math.inf)
+        return Trial(lr, Outcome.plateau, round(10 / lr), 1e-4 * lr**2)
+
+    best, _ = answer(Plateau(start_lr=10, target=1e-6), respond)
+    assert best is not None
+    assert 1e-6 / 1.1 < best.error < 1e-6
+
+
+def test_a_search_gives_up_after_thirty_trials() -> None:
+    best, tried = answer(Fastest(), lambda lr, best_step: Trial(lr, Outcome.diverged, 1, math.nan))
+    assert best is None
+    assert len(tried) == 30
+
+
+@pytest.mark.parametrize(
+    ("rule", "errors", "best_step", "outcome"),
+    [
+        (Fastest(), [1.0, 9e-7], None, Outcome.reached),
+        (Fastest(), [1.0, 9e-7], 1, Outcome.reached),  # late, but there
+        (Fastest(), [1.0, 0.5], 1, Outcome.late),
+        (Fastest(), [1.0, 1.1], None, Outcome.diverged),
+        (Fastest(), [1.0, math.nan], None, Outcome.diverged),
+        (Fastest(), [1.0, 0.5, 0.6], None, Outcome.rising),
+        (Fastest(allow_rising=True), [1.0, 0.5, 0.6], None, None),
+        (Fastest(), [1.0, 0.5, 0.5, 0.5], None, Outcome.plateau),
+        (Fastest(), [1.0, 0.5], None, None),
+        (Plateau(), [1.0, 9e-7], None, None),
+        (Plateau(), [1.0, 9e-7, 9e-7, 9e-7], None, Outcome.plateau),
+        (Plateau(), [1.0, 1e-7, 2e-7], None, None),  # rising below the target is no failure
+        (Plateau(), [1.0, 0.5, 0.6], None, Outcome.rising),
+        (Plateau(), [1.0, 0.5], 1, Outcome.late),
+    ],
+)
+def test_a_trial_ends_where_the_paper_ends_it(
+    rule: Rule, errors: list[float], best_step: int | None, outcome: Outcome | None
+) -> None:
+    ended = rule.judge(11, errors, best_step)
+    assert (ended.outcome if ended else None) == outcome
+
+
+def test_every_step_is_looked_at_first_and_then_about_every_hundredth() -> None:
+    grid = Fastest(max_steps=20_000).grid()
+    assert grid[:90] == list(range(1, 91))
+    assert all(later / sooner < 1.02 for sooner, later in itertools.pairwise(grid) if sooner > 100)
+    assert grid[-1] < 20_000
+
+
+def told(search: Search) -> list[tuple[object, ...]]:
+    """The trials, but for the error: its last digits depend on who else was in the ensemble."""
+    return sorted((line["seed"], line["lr"], line["outcome"], line["step"]) for line in search.found())
+
+
+class Killed(BaseException):
+    """In place of a kill: nothing catches it."""
+
+
+def test_a_search_that_was_killed_goes_on_with_the_trials_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides, members = ("algo=d2", "topology=ring"), TEN_SEEDS[:3]
+    undisturbed = search_of(tmp_path / "a", *overrides, members=members)
+    undisturbed.carry_out()
+    disturbed = search_of(tmp_path / "b", *overrides, members=members)
+    assert disturbed.id == undisturbed.id
+    lines, advance, calls = disturbed.directory / disturbed.lines, trials.Ensemble.advance, [0]
+
+    def dying(ensemble: trials.Ensemble, step: int) -> None:
+        calls[0] += 1
+        if calls[0] in (40, 150, 300):
+            raise Killed
+        advance(ensemble, step)
+
+    monkeypatch.setattr(trials.Ensemble, "advance", dying)
+    kills = 0
+    while disturbed.finished() is None:
+        try:
+            disturbed.carry_out()
+        except Killed:
+            kills += 1
+            with open(lines, "ab") as file:
+                file.write(b'{"seed": 0, "zet')  # the line that it was writing
+    assert kills == 3
+    assert disturbed.tuned() == undisturbed.tuned()
+    assert told(disturbed) == told(undisturbed)
+
+
+def test_a_finished_search_is_not_carried_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", members=TEN_SEEDS[:1])
+    search.carry_out()
+    monkeypatch.setattr(trials.Ensemble, "advance", lambda *_: pytest.fail("it computes"))
+    assert search.carry_out() is Status.done
+    assert search.wall_s() > 0
+
+
+def test_an_interrupted_search_says_so_and_keeps_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from decentral.interrupt import Interrupt
+
+    monkeypatch.setattr(Interrupt, "__enter__", lambda self: setattr(self, "requested", True) or self)
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", members=TEN_SEEDS[:2])
+    assert search.carry_out() is Status.interrupted
+    assert (RunStore.peek(search.directory) or {})["status"] == "interrupted"
+    assert search.finished() is None
+    assert search.tuned() == {}
+    monkeypatch.undo()
+    assert search.carry_out() is Status.done
+
+
+def test_a_search_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", members=TEN_SEEDS[:1])
+    monkeypatch.setattr(trials.Ensemble, "advance", full)
+    with pytest.raises(OSError, match="No space"):
+        search.carry_out()
+    facts = RunStore.peek(search.directory) or {}
+    assert (facts["status"], facts["failure"]) == ("failed", "disk_full")
+
+
+def test_a_search_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", members=TEN_SEEDS[:1])
+    with RunStore.open(search.directory, search.id, "{}"), pytest.raises(ConfigError, match="being written"):
+        search.carry_out()
+
+
+def test_the_id_is_what_is_computed(tmp_path: Path) -> None:
+    one = search_of(tmp_path, "algo=d2", "topology=ring")
+    assert one.id == search_of(tmp_path / "elsewhere", "algo=d2", "topology=ring").id
+    others = [
+        search_of(tmp_path, "algo=d2", "topology=ring", members=TEN_SEEDS[:5]),
+        search_of(tmp_path, "algo=d2", "topology=ring", rule=Fastest(target=1e-5)),
+        search_of(tmp_path, "algo=d2", "topology=ring", rule=Plateau()),
+        search_of(tmp_path, "algo=relaysgd", "topology=chain"),
+    ]
+    assert len({one.id, *(other.id for other in others)}) == 5
+    assert json.dumps(one.asked())

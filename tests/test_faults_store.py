@@ -1,0 +1,179 @@
+"""Runs survive full disks, damaged files, numbers that explode and clocks that jump; see test_faults_processes."""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+import decentral
+from decentral.store import RunStore, read_metrics
+from punisher import command, newest_checkpoint, same, status
+
+RUN = [
+    "task=quadratics", "task.noise=0.1", "algo=relaysgd", "topology=dbt", "num_workers=5", "optim=momentum",
+    "steps=200", "eval_every_epochs=20", "trace=true", "checkpoint_every_s=0", "progress=false", "device=cpu",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures() -> Iterator[None]:
+    with mock.patch("decentral.report.pictures.draw"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert command(*RUN, f"run_dir={directory}") == 0
+    return directory
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch) -> Path:
+    """A run that was told to stop at step 130; its checkpoints are those of steps 120 and 131."""
+    monkeypatch.setenv("DECENTRAL_FAULTS", '[{"rank": 0, "step": 130, "kind": "terminate"}]')
+    assert command(*RUN, f"run_dir={tmp_path / 'run'}") == 130
+    return tmp_path / "run"
+
+
+@contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """A stand-in for a full disk: the system writes what fits and then refuses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("room", "more", "victim"),
+    [(20_000, [], r"\.pt"), (14_000, ["trace=false"], "metrics.jsonl")],
+    ids=["checkpoint", "metrics"],
+)
+def test_7_a_full_disk_ends_the_run_and_the_same_command_goes_on_from_the_checkpoint_before(
+    undisturbed, tmp_path, capfd, room, more, victim
+):
+    directory = tmp_path / "run"
+    with files_limited_to(room):
+        assert command(*RUN, *more, f"run_dir={directory}") == 1
+    complaint = capfd.readouterr().err
+    assert complaint.count("\n") == 1 and "Free some space" in complaint and re.search(victim, complaint)
+    assert (status(directory)["status"], status(directory)["failure"]) == ("failed", "disk_full")
+    assert newest_checkpoint(directory) > 0
+    with RunStore.open(directory, status(directory)["run_id"], "") as store:
+        assert store.newest_checkpoint() is not None and not store.rejected_checkpoints
+    assert command(*RUN, *more, f"run_dir={directory}", "progress=true") == 0
+    assert "resumed at step" in capfd.readouterr().out
+    if not more:
+        same(directory, undisturbed)
+
+
+def test_8_every_flipped_bit_and_every_cut_is_noticed(stopped):
+    """60 random ones, in the tensors, in the archive around them, and in the manifest."""
+    newest = max(stopped.glob("checkpoints/*"), key=lambda path: int(path.name))
+    files, choice = sorted(newest.iterdir()), random.Random(8)
+    with RunStore.open(stopped, status(stopped)["run_id"], "") as store:
+        whole = store.newest_checkpoint()
+        assert whole is not None and whole.path == newest
+        for damage in range(60):
+            file = choice.choice(files)
+            content = file.read_bytes()
+            place = choice.randrange(len(content))
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << choice.randrange(8)
+            file.write_bytes(content[:place] if damage % 3 == 0 else damaged)
+            found = store.newest_checkpoint()
+            assert found is not None and found.step < whole.step and len(found.rejected) == 1
+            file.write_bytes(content)
+
+
+def test_8_a_run_of_two_processes_falls_back_to_the_checkpoint_before_and_says_so(
+    undisturbed, tmp_path, capfd, monkeypatch
+):
+    directory = tmp_path / "run"
+    monkeypatch.setenv("DECENTRAL_FAULTS", '[{"rank": 0, "step": 130, "kind": "raise"}]')
+    assert command(*RUN, "processes=2", f"run_dir={directory}") == 1
+    monkeypatch.delenv("DECENTRAL_FAULTS")
+    newest = newest_checkpoint(directory)
+    part = directory / "checkpoints" / str(newest) / "process1.pt"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    assert command(*RUN, "processes=2", "progress=true", f"run_dir={directory}") == 0
+    told = capfd.readouterr().out
+    assert f"The checkpoint of step {newest} is damaged (process1.pt" in told
+    before = int(re.search(r"resumed at step (\d+)", told)[1])
+    assert 0 < before < newest
+    assert command(*RUN, "processes=2", f"run_dir={tmp_path / 'straight'}") == 0
+    same(directory, tmp_path / "straight")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_10_a_run_whose_numbers_explode_stops_at_the_next_evaluation(tmp_path, processes):
+    explosive = [*RUN, "algo=dpsgd", "topology=ring", "lr=1e6", f"processes={processes}", "steps=2000"]
+    assert command(*explosive, f"run_dir={tmp_path / 'run'}") == 0
+    facts = status(tmp_path / "run")
+    assert facts["status"] == "diverged" and facts["step"] <= 80
+    values = [row["value"] for row in read_metrics(tmp_path / "run") if row["step"] == facts["step"] - 20]
+    assert values and all(map(math.isfinite, values))  # it was well at the evaluation before
+
+
+@pytest.mark.parametrize("tail", ['{"step": 120, "epo', "\0\0\0\0"], ids=["half a line", "zeros"])
+def test_11_a_half_written_last_line_is_forgotten(undisturbed, stopped, tail):
+    with open(stopped / "metrics.jsonl", "a") as file:
+        file.write(tail)
+    assert command(*RUN, f"run_dir={stopped}") == 0
+    same(stopped, undisturbed)
+
+
+def test_a_damaged_line_in_the_metrics_of_a_finished_run_is_named_with_what_to_do(undisturbed, tmp_path, capfd):
+    directory = shutil.copytree(undisturbed, tmp_path / "run")
+    lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (directory / "metrics.jsonl").write_text("".join([*lines[:2], "x", *lines[2:]]))
+    assert command(*RUN, f"run_dir={directory}") == 2
+    complaint = capfd.readouterr().err.splitlines()[-1]
+    assert "line 3 of" in complaint and f"delete the folder {directory}" in complaint
+    shutil.rmtree(directory)
+    assert command(*RUN, f"run_dir={directory}") == 0
+    same(directory, undisturbed)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_configuration_that_was_emptied_by_hand_is_written_again(undisturbed, stopped, tmp_path, finished):
+    directory = shutil.copytree(undisturbed, tmp_path / "finished") if finished else stopped
+    (directory / "config.yaml").write_text("")
+    assert command(*RUN, f"run_dir={directory}") == 0
+    text = (directory / "config.yaml").read_text()
+    assert text.startswith(f"# run {status(directory)['run_id']}\n") and "num_workers: 5" in text
+    same(directory, undisturbed)
+
+
+def test_20_a_clock_that_jumps_back_disturbs_nothing(undisturbed, tmp_path, monkeypatch):
+    now = iter(range(2_000_000_000, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))
+    assert command(*RUN, f"run_dir={tmp_path / 'run'}") == 0
+    same(tmp_path / "run", undisturbed)
+    assert 0 < status(tmp_path / "run")["wall_s"] < 60
+
+
+def test_20_durations_are_measured_with_clocks_that_do_not_jump():
+    sources = Path(decentral.__file__).parent.rglob("*.py")
+    assert [source.name for source in sources if re.search(r"\btime\.time\(", source.read_text())] == []
+
+
+def test_20_a_lock_that_a_dead_process_has_left_is_no_obstacle(undisturbed, stopped):
+    (stopped / "run.lock").write_text("process 1 on another-host, before the power cut\n")
+    assert command(*RUN, f"run_dir={stopped}") == 0
+    same(stopped, undisturbed)

@@ -1,0 +1,240 @@
+"""Runs as SLURM jobs: with submitit's own processes in place of SLURM, and with commands that play SLURM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fake_slurm
+from configure import configure
+from counting_jobs import Counting
+from decentral.errors import ConfigError
+from decentral.launch.job import TrainingRun
+from decentral.launch.pool import Ended, Pool
+from decentral.launchers.slurm import Slurm, Where
+from decentral.store import RunStore, read_metrics
+from decentral.store.files import read_json
+
+PATIENCE_S = 120.0
+LOCAL = Slurm(cluster=Where.local)
+
+
+@pytest.fixture(autouse=True)
+def jobs_find_the_tests(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch) -> Path:
+    """A SLURM on the path; the folder with the state of its jobs."""
+    jobs = fake_slurm.install(tmp_path / "bin")
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.setattr("decentral.launch.slurm_clusters.SlurmCluster.every_s", 0.1)
+    monkeypatch.setattr("decentral.launch.slurm_clusters.SlurmCluster.patience_s", 1.0)
+    return jobs
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
+
+
+def all_ended(pool: Pool, count: int = 1) -> dict[str, Ended]:
+    """What became of the jobs, by title."""
+    deadline = time.monotonic() + PATIENCE_S
+    ended: list[Ended] = []
+    while len(ended) < count and time.monotonic() < deadline:
+        ended += pool.wait(1.0)
+    assert len(ended) == count and not pool.look()
+    return {one.job.title: one for one in ended}
+
+
+@contextmanager
+def holding(jobs: Path) -> Iterator[None]:
+    """No job starts meanwhile."""
+    (jobs / "hold").touch()
+    yield
+    (jobs / "hold").unlink()
+
+
+def started(job: Counting) -> bool:
+    return (job.directory / "numbers").exists()
+
+
+def run(results: Path, *overrides: str, name: str = "") -> TrainingRun:
+    config = configure("task=quadratics", "topology=ring", "algo=dpsgd", "num_workers=4", "progress=false", *overrides)
+    return TrainingRun(replace(config, device="cpu", processes="1", results_dir=str(results)), name or overrides[-1])
+
+
+def metrics(job: TrainingRun) -> list[dict]:
+    return [{key: row[key] for key in row if key != "wall_s"} for row in read_metrics(job.directory)]
+
+
+def test_runs_are_done_and_what_fails_takes_nothing_with_it(tmp_path):
+    runs = [run(tmp_path, "steps=50", f"seed={seed}") for seed in (1, 2)]
+    toys = [Counting(str(tmp_path), fate=fate) for fate in ("error", "refused", "killed")]
+    with replace(LOCAL).open(tmp_path) as pool:
+        for job in (*runs, *toys):
+            pool.start(job)
+        assert len(pool.look()) == 5 and pool.look()[0].place.startswith("local ")
+        ended = all_ended(pool, 5)
+    assert [ended[job.title].status for job in runs] == ["done", "done"]
+    assert [job.finished() for job in runs] == ["done", "done"]
+    failures = {job.fate: ended[job.title] for job in toys}
+    assert {fate: (one.status, one.failure) for fate, one in failures.items()} == {
+        "error": ("failed", "error"), "refused": ("failed", "refused"), "killed": ("failed", "killed")
+    }  # fmt: skip
+    assert failures["error"].reason == "ArithmeticError: 1 is not 2"
+    assert failures["refused"].reason == "steps=10 is refused."
+    assert "ended without a report: it was killed (see " in failures["killed"].reason
+    assert not list((tmp_path / "submitted").glob("*.json"))
+
+
+def test_a_preempted_run_goes_on_from_its_checkpoint_to_the_same_result(tmp_path, start):
+    settings = ["steps=6000", "eval_every_epochs=500"]
+    undisturbed = start("task=quadratics", "topology=ring", "algo=dpsgd", "num_workers=4", *settings)
+    job = run(tmp_path, *settings)
+    with replace(LOCAL).open(tmp_path) as pool:
+        pool.start(job)
+        until(lambda: read_metrics(job.directory))
+        os.kill(RunStore.peek(job.directory)["pid"], signal.SIGUSR2)
+        until(lambda: (RunStore.peek(job.directory) or {}).get("status") == "interrupted")
+        assert not pool.wait(0.0), "a job that is back in the queue has not ended"
+        ended = all_ended(pool)
+    assert ended[job.title].status == "done"
+    (log,) = (tmp_path / "submitted").glob("*_log.out")
+    assert log.read_text().count("Starting with JobEnvironment") == 2
+    assert metrics(job) == undisturbed.rows
+
+
+def test_an_interrupted_pool_lets_jobs_write_a_checkpoint_and_kills_those_that_do_not(tmp_path):
+    job = Counting(str(tmp_path), steps=5000)
+    deaf = Counting(str(tmp_path), steps=5001)
+    with replace(LOCAL, setup=["true"]).open(tmp_path) as pool:
+        for one in (job, deaf):
+            pool.start(one)
+            until(lambda one=one: started(one))
+        os.kill(RunStore.peek(deaf.directory)["pid"], signal.SIGSTOP)
+        pool.interrupt(grace_s=3.0)
+        ended = all_ended(pool, 2)
+    assert {one.status for one in ended.values()} == {"interrupted"}
+    facts = RunStore.peek(job.directory)
+    assert facts["status"] == "interrupted" and job.written == list(range(facts["step"]))
+    assert RunStore.peek(deaf.directory)["status"] == "running"
+
+
+def test_jobs_outlive_a_launcher_that_is_killed_and_the_next_one_finds_them(tmp_path):
+    job = Counting(str(tmp_path), steps=150)
+    killed = replace(LOCAL).open(tmp_path)
+    killed.start(job)
+    until(lambda: started(job))
+    before = read_json(tmp_path / "submitted" / f"{job.id}.json")
+    with replace(LOCAL).open(tmp_path) as pool:
+        assert pool.started_before(job)
+        pool.start(job)
+        assert read_json(tmp_path / "submitted" / f"{job.id}.json") == before, "it was submitted again"
+        assert all_ended(pool)[job.title].status == "done"
+    assert job.written == list(range(150))
+    killed._cluster.close()
+
+
+def test_a_job_that_is_gone_is_submitted_again(tmp_path):
+    job = Counting(str(tmp_path), steps=100)
+    for fate in ("killed", "done"):
+        pool = replace(LOCAL).open(tmp_path)
+        pool.start(job)
+        until(lambda: started(job))
+        if fate == "killed":  # like the whole machine: the launcher does not see it
+            pool._cluster.kill(pool._numbers())
+            pool._cluster.close()
+        else:
+            assert all_ended(pool)[job.title].status == "done"
+            pool.close()
+    assert job.finished()
+
+
+def test_slurm_requeues_what_it_preempts(tmp_path, slurm):
+    from submitit.slurm.slurm import SlurmJob
+
+    job, killed = Counting(str(tmp_path), steps=250), Counting(str(tmp_path), fate="killed")
+    with Slurm(partition="gpu", cpus=3, gpus=2, memory_gb=1.5, sbatch=["account=abc", "--exclusive"]).open(
+        tmp_path
+    ) as pool:
+        with holding(slurm):
+            pool.start(job)
+            pool.start(killed)
+            until(lambda: pool.look()[0].place == "waiting for slurm 101")
+        until(lambda: started(job))
+        until(lambda: pool.look()[0].place == "slurm 101")
+        SlurmJob(tmp_path / "submitted", "101")._interrupt()
+        ended = all_ended(pool, 2)
+    assert ended[job.title].status == "done" and job.written == list(range(250))
+    assert (slurm / "101.requeued").exists()
+    assert ended[killed.title].failure == "killed" and "slurm job 102 ended" in ended[killed.title].reason
+    script = (slurm / "101.script").read_text()
+    for option in ("partition=gpu", "cpus-per-task=3", "gpus-per-node=2", "mem=1536M", "account=abc", "time=240",
+                   "signal=USR2@120", "requeue", "exclusive"):  # fmt: skip
+        assert f"#SBATCH --{option}\n" in script
+
+
+def test_slurm_jobs_are_cancelled_by_ctrl_c_and_by_hand(tmp_path, slurm):
+    by_hand, running, waiting = (Counting(str(tmp_path), steps=steps) for steps in (5000, 5001, 5002))
+    with Slurm().open(tmp_path) as pool:
+        for job in (by_hand, running):
+            pool.start(job)
+            until(lambda job=job: started(job))
+        fake_slurm.scancel(slurm, "101")
+        cancelled = all_ended_but(pool, 1)
+        assert (cancelled.job, cancelled.status, cancelled.failure) == (by_hand, "failed", "error")
+        assert cancelled.reason == "slurm job 101 was cancelled"
+        with holding(slurm):
+            pool.start(waiting)
+            pool.interrupt(grace_s=30.0)
+            ended = all_ended(pool, 2)
+    assert {one.status for one in ended.values()} == {"interrupted"}
+    assert running.written and not started(waiting)
+
+
+def all_ended_but(pool: Pool, left: int) -> Ended:
+    until(lambda: len(pool.look()) > left)
+    ended: list[Ended] = []
+    until(lambda: ended.extend(pool.wait(1.0)) or ended)
+    assert len(pool.look()) == left
+    return ended[0]
+
+
+def test_there_are_no_more_jobs_than_allowed(tmp_path, slurm):
+    jobs = [Counting(str(tmp_path), steps=steps) for steps in (1, 2, 3)]
+    with holding(slurm), Slurm(max_jobs=2).open(tmp_path) as pool:
+        for job in jobs[:2]:
+            assert pool.has_room(job)
+            pool.start(job)
+        assert not pool.has_room(jobs[2])
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    Slurm(cluster=Where.local).check()
+    with pytest.raises(ConfigError, match=r"finds no sbatch here: .* launcher.cluster=local"):
+        Slurm().check()
+    monkeypatch.setattr("decentral.launchers.slurm.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs the package 'submitit': pip install 'decentral\[slurm\]'"):
+        Slurm().check()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"time_minutes": 0}, {"cpus": 0}, {"gpus": -1}, {"memory_gb": 0.0}, {"grace_s": 14400}, {"retries": -1}]
+)
+def test_a_setting_that_makes_no_sense_is_refused(wrong):
+    (key, value), *_ = wrong.items()
+    with pytest.raises(ConfigError, match=f"launcher.{key}={value:g}"):
+        Slurm(**wrong)

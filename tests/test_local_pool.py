@@ -1,0 +1,205 @@
+"""Jobs in processes of their own on this machine: what they get, what they leave, and that nothing survives them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from decentral.launch import devices
+from decentral.launch.job import Demand
+from decentral.launch.local_pool import LocalPool
+from decentral.launch.pool import Ended
+from decentral.launch.slots import Slots
+from decentral.store import RunStore, Status
+from toy_jobs import Toy, alive, wait_until
+
+
+@pytest.fixture
+def pool() -> Iterator[LocalPool]:
+    with LocalPool(Slots(2)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def toy(tmp_path):
+    def _toy(name: str, *does: str, **more) -> Toy:
+        return Toy(tmp_path, name, does or ("done",), **more)
+
+    return _toy
+
+
+def end_all(pool: LocalPool) -> dict[str, Ended]:
+    """How all that runs ends, by title."""
+    ended: dict[str, Ended] = {}
+    deadline = time.monotonic() + 60
+    while pool.look():
+        assert time.monotonic() < deadline, "nothing ended"
+        ended |= {one.job.title: one for one in pool.wait(0.2)}
+    return ended
+
+
+def carry_out(pool: LocalPool, job: Toy) -> Ended:
+    assert pool.has_room(job)
+    pool.start(job)
+    while True:
+        for ended in pool.wait(0.2):
+            if ended.job.title == job.title:
+                return ended
+
+
+def log(job: Toy) -> str:
+    return (job.directory / "log.txt").read_text()
+
+
+def test_a_job_ends_as_it_says_and_leaves_no_empty_log(pool, toy):
+    assert carry_out(pool, toy("a"))[1:] == (Status.done, None, "")
+    assert carry_out(pool, toy("b", "diverged")).status is Status.diverged
+    assert not (toy("a").directory / "log.txt").exists()
+    assert pool.look() == []
+
+
+def test_a_job_that_is_finished_is_not_carried_out_again(pool, toy):
+    job = toy("a")
+    carry_out(pool, job)
+    assert carry_out(pool, job).status is Status.done
+    assert len(job.attempts) == 1
+
+
+@pytest.mark.parametrize(
+    ("word", "failure", "reason"),
+    [("raise", "error", "a bug"), ("refuse", "refused", "data are missing"), ("full", "disk_full", "No space"),
+     ("exit", "error", "status 3"), ("kill", "killed", "SIGKILL")],
+)  # fmt: skip
+def test_a_failure_has_its_kind_and_reason_and_hurts_nobody_else(pool, toy, word, failure, reason):
+    bad, good = toy("bad", word), toy("good")
+    pool.start(bad)
+    pool.start(good)
+    found = end_all(pool)
+    assert found["good"].status is Status.done
+    assert found["bad"][1:3] == (Status.failed, failure)
+    assert reason in found["bad"].reason
+
+
+def test_what_a_job_prints_and_where_it_failed_is_in_its_log(pool, toy, capfd):
+    job = toy("a", "raise", "raise")
+    carry_out(pool, job)
+    assert "it prints" in log(job) and "Traceback" in log(job)
+    carry_out(pool, job)
+    assert log(job).count("it prints") == 2
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_refused_start_leaves_no_directory_behind(pool, toy, tmp_path):
+    (tmp_path / "a").write_text("a file in the way")
+    ended = carry_out(pool, toy("a"))
+    assert ended.failure == "refused"
+
+
+def test_a_job_leads_a_process_group_and_gets_its_share_of_the_cores(toy, monkeypatch):
+    monkeypatch.setattr(devices, "num_cores", lambda: 8)
+    job = toy("a", "environment", needs=Demand(None))
+    with LocalPool(Slots(4)) as pool:
+        pool.expect(2)
+        carry_out(pool, job)
+    assert "processes=2 leader=True" in log(job)
+
+
+def test_a_job_sees_the_gpus_that_it_was_given(toy):
+    jobs = [toy(name, "environment", needs=Demand(1, "cuda")) for name in "ab"]
+    with LocalPool(Slots(4, ["4", "GPU-77"])) as pool:
+        for job in jobs:
+            pool.start(job)
+        assert sorted(seen.place for seen in pool.look()) == ["cuda:4", "cuda:GPU-77"]
+        end_all(pool)
+    assert "CUDA_VISIBLE_DEVICES=4\n" in log(jobs[0])
+    assert "CUDA_VISIBLE_DEVICES=GPU-77\n" in log(jobs[1])
+
+
+def test_progress_reaches_the_launcher(pool, toy):
+    job = toy("a", "half")
+    pool.start(job)
+
+    def halfway() -> bool:
+        pool.wait(0.1)
+        return any(seen.fraction == 0.5 and "12 %" in seen.text for seen in pool.look())
+
+    wait_until(halfway)
+
+
+def test_a_killed_job_is_noticed_at_once_and_takes_its_children_with_it(pool, toy):
+    job = toy("a", "child")
+    pool.start(job)
+    wait_until(lambda: (job.directory / "log.txt").exists() and log(job).endswith("\n"))
+    os.kill(job.pid, signal.SIGKILL)
+    began = time.monotonic()
+    ended = end_all(pool)["a"]
+    assert time.monotonic() - began < 2
+    assert ended.failure == "killed" and str(job.pid) in ended.reason
+    wait_until(lambda: not alive(int(log(job))), 2)
+
+
+def test_leaving_the_pool_kills_everything(toy):
+    job = toy("a", "child")
+    with LocalPool(Slots(2)) as pool:
+        pool.start(job)
+        wait_until(lambda: (job.directory / "log.txt").exists() and log(job).endswith("\n"))
+    wait_until(lambda: not alive(job.pid) and not alive(int(log(job))), 2)
+
+
+def test_an_interrupt_is_no_failure_and_after_the_grace_it_kills(pool, toy):
+    polite = toy("a", "sleep60")
+    pool.start(polite)
+    polite.pid  # noqa: B018 - it waits
+    pool.interrupt(30)
+    assert list(end_all(pool).values())[0][1:3] == (Status.interrupted, None)
+    deaf = toy("b", "sleep60")
+    pool.start(deaf)
+    os.kill(deaf.pid, signal.SIGSTOP)
+    pool.interrupt(0.2)
+    assert list(end_all(pool).values())[0][1:3] == (Status.interrupted, None)
+    wait_until(lambda: not alive(deaf.pid), 2)
+
+
+def test_somebody_else_at_the_same_job_is_told_apart_from_a_failure(pool, toy):
+    job = toy("a", "sleep60")
+    pool.start(job)
+    job.pid  # noqa: B018 - it waits
+    assert carry_out(pool, job).status is Status.running
+    other = toy("b")
+    with RunStore.open(other.directory, other.id, ""):
+        assert carry_out(pool, other).status is Status.running
+    assert carry_out(pool, other).status is Status.done
+
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from decentral.launch.local_pool import LocalPool
+from decentral.launch.slots import Slots
+from toy_jobs import Toy
+if __name__ == "__main__":
+    with LocalPool(Slots(2)) as pool:
+        pool.start(Toy(Path(sys.argv[1]), "a", ("child",)))
+        pool.start(Toy(Path(sys.argv[1]), "b", ("sleep60",)))
+        time.sleep(60)
+"""
+
+
+def test_a_launcher_that_is_killed_leaves_no_process_behind(toy, tmp_path):
+    script = tmp_path / "launcher.py"
+    script.write_text(LAUNCHER)
+    environment = dict(os.environ) | {"PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen([sys.executable, script, tmp_path], env=environment) as launcher:
+        a, b = toy("a"), toy("b")
+        pids = [a.pid, b.pid]
+        wait_until(lambda: (a.directory / "log.txt").exists() and log(a).endswith("\n"))
+        launcher.kill()
+    time.sleep(1)
+    assert [pid for pid in (*pids, int(log(a))) if alive(pid)] == []

@@ -1,0 +1,175 @@
+"""The pages of results/ and the command decentral-report."""
+
+from __future__ import annotations
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from decentral.report.command import main
+from decentral.report.make import make, report_all, report_pages
+from decentral.study import catalogue
+from decentral.study.study import Study
+from handmade import PUBLISHED, TABLE, courses, table1, write
+
+CLAIMS = [
+    {"says": "RelaySGD wins.", "kind": "order", "better": {"method": "RelaySGD", "alpha": 0.01},
+     "worse": {"method": "D-PSGD", "alpha": 0.01}},
+    {"says": "D-PSGD is steady.", "kind": "steady", "cell": {"method": "D-PSGD"}, "across": {"alpha": [1, 0.01]},
+     "within": 1},
+]  # fmt: skip
+FIGURE = {"name": "course", "kind": "curves", "worker": "worst", "panels": "alpha", "lines": ["method"],
+          "caption": "Accuracy over steps"}  # fmt: skip
+REPORT = {"caption": "Worst.", "table": TABLE, "figures": [FIGURE], "published": PUBLISHED, "claims": CLAIMS}
+
+
+@pytest.fixture(autouse=True)
+def only_two_studies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The catalogue: relaysum_table1, of which there are results, and thesis_tableA_1, of which there are none."""
+    item = {"item": "tableA.1", "tolerance": {"absolute": 1}, "because": "one run each"}
+    known = {
+        "relaysum_table1": ("relaysum", "Table 1", REPORT),
+        "thesis_tableA_1": ("thesis", "Table A.1", {"published": item, "claims": CLAIMS}),
+    }
+
+    class Loaded(Study):
+        def cells(self, overrides, results_dir):  # type: ignore[no-untyped-def]
+            return []
+
+    def load(name: str, scale: str, config_dir: str | None = None) -> Study:
+        paper, item, report = known[name]
+        return Loaded(title=f"Title of {name}", paper=paper, item=item, report=report, needs="a GPU")
+
+    monkeypatch.setattr(catalogue, "names", lambda config_dir=None: sorted(known))
+    monkeypatch.setattr(catalogue, "scales", lambda name, config_dir=None: ["small", "paper"])
+    monkeypatch.setattr(catalogue, "load", load)
+
+
+@pytest.fixture
+def results_dir(tmp_path: Path) -> Path:
+    curves = courses("RelaySGD", "dbt", 1, 90)
+    for scale in ("paper", "small", "smoke"):
+        write(tmp_path / "relaysum" / "relaysum_table1" / scale, table1(), REPORT, curves)
+    (tmp_path / "runs" / "abc").mkdir(parents=True)
+    return tmp_path
+
+
+def rows(path: Path) -> dict[str, list[str]]:
+    lines = [
+        line.removeprefix("| ").removesuffix(" |").split(" | ")
+        for line in path.read_text().splitlines()
+        if line.startswith("| [")
+    ]
+    return {cells[0]: [cell.strip() for cell in cells[1:]] for cells in lines}
+
+
+def test_the_scoreboard_has_a_row_for_every_item_run_or_not(results_dir: Path) -> None:
+    report_all(results_dir)
+    assert rows(results_dir / "README.md") == {
+        "[Table 1](relaysum/README.md#relaysum_table1)": [
+            "Title of relaysum_table1", "paper, small, smoke", "2 / 2 / 26", "", "1 / 1 / 0", "3 min 3 s",
+        ],
+        "[Table A.1](thesis/README.md#thesis_tableA_1)": [
+            "Title of thesis_tableA_1", "not run (needs a GPU)", "0 / 0 / 15", "", "0 / 0 / 2", "",
+        ],
+    }  # fmt: skip
+    text = (results_dir / "README.md").read_text()
+    assert "1 of 2 items were run. Published numbers: 2 of 4 met (50 %), 41 not run." in text
+    assert "Claims: 1 of 2 met (50 %), 2 not run." in text
+
+
+def test_a_papers_page_has_claim_command_result_departures_and_provenance(results_dir: Path) -> None:
+    report_all(results_dir)
+    text = (results_dir / "relaysum" / "README.md").read_text()
+    assert text.startswith("# RelaySum for Decentralized Deep Learning on Heterogeneous Data")
+    for part in (
+        "## Table 1: Title of relaysum_table1",
+        "- RelaySGD wins.\n- D-PSGD is steady.",
+        "### Table 1 at scale=paper\n\n```\ndecentral-study relaysum_table1 scale=paper\n```",
+        "| D-PSGD | ring | **87.4 ± 0.0 (2 of 3 runs)** [87.4] |",
+        "![Accuracy over steps](relaysum_table1/paper/course.png)",
+        "**Published numbers** (table1): 2 met, 2 not met, 26 not run. Tolerance: 0.5 percentage points, because seeds",
+        "| dpsgd\\|ring\\|alpha=0.01 | 51 ± 1.4 | 53.9 |",
+        "| D-PSGD is steady. | **not met** | within 1 |",
+        "**Departures**:\n\n- Digits instead of CIFAR-10.",
+        "commit 0123456789ab, version 0.1.0, scale=paper, 12 runs, 1 min 1 s, 2 cores; ended 2026-01-02",
+        "Published numbers that no study compares itself with: table10-learning-rates (30), ",
+    ):
+        assert part in text, part
+    assert "at scale=small" in text and "at scale=smoke" not in text
+    other = (results_dir / "thesis" / "README.md").read_text()
+    assert "**Not run.** It needs a GPU. Command: `decentral-study thesis_tableA_1 scale=paper`" in other
+    for link in ("relaysum_table1/paper/course.png", "relaysum_table1/paper/verdicts.csv"):
+        assert (results_dir / "relaysum" / link).is_file()
+
+
+def test_pages_do_not_change_as_long_as_the_results_do_not(results_dir: Path) -> None:
+    report_all(results_dir)
+    first = [path.read_bytes() for path in report_pages(results_dir)]
+    assert [path.read_bytes() for path in report_pages(results_dir)] == first
+
+
+def test_smoke_results_are_shown_if_there_is_nothing_else(tmp_path: Path) -> None:
+    make(write(tmp_path / "relaysum" / "relaysum_table1" / "smoke", table1(), REPORT))
+    report_pages(tmp_path)
+    assert "at scale=smoke" in (tmp_path / "relaysum" / "README.md").read_text()
+    assert rows(tmp_path / "README.md")["[Table 1](relaysum/README.md#relaysum_table1)"][1:4] == [
+        "smoke",
+        "0 / 0 / 30",
+        "",
+    ]
+
+
+def test_a_study_that_is_not_in_the_catalogue_has_a_row_too(tmp_path: Path) -> None:
+    make(write(tmp_path / "own" / "my_study" / "small", table1(), {"table": TABLE}, item="Mine"))
+    report_pages(tmp_path)
+    assert "[Mine](own/README.md#my_study)" in rows(tmp_path / "README.md")
+
+
+# The command
+
+
+def test_the_command_makes_all_reports_and_says_where_they_are(results_dir: Path, capsys) -> None:
+    main([f"results_dir={results_dir}"])
+    said = capsys.readouterr().out
+    assert "Made:     3 reports, 3 figures" in said and f"Pages:    {results_dir}/README.md" in said
+    assert "Published numbers: 2 of 4 met (50 %)" in said
+    with open(results_dir / "relaysum" / "relaysum_table1" / "small" / "verdicts.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 32
+
+
+def test_a_name_and_a_scale_choose_what_is_made(results_dir: Path, capsys) -> None:
+    main(["relaysum_table1", "scale=small", f"results_dir={results_dir}"])
+    said = capsys.readouterr().out
+    assert said.startswith("relaysum_table1, scale=small: Heterogeneous data\n\nmethod    topology ")
+    assert "Numbers:  0 met, 0 not met, 30 not run\nClaims:   1 met, 1 not met, 0 not run\n" in said
+    assert not (results_dir / "relaysum" / "relaysum_table1" / "paper" / "table.md").exists()
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    (["relaysum_tabel1"], "there is no study relaysum_tabel1. Did you mean 'relaysum_table1'?"),
+    (["results_dr=x"], "decentral-report has no setting 'results_dr'. Did you mean 'results_dir'?"),
+    (["scale=smal"], "scale=smal does not exist. Did you mean 'small'?"),
+    (["results_dir=/nowhere"], "results_dir=/nowhere holds no results: run decentral-study first."),
+    (["thesis_tableA_1", "scale=paper"], "holds no results of thesis_tableA_1 at scale=paper: run"),
+])  # fmt: skip
+def test_what_cannot_be_done_is_one_sentence(results_dir: Path, monkeypatch, capsys, arguments, complaint) -> None:
+    monkeypatch.chdir(results_dir)
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    said = capsys.readouterr().err
+    assert stopped.value.code == 2 and said.startswith("decentral-report: ") and said.count("\n") == 1
+    assert complaint in said
+
+
+def test_the_command_needs_no_torch(results_dir: Path) -> None:
+    code = (
+        "import sys; from decentral.report.make import make; from decentral.report.command import main;"
+        "main(['--help']);"
+        f"make(__import__('pathlib').Path({str(results_dir / 'relaysum' / 'relaysum_table1' / 'paper')!r}));"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)

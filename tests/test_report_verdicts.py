@@ -1,0 +1,218 @@
+"""Verdicts: every published number and every claim has one, with the tolerance and why."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decentral.errors import ConfigError
+from decentral.report import published
+from decentral.report.make import make
+from handmade import PUBLISHED, TABLE, table1, value, write
+
+
+def verdicts(tmp_path: Path, report: dict, values: list | None = None, scale: str = "paper", **facts) -> dict[str, Any]:
+    directory = tmp_path / "relaysum" / "mine" / scale
+    make(write(directory, table1() if values is None else values, report, **facts))
+    with open(directory / "verdicts.csv", newline="") as file:
+        return {line["what"]: line for line in csv.DictReader(file)}
+
+
+# Numbers
+
+
+def test_every_published_number_has_a_verdict(tmp_path: Path) -> None:
+    found = verdicts(tmp_path, {"table": TABLE, "published": PUBLISHED}, needs="a GPU")
+    assert list(found) == [one.key for one in published.numbers("relaysum", "table1")]
+    assert {key: line["verdict"] for key, line in found.items() if line["verdict"] != "not run"} == {
+        "relaysgd|dbt|alpha=1": "met",
+        "relaysgd|dbt|alpha=0.01": "not met",
+        "dpsgd|ring|alpha=1": "met",
+        "dpsgd|ring|alpha=0.01": "not met",
+    }
+    assert found["relaysgd|dbt|alpha=1"] == {
+        "kind": "number", "what": "relaysgd|dbt|alpha=1", "ours": "87.2", "spread": "0.1", "published": "87.4",
+        "tolerance": "0.5 percentage points", "verdict": "met",
+        "why": "ours - theirs = -0.2 %; 3 runs; seeds differ by 0.3 points",
+    }  # fmt: skip
+    assert "1 of 3 diverged" in found["dpsgd|ring|alpha=0.01"]["why"]
+    assert "lies at the edge of its grid" in found["relaysgd|dbt|alpha=0.01"]["why"]
+    assert found["sgp|exponential-time-varying|alpha=1"]["why"] == "the study has not run it; it needs a GPU"
+
+
+def test_at_other_scales_no_number_is_compared(tmp_path: Path) -> None:
+    found = verdicts(tmp_path, {"published": PUBLISHED}, scale="small")
+    assert {line["verdict"] for line in found.values()} == {"not run"}
+    assert {line["why"] for line in found.values()} == {"compared at scale=paper only; this is scale=small"}
+
+
+@pytest.mark.parametrize(("tolerance", "ours", "verdict"), [
+    ({"relative": 0.1}, 95.7, "met"),
+    ({"relative": 0.1}, 95.8, "not met"),
+    ({"absolute": 1}, 86.0, "met"),
+    ({"absolute": 1}, 85.9, "not met"),
+    ({"factor": 2}, 43.5, "met"),
+    ({"factor": 2}, 43.4, "not met"),
+    ({"factor": 2}, 174, "met"),
+    ({"absolute": 1, "relative": 0.1}, 95.0, "met"),
+])  # fmt: skip
+def test_the_widest_tolerance_counts(tmp_path: Path, tolerance: dict, ours: float, verdict: str) -> None:
+    values = [value("All-reduce", "complete", 1, ours, published="allreduce|full|alpha=1")]
+    found = verdicts(tmp_path, {"published": {**PUBLISHED, "tolerance": tolerance}}, values)
+    assert found["allreduce|full|alpha=1"]["verdict"] == verdict, "theirs is 87.0"
+
+
+def test_the_published_spread_widens_the_tolerance(tmp_path: Path) -> None:
+    values = [value("D-PSGD", "complete", 1, 1300, published="dpsgd|full|ResNet-50, 8 GPUs")]
+    item = {"item": "table5.1-throughput", "tolerance": {"relative": 0.01}, "because": "another GPU"}
+    directory = write(tmp_path / "thesis" / "mine" / "paper", values, {"published": item})
+    (line,) = [one for one in make(directory).verdicts if one.verdict != "not run"]
+    assert (line.verdict, line.published, line.tolerance) == ("met", "1334.7", "1 % of it or their spread of 37.4")
+
+
+@pytest.mark.parametrize(("numbers", "verdict"), [
+    (["nan", "nan", 88.0], "met"),
+    ([10.0, 19.9, 88.0], "met"),
+    ([10.0, 88.0, 88.0], "not met"),
+    (["nan", 88.0], "not met"),
+])  # fmt: skip
+def test_where_they_diverge_more_than_half_of_our_runs_should_too(tmp_path: Path, numbers: list, verdict: str) -> None:
+    values = [
+        value("D2", "ring", 0.01, number, seed, published="d2+momentum|ring|drop=0.1",
+              status="diverged" if number == "nan" else "done")
+        for seed, number in enumerate(numbers)
+    ]  # fmt: skip
+    found = verdicts(tmp_path, {"published": {**PUBLISHED, "item": "table5-dropped-messages"}}, values)
+    line = found["d2+momentum|ring|drop=0.1"]
+    assert (line["verdict"], line["published"]) == (verdict, "diverges")
+    assert line["tolerance"] == "more than half of the runs diverge or end below 20 %"
+
+
+def test_a_number_that_stands_for_several_cells_is_met_if_the_furthest_is(tmp_path: Path) -> None:
+    key = {"published": "allreduce|full|alpha=1"}
+    values = [value("All-reduce", "complete", 1, 87.1, **key), value("All-reduce", "complete", 2, 88.0, **key)]
+    line = verdicts(tmp_path, {"published": PUBLISHED}, values)["allreduce|full|alpha=1"]
+    assert (line["verdict"], line["ours"]) == ("not met", "88")
+    assert "the furthest of 2 cells: All-reduce, complete, alpha=2" in line["why"]
+
+
+def test_numbers_that_the_paper_does_not_give_are_counted_apart(tmp_path: Path) -> None:
+    found = verdicts(tmp_path, {"published": {**PUBLISHED, "item": "mixing-facts"}}, [])
+    assert {line["kind"] for line in found.values()} == {"reference"}
+
+
+def test_a_key_that_is_not_published_is_remarked_upon(tmp_path: Path) -> None:
+    directory = tmp_path / "relaysum" / "mine" / "paper"
+    made = make(write(directory, [value("D2", "ring", 7, 1.0)], {"published": PUBLISHED}))
+    assert made.remarks == ["1 of our cells have no number in table1, for example 'd2|ring|alpha=7'."]
+
+
+# Claims
+
+
+def claim(tmp_path: Path, values: list | None = None, **one: Any) -> dict[str, str]:
+    section = {"table": TABLE, "claims": [{"says": "So it is.", **one}]}
+    return verdicts(tmp_path, section, values, scale="smoke")["So it is."]
+
+
+RELAY, GOSSIP = {"method": "RelaySGD", "alpha": 0.01}, {"method": "D-PSGD", "alpha": 0.01}
+
+
+@pytest.mark.parametrize(("by", "verdict"), [(35, "met"), (36, "not met")])
+def test_an_order_holds_if_the_difference_is_large_enough(tmp_path: Path, by: float, verdict: str) -> None:
+    line = claim(tmp_path, kind="order", better=RELAY, worse=GOSSIP, by=by)
+    assert (line["kind"], line["verdict"], line["ours"]) == ("claim", verdict, "35")
+    assert line["tolerance"] == f"by at least {by}"
+    assert line["why"] == "86 ± 1 against 51 ± 1.4 (1 of 3 diverged): a difference of 35"
+
+
+def test_an_order_may_be_of_numbers_of_which_smaller_is_better(tmp_path: Path) -> None:
+    line = claim(tmp_path, kind="order", better=GOSSIP, worse=RELAY, larger_is_better=False, factor=1.5)
+    assert (line["verdict"], line["tolerance"]) == ("met", "at least 1.5 times")
+    assert (
+        claim(tmp_path, kind="order", better=GOSSIP, worse=RELAY, larger_is_better=False, factor=2)["verdict"] != "met"
+    )
+
+
+def test_a_difference_within_the_spread_over_seeds_is_said_to_be(tmp_path: Path) -> None:
+    values = [value("RelaySGD", "dbt", 0.01, 80 + seed, seed) for seed in (0, 2)]
+    values += [value("D-PSGD", "ring", 0.01, 79.9 + seed, seed) for seed in (0, 2)]
+    line = claim(tmp_path, values, kind="order", better=RELAY, worse=GOSSIP)
+    assert line["verdict"] == "met"
+    assert line["why"].endswith(
+        "a difference of 0.1; smaller than the combined standard error of 1.414, so it may be chance"
+    )
+    line = claim(tmp_path, values[:1] + values[2:3], kind="order", better=RELAY, worse=GOSSIP)
+    assert line["why"].endswith("; the spread over seeds is not known")
+
+
+def test_a_cell_that_only_diverged_is_worse_than_any_other(tmp_path: Path) -> None:
+    values = [value("RelaySGD", "dbt", 0.01, 20.0), value("D-PSGD", "ring", 0.01, "nan", status="diverged")]
+    assert claim(tmp_path, values, kind="order", better=RELAY, worse=GOSSIP, by=5)["verdict"] == "met"
+    assert claim(tmp_path, values, kind="order", better=GOSSIP, worse=RELAY)["verdict"] == "not met"
+
+
+def test_a_claim_about_what_was_not_run_is_not_run(tmp_path: Path) -> None:
+    line = claim(tmp_path, kind="order", better=RELAY, worse={"method": "SGP", "alpha": 0.01})
+    assert (line["verdict"], line["why"]) == ("not run", "no run of method=SGP, alpha=0.01 has ended")
+
+
+@pytest.mark.parametrize(("limit", "verdict"), [
+    ({"within": 1.3}, "met"), ({"within": 1.1}, "not met"), ({"factor": 1.02}, "met"), ({"factor": 1.01}, "not met"),
+])  # fmt: skip
+def test_steady_means_a_small_change_along_a_label(tmp_path: Path, limit: dict, verdict: str) -> None:
+    line = claim(tmp_path, kind="steady", cell={"method": "RelaySGD"}, across={"alpha": [1, 0.01]}, **limit)
+    assert (line["verdict"], line["ours"]) == (verdict, "1.2")
+    assert line["why"].startswith("87.2 ± 0.1 at alpha=1, 86 ± 1 at alpha=0.01: a change of 1.2")
+
+
+def test_steadier_compares_two_changes(tmp_path: Path) -> None:
+    across = {"alpha": [1, 0.01]}
+    first, second = {"method": "RelaySGD"}, {"method": "D-PSGD"}
+    assert claim(tmp_path, kind="steadier", first=first, second=second, across=across)["verdict"] == "met"
+    assert claim(tmp_path, kind="steadier", first=second, second=first, across=across)["verdict"] == "not met"
+
+
+@pytest.mark.parametrize(
+    ("limit", "verdict"), [({"within": 36}, "met"), ({"within": 34}, "not met"), ({"factor": 2}, "met")]
+)
+def test_close_means_a_small_difference_of_two_cells(tmp_path: Path, limit: dict, verdict: str) -> None:
+    assert claim(tmp_path, kind="close", first=GOSSIP, second=RELAY, **limit)["verdict"] == verdict
+
+
+@pytest.mark.parametrize(("cell", "complaint"), [
+    ({"metod": "D2"}, "the claim 'So it is.' names a label 'metod'. Did you mean 'method'?"),
+    ({"method": "D-PSGD"}, "means both method=D-PSGD, topology=ring, alpha=1 and method=D-PSGD, topology=ring, "),
+])  # fmt: skip
+def test_a_claim_that_names_no_cell_or_several_is_refused(tmp_path: Path, cell: dict, complaint: str) -> None:
+    with pytest.raises(ConfigError, match="study mine: ") as refused:
+        claim(tmp_path, kind="order", better=RELAY, worse=cell)
+    assert complaint in str(refused.value)
+
+
+# The published numbers
+
+
+def test_every_item_has_numbers_with_keys_of_their_own() -> None:
+    for paper in published.PAPERS:
+        for item in published.items(paper):
+            keys = [one.key for one in published.numbers(paper, item)]
+            assert keys and len(keys) == len(set(keys)), item
+
+
+def test_the_thesis_curves_can_be_compared_at_any_epoch() -> None:
+    found = {one.key: one.value for one in published.numbers("thesis", "fig5.2-epoch-200")}
+    assert len(found) == 9
+    assert found["relaysgd|dbt|alpha=1"] == 89.44 and found["dpsgd|full|alpha=0.01"] == 78.64
+    with pytest.raises(ConfigError, match="no epoch 300"):
+        published.numbers("thesis", "fig5.1-epoch-300")
+
+
+def test_unknown_papers_and_items_are_refused() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'table1'"):
+        published.numbers("relaysum", "tabel1")
+    with pytest.raises(ConfigError, match="no published numbers of paper=relaysun"):
+        published.numbers("relaysun", "table1")

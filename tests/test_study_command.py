@@ -1,0 +1,123 @@
+"""`decentral-study`: what it accepts, what it refuses, and where it puts things."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from decentral.study import command
+
+STUDY = """
+kind: comparison
+title: Two small runs
+paper: mine
+item: first
+base: [task=quadratics, num_workers=4, steps=20, topology=ring]
+rows:
+  - {method: D-PSGD, topology: ring, base: [algo=dpsgd]}
+  - {method: D2, topology: ring, base: [algo=d2]}
+tune: {rule: fixed}
+seeds: [1]
+measure: {split: objective, metric: suboptimality, worker: averaged, percent: false, larger_is_better: false}
+scales: {smoke: {}, small: {base: [steps=30]}}
+report:
+  table: {rows: [method], format: scientific}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "conf" / "study").mkdir(parents=True)
+    (tmp_path / "conf" / "study" / "two.yaml").write_text(STUDY)
+    return tmp_path / "conf"
+
+
+def study(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as exit:
+        command.main([str(argument) for argument in arguments])
+    return exit.value.code
+
+
+def test_without_a_name_it_lists_the_studies(capsys):
+    assert study() == 0
+    listed = capsys.readouterr().out
+    assert "relaysum_table1" in listed and "Table 1" in listed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["relaysum_tabel1"], "Did you mean 'relaysum_table1'?"),
+        (["relaysum_table1", "scale=big"], "scale=big"),
+        (["two", "scale=paper"], "scale=paper is not defined for two"),
+        (["two", "topolgy=ring"], "Did you mean 'topology'?"),
+        (["two", "study.sedes=[1]"], "Did you mean 'seeds'?"),
+        (["two", "study.seeds=[x]"], "seeds"),
+        (["two", "study.tune={rule: gird}"], "gird"),
+        (["two", "algo=relaysgd"], "tree"),
+        (["two", "launcher.slots=0"], "slots"),
+        (["two", "--plam"], "--plam"),
+        (["two", "--report"], "no results"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_in_one_sentence_before_anything_starts(
+    arguments: list[str], said: str, folder: Path, tmp_path: Path, capsys
+):
+    results = tmp_path / "results"
+    assert study(*arguments, "--config-dir", folder, f"results_dir={results}") == 2
+    complaint = capsys.readouterr().err
+    assert said in complaint and len(complaint.strip().splitlines()) == 1
+    assert not results.exists()
+
+
+def test_plan_says_how_much_there_is_to_do_and_computes_nothing(folder: Path, tmp_path: Path, capsys):
+    results = tmp_path / "results"
+    arguments = ["two", "--config-dir", folder, f"results_dir={results}", "progress=false"]
+    assert study(*arguments, "--plan") == 0
+    assert "2 jobs known today (0 done, 2 to do)" in capsys.readouterr().out
+    assert not results.exists()
+    assert study(*arguments) == 0
+    capsys.readouterr()
+    assert study(*arguments, "--plan") == 0
+    assert "(2 done, 0 to do)" in capsys.readouterr().out
+
+
+def test_other_settings_are_another_study_with_a_directory_of_its_own(folder: Path, tmp_path: Path):
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false"]
+    assert study(*arguments, "scale=smoke") == 0
+    assert study(*arguments, "scale=smoke", "lr=0.01") == 0
+    assert study(*arguments, "scale=smoke", "study.seeds=[1,2]") == 0
+    made = sorted(path.name for path in (tmp_path / "r" / "mine" / "two").iterdir())
+    assert len(made) == 3 and made[0] == "smoke"
+    facts = [json.loads((tmp_path / "r" / "mine" / "two" / name / "study.json").read_text()) for name in made]
+    assert sorted(one["jobs"] for one in facts) == [2, 2, 4]
+
+
+def test_a_second_start_does_nothing_and_says_so_within_three_seconds(folder: Path, tmp_path: Path):
+    arguments = ["two", "--config-dir", str(folder), f"results_dir={tmp_path / 'r'}", "progress=false"]
+    start = [sys.executable, "-m", "decentral.study.command", *arguments]
+    assert subprocess.run(start, capture_output=True).returncode == 0
+    began = time.monotonic()
+    again = subprocess.run(start, capture_output=True, text=True)
+    assert time.monotonic() - began < 3
+    assert again.returncode == 0 and "nothing was computed" in again.stdout
+
+
+def test_a_failed_run_is_named_does_not_stop_the_others_and_is_tried_again(folder: Path, tmp_path: Path):
+    text = STUDY.replace("base: [algo=d2]}", "base: [algo=d2, 'optim.weight_decay=1']}")
+    (folder / "study" / "bad.yaml").write_text(text)
+    arguments = ["bad", "--config-dir", str(folder), f"results_dir={tmp_path / 'r'}", "launcher.slots=1"]
+    fault = '[{"rank": 0, "step": 5, "kind": "raise"}]'
+    start = [sys.executable, "-m", "decentral.study.command", *arguments]
+    environment = {"DECENTRAL_FAULTS": fault}
+    import os
+
+    broken = subprocess.run(start, capture_output=True, text=True, env={**os.environ, **environment})
+    assert broken.returncode == 1, broken.stdout
+    assert "failed" in broken.stdout and "tries them again" in broken.stdout
+    assert subprocess.run(start, capture_output=True, text=True).returncode == 0

@@ -1,0 +1,122 @@
+"""A study whose processes are killed at random moments ends as if nothing had happened.
+
+A study of 12 runs, two at a time, some of them over two processes. A punisher kills -9 a worker process, a whole run,
+or the launcher, ten times over, at moments that follow from a printed seed; who kills the launcher starts it again.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+KILLS = 10
+STUDY = """
+kind: comparison
+title: Twelve small runs
+paper: punished
+item: all
+base: [data=digits, model=mlp, num_workers=4, epochs=3, eval_every_epochs=1, batch_size=8, checkpoint_every_s=0.2]
+rows:
+  - {method: D-PSGD, topology: ring, base: [algo=dpsgd, topology=ring]}
+  - {method: RelaySGD, topology: chain, base: [algo=relaysgd, topology=chain, processes=2]}
+columns: {alpha: [1, 0.1]}
+tune: {rule: fixed}
+seeds: [1, 2, 3]
+scales: {small: {}}
+report:
+  table: {rows: [method, topology], columns: alpha, format: percent}
+"""
+
+
+def start(folder: Path, results: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "decentral.study.command", "twelve", f"--config-dir={folder}"]
+    arguments = [*command, f"results_dir={results}", "launcher.slots=2", "launcher.retries=30", "restarts=30"]
+    log = open(results.with_suffix(".log"), "a")  # noqa: SIM115
+    return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def children(pid: int) -> list[int]:
+    """The process ids below a process, nearest first."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            parents.setdefault(int(fields[1]), []).append(int(entry.name))
+    below = list(parents.get(pid, []))
+    for child in below:
+        below += parents.get(child, [])
+    return below
+
+
+def values(results: Path) -> list[dict[str, str]]:
+    with open(results / "punished" / "twelve" / "small" / "values.csv") as file:
+        rows = list(csv.DictReader(file))
+    return [{key: value for key, value in row.items() if key != "wall_s"} for row in rows]
+
+
+def victims(launcher: int, results: Path, kind: str) -> list[int]:
+    """Processes of the kind to be killed that are alive now: the launcher itself, runs, or workers of runs."""
+    if kind == "launcher":
+        return [launcher]
+    below = children(launcher)
+    leaders = [pid for pid in below if _group(pid) == pid]  # every job is a process group of its own
+    if kind == "run":
+        return leaders
+    return [pid for pid in below if _group(pid) in leaders and pid not in leaders]
+
+
+def _group(pid: int) -> int:
+    try:
+        return os.getpgid(pid)
+    except ProcessLookupError:
+        return 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("conf")
+    (folder / "study").mkdir()
+    (folder / "study" / "twelve.yaml").write_text(STUDY)
+    return folder
+
+
+@pytest.mark.timeout(280)
+def test_a_study_that_is_killed_ten_times_ends_with_the_results_of_an_undisturbed_one(folder: Path, tmp_path: Path):
+    calm, punished = tmp_path / "calm", tmp_path / "punished"
+    assert start(folder, calm).wait(120) == 0, calm.with_suffix(".log").read_text()
+    seed = random.randrange(10**6)
+    print(f"punisher's seed: {seed}")
+    moments = random.Random(seed)
+    launcher, kills, deadline = start(folder, punished), [], time.monotonic() + 200
+    while time.monotonic() < deadline:
+        time.sleep(moments.uniform(0.3, 2.0))
+        if launcher.poll() is not None:
+            if len(kills) >= KILLS or launcher.returncode == 0:
+                break
+            launcher = start(folder, punished)
+            continue
+        if len(kills) < KILLS:
+            kind = ("worker", "run", "launcher", "run", "worker")[len(kills) % 5]
+            alive = victims(launcher.pid, punished, kind)
+            if alive:
+                os.kill(moments.choice(alive), signal.SIGKILL)
+                kills.append(kind)
+    log = punished.with_suffix(".log").read_text()
+    while launcher.returncode not in (0, None):
+        launcher = start(folder, punished)
+        launcher.wait(120)
+    assert launcher.wait(120) == 0, log
+    assert len(kills) == KILLS, f"the study was over after {kills}"
+    assert values(punished) == values(calm)
+    assert len(values(punished)) == 12

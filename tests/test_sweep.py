@@ -1,0 +1,212 @@
+"""`decentral-run -m`: every combination once, whatever happens to a run, to the launcher, or beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from decentral import cli
+from decentral.cli import compose, main
+from decentral.launch import scheduler
+from decentral.launch.job import TrainingRun
+from decentral.launch.scheduler import Tally
+from decentral.store import RunStore, find_runs
+from toy_jobs import alive, wait_until
+
+QUICK = ("task=quadratics", "num_workers=4", "steps=3", "device=cpu", "processes=1")
+SLOW = (*QUICK[:2], "steps=200000", "eval_every_epochs=2000", "device=cpu", "processes=1")
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def planned(monkeypatch) -> list[TrainingRun]:
+    """What a sweep asks the scheduler for, instead of carrying it out."""
+    asked: list[TrainingRun] = []
+
+    def schedule(source, launcher, results_dir, board) -> Tally:
+        asked.extend(source.pending())
+        return Tally([], False, 0.0)
+
+    monkeypatch.setattr(scheduler, "schedule", schedule)
+    return asked
+
+
+def command(capsys, *arguments: str) -> tuple[object, str, str]:
+    """(exit status, stdout, stderr)"""
+    with pytest.raises(SystemExit) as exit:
+        main(["-m", *arguments])
+    return exit.value.code, *capsys.readouterr()
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """The command in a process of its own, as a user starts it."""
+    words = [sys.executable, "-m", "decentral", "-m", *arguments]
+    return subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+
+
+def written_twice(directory: Path) -> list[str]:
+    """Lines of metrics about the same number: a run that was carried out twice has some."""
+    keys = [line.partition('"value"')[0] for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    return [key for key, count in Counter(keys).items() if count > 1]
+
+
+def test_a_sweep_runs_every_combination_and_those_that_are_refused_stop_no_other(capsys):
+    arguments = ["algo=relaysgd,dpsgd", "topology=ring,dbt", *QUICK]
+    code, out, err = command(capsys, *arguments)
+    assert code == cli.REFUSED
+    assert out.count("started") == out.count("] done") == 3
+    refusal, count = err.splitlines()
+    assert "algo=relaysgd topology=ring" in refusal
+    assert "of 4 runs, 1 refused and 0 failed" in count
+    runs = find_runs(Path("results"))
+    assert [run.status for run in runs] == ["done"] * 3
+    assert all((run.path / "learning_curves.png").exists() for run in runs)
+    assert set(os.listdir()) == {"results"} and set(os.listdir("results")) == {"runs"}
+
+    _, out, _ = command(capsys, *arguments)
+    assert "3 of 3 runs were done before; nothing was computed" in out and "started" not in out
+
+
+def test_finished_cells_of_a_grid_are_skipped_and_a_finished_grid_is_left_alone_without_torch(capsys):
+    one, grid = ["alpha=1", "lr=0.1,0.2,0.4", *QUICK], ["seed=0,1,2", "lr=0.1,0.2,0.4", *QUICK, "progress=false"]
+    assert command(capsys, *one, "progress=false")[0] == 0
+    code, out, _ = command(capsys, *grid)
+    assert code == 0 and "3 of 9 runs were done before." in out
+    assert len(find_runs(Path("results"))) == 9
+    assert not any(written_twice(run.path) for run in find_runs(Path("results")))
+
+    check = "import sys; from decentral.cli import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
+    began = time.monotonic()
+    again = subprocess.run([sys.executable, "-c", check, "-m", *grid], capture_output=True, text=True)
+    assert time.monotonic() - began < 20, "generous: it takes about a second and a half of one core"
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "9 of 9 runs were done before; nothing was computed" in again.stdout
+
+
+@pytest.mark.parametrize("arguments", [["lr=0.1,0.2"], ["lr=choice(0.1,0.2)"], ["seed=range(2)"]])
+def test_a_sweep_takes_lists_ranges(capsys, planned, arguments):
+    assert command(capsys, *arguments, "task=quadratics")[0] == 0
+    assert len(planned) == 2
+
+
+def test_a_sweep_takes_patterns(capsys, planned):
+    assert command(capsys, "algo=glob(*grad)", "seed=0,1", "task=quadratics")[0] == 0
+    assert len(planned) == 2
+
+
+def test_a_run_of_a_sweep_knows_what_tells_it_from_the_others_and_how_to_run_it_alone(capsys, planned):
+    command(capsys, "algo=dpsgd,d2", "lr=0.1,0.2", "topology=ring", "task=quadratics")
+    assert [run.title for run in planned][:2] == ["algo=dpsgd lr=0.1", "algo=dpsgd lr=0.2"]
+    assert planned[0].command == "decentral-run algo=dpsgd lr=0.1 topology=ring task=quadratics"
+
+
+def test_a_sweep_with_nothing_but_refusals_creates_nothing(capsys, tmp_path):
+    code, out, err = command(capsys, "lr=-1,x")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [("launcher.slots=0", "at least|from 1"), ("launcher.slots=x", "from 1"), ("launcher.retries=-1", "at least 0"),
+     ("launcher.slot=2", "no setting 'slot'"), ("launcher=lokal", "Did you mean 'local'"),
+     ("launcher.slots=1,2", "one for all runs")],
+)  # fmt: skip
+def test_settings_of_the_launcher_that_make_no_sense_are_refused(capsys, setting, words):
+    code, _, err = command(capsys, "seed=0,1", "task=quadratics", setting)
+    assert code == 2 and re.search(words, err)
+
+
+def test_files_that_are_edited_during_a_sweep_do_not_change_it(capsys, tmp_path, planned):
+    file = tmp_path / "experiment" / "mine.yaml"
+    file.parent.mkdir()
+    file.write_text("# @package _global_\nlr: 0.5\n")
+    command(capsys, "--config-dir", str(tmp_path), "experiment=mine", "seed=0,1", "task=quadratics")
+    file.write_text("# @package _global_\nlr: 0.7\n")
+    assert [run.config.lr for run in planned] == [0.5, 0.5]
+    assert f"--config-dir {tmp_path}" in planned[0].command
+
+
+def test_one_run_that_cannot_work_stops_no_other_and_is_named_at_the_end(capsys):
+    bad = TrainingRun(compose([*QUICK, "seed=1"]))
+    bad.directory.mkdir(parents=True)
+    (bad.directory / "config.yaml").write_text("# run 000000000000\n")  # another run's directory
+    code, out, err = command(capsys, "seed=0,1,2", *QUICK)
+    assert code == cli.REFUSED
+    assert out.count("] done") == 2
+    assert f"run {bad.id}" in err and "refused" in err and "decentral-run seed=1" in err
+
+
+def test_a_run_that_is_killed_goes_on_and_the_others_do_not_notice():
+    with start("seed=0,1", *SLOW, "steps=6000", "launcher.slots=2") as launcher:
+        wait_until(lambda: len(find_runs(Path("results"))) == 2)
+        victim = find_runs(Path("results"))[0].path
+        os.kill(int((RunStore.peek(victim) or {})["pid"]), signal.SIGKILL)
+        out, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0
+    assert out.count("retrying") == 1 and "killed" in out and out.count("] done") == 2
+
+
+def test_a_run_that_is_killed_more_often_than_it_is_tried_again_fails_alone():
+    with start("seed=0,1", *SLOW, "steps=6000", "launcher.slots=2", "launcher.retries=0") as launcher:
+        wait_until(lambda: len(find_runs(Path("results"))) == 2)
+        victim = find_runs(Path("results"))[0]
+        os.kill(int((RunStore.peek(victim.path) or {})["pid"]), signal.SIGKILL)
+        out, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == 1
+    assert "of 2 runs, 0 refused and 1 failed" in out and victim.run_id in out and out.count("] done") == 1
+
+
+def test_a_launcher_that_is_killed_leaves_nothing_running_and_the_next_one_does_the_rest():
+    grid = ("seed=0,1,2", *SLOW, "steps=6000", "launcher.slots=1")
+    with start(*grid) as launcher:
+        wait_until(lambda: any(run.status == "done" for run in find_runs(Path("results"))))
+        wait_until(lambda: len(find_runs(Path("results"))) == 2)
+        pids = [int((RunStore.peek(run.path) or {})["pid"]) for run in find_runs(Path("results"))]
+        launcher.kill()
+    time.sleep(1)
+    assert not any(map(alive, pids))
+    with start(*grid) as launcher:
+        out, _ = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0
+    assert "1 of 3 runs were done before" in out and out.count("] done") == 2
+
+
+def test_two_launchers_share_the_work_and_every_run_is_carried_out_once():
+    grid = ("seed=range(6)", *QUICK, "steps=2000", "eval_every_epochs=100", "launcher.slots=1")
+    with start(*grid) as one, start(*grid) as other:
+        outs = [launcher.communicate(timeout=120)[0] for launcher in (one, other)]
+    assert (one.returncode, other.returncode) == (0, 0)
+    runs = find_runs(Path("results"))
+    assert [run.status for run in runs] == ["done"] * 6
+    assert not any(written_twice(run.path) for run in runs)
+    assert all(out.count("] done") >= 1 for out in outs)
+
+
+def test_ctrl_c_lets_the_runs_write_checkpoints_and_the_same_command_goes_on():
+    with start("seed=0,1", *SLOW, "launcher.slots=2") as launcher:
+        wait_until(lambda: all((run.path / "metrics.jsonl").read_bytes() for run in find_runs(Path("results"))) and
+                   len(find_runs(Path("results"))) == 2)  # fmt: skip
+        launcher.send_signal(signal.SIGINT)
+        launcher.communicate(timeout=60)
+    assert launcher.returncode == 130
+    runs = find_runs(Path("results"))
+    assert [run.status for run in runs] == ["interrupted"] * 2
+    assert all(list((run.path / "checkpoints").iterdir()) for run in runs)

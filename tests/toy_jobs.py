@@ -1,0 +1,114 @@
+"""Jobs for tests of the launcher: tiny, and they do what they are told."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from decentral.errors import ConfigError
+from decentral.launch.job import Demand, Job
+from decentral.progress import progress
+from decentral.store import RunStore, Status
+
+
+@dataclass(frozen=True)
+class Toy(Job):
+    """Carries out `does`, a word for each attempt; the last one counts for all further attempts."""
+
+    folder: Path
+    name: str
+    does: tuple[str, ...] = ("done",)
+    needs: Demand = field(default_factory=Demand)
+    processes: int | None = None
+
+    @property
+    def id(self) -> str:
+        return hashlib.sha256(self.name.encode()).hexdigest()[:12]
+
+    @property
+    def directory(self) -> Path:
+        return self.folder / self.name
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    @property
+    def demand(self) -> Demand:
+        return self.needs if self.processes is None else self.needs._replace(processes=self.processes)
+
+    @property
+    def attempts(self) -> list[str]:
+        """What was done so far: the process and the word."""
+        file = self.folder / f"{self.name}.attempts"
+        return file.read_text().splitlines() if file.exists() else []
+
+    @property
+    def pid(self) -> int:
+        """The process of the last attempt; waits for it."""
+        while not self.attempts:
+            time.sleep(0.02)
+        return int(self.attempts[-1].split()[0])
+
+    def placed(self, processes: int) -> Toy:
+        return Toy(self.folder, self.name, self.does, self.needs, processes)
+
+    def carry_out(self) -> Status:
+        word = self.does[min(len(self.attempts), len(self.does) - 1)]
+        with RunStore.open(self.directory, self.id, "") as store:
+            with open(self.folder / f"{self.name}.attempts", "a") as file:
+                file.write(f"{os.getpid()} {word}\n")
+            status = self._act(word)
+            store.set_status(status)
+        return status
+
+    def _act(self, word: str) -> Status:
+        if word == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if word == "raise":
+            print("it prints", flush=True)
+            raise RuntimeError("a bug")
+        if word == "refuse":
+            raise ConfigError("data are missing.")
+        if word == "full":
+            raise OSError(28, "No space left on device")
+        if word == "exit":
+            sys.exit(3)
+        if word == "environment":
+            print(*(f"{key}={os.environ.get(key)}" for key in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")), flush=True)
+            print(f"processes={self.processes} leader={os.getpgid(0) == os.getpid()}", flush=True)
+        if word == "child":
+            child = subprocess.Popen(["sleep", "60"])
+            print(child.pid, flush=True)
+            time.sleep(60)
+        if word == "half":
+            with progress(10, self.name) as shown:
+                shown.update(5, 2.5, worst="12 %")
+                time.sleep(0.6)
+                shown.update(5)
+                time.sleep(60)
+        if word.startswith("sleep"):
+            time.sleep(float(word.removeprefix("sleep")))
+        return Status.diverged if word == "diverged" else Status.done
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there, and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(true, timeout_s: float = 60.0) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
