@@ -21,8 +21,8 @@ def follow_parent() -> None:
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def die_with_parent() -> None:
-    """End this process the moment the one that started it is gone, even by SIGKILL.
+def die_with_parent(with_group: bool = False) -> None:
+    """End this process the moment the one that started it is gone, even by SIGKILL; `with_group`: its process group, too.
 
     A fork of a fork server ends with the server, too, which on Linux ends with the process that started it.
     """
@@ -32,6 +32,8 @@ def die_with_parent() -> None:
 
     def watch() -> None:
         wait([sentinel])
+        if with_group:
+            os.killpg(0, signal.SIGKILL)
         os._exit(1)
 
     follow_parent()

@@ -172,7 +172,7 @@ class LocalPool(Pool):
 def _start_server(modules: Sequence[str]) -> None:
     """The fork server, if there is none; signals to all processes of the terminal or of a batch job are not for it."""
     prepare_server()
-    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["decentral.launch.server", *modules])
     with _ignoring(signal.SIGINT, signal.SIGTERM):
         forkserver.ensure_running()
 

@@ -38,7 +38,8 @@ _LONGEST_FOLDER = 60  # characters; the path of a socket has at most 107, and th
 
 def prepare_server() -> None:
     """Let the fork server of this process import torch, and what a run needs, when it starts."""
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["decentral.launch.server"])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["decentral.launch.server", "decentral.launch.worker"])
     if len(tempfile.gettempdir()) > _LONGEST_FOLDER and os.access("/tmp", os.W_OK):
         before, tempfile.tempdir = tempfile.tempdir, "/tmp"
         try:
