@@ -27,6 +27,7 @@ DIGITS = [
 ENDLESS = [
     "task=quadratics", "task.noise=0.1", "algo=dpsgd", "topology=ring", "num_workers=5", "steps=1000000", "processes=3",
     "eval_every_epochs=50", "checkpoint_every_s=0", "progress=false", "device=cpu", "network.timeout_s=20",
+    "restarts=0",
 ]  # fmt: skip
 
 

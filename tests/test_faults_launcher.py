@@ -20,8 +20,8 @@ from punisher import Meanwhile, below, command, newest_checkpoint, same, status
 pytestmark = pytest.mark.timeout(120)
 
 RUN = [
-    "task=quadratics", "task.noise=0.1", "algo=relaysgd", "topology=dbt", "num_workers=5", "steps=600",
-    "eval_every_epochs=20", "trace=true", "processes=2", "checkpoint_every_s=0", "progress=false", "device=cpu",
+    "task=quadratics", "task.noise=0.1", "algo=relaysgd", "topology=dbt", "num_workers=5", "steps=300",
+    "eval_every_epochs=10", "trace=true", "processes=2", "checkpoint_every_s=0", "progress=false", "device=cpu",
     "network.timeout_s=20",
 ]  # fmt: skip
 ENDLESS = [*RUN, "trace=false", "steps=1000000"]

@@ -158,12 +158,12 @@ def test_an_interrupt_is_no_failure_and_after_the_grace_it_kills(pool, toy):
     pool.start(polite)
     polite.pid  # noqa: B018 - it waits
     pool.interrupt(30)
-    assert list(end_all(pool).values())[0][1:3] == (Status.interrupted, None)
+    assert next(iter(end_all(pool).values()))[1:3] == (Status.interrupted, None)
     deaf = toy("b", "sleep60")
     pool.start(deaf)
     os.kill(deaf.pid, signal.SIGSTOP)
     pool.interrupt(0.2)
-    assert list(end_all(pool).values())[0][1:3] == (Status.interrupted, None)
+    assert next(iter(end_all(pool).values()))[1:3] == (Status.interrupted, None)
     wait_until(lambda: not alive(deaf.pid), 2)
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from decentral import cli
 from decentral.cli import compose, main
+from decentral.config import as_dict, from_dict, run_id
 from decentral.launch import scheduler
 from decentral.launch.job import TrainingRun
 from decentral.launch.scheduler import Tally
@@ -132,6 +133,14 @@ def test_a_sweep_with_nothing_but_refusals_creates_nothing(capsys, tmp_path):
 def test_settings_of_the_launcher_that_make_no_sense_are_refused(capsys, setting, words):
     code, _, err = command(capsys, "seed=0,1", "task=quadratics", setting)
     assert code == 2 and re.search(words, err)
+
+
+def test_the_launcher_is_no_part_of_what_a_run_is_and_older_files_know_none():
+    config = compose([*QUICK])
+    assert run_id(config) == run_id(compose([*QUICK, "launcher.slots=7"]))
+    older = as_dict(config)
+    del older["launcher"]
+    assert from_dict(older) == config
 
 
 def test_files_that_are_edited_during_a_sweep_do_not_change_it(capsys, tmp_path, planned):

@@ -36,7 +36,7 @@ GROUPS = {
 }
 """Group of the configuration -> package with its components."""
 
-IDENTITY_VERSION = 1
+IDENTITY_VERSION = 2
 """Part of every run id: raised when the same configuration begins to mean another computation."""
 
 _ALWAYS = ("algo", "topology", "task", "optim", "schedule", "network")

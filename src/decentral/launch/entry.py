@@ -28,7 +28,10 @@ class Place(NamedTuple):
 def worker_main(
     config: str, directory: str, place: Place, pipe: Connection, environment: dict[str, str], part: Part | None = None
 ) -> None:
-    """Carry out this process's part (of the run, unless another is given), with this environment and no other; see worker.py."""
+    """Carry out this process's part (of the run, unless another is given), with this environment and no other.
+
+    See worker.py.
+    """
     for name in set(os.environ) - set(environment):  # what the fork server, which may be older, was started with
         del os.environ[name]
     os.environ.update(environment)
