@@ -12,7 +12,7 @@ import numpy as np
 
 import reference
 from decentral import config as configuration
-from decentral.cli import compose
+from decentral.composition import compose
 from decentral.launch.launch import launch
 from decentral.store import Status
 from reference import SGD, Adam, Setting

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from decentral import cli
-from decentral.cli import compose, conf_directory, main
+from decentral.cli import main
 from decentral.complaints import CHOICES, options
+from decentral.composition import compose, conf_directory
 from decentral.config import GROUPS, Config
 
 QUICK = ("task=quadratics", "num_workers=4", "steps=3", "progress=false", "device=cpu", "processes=1")

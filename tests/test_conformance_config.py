@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from configure import configure
-from decentral.cli import compose, conf_directory
+from decentral.composition import compose, conf_directory
 from decentral.config import GROUPS, Config, dump, identity, load, run_directory, run_id
 from decentral.registry import components
 from table import ALGORITHMS, TOPOLOGIES, topology_overrides

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decentral.cli import carry_out as carry_out_command
-from decentral.cli import compose
+from decentral.composition import compose
 from decentral.evaluation import Evaluation, evaluate
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import ProcessNetwork

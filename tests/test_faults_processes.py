@@ -145,7 +145,7 @@ def test_1_after_the_last_attempt_the_run_has_failed_and_the_same_command_goes_o
 
 
 def test_1_a_run_that_is_done_stays_done_when_a_process_dies_on_its_way_out(tmp_path):
-    from decentral.cli import compose
+    from decentral.composition import compose
     from decentral.launch import supervise
     from decentral.launch.failures import RunFailed
 

@@ -13,7 +13,7 @@ from table import ALGORITHMS
 
 MEASURE = """
 import json, resource, sys
-from decentral.cli import compose
+from decentral.composition import compose
 config = compose(sys.argv[1:])
 config.task.prepare(config)
 import torch

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decentral.cli import compose
+from decentral.composition import compose
 from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
 from decentral.network.rounds import Losses

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from decentral.cli import compose, main
+from decentral.cli import main
+from decentral.composition import compose
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 COMMANDS = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("decentral-run ")]

@@ -23,10 +23,12 @@ kind: comparison
 title: Twelve small runs
 paper: punished
 item: all
-base: [data=digits, model=mlp, num_workers=4, epochs=3, eval_every_epochs=1, batch_size=8, checkpoint_every_s=0.2]
+base:
+  [data=digits, model=mlp, num_workers=4, epochs=3, eval_every_epochs=1, batch_size=8, checkpoint_every_s=0.2, restarts=30]
 rows:
+  - {method: RelaySGD, topology: chain, base: [algo=relaysgd, topology=chain, processes=2], only: {alpha: [0.1]}}
   - {method: D-PSGD, topology: ring, base: [algo=dpsgd, topology=ring]}
-  - {method: RelaySGD, topology: chain, base: [algo=relaysgd, topology=chain, processes=2]}
+  - {method: D2, topology: ring, base: [algo=d2, topology=ring], only: {alpha: [0.1]}}
 columns: {alpha: [1, 0.1]}
 tune: {rule: fixed}
 seeds: [1, 2, 3]
@@ -38,9 +40,10 @@ report:
 
 def start(folder: Path, results: Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "decentral.study.command", "twelve", f"--config-dir={folder}"]
-    arguments = [*command, f"results_dir={results}", "launcher.slots=2", "launcher.retries=30", "restarts=30"]
-    log = open(results.with_suffix(".log"), "a")  # noqa: SIM115
-    return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    arguments = [*command, f"results_dir={results}", "launcher.slots=2", "launcher.retries=30"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with open(results.with_suffix(".log"), "a") as log:
+        return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 
 def children(pid: int) -> list[int]:
@@ -65,7 +68,7 @@ def values(results: Path) -> list[dict[str, str]]:
     return [{key: value for key, value in row.items() if key != "wall_s"} for row in rows]
 
 
-def victims(launcher: int, results: Path, kind: str) -> list[int]:
+def victims(launcher: int, kind: str) -> list[int]:
     """Processes of the kind to be killed that are alive now: the launcher itself, runs, or workers of runs."""
     if kind == "launcher":
         return [launcher]
@@ -107,8 +110,8 @@ def test_a_study_that_is_killed_ten_times_ends_with_the_results_of_an_undisturbe
             launcher = start(folder, punished)
             continue
         if len(kills) < KILLS:
-            kind = ("worker", "run", "launcher", "run", "worker")[len(kills) % 5]
-            alive = victims(launcher.pid, punished, kind)
+            kind = ("worker", "run", "launcher")[len(kills) % 3]
+            alive = victims(launcher.pid, kind)
             if alive:
                 os.kill(moments.choice(alive), signal.SIGKILL)
                 kills.append(kind)

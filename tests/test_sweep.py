@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from decentral import cli
-from decentral.cli import compose, main
+from decentral.cli import main
+from decentral.composition import compose
 from decentral.config import as_dict, from_dict, run_id
 from decentral.launch import scheduler
 from decentral.launch.job import TrainingRun

@@ -45,7 +45,7 @@ def main() -> None:
 
 def measure(settings: list[str], rounds: int, steps: int) -> dict[str, Any]:
     """Seconds of CPU per step and per n passes, in turn; medians and the spread of the ratio."""
-    from decentral.cli import compose
+    from decentral.composition import compose
 
     config = compose([*settings, "processes=1", "device=cpu"])
     config.task.prepare(config)

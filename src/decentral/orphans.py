@@ -22,7 +22,9 @@ def follow_parent() -> None:
 
 
 def die_with_parent(with_group: bool = False) -> None:
-    """End this process the moment the one that started it is gone, even by SIGKILL; `with_group`: its process group, too.
+    """End this process the moment the one that started it is gone, even by SIGKILL.
+
+    `with_group`: its process group with it.
 
     A fork of a fork server ends with the server, too, which on Linux ends with the process that started it.
     """

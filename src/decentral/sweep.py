@@ -8,22 +8,11 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from decentral.cli import (
-    FAILED,
-    INTERRUPTED,
-    REFUSED,
-    carry_out,
-    check_directory,
-    complain,
-    compose,
-    compose_each,
-    conf_directory,
-    folders_of,
-    is_leader,
-    say,
-)
+from decentral.cli import carry_out, check_directory
 from decentral.complaints import checked
+from decentral.composition import compose, compose_each, conf_directory, folders_of
 from decentral.config import Config, run_directory
+from decentral.console import FAILED, INTERRUPTED, REFUSED, complain, is_leader, say
 from decentral.errors import ConfigError
 from decentral.launch.failures import Failure
 from decentral.launch.job import TrainingRun

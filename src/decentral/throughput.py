@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -36,7 +36,7 @@ class Throughput(Computation):
     """
 
     baseline: Config | None = None
-    pace: Pace = Pace()
+    pace: Pace = field(default_factory=Pace)
 
     folder: ClassVar[str] = "throughput"
     lines: ClassVar[str] = "iterations.jsonl"
@@ -69,6 +69,7 @@ class Throughput(Computation):
         """In this process, or in `processes` new ones."""
         from decentral.launch.launch import in_processes
 
+        assert self.baseline is not None
         part = partial(measure, baseline=self.baseline, pace=self.pace, name=self.lines)
         return in_processes(self.config, self.directory, part) is Status.done
 

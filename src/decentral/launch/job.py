@@ -114,9 +114,8 @@ class TrainingRun(Job):
     @property
     def modules(self) -> tuple[str, ...]:
         """PyTorch, and what draws."""
-        return (*super().modules, "matplotlib.backends.backend_agg", "matplotlib.figure")[
-            : None if self.pictures else 1
-        ]
+        drawing = ("matplotlib.backends.backend_agg", "matplotlib.figure")
+        return (*super().modules, *(drawing if self.pictures else ()))
 
     def placed(self, processes: int) -> TrainingRun:
         """With so many processes, but no more than there are workers, on whichever GPUs are visible then."""

@@ -25,7 +25,7 @@ from decentral.launch.job import Job
 from decentral.launch.pool import Ended, Pool, Seen
 from decentral.launch.runner import runner_main
 from decentral.launch.slots import Resident, Seat, Slots
-from decentral.launch.supervise import prepare_server
+from decentral.launch.supervise import prepare_server, start
 from decentral.progress import ADDRESS
 from decentral.store import Status
 
@@ -81,7 +81,7 @@ class LocalPool(Pool):
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(target=runner_main, args=(placed, cores, theirs, environment), name=job.title)
         _start_server(job.modules)
-        process.start()
+        start(process)
         theirs.close()
         self._running[self._number] = _Running(job, seat, self._slots.take(seat), process, ours)
 

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing import util
 from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from decentral.config import Config, dump, run_id
 from decentral.errors import ConfigError
 from decentral.launch.blame import Worker, reason
 from decentral.launch.entry import Place, worker_main
-from decentral.launch.failures import RESTARTED, RunFailed, record
+from decentral.launch.failures import RESTARTED, Failure, RunFailed, record
 from decentral.store import RunStore, Status
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _GRACE_S = 3.0  # for a process that has been told to end
 _CHECKPOINT_GRACE_S = 30.0  # the same after Ctrl-C: the processes write a checkpoint when they next ask each other
+_SERVERS = 3  # how often a process is tried to be started
 _LONGEST_FOLDER = 60  # characters; the path of a socket has at most 107, and the system's limit may be lower
 
 
@@ -85,6 +87,17 @@ def supervise(config: Config, directory: Path, processes: int, part: Part | None
             _kill(workers)
 
 
+def start(process: BaseProcess) -> None:
+    """Start a process from the fork server; if the server has just been killed, from a new one."""
+    for _ in range(_SERVERS):
+        try:
+            process.start()
+            return
+        except (EOFError, ConnectionError):
+            continue
+    raise RunFailed("the server that starts processes was killed again and again.", Failure.killed)
+
+
 @contextmanager
 def _sigterm_as_keyboard_interrupt() -> Iterator[None]:
     def raise_it(number: int, frame: Any) -> None:
@@ -110,7 +123,7 @@ def _start_all(workers: list[Worker], config: Config, directory: Path, part: Par
                 name=f"process {rank} of {first.size}",
                 daemon=False,  # it may have loader processes of its own; it dies with this one all the same
             )
-            process.start()
+            start(process)
             theirs.close()
             workers.append(Worker(rank, process, ours))
     finally:

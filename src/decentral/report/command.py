@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from decentral.cli import REFUSED, complain, say
+from decentral.console import REFUSED, complain, say
 from decentral.errors import ConfigError, suggest
 
 _HELP = """\

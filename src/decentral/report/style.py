@@ -113,7 +113,7 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
             continue
         colour, marker = _ALGORITHMS.get(name) or (_FURTHER[further[name]], _FURTHER_MARKERS[further[name]])
         choices = [Look(colour, marker, line, variant) for line in (_TOPOLOGIES.get(topology, "-"), *_DASHES)]
-        owner = methods[number]  # two variants of an algorithm on the same topology differ in their dashes
+        owner = f"{methods[number]}|{topology}"  # variants of an algorithm, or ring and chain, differ in their dashes
         found.append(next((look for look in choices if owners.get(look, owner) == owner), choices[0]))
         owners[found[-1]] = owner
     return found

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decentral.cli import folders_of
+from decentral.composition import folders_of
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
 from decentral.report.typed import build as typed

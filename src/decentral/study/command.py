@@ -12,7 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from decentral.cli import FAILED, INTERRUPTED, REFUSED, complain, compose, say
+from decentral.composition import compose
+from decentral.console import FAILED, INTERRUPTED, REFUSED, complain, say
 from decentral.errors import ConfigError, suggest
 from decentral.study import catalogue
 from decentral.study.progress import Unfinished, plan_table

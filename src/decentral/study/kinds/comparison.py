@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
-from decentral.cli import compose_all
+from decentral.composition import compose_all
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
 from decentral.study.catalogue import typed

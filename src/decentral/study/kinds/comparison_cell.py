@@ -54,7 +54,7 @@ class TunedCell(Cell):
 
     def values(self) -> list[Value]:
         """One for each finished run; only the seeds with the chosen rate count."""
-        jobs, choice, tried = self._search()
+        jobs, choice, _ = self._search()
         final = {job.id for job in self._counting(choice.lr)} if choice is not None else set()
         found: dict[str, Value] = {}
         for job in [*jobs, *(self._counting(choice.lr) if choice is not None else [])]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from decentral.cli import compose_all
+from decentral.composition import compose_all
 from decentral.launch.job import Job, TrainingRun
 from decentral.store import RunStore, Status, read_metrics
 from decentral.study.study import Cell, Curve, Labels, Study, Value

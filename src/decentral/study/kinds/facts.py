@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from decentral.cli import compose_all
+from decentral.composition import compose_all
 from decentral.ensembles.facts import QUANTITIES, FactJob
 from decentral.ensembles.job import same
 from decentral.errors import ConfigError, suggest

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from decentral.cli import compose_all
+from decentral.composition import compose_all
 from decentral.config import Config
 from decentral.ensembles.job import check, same
 from decentral.ensembles.rules import RULES, Rule

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from decentral.cli import compose_all
+from decentral.composition import compose_all
 from decentral.errors import ConfigError
 from decentral.launch.job import Job
 from decentral.study.study import Cell, Labels, Study, Value

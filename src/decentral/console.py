@@ -1,0 +1,29 @@
+"""What the console commands have in common: exit statuses, and what they say."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+REFUSED, FAILED, INTERRUPTED = 2, 1, 130
+
+
+def say(text: str) -> None:
+    """Text on stdout. Where nobody reads it any more (`| head`) or it has no room, the run does not suffer."""
+    try:
+        print(text, flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def complain(message: str, program: str = "decentral-run") -> None:
+    """One line on stderr, from one process."""
+    if is_leader():
+        print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
+
+
+def is_leader() -> bool:
+    """Whether this process is the one that talks."""
+    from decentral.launch.launch import under_torchrun
+
+    return not under_torchrun() or os.environ["RANK"] == "0"

@@ -1,0 +1,264 @@
+"""Comparisons: learning rates are searched, seeds follow, runs are judged as the study says. Nothing is trained."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from decentral import composition
+from decentral.errors import ConfigError
+from decentral.report.published import numbers
+from decentral.report.spec import parse
+from decentral.store import RunStore, Status
+from decentral.study import catalogue
+from decentral.study.measure import Measure
+from decentral.study.tuning.fixed import Fixed
+from decentral.study.tuning.grid import Grid
+from decentral.study.tuning.powers_of_two import PowersOfTwo
+from decentral.study.tuning.rule import Choice
+
+COMPARISONS = [
+    name for name in catalogue.names() if catalogue._read(name, None)["kind"] in ("comparison", "chosen_rates")
+]
+ROW = {"method": "D-PSGD", "topology": "ring", "base": ["algo=dpsgd", "topology=ring"], "lr": 0.1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compose_each_set_of_choices_once() -> Iterator[None]:
+    """Studies have hundreds of configurations, but few sets of choices."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(composition, "_compose_choices", cache(composition._compose_choices))
+        yield
+
+
+def search(rule, score: Callable[[float], float], start: float = 0.1):
+    """Carry a search out with a known score for each rate."""
+    tried: dict[float, float] = {}
+    while rates := rule.wanted(tried, start):
+        tried |= {lr: score(lr) for lr in rates}
+    return tried, rule.chosen(tried)
+
+
+def cells_of(tmp_path, **values):
+    """A comparison of one method (or `rows`), small enough to be composed at once."""
+    known = {"kind": "comparison", "rows": [ROW], "seeds": [1, 2], "base": ["model=mlp", "num_workers=2", "steps=4"]}
+    study = catalogue.build("study test", known | values)
+    return study.cells([f"results_dir={tmp_path}"], tmp_path)
+
+
+def finish(job, *accuracies: float, diverged: bool = False, epoch: float = 1.0):
+    """Record a run as if it had been carried out: the workers' test accuracies."""
+    with RunStore.open(job.directory, job.id, "") as store:
+        place = {
+            "step": int(epoch),
+            "epoch": epoch,
+            "split": "test",
+            "metric": "accuracy",
+            "wall_s": 0.0,
+            "bytes_sent": 0,
+        }
+        known = {**dict(enumerate(accuracies)), "averaged": 0.99, "worst": 0.0, "mean": 0.0}
+        store.append([place | {"worker": worker, "value": value} for worker, value in known.items()])
+        store.set_status(Status.diverged if diverged else Status.done, wall_s=1.0)
+
+
+def finish_all(
+    cell, score: Callable[[float, int], float], diverges: Callable[[float, int], bool] = lambda lr, seed: False
+):
+    """Finish whatever the cell asks for until it asks for nothing; returns the rates and seeds in turn."""
+    asked = []
+    while left := [job for job in cell.jobs() if job.finished() is None]:
+        for job in left:
+            lr, seed = job.config.lr, job.config.seed
+            finish(job, score(lr, seed), score(lr, seed), diverged=diverges(lr, seed))
+            asked.append((lr, seed))
+    return asked
+
+
+def test_powers_of_two_go_on_until_the_best_rate_lies_between_two_worse_ones():
+    tried, choice = search(PowersOfTwo(), lambda lr: -abs(math.log2(lr / 0.8)))
+    assert sorted(tried) == pytest.approx([0.05, 0.1, 0.2, 0.4, 0.8, 1.6])
+    assert choice == Choice(0.8, False)
+
+
+def test_powers_of_two_go_down_as_well_and_take_the_smaller_of_equals():
+    _, choice = search(PowersOfTwo(), lambda lr: -lr if lr >= 0.025 else -1.0)
+    assert choice == Choice(0.025, False)
+    _, choice = search(PowersOfTwo(), lambda lr: 1.0 if lr in (0.1, 0.2) else 0.0)
+    assert choice == Choice(0.1, False)
+
+
+def test_a_search_that_ends_early_says_that_its_best_rate_lies_at_the_edge():
+    tried, choice = search(PowersOfTwo(at_most=4), lambda lr: lr)
+    assert choice == Choice(pytest.approx(0.4), True)
+    assert len(tried) == 4
+
+
+def test_a_rate_that_diverges_is_a_worse_neighbour():
+    _, choice = search(PowersOfTwo(), lambda lr: lr if lr < 0.15 else math.nan)
+    assert choice == Choice(0.1, False)
+
+
+def test_where_all_rates_diverge_smaller_ones_are_tried():
+    _, choice = search(PowersOfTwo(at_most=6), lambda lr: math.nan if lr > 0.02 else lr)
+    assert choice is not None and choice.lr == 0.0125
+    assert search(PowersOfTwo(at_most=5), lambda lr: math.nan)[1] is None
+
+
+def test_a_grid_tries_all_of_its_values_and_marks_a_best_one_at_its_end():
+    rule = Grid(values=[0.1, 0.01, 0.05])
+    tried, choice = search(rule, lambda lr: lr)
+    assert (sorted(tried), choice) == ([0.01, 0.05, 0.1], Choice(0.1, True))
+    assert search(rule, lambda lr: -abs(lr - 0.05))[1] == Choice(0.05, False)
+    with pytest.raises(ConfigError, match="above 0"):
+        Grid(values=[])
+
+
+def test_a_fixed_rate_is_not_searched_for():
+    assert search(Fixed(), lambda lr: 0.0) == ({0.1: 0.0}, Choice(0.1, False))
+
+
+def test_the_search_runs_on_its_own_seeds_and_the_best_rate_on_all(tmp_path):
+    (cell,) = cells_of(tmp_path, tune={"rule": "grid", "values": [0.1, 0.2, 0.4]}, tune_seeds=[1])
+    asked = finish_all(cell, lambda lr, seed: 0.9 - abs(lr - 0.2))
+    assert asked == [(0.1, 1), (0.2, 1), (0.4, 1), (0.2, 2)]
+    chosen = [value for value in cell.values() if value.chosen]
+    assert [(value.lr, value.seed, value.value) for value in chosen] == [(0.2, 1, 90.0), (0.2, 2, 90.0)]
+    assert [value.chosen for value in cell.values()].count(False) == 2
+
+
+def test_a_rate_with_which_a_seed_diverges_does_not_count_and_neither_does_the_next_one(tmp_path):
+    (cell,) = cells_of(tmp_path, tune={"rule": "grid", "values": [0.1, 0.2, 0.4]})
+    asked = finish_all(cell, lambda lr, seed: lr, lambda lr, seed: lr >= 0.2 and seed == 2)
+    assert asked[3:] == [(0.4, 2), (0.2, 2), (0.1, 2)]
+    assert {value.lr for value in cell.values() if value.chosen} == {0.1}
+
+
+def test_without_retreat_a_diverged_seed_counts(tmp_path):
+    tune = {"rule": "grid", "values": [0.1, 0.2, 0.4]}
+    (cell,) = cells_of(tmp_path, tune=tune, retreat=False, measure={"when_diverged": 10.0})
+    finish_all(cell, lambda lr, seed: lr, lambda lr, seed: lr == 0.4 and seed == 2)
+    chosen = [value for value in cell.values() if value.chosen]
+    assert [(value.lr, value.status, value.value) for value in chosen] == [(0.4, "done", 40.0), (0.4, "diverged", 10.0)]
+
+
+def test_runs_for_tuning_can_differ_from_those_that_count(tmp_path):
+    (cell,) = cells_of(tmp_path, tune={"rule": "grid", "values": [0.1, 0.2, 0.4]}, tune_base=["steps=2"], seeds=[1])
+    assert {job.config.steps for job in cell.jobs()} == {2}
+    finish_all(cell, lambda lr, seed: 0.9 - abs(lr - 0.2))
+    assert [job.config.steps for job in cell.jobs()] == [2, 2, 2, 4]
+    assert [value.lr for value in cell.values() if value.chosen] == [0.2]
+
+
+def test_rows_that_look_at_the_same_runs_share_them(tmp_path):
+    rows = [ROW | {"method": "own", "worker": "0"}, ROW | {"method": "average", "worker": "averaged"}]
+    own, average = cells_of(tmp_path, rows=rows)
+    assert [job.id for job in own.jobs()] == [job.id for job in average.jobs()]
+    for job in own.jobs():
+        finish(job, 0.5, 0.7)
+    assert [value.value for value in own.values()] == [50.0, 50.0]
+    assert [value.value for value in average.values()] == [99.0, 99.0]
+
+
+def test_the_worst_worker_is_the_worst_of_their_means_over_the_last_epochs(tmp_path):
+    cell, *_ = cells_of(tmp_path)
+    job = cell.jobs()[0]
+    finish(job, 0.0, 0.0, epoch=190)
+    finish(job, 0.5, 0.9, epoch=196)
+    finish(job, 0.9, 0.6, epoch=200)
+    found = Measure(last_epochs=5).of(job.directory)  # (50 + 90) / 2 and (90 + 60) / 2
+    assert (found.value, found.worst, found.mean) == pytest.approx((70.0, 70.0, 72.5))
+    assert Measure(last_epochs=0).of(job.directory).value == pytest.approx(60.0)
+    with pytest.raises(ConfigError, match="2 workers"):
+        Measure(worker="7").of(job.directory)
+
+
+def test_the_chosen_rate_is_the_value_of_a_study_of_rates_and_comes_with_the_effective_one(tmp_path):
+    row = {"method": "RelaySGD", "topology": "chain", "base": ["algo=relaysgd", "topology=chain"], "lr": 0.2}
+    base = ["model=mlp", "num_workers=4", "steps=4"]
+    values = {"rows": [row], "base": base, "tune": {"rule": "powers_of_two"}}
+    (rates,) = cells_of(tmp_path, kind="chosen_rates", **values)
+    (accuracies,) = cells_of(tmp_path, kind="comparison", **values)
+    assert rates.values() == []
+    finish_all(accuracies, lambda lr, seed: 1 - lr if lr >= 0.1 else 0.0)
+    found = [(value.metric, value.value, value.seed) for value in rates.values()]
+    assert found == [("learning rate", 0.1, 1), ("effective learning rate", pytest.approx(0.1 / 1.5), 1)]
+
+
+def test_rates_have_to_be_given_for_every_value_of_the_first_column(tmp_path):
+    with pytest.raises(ConfigError, match="as many lrs"):
+        cells_of(tmp_path, rows=[ROW | {"lrs": [0.1]}], columns={"alpha": [1, 0.1]})
+
+
+def test_tables_and_figures_of_the_same_runs_share_them(tmp_path):
+    @cache
+    def ids(name: str, scale: str) -> set[str]:
+        study = catalogue.load(name, scale)
+        return {job.id for cell in study.cells([f"results_dir={tmp_path}"], tmp_path) for job in cell.jobs()}
+
+    for scale in ("small", "paper"):
+        assert ids("relaysum_table10", scale) == ids("relaysum_table1", scale)
+        assert ids("relaysum_table5", scale) <= ids("relaysum_table1", scale)
+        assert ids("relaysum_fig4", scale) <= ids("relaysum_table1", scale)
+        assert ids("thesis_fig5_3", scale) <= ids("thesis_fig5_2", scale)
+        tables = [ids(f"thesis_tableA_{number}", scale) for number in (1, 2, 3)]
+        assert ids("thesis_fig5_2", scale) <= set.union(*tables)
+
+
+def test_the_thesis_studies_run_what_its_experiment_says(tmp_path):
+    from decentral.composition import compose
+    from decentral.config import run_id
+
+    study = catalogue.load("thesis_fig5_2", "paper")
+    job = study.cells([f"results_dir={tmp_path}"], tmp_path)[-1].final
+    same = compose(["experiment=thesis_cifar10", "algo=model_averaging", "alpha=0.01", "lr=0.1"])
+    assert run_id(job.config) == run_id(same)
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_every_comparison_composes_at_every_scale_and_has_a_cell_for_every_published_number(name, tmp_path):
+    for split in ("train", "val"):
+        folder = tmp_path / split / "cat"
+        folder.mkdir(parents=True)
+        for number in range(512):
+            (folder / f"{number}.jpeg").touch()
+    Image.new("RGB", (32, 32)).save(tmp_path / "train" / "cat" / "0.jpeg")
+    for scale in catalogue.scales(name):
+        study = catalogue.load(name, scale)
+        imagenet = [f"data.path={tmp_path}"] if any(o == "data=imagenet" for o in study.base) else []
+        cells = study.cells([f"results_dir={tmp_path}", *imagenet], tmp_path)
+        spec = parse(study.report, name)
+        assert all(cell.jobs() for cell in cells) and spec.caption and study.departures
+        if scale == "paper":
+            assert study.needs
+        if scale == "paper" and spec.published is not None:
+            keys = sorted(cell.published for cell in cells if cell.published)
+            assert keys == sorted(number.key for number in numbers(study.paper, spec.published.item))
+
+
+def test_planning_a_study_does_not_import_torch():
+    lines = (
+        "import sys; from pathlib import Path; from decentral.study import catalogue",
+        "study = catalogue.load('relaysum_table1', 'paper')",
+        "assert [c.jobs() for c in study.cells(['results_dir=nowhere'], Path('nowhere'))]",
+        "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)",
+    )
+    subprocess.run([sys.executable, "-c", "; ".join(lines)], check=True, timeout=60)
+
+
+def test_the_command_of_a_job_is_that_run(tmp_path):
+    from decentral.composition import compose
+    from decentral.config import run_id
+
+    (cell,) = cells_of(tmp_path, rows=[ROW], columns={"alpha": [0.5]}, tune_base=["steps=2"])
+    job = cell.jobs()[0]
+    program, *overrides = job.command.split()
+    assert program == "decentral-run" and run_id(compose(overrides)) == job.id
+    assert Path(cell.jobs()[0].directory).parent == tmp_path / "runs"

@@ -1,0 +1,107 @@
+"""Throughput: a method and a baseline take steps in turn, and the study reports speeds and their ratio."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from decentral.data.synthetic import Synthetic
+from decentral.errors import ConfigError
+from decentral.launch.job import Demand
+from decentral.launch.slots import Slots
+from decentral.store import Status
+from decentral.study import catalogue
+from decentral.study.kinds.throughput import IMAGES, RATIO
+
+SMALL = ["model=mlp", "num_workers=2", "batch_size=2", "data.image_size=8", "data.num_classes=4", "device=cpu"]
+
+
+def cells_of(tmp_path, *overrides: str):
+    return catalogue.load("thesis_table5_1", "smoke").cells([*SMALL, f"results_dir={tmp_path}", *overrides], tmp_path)
+
+
+def check_values(cell):
+    speeds = [value for value in cell.values() if value.metric == IMAGES]
+    ratios = [value for value in cell.values() if value.metric == RATIO]
+    assert [value.seed for value in speeds] == [value.seed for value in ratios] == [0, 1]
+    assert all(value.value > 0 for value in (*speeds, *ratios))
+    assert {value.published for value in speeds} == {"model_averaging|full|ResNet-50, 8 GPUs"}
+    assert {value.published for value in ratios} == {""}
+
+
+def test_one_process_times_itself(tmp_path):
+    cell = cells_of(tmp_path)[0]
+    (job,) = cell.jobs()
+    assert cell.values() == []
+    assert job.carry_out() is Status.done and job.finished() is Status.done
+    check_values(cell)
+    before = (job.directory / "iterations.jsonl").read_text()
+    job.carry_out()
+    assert (job.directory / "iterations.jsonl").read_text() == before
+
+
+def test_a_job_that_was_killed_goes_on_after_the_iterations_that_it_has(tmp_path):
+    (job,) = cells_of(tmp_path)[0].jobs()
+    job.directory.mkdir(parents=True)
+    line = '{"iteration": 0, "images_per_s": 1.0, "baseline_images_per_s": 2.0}\n'
+    (job.directory / "iterations.jsonl").write_text(line + '{"iteration": 1, "im')
+    (job.directory / "config.yaml").write_text(f"# run {job.id}\n")
+    job.carry_out()
+    assert [found["iteration"] for found in job.found()] == [0, 1]
+    assert job.found()[0]["images_per_s"] == 1.0
+
+
+def test_two_processes_are_timed_together(tmp_path):
+    cell = cells_of(tmp_path, "processes=2")[0]
+    (job,) = cell.jobs()
+    assert job.demand == Demand(2, "cpu", alone=True)
+    assert job.carry_out() is Status.done
+    check_values(cell)
+    assert {line["processes"] for line in job.found()} == {2}
+
+
+def test_how_many_processes_there_are_is_part_of_the_question(tmp_path):
+    (one,), (two,) = (cells_of(tmp_path, f"processes={count}")[0].jobs() for count in (1, 2))
+    assert one.id != two.id
+    with pytest.raises(ConfigError, match="processes=auto"):
+        cells_of(tmp_path, "processes=auto")
+
+
+def test_a_job_that_takes_times_has_the_machine_to_itself():
+    slots = Slots(4)
+    timed, other = Demand(1, alone=True), Demand(1)
+    seat = slots.seat(other, 1)
+    residents = slots.take(seat)
+    assert slots.seat(timed, 1) is None
+    slots.free(seat, residents)
+    alone = slots.seat(timed, 1)
+    residents = slots.take(alone)
+    assert slots.seat(other, 1) is None
+    slots.free(alone, residents)
+    assert slots.seat(other, 1) is not None
+
+
+def test_every_scale_of_the_study_composes(tmp_path: Path):
+    for scale in catalogue.scales("thesis_table5_1"):
+        study = catalogue.load("thesis_table5_1", scale)
+        cells = study.cells([f"results_dir={tmp_path}", "device=cpu"], tmp_path)
+        assert len({job.id for cell in cells for job in cell.jobs()}) == 5
+
+
+def test_synthetic_batches_are_fixed_for_each_worker_and_differ_between_workers():
+    info = replace(Synthetic(), image_size=4, num_classes=7, num_train=40, num_test=5)
+    data = info.load("cpu", seed=3)
+
+    def order(step: int) -> torch.Tensor:
+        return torch.zeros(2, 6, dtype=torch.long)
+
+    (images, labels), (again, _) = data.train_batches(order, range(1, 3), 0, 2)
+    assert images.shape == (2, 6, 3, 4, 4) and torch.equal(images, again)
+    assert not torch.equal(images[0], images[1])
+    assert labels.max() < 7 and len(data.train_labels) == 40
+    other, _ = next(data.train_batches(order, range(2, 4), 5, 6))
+    assert torch.equal(other[0], images[1])
+    assert sum(len(found) for found, _ in data.test_batches(2)) == 5
