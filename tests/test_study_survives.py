@@ -23,8 +23,7 @@ kind: comparison
 title: Twelve small runs
 paper: punished
 item: all
-base:
-  [data=digits, model=mlp, num_workers=4, epochs=3, eval_every_epochs=1, batch_size=8, checkpoint_every_s=0.2, restarts=30]
+base: [data=digits, model=mlp, num_workers=4, epochs=3, eval_every_epochs=1, batch_size=8, checkpoint_every_s=0.2]
 rows:
   - {method: RelaySGD, topology: chain, base: [algo=relaysgd, topology=chain, processes=2], only: {alpha: [0.1]}}
   - {method: D-PSGD, topology: ring, base: [algo=dpsgd, topology=ring]}
@@ -40,7 +39,7 @@ report:
 
 def start(folder: Path, results: Path) -> subprocess.Popen:
     command = [sys.executable, "-m", "decentral.study.command", "twelve", f"--config-dir={folder}"]
-    arguments = [*command, f"results_dir={results}", "launcher.slots=2", "launcher.retries=30"]
+    arguments = [*command, f"results_dir={results}", "launcher.slots=2", "launcher.retries=30", "restarts=30"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(results.with_suffix(".log"), "a") as log:
         return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, env=environment)
