@@ -33,8 +33,20 @@ def main() -> None:
         readme, "summary", "```\n" + re.sub(r"\n+Results:.*", "", summaries["relaysgd-dbt"], flags=re.S) + "\n```"
     )
     readme = fill(readme, "results", results_table())
+    readme = fill(readme, "scoreboard", scoreboard())
     readme = fill(readme, "bench", (ROOT / "results" / "bench" / "step_overhead.md").read_text().strip())
     (ROOT / "README.md").write_text(readme)
+
+
+def scoreboard() -> str:
+    """The totals of results/README.md, and RelaySum's Table 1 as it comes out on digits."""
+    totals = next(
+        line for line in (ROOT / "results" / "README.md").read_text().splitlines() if " items were run" in line
+    )
+    table1 = (ROOT / "results" / "relaysum" / "relaysum_table1" / "small" / "table.md").read_text()
+    rows = [line for line in table1.partition("<details>")[0].splitlines() if line.startswith("|")]
+    caption = table1.splitlines()[0]
+    return "\n".join([totals, "", f"`decentral-study relaysum_table1`, on digits: {caption}", "", *rows])
 
 
 def carry_out(name: str, settings: str) -> str:

@@ -53,7 +53,7 @@ def test_a_cell_without_runs_says_how_many_are_missing_and_one_that_only_diverge
     values += [value("D-PSGD", "ring", 1, "nan", 1, status="failed")]
     cells = {(row[0], i): text for row in rows(made(tmp_path, {"table": TABLE}, values)) for i, text in enumerate(row)}
     assert cells["D2", 2] == "diverged (2 of 2)"
-    assert cells["D2", 3] == cells["D-PSGD", 2] == "n/a (0 of 2 runs)"
+    assert cells["D2", 3] == cells["D-PSGD", 2] == "-"
 
 
 @pytest.mark.parametrize(("words", "wanted"), [

@@ -72,8 +72,17 @@ def _grid(heading: str, entries: list[Entry], table: Table, study: str) -> Grid:
             raise ConfigError(f"study {study}: report.table has one place for both {both}: name more labels in rows.")
         cells[place] = entry
     rows = list(dict.fromkeys(row for row, _ in cells))
-    columns = list(dict.fromkeys(column for _, column in cells))
+    columns = _in_order(list(dict.fromkeys(column for _, column in cells)))
     return Grid(heading, rows, columns, cells, max((entry.runs + entry.failed for entry in entries), default=0))
+
+
+def _in_order(columns: list[str]) -> list[str]:
+    """As the study has them; numbers that neither rise nor fall there are sorted."""
+    try:
+        numbers = [float(column) for column in columns]
+    except ValueError:
+        return columns
+    return columns if numbers in (sorted(numbers), sorted(numbers, reverse=True)) else sorted(columns, key=float)
 
 
 def show(value: float, table: Table) -> str:
@@ -85,10 +94,10 @@ def show(value: float, table: Table) -> str:
 
 
 def cell(entry: Entry | None, grid: Grid, table: Table) -> str:
-    """For example '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)', 'n/a (0 of 3 runs)'; '*' at the edge of its
+    """For example '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)'; '-' where nothing was run; '*' at the edge of its
     grid."""
     if entry is None or entry.runs == 0:
-        return f"n/a (0 of {grid.runs} runs)"
+        return "-"
     if not entry.values:
         return (
             f"diverged ({entry.diverged} of {grid.runs})"
