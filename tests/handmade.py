@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 VALUE_COLUMNS = (
-    *("metric", "value", "seed", "lr", "chosen", "at_edge", "status", "worst", "mean", "averaged"),
+    *("metric", "value", "seed", "rate", "chosen", "at_edge", "status", "worst", "mean", "averaged"),
     *("published", "run", "wall_s"),
 )
 CURVE_COLUMNS = ("metric", "worker", "seed", "step", "epoch", "value")
@@ -21,7 +21,7 @@ def value(method: str, topology: str, alpha: float, number: float | str, seed: i
     """A line of values.csv of a study with labels method, topology and alpha."""
     row = {
         **{"method": method, "topology": topology, "alpha": alpha, "metric": "test accuracy (%)", "value": number},
-        **{"seed": seed, "lr": 0.1, "chosen": True, "at_edge": False, "status": "done", "wall_s": 2.5},
+        **{"seed": seed, "rate": 0.1, "chosen": True, "at_edge": False, "status": "done", "wall_s": 2.5},
         **{"worst": number, "mean": number, "averaged": number, "run": f"{method}-{seed}"},
         "published": f"{KEYS.get(method, method)}|alpha={alpha:g}",
     }
@@ -65,7 +65,7 @@ def table1() -> list[dict[str, Any]]:
     """Two methods, two alphas, three seeds; one diverged run, one at the edge, one not chosen, one missing."""
     rows = [value("RelaySGD", "dbt", 1, 87.0 + seed / 10, seed) for seed in (1, 2, 3)]
     rows += [value("RelaySGD", "dbt", 0.01, 84.0 + seed, seed, at_edge=seed == 2) for seed in (1, 2, 3)]
-    rows += [value("RelaySGD", "dbt", 0.01, 99.0, 1, chosen=False, lr=0.2)]
+    rows += [value("RelaySGD", "dbt", 0.01, 99.0, 1, chosen=False, rate=0.2)]
     rows += [value("D-PSGD", "ring", 1, 87.4, seed) for seed in (1, 2)]
     rows += [value("D-PSGD", "ring", 0.01, 50.0, 1), value("D-PSGD", "ring", 0.01, 52.0, 2)]
     rows += [value("D-PSGD", "ring", 0.01, "nan", 3, status="diverged")]

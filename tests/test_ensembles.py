@@ -13,7 +13,8 @@ from torch import Tensor
 from configure import configure
 from conftest import Start
 from decentral.config import Config
-from decentral.ensembles.ensemble import Ensemble, Stack, draw, network, with_member
+from decentral.ensembles.ensemble import Ensemble, Stack, draw, network
+from decentral.ensembles.facts import FactJob
 from decentral.ensembles.job import check
 from decentral.ensembles.search import Member
 from decentral.ensembles.simulation import Rated, Simulation
@@ -63,11 +64,6 @@ def test_a_member_is_the_ordinary_run_with_its_seed_and_rate(overrides: tuple[st
         models = of_member(ensemble.models(), number)
         torch.testing.assert_close(models, torch.from_numpy(run.iterates[-1]), rtol=1e-12, atol=1e-12)
         assert found[number] == pytest.approx(run.last("suboptimality", "averaged"), rel=1e-9, abs=1e-12)
-
-
-def test_with_member_is_that_ordinary_run() -> None:
-    config = with_member(config_of("algo=d2", "topology=ring"), Member(5, 0.25), 0.125)
-    assert (config.seed, config.task.zeta2, config.lr) == (5, 0.25, 0.125)
 
 
 @pytest.mark.parametrize("overrides", METHODS, ids=" ".join)
@@ -141,19 +137,27 @@ def test_a_simulation_keeps_the_curve_of_every_tree_and_goes_on_after_a_kill(tmp
 
 
 @pytest.mark.parametrize(
-    ("overrides", "given", "words"),
+    ("overrides", "words"),
     [
-        (["algo=relaysgd", "topology=dbt"], [], "2 pieces"),
-        (["algo=relaysgd", "topology=chain"], ["seed=3"], "seed=3 cannot be set"),
-        (["algo=relaysgd", "topology=chain"], ["lr=0.1"], "lr=0.1 cannot be set"),
+        (["algo=relaysgd", "topology=dbt"], "2 pieces"),
+        (["algo=dpsgd", "topology=ring", "network.drop_probability=0.1"], "lose the same messages, whatever the seeds"),
     ],
 )
-def test_what_cannot_be_an_ensemble_is_refused(overrides: list[str], given: list[str], words: str) -> None:
+def test_what_cannot_be_an_ensemble_is_refused(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check(config_of(*overrides), given)
+        check(config_of(*overrides))
 
 
 def test_another_task_is_refused() -> None:
     config = configure("task=mean_estimation", "algo=relay_mean", "topology=chain", "num_workers=4")
-    with pytest.raises(ConfigError, match="task=mean_estimation"):
-        check(config, [])
+    with pytest.raises(ConfigError, match=r"task=mean_estimation .* only task=quadratics can"):
+        check(config)
+
+
+def test_the_facts_of_two_graphs_are_two_jobs_even_for_an_algorithm_that_needs_no_graph() -> None:
+    def fact(*overrides: str) -> FactJob:
+        return FactJob(config_of(*overrides), "", "second_eigenvalue", (4,))
+
+    ring, chain = (fact("algo=allreduce", f"topology={name}") for name in ("ring", "chain"))
+    assert ring.id != chain.id
+    assert "topology" not in fact("algo=relaysgd", "topology=chain").asked()  # it is part of the identity

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from pathlib import Path
@@ -153,6 +154,19 @@ def test_panels_share_their_axis_and_the_legend_covers_nothing(results: Results)
     drawn.canvas.draw()
     (legend,) = drawn.legends
     assert all(not legend.get_window_extent().overlaps(ax.get_window_extent()) for ax in drawn.axes)
+
+
+def test_up_to_ten_places_are_marked_with_their_numbers_on_logarithmic_axes_too(tmp_path: Path) -> None:
+    places = [4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
+    values = [value("D2", "ring", place, place) for place in places]
+    results = read(write(tmp_path / "a" / "b" / "small", values, {}))
+    for logx in (False, True):
+        drawn = canvas.draw(Scaling(x="alpha", lines=["method"], logx=logx), results)
+        drawn.canvas.draw()
+        labels = [label for label in drawn.axes[0].get_xticklabels() if label.get_text()]
+        assert [float(label.get_text()) for label in labels][-3:] == ([32, 64, 96] if not logx else [48, 64, 96])
+        boxes = [label.get_window_extent() for label in labels]
+        assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes))
 
 
 def test_many_panels_are_wrapped_into_rows(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from decentral.report.notebook import Studies
 from decentral.report.spec import parse
 from decentral.study import catalogue
 from handmade import TABLE, courses, table1, write
@@ -56,6 +57,15 @@ def test_a_notebook_draws_what_was_run_and_says_how_to_run_the_rest(path: Path, 
     assert any("| RelaySGD |" in text for text in texts)
     assert any("has no results in" in text and "run `decentral-study" in text for text in texts)
     assert list(tmp_path.iterdir()) == [tmp_path / path.stem]
+
+
+def test_a_notebook_never_shows_a_changed_study(tmp_path: Path) -> None:
+    changed = tmp_path / "relaysum" / "mine" / "small-a1b2c3"
+    write(changed, table1(), {"table": TABLE}, scale="small", changed=["lr=1"])
+    assert Studies("relaysum", tmp_path).results("mine") is None
+    original = write(tmp_path / "relaysum" / "mine" / "smoke", table1(), {"table": TABLE})
+    found = Studies("relaysum", tmp_path).results("mine")
+    assert found is not None and found.directory == original
 
 
 def test_every_study_is_in_the_notebook_of_its_paper() -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from decentral.errors import ConfigError
 from decentral.report.command import main
 from decentral.report.make import make, report_all, report_pages
 from decentral.study import catalogue
 from decentral.study.study import Study
-from handmade import PUBLISHED, TABLE, courses, table1, write
+from handmade import PUBLISHED, TABLE, courses, table1, value, write
 
 CLAIMS = [
     {"says": "RelaySGD wins.", "kind": "order", "better": {"method": "RelaySGD", "alpha": 0.01},
@@ -73,11 +75,11 @@ def test_the_scoreboard_has_a_row_for_every_item_run_or_not(results_dir: Path) -
             "Title of relaysum_table1", "paper, small, smoke", "2 / 2 / 26", "", "1 / 1 / 0", "3 min 3 s",
         ],
         "[Table A.1](thesis/README.md#thesis_tableA_1)": [
-            "Title of thesis_tableA_1", "not run (needs a GPU)", "0 / 0 / 15", "", "0 / 0 / 2", "",
+            "Title of thesis_tableA_1", "not run (needs a GPU)", "0 / 0 / 14", "", "0 / 0 / 2", "",
         ],
     }  # fmt: skip
     text = (results_dir / "README.md").read_text()
-    assert "1 of 2 items were run. Published numbers: 2 of 4 met (50 %), 41 not run." in text
+    assert "1 of 2 items were run. Published numbers: 2 of 4 met (50 %), 40 not run." in text
     assert "Claims: 1 of 2 met (50 %), 2 not run." in text
 
 
@@ -104,6 +106,101 @@ def test_a_papers_page_has_claim_command_result_departures_and_provenance(result
     assert "**Not run.** It needs a GPU. Command: `decentral-study thesis_tableA_1 scale=paper`" in other
     for link in ("relaysum_table1/paper/course.png", "relaysum_table1/paper/verdicts.csv"):
         assert (results_dir / "relaysum" / link).is_file()
+
+
+def test_a_changed_study_is_a_variant_that_counts_for_nothing(results_dir: Path) -> None:
+    report_all(results_dir)
+    board = (results_dir / "README.md").read_bytes()
+    wins = [value("RelaySGD", "dbt", 0.01, 90.0), value("D-PSGD", "ring", 0.01, 10.0)]
+    for scale in ("paper", "small"):
+        changed = results_dir / "relaysum" / "relaysum_table1" / f"{scale}-a1b2c3"
+        write(changed, wins, REPORT, scale=scale, changed=["study.seeds=[1]"])
+    made, _ = report_all(results_dir, scale="paper")
+    assert (results_dir / "README.md").read_bytes() == board
+    (variant,) = [one for one in made if not one.results.original]
+    assert {one.why for one in variant.verdicts if one.kind == "number"} == {"the study was changed: study.seeds=[1]"}
+    assert variant.summary().startswith("relaysum_table1, scale=paper (changed): ")
+    text = (results_dir / "relaysum" / "README.md").read_text()
+    line = "[small-a1b2c3](relaysum_table1/small-a1b2c3) at scale=small: `study.seeds=[1]`; claims: 1 met, 0 not met, 1"
+    assert "**Variants** (not counted):\n\n- [paper-a1b2c3]" in text and line in text
+
+
+def test_a_study_of_which_only_a_variant_was_run_is_not_run(tmp_path: Path) -> None:
+    make(
+        write(
+            tmp_path / "relaysum" / "relaysum_table1" / "small-a1b2c3",
+            table1(),
+            REPORT,
+            scale="small",
+            changed=["lr=1"],
+        )
+    )
+    report_pages(tmp_path)
+    assert rows(tmp_path / "README.md")["[Table 1](relaysum/README.md#relaysum_table1)"][1].startswith("not run")
+
+
+def test_a_directory_that_is_no_study_is_left_out_with_a_remark(results_dir: Path, capsys) -> None:
+    report_all(results_dir)
+    board = (results_dir / "README.md").read_text()
+    foreign = {
+        "json": "{",
+        "labels": '{"study": "a", "scale": "small", "labels": 7}',
+        "values": '{"study": "a", "scale": "b"}',
+    }
+    for name, text in foreign.items():
+        (results_dir / "own" / name / "small").mkdir(parents=True)
+        (results_dir / "own" / name / "small" / "study.json").write_text(text)
+    write(results_dir / "own" / "report" / "small", table1(), ["no keys"])  # type: ignore[arg-type]
+    write(results_dir / "own" / "wanted" / "small", table1(), {}, wanted={"no labels": 3})
+    wrong = [{"says": "So.", "kind": "order", "better": {"metod": "D2"}, "worse": {"method": "D2"}}]
+    write(results_dir / "own" / "claims" / "small", table1(), {"claims": wrong})
+    main([f"results_dir={results_dir}"])
+    said = capsys.readouterr().out
+    remarks = [line.removeprefix("Note:     ") for line in said.splitlines() if " is left out: " in line]
+    assert sorted(remark.split("/")[1] for remark in remarks) == sorted([*foreign, "claims", "report", "wanted"])
+    assert "Made:     3 reports" in said
+    text = (results_dir / "README.md").read_text()
+    assert all(f"- {remark}\n" in text for remark in remarks)
+    assert [line for line in text.splitlines() if " is left out: " not in line and line] == [
+        line for line in board.splitlines() if line
+    ]
+    with pytest.raises(ConfigError, match="names a label 'metod'"):
+        report_all(results_dir, ["claims"])
+
+
+def test_a_claim_met_within_the_noise_is_counted_apart(tmp_path: Path) -> None:
+    values = [value("RelaySGD", "dbt", 0.01, 80.1 + seed, seed) for seed in (0, 2)]
+    values += [value("D-PSGD", "ring", 0.01, 80 + seed, seed) for seed in (0, 2)]
+    made = make(write(tmp_path / "relaysum" / "relaysum_table1" / "small", values, REPORT))
+    assert "Claims:   1 met (1 of them within the noise), 0 not met, 1 not run" in made.summary()
+    report_pages(tmp_path)
+    line = rows(tmp_path / "README.md")["[Table 1](relaysum/README.md#relaysum_table1)"]
+    assert line[4] == "1 / 0 / 1 (1 within the noise)"
+    text = (tmp_path / "README.md").read_text()
+    assert "Claims: 1 of 1 met (100 %), 1 of them within the noise, 3 not run." in text
+
+
+def test_a_number_that_cannot_be_compared_is_listed_with_the_reason(tmp_path: Path) -> None:
+    item = {"item": "tableA.1", "tolerance": {"absolute": 1}, "because": "one run each"}
+    key = "model_averaging|full|lr=0.1 alpha=0.1 epochs=50"
+    values = [value("All-reduce", "full", 0.1, 88.9, published=key)]
+    make(write(tmp_path / "thesis" / "thesis_tableA_1" / "paper", values, {"published": item}))
+    report_pages(tmp_path)
+    text = (tmp_path / "thesis" / "README.md").read_text()
+    assert "**Published numbers** (tableA.1): 0 met, 0 not met, 14 not run." in text
+    assert f"Not compared: {key} (23.2): not an accuracy: the log of a run that died" in text
+
+
+def test_two_studies_that_publish_at_once_wait_for_each_other(results_dir: Path) -> None:
+    from filelock import FileLock
+
+    with ThreadPoolExecutor(1) as pool:
+        with FileLock(results_dir / ".report.lock"):
+            other = pool.submit(report_pages, results_dir)
+            with pytest.raises(TimeoutError):
+                other.result(timeout=0.5)
+            assert not (results_dir / "README.md").exists()
+        assert other.result(timeout=60)[-1] == results_dir / "README.md"
 
 
 def test_pages_do_not_change_as_long_as_the_results_do_not(results_dir: Path) -> None:

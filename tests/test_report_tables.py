@@ -50,10 +50,30 @@ def test_at_another_scale_the_published_numbers_stand_apart(tmp_path: Path) -> N
 def test_a_cell_without_runs_says_how_many_are_missing_and_one_that_only_diverged_says_so(tmp_path: Path) -> None:
     values = [value("RelaySGD", "dbt", alpha, 80, seed) for alpha in (1, 0.1) for seed in (1, 2)]
     values += [value("D2", "ring", 1, "nan", seed, status="diverged") for seed in (1, 2)]
-    values += [value("D-PSGD", "ring", 1, "nan", 1, status="failed")]
     cells = {(row[0], i): text for row in rows(made(tmp_path, {"table": TABLE}, values)) for i, text in enumerate(row)}
     assert cells["D2", 2] == "diverged (2 of 2)"
-    assert cells["D2", 3] == cells["D-PSGD", 2] == "-"
+    assert cells["D2", 3] == "-"
+
+
+def test_a_cell_says_how_many_of_the_runs_that_it_will_have_are_there(tmp_path: Path) -> None:
+    values = [
+        value("RelaySGD", "dbt", 1, 80),
+        value("D2", "ring", 1, 70),
+        value("D2", "ring", 0.1, "nan", status="diverged"),
+    ]
+    wanted = {
+        '{"alpha": 1, "method": "RelaySGD", "topology": "dbt"}': 3,
+        '{"alpha": 1, "method": "D2", "topology": "ring"}': 1,
+        '{"alpha": 0.1, "method": "D2", "topology": "ring"}': 3,
+    }
+    directory = made(tmp_path, {"table": {**TABLE, "bold": False}}, values, wanted=wanted)
+    assert [row[2:] for row in rows(directory)[2:]] == [["80.0 (1 of 3 runs)", "-"], ["70.0", "diverged (1 of 3)"]]
+    with open(directory / "table.csv", newline="") as file:
+        assert [(line["runs"], line["of_runs"]) for line in csv.DictReader(file)] == [
+            ("1", "3"),
+            ("1", "1"),
+            ("0", "3"),
+        ]
 
 
 @pytest.mark.parametrize(("words", "wanted"), [
@@ -120,7 +140,7 @@ def test_a_study_without_any_values_yet_has_an_empty_table(tmp_path: Path) -> No
 def test_the_learning_rate_may_be_a_label(tmp_path: Path) -> None:
     directory = write(tmp_path / "a" / "b" / "small", [], {"table": {"rows": ["lr"], "columns": "method"}})
     (directory / "values.csv").write_text(
-        "method,lr,metric,value,seed,lr,chosen,at_edge,status,worst,mean,averaged,published,run,wall_s\n"
+        "method,lr,metric,value,seed,rate,chosen,at_edge,status,worst,mean,averaged,published,run,wall_s\n"
         "D2,0.10,accuracy,80,1,0.1,True,False,done,,,,,r,1\n"
     )
     facts = json.loads((directory / "study.json").read_text())

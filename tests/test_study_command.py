@@ -61,6 +61,10 @@ def test_without_a_name_it_lists_the_studies(capsys):
         (["two", "study.tune={rule: gird}"], "gird"),
         (["two", "algo=relaysgd"], "tree"),
         (["two", "launcher.slots=0"], "slots"),
+        (["two", "seed=3"], "two itself sets seed"),
+        (["two", "run_dir=here"], "run_dir"),
+        (["two", "study.seeds=[1"], "study.seeds=[1"),
+        (["scale=small"], "name of a study"),
         (["two", "--plam"], "--plam"),
         (["two", "--report"], "no results"),
     ],
@@ -98,6 +102,62 @@ def test_other_settings_are_another_study_with_a_directory_of_its_own(folder: Pa
     assert sorted(one["jobs"] for one in facts) == [2, 2, 4]
 
 
+def test_where_and_how_something_is_computed_does_not_make_another_study(folder: Path, tmp_path: Path):
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study(*arguments, "launcher.retries=0", "checkpoint_every_s=5", "device=cpu", "study.seeds=[ 1 ]") == 0
+    assert [path.name for path in (tmp_path / "r" / "mine" / "two").iterdir()] == ["smoke"]
+
+
+def test_the_command_in_the_results_is_the_one_that_was_given(folder: Path, tmp_path: Path):
+    arguments = ["--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study("two", *arguments, "study.title=Two words", "lr=0.01") == 0
+    facts = json.loads(next((tmp_path / "r" / "mine" / "two").glob("*/study.json")).read_text())
+    command = facts["command"]
+    assert "'study.title=Two words'" in command and "lr=0.01" in command and "--config-dir" in command
+    assert facts["changed"] == ["lr=0.01", 'study.title="Two words"']
+
+
+def test_a_pattern_leaves_out_studies_without_the_scale(folder: Path, tmp_path: Path, capsys):
+    (folder / "study" / "twofold.yaml").write_text(STUDY.replace("smoke: {}, small: {base: [steps=30]}", "smoke: {}"))
+    arguments = ["--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false"]
+    assert study("two*", *arguments) == 0
+    assert "twofold is left out" in capsys.readouterr().out
+    assert study("twofold", *arguments) == 2
+
+
+def test_what_was_finished_by_another_study_is_collected(folder: Path, tmp_path: Path, capsys):
+    """Runs that are shared: when they are all finished, but by others, the results are made all the same."""
+    (folder / "study" / "twin.yaml").write_text(STUDY)
+    arguments = ["--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study("two", *arguments) == 0
+    assert study("twin", *arguments) == 0
+    assert (tmp_path / "r" / "mine" / "twin" / "smoke" / "table.md").exists()
+    assert "nothing was computed" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("option", [(), ("--report",)])
+def test_a_new_caption_appears_in_the_report_though_all_runs_are_done(option, folder: Path, tmp_path: Path):
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study(*arguments) == 0
+    text = (folder / "study" / "two.yaml").read_text()
+    (folder / "study" / "two.yaml").write_text(text.replace("report:", "report:\n  caption: Something new"))
+    assert study(*arguments, *option) == 0
+    assert "Something new" in (tmp_path / "r" / "mine" / "two" / "smoke" / "table.md").read_text()
+
+
+def test_a_report_needs_only_what_was_collected(folder: Path, tmp_path: Path):
+    import shutil
+
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study(*arguments) == 0
+    made = tmp_path / "r" / "mine" / "two" / "smoke"
+    before = (made / "values.csv").read_bytes()
+    shutil.rmtree(tmp_path / "r" / "runs")
+    (made / "table.md").unlink()
+    assert study(*arguments, "--report") == 0
+    assert (made / "table.md").exists() and (made / "values.csv").read_bytes() == before
+
+
 def test_a_second_start_does_nothing_and_says_so_within_three_seconds(folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", str(folder), f"results_dir={tmp_path / 'r'}", "progress=false"]
     start = [sys.executable, "-m", "decentral.study.command", *arguments]
@@ -119,5 +179,5 @@ def test_a_failed_run_is_named_does_not_stop_the_others_and_is_tried_again(folde
 
     broken = subprocess.run(start, capture_output=True, text=True, env={**os.environ, **environment})
     assert broken.returncode == 1, broken.stdout
-    assert "failed" in broken.stdout and "tries them again" in broken.stdout
+    assert "failed" in broken.stdout and "tries again" in broken.stdout
     assert subprocess.run(start, capture_output=True, text=True).returncode == 0

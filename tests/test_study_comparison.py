@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -101,6 +102,13 @@ def test_a_search_that_ends_early_says_that_its_best_rate_lies_at_the_edge():
     assert len(tried) == 4
 
 
+def test_a_search_never_tries_more_rates_than_it_may():
+    scores = {0.1: 0.0, 0.4: 1.0, 1.6: 0.0}  # both neighbours of the best are unknown
+    assert PowersOfTwo(at_most=4).wanted(scores, 0.1) == [0.2]
+    assert PowersOfTwo(at_most=5).wanted(scores, 0.1) == [0.2, 0.8]
+    assert PowersOfTwo(at_most=4).chosen({**scores, 0.2: 0.0}) == Choice(0.4, True)
+
+
 def test_a_rate_that_diverges_is_a_worse_neighbour():
     _, choice = search(PowersOfTwo(), lambda lr: lr if lr < 0.15 else math.nan)
     assert choice == Choice(0.1, False)
@@ -141,6 +149,82 @@ def test_a_rate_with_which_a_seed_diverges_does_not_count_and_neither_does_the_n
     assert {value.lr for value in cell.values() if value.chosen} == {0.1}
 
 
+def test_runs_at_a_rate_that_was_given_up_stay_among_the_values(tmp_path):
+    (cell,) = cells_of(tmp_path, tune={"rule": "grid", "values": [0.1, 0.2]}, tune_base=["steps=2"])
+    finish_all(cell, lambda lr, seed: lr, lambda lr, seed: lr == 0.2 and seed == 2)
+    given_up = [value for value in cell.values() if value.lr == 0.2]
+    assert sorted((value.seed, value.status, value.chosen) for value in given_up) == [
+        (1, "done", False),  # of the search
+        (1, "done", False),
+        (2, "diverged", False),
+    ]
+    assert {value.lr for value in cell.values() if value.chosen} == {0.1}
+
+
+def test_a_run_at_a_rate_that_is_given_up_is_not_started_any_more(tmp_path):
+    (cell,) = cells_of(tmp_path, tune={"rule": "grid", "values": [0.1, 0.2]}, seeds=[1, 2, 3])
+    for job in cell.jobs():
+        finish(job, job.config.lr)
+    second, third = (job for job in cell.jobs() if job.config.seed in (2, 3))
+    finish(second, 0.5, diverged=True)
+    assert third.id not in {job.id for job in cell.jobs()}
+
+
+def test_a_damaged_run_that_counts_has_no_number_and_a_remark(tmp_path):
+    (cell,) = cells_of(tmp_path)
+    first, second = cell.jobs()
+    finish(first, 0.5)
+    finish(second, 0.7)
+    (first.directory / "metrics.jsonl").write_text("nothing\n")
+    damaged, whole = cell.values()
+    assert (damaged.status, damaged.chosen, math.isnan(damaged.value)) == ("damaged", True, True)
+    assert (whole.status, whole.value) == ("done", 70.0)
+    (remark,) = cell.remarks()
+    assert f"delete the folder {first.directory}" in remark
+    assert all(job.finished() for job in cell.jobs())
+
+
+def test_a_search_waits_for_a_damaged_run_to_be_computed_anew(tmp_path):
+    values = {"tune": {"rule": "grid", "values": [0.1, 0.2]}, "seeds": [1]}
+    (cell,) = cells_of(tmp_path, **values)
+    first, second = cell.jobs()
+    finish(first, 0.5)
+    with RunStore.open(second.directory, second.id, "") as store:
+        store.set_status(Status.done)
+    assert all(job.finished() for job in cell.jobs())
+    assert [(value.lr, value.status, value.chosen) for value in cell.values()] == [
+        (0.1, "done", False),
+        (0.2, "damaged", False),
+    ]
+    assert "has no test accuracy" in cell.remarks()[0]
+    shutil.rmtree(second.directory)
+    (again,) = cells_of(tmp_path, **values)
+    finish_all(again, lambda lr, seed: 0.9)
+    assert [value.lr for value in again.values() if value.chosen] == [0.2] and not again.remarks()
+
+
+def test_a_comparison_decides_its_columns_and_a_rate_that_it_tunes():
+    def decided(**values) -> set[str]:
+        return catalogue.build("test", {"kind": "comparison", "rows": [ROW], **values}).decided_keys()
+
+    assert decided() == {"seed", "run_dir"}
+    assert decided(tune={"rule": "powers_of_two"}) == {"seed", "run_dir", "lr"}
+    columns = {"drop": [0, 0.1], "lr": [0.1]}
+    known = decided(columns=columns, keys={"drop": "network.drop_probability"})
+    assert known == {"seed", "run_dir", "lr", "network.drop_probability"}
+
+
+def test_choices_from_the_users_folder_reach_the_runs_and_their_commands(tmp_path):
+    (tmp_path / "conf" / "optim").mkdir(parents=True)
+    (tmp_path / "conf" / "optim" / "mine.yaml").write_text("defaults: [schema/sgd@_here_, _self_]\nweight_decay: 0.5\n")
+    base = ["model=mlp", "num_workers=2", "steps=4", "optim=mine"]
+    study = catalogue.build("test", {"kind": "comparison", "rows": [ROW], "base": base, "tune_base": ["steps=2"]})
+    (cell,) = study.cells([f"results_dir={tmp_path}"], tmp_path, str(tmp_path / "conf"))
+    job = cell.jobs()[0]
+    assert job.config.optim.weight_decay == 0.5
+    assert job.command.endswith(f"--config-dir {tmp_path / 'conf'}")
+
+
 def test_without_retreat_a_diverged_seed_counts(tmp_path):
     tune = {"rule": "grid", "values": [0.1, 0.2, 0.4]}
     (cell,) = cells_of(tmp_path, tune=tune, retreat=False, measure={"when_diverged": 10.0})
@@ -176,8 +260,8 @@ def test_the_worst_worker_is_the_worst_of_their_means_over_the_last_epochs(tmp_p
     found = Measure(last_epochs=5).of(job.directory)  # (50 + 90) / 2 and (90 + 60) / 2
     assert (found.value, found.worst, found.mean) == pytest.approx((70.0, 70.0, 72.5))
     assert Measure(last_epochs=0).of(job.directory).value == pytest.approx(60.0)
-    with pytest.raises(ConfigError, match="2 workers"):
-        Measure(worker="7").of(job.directory)
+    missing = Measure(worker="7").of(job.directory)
+    assert missing.status == "damaged" and "2 workers" in missing.remark
 
 
 def test_the_chosen_rate_is_the_value_of_a_study_of_rates_and_comes_with_the_effective_one(tmp_path):

@@ -55,7 +55,7 @@ def published_keys(cell: Cell) -> list[str]:
         steps = study.at or [study.steps[cell.place]]
         return [study.published(cell.row, n, cell.zeta2, step) for step in steps]
     if isinstance(cell, EstimationCell):
-        return [cell._key(step) for step in cell.study.at]
+        return [cell.key(step) for step in cell.study.at]
     assert isinstance(cell, ReferenceCell)
     return []
 
@@ -171,6 +171,42 @@ def test_a_wrong_study_is_refused(figure: str, change: dict[str, object], words:
         type(study)(**{**vars(study), **change}).cells([], tmp_path)
 
 
-def test_an_override_that_the_study_decides_itself_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="seed=1 cannot be set"):
-        load("fig7_rates", "smoke").cells(["seed=1"], tmp_path)
+@pytest.mark.parametrize(
+    ("figure", "decided", "open_to_the_user"),
+    [
+        ("fig7_rates", {"seed", "lr", "num_workers", "task.zeta2", "task.problem", "task.problem_seed"}, {"algo"}),
+        ("fig8", {"seed", "lr", "task.zeta2", "task.problem", "task.problem_seed"}, {"num_workers", "task.noise"}),
+        ("fig5", {"num_workers", "lr"}, {"topology"}),
+        ("fig9", {"num_workers", "run_dir"}, {"seed", "lr"}),
+    ],
+)
+def test_a_study_says_which_keys_it_decides_itself(figure: str, decided: set[str], open_to_the_user: set[str]) -> None:
+    keys = load(figure, "smoke").decided_keys()
+    assert decided <= keys and not open_to_the_user & keys
+
+
+def test_a_member_for_which_no_rate_reaches_the_target_has_no_number_and_is_not_called_diverged(tmp_path: Path) -> None:
+    study = load("fig7_rates", "smoke")
+    search = {"rule": "fastest", "start_lr": 0.001, "target": 1e-6, "max_steps": 20, "test_points": 10}
+    (cell, *_) = type(study)(**{**vars(study), "search": search}).cells([f"results_dir={tmp_path}"], tmp_path)
+    assert carry_out([cell]) == 1
+    (value,) = cell.values()
+    assert math.isnan(value.value) and value.lr is None
+    assert (value.status, value.chosen) == ("not reached", True)
+
+
+def test_facts_of_lost_messages_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"network\.drop_probability=0\.1 cannot be used"):
+        load("fig6", "smoke").cells(["network.drop_probability=0.1"], tmp_path)
+
+
+@pytest.mark.parametrize("figure", ["fig7_rates", "fig8", "fig6", "fig9"])
+def test_choices_from_the_users_folder_can_be_used(figure: str, tmp_path: Path) -> None:
+    (tmp_path / "conf" / "optim").mkdir(parents=True)
+    (tmp_path / "conf" / "optim" / "mine.yaml").write_text("defaults: [schema/sgd@_here_, _self_]\nweight_decay: 0.5\n")
+    study = load(figure, "smoke")
+    overrides, folder = ["optim=mine", f"results_dir={tmp_path}"], str(tmp_path / "conf")
+    jobs = [job for cell in study.cells(overrides, tmp_path, folder) for job in cell.jobs()]
+    assert jobs and all(job.config.optim.weight_decay == 0.5 for job in jobs)  # type: ignore[attr-defined]
+    if figure == "fig9":
+        assert all(job.command.endswith(f"--config-dir {folder}") for job in jobs)

@@ -33,7 +33,7 @@ def test_a_study_runs_reports_and_is_then_done(name: str, results: Path, capsys:
     arguments = [name, "scale=smoke", f"results_dir={results}", "progress=false", "launcher.slots=1"]
     assert start(*arguments) == 0, capsys.readouterr().out
     study = catalogue.load(name, "smoke")
-    directory = catalogue.path_of(results, study, name, "smoke")
+    directory = results / study.paper / name / "smoke"
     facts = json.loads((directory / "study.json").read_text())
     assert facts["study"] == name and facts["failed"] == 0 and facts["jobs"] > 0
     with open(directory / "values.csv") as file:

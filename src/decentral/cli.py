@@ -109,11 +109,10 @@ def _by_other_code(directory: Path) -> str:
 
 def check_directory(config: Config) -> None:
     """Refuse a run directory that cannot be used, before torch is imported; creates nothing."""
-    from decentral.launch.launch import finished_status
     from decentral.store import RunStore
 
     directory = configuration.run_directory(config)
-    if not is_leader() or finished_status(config, directory) is not None:
+    if not is_leader() or RunStore.finished(directory, configuration.run_id(config)) is not None:
         return
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         RunStore.open(directory, configuration.run_id(config), configuration.dump(config)).close()

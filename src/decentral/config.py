@@ -160,7 +160,7 @@ def identity(config: Config) -> dict[str, Any]:
     """
     groups = [group for group in (*_ALWAYS, *config.task.uses) if group != "topology" or config.algo.uses_topology]
     known: dict[str, Any] = {"version": IDENTITY_VERSION}
-    known |= {group: _component_identity(getattr(config, group)) for group in groups}
+    known |= {group: component_identity(getattr(config, group)) for group in groups}
     known |= {key: _plain(getattr(config, key)) for key in _KEYS}
     if config.steps is not None:
         known.pop("epochs")
@@ -181,7 +181,8 @@ def run_directory(config: Config) -> Path:
     return chosen.expanduser()
 
 
-def _component_identity(component: Any) -> dict[str, Any]:
+def component_identity(component: Any) -> dict[str, Any]:
+    """The fields of a component that a computation depends on, as JSON values."""
     known = {}
     for f in dataclasses.fields(component):
         value = getattr(component, f.name)

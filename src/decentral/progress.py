@@ -185,16 +185,39 @@ class _Live(Progress):
         self._bar.stop()
 
 
+class Messenger:
+    """Tells the launcher that asked for it, by `ADDRESS`, how far its job is, in datagrams 'number fraction words'.
+
+    Where nobody has asked, nothing is told.
+    """
+
+    def __init__(self) -> None:
+        self._address, _, self._number = os.environ.get(ADDRESS, "").rpartition(":")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._address else None
+
+    def tell(self, fraction: float, text: str) -> None:
+        """The share of the job that is done, and a few words. Raises OSError if the launcher is gone."""
+        if self._socket is None:
+            return
+        message = f"{self._number} {min(1.0, fraction):.6f} {text}".encode()
+        with contextlib.suppress(BlockingIOError):  # the launcher is busy: it hears the next one
+            self._socket.sendto(message, socket.MSG_DONTWAIT, self._address)
+
+    def close(self) -> None:
+        """Nothing more is told."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
 class _Reported(Progress):
-    """Datagrams 'number fraction words' to the launcher; nothing on the terminal."""
+    """Messages to the launcher; nothing on the terminal."""
 
     _period_s = _REPORT_PERIOD_S
 
-    def __init__(self, total_steps: int, title: str, address: str) -> None:
+    def __init__(self, total_steps: int, title: str) -> None:
         super().__init__(total_steps, title)
-        self._address, _, self._number = address.rpartition(":")
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._socket.setblocking(False)
+        self._messenger = Messenger()
         self._due = 0.0
 
     def milestone(self, text: str) -> None:
@@ -202,14 +225,11 @@ class _Reported(Progress):
         self._due = min(self._due, time.monotonic() + _LIVE_PERIOD_S)
 
     def _show(self) -> None:
-        fraction = min(1.0, self._shown.step / max(1, self._total_steps))
-        message = f"{self._number} {fraction:.6f} {self._shown.words()}"
-        with contextlib.suppress(BlockingIOError):  # the launcher is busy: it hears the next one
-            self._socket.sendto(message.encode(), self._address)
+        self._messenger.tell(self._shown.step / max(1, self._total_steps), self._shown.words())
 
     def _finish(self) -> None:
         self._show()
-        self._socket.close()
+        self._messenger.close()
 
 
 @contextmanager
@@ -221,7 +241,7 @@ def progress(total_steps: int, title: str, enabled: bool = True, stream: TextIO 
     stream = stream or sys.stdout
     shown: Progress
     if os.environ.get(ADDRESS):
-        shown = _Reported(total_steps, title, os.environ[ADDRESS])
+        shown = _Reported(total_steps, title)
     elif not enabled or stream is None:
         shown = Progress(total_steps, title)
     elif stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.config import Config, identity
-from decentral.ensembles.job import Computation, Lines
+from decentral.ensembles.job import Computation
+from decentral.errors import ConfigError
 from decentral.launch.job import Demand
 from decentral.store import Status
+from decentral.store.lines import LineFile
 
 if TYPE_CHECKING:
+    import torch
+
     from decentral.run import Run
     from decentral.world import World
+
+
+_FOLLOW_S = 2.0  # how often to look how far other processes are
 
 
 class Pace(NamedTuple):
@@ -33,6 +42,7 @@ class Throughput(Computation):
 
     All processes begin an iteration together, and it ends when the last of them has finished on its device; the first
     process holds the clock. `config.processes` says how many there are; the launcher gives the job the machine.
+    On GPUs all is computed in float32 (no TF32), and cuDNN chooses its algorithms by their times.
     """
 
     baseline: Config | None = None
@@ -49,55 +59,157 @@ class Throughput(Computation):
     @property
     def demand(self) -> Demand:
         """All of the machine."""
-        from decentral.launch.devices import device_kind
+        return Demand(self.processes, self.config.device, alone=True)
 
-        return Demand(self.processes, device_kind(self.config), alone=True)
+    def placed(self, processes: int) -> Throughput:
+        """On whichever GPUs are visible then."""
+        return replace(self, config=replace(self.config, device=self._device))
+
+    @property
+    def _device(self) -> str:
+        """'cpu', 'cuda' or 'auto'."""
+        return self.config.device.partition(":")[0]
 
     def asked(self) -> dict[str, Any]:
-        """What the times depend on, less the machine."""
-        from decentral.launch.devices import device_kind
-
+        """What the times depend on, less the machine. The lines say on which device an `auto` was measured."""
         assert self.baseline is not None
         return {
             "baseline": identity(self.baseline),
             "processes": self.processes,
-            "device": device_kind(self.config),
+            "device": self._device,
             "pace": self.pace._asdict(),
         }
 
-    def work(self, lines: Lines, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
+    def provenance(self) -> dict[str, Any]:
+        """With the devices of all processes, and how they compute."""
+        from decentral.launch.devices import device_kind
+        from decentral.provenance import collect
+
+        kind = device_kind(self.config)
+        devices = [f"cuda:{number}" for number in range(self.processes)] if kind == "cuda" else ["cpu"]
+        return collect(devices, self.processes) | _arithmetic(kind)
+
+    def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
         """In this process, or in `processes` new ones."""
         from decentral.launch.launch import in_processes
 
         assert self.baseline is not None
-        part = partial(measure, baseline=self.baseline, pace=self.pace, name=self.lines)
-        return in_processes(self.config, self.directory, part) is Status.done
+        asked: dict[str, Any] = {"baseline": self.baseline, "pace": self.pace, "name": self.lines}
+        if self.processes == 1:
+            part = partial(measure, **asked, stop=stop, show=show)
+            return in_processes(self.config, self.directory, part) is Status.done
+        with self._followed(show):
+            return in_processes(self.config, self.directory, partial(measure_beside, **asked)) is Status.done
+
+    @contextmanager
+    def _followed(self, show: Callable[[float, str], None]) -> Iterator[None]:
+        """Show what other processes have written, while this one waits for them."""
+        over = threading.Event()
+
+        def follow() -> None:
+            while not over.wait(_FOLLOW_S):
+                with suppress(OSError, ConfigError):  # it is news, no more
+                    _show(show, len(self.found()), self.pace)
+
+        thread = threading.Thread(target=follow, daemon=True, name="follow iterations")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
 
 
-def measure(config: Config, world: World, directory: Path, *, baseline: Config, pace: Pace, name: str) -> Status:
-    """One process's part; the leader adds a line for each iteration to the file `name` in the directory."""
+def measure_beside(config: Config, world: World, directory: Path, **asked: Any) -> Status:
+    """One process's part where there are several: SIGTERM stops all of them after an iteration."""
+    from decentral.interrupt import Interrupt
+
+    with Interrupt() as interrupt:
+        return measure(config, world, directory, **asked, stop=lambda: interrupt.requested, show=lambda *_: None)
+
+
+def measure(
+    config: Config,
+    world: World,
+    directory: Path,
+    *,
+    baseline: Config,
+    pace: Pace,
+    name: str,
+    stop: Callable[[], bool],
+    show: Callable[[float, str], None],
+) -> Status:
+    """One process's part; the leader adds a line for each iteration to the file `name` in the directory.
+
+    `stop` and `show` are those of `Computation.work`. Raises ConfigError if another device did some of the iterations.
+    """
     import torch
 
     from decentral.run import assemble
 
-    lines = Lines(directory / name) if world.leader else None
-    with torch.no_grad():
+    with (
+        torch.no_grad(),
+        as_published(world.device),
+        closing(LineFile(directory / name)) if world.leader else nullcontext() as lines,
+    ):
+        known = _known(lines, world) if lines is not None else 0
         baseline_run, own_run = _Stepper(assemble(baseline, world)), _Stepper(assemble(config, world))
-        baseline_run.time(pace.warm_up)
-        own_run.time(pace.warm_up)
-        for number in range(world.agree(len(lines.known) if lines else 0), pace.iterations):
+        for run in (baseline_run, own_run):
+            run.time(pace.warm_up)
+        for number in range(world.agree(known), pace.iterations):
+            if world.any(stop())[0]:
+                return Status.interrupted
             times = {}
             for run in (baseline_run, own_run) if number % 2 == 0 else (own_run, baseline_run):
                 times[run] = run.time(pace.steps)
             if lines is not None:
                 pictures = own_run.pictures_per_step * pace.steps
                 own, other = pictures / times[own_run], pictures / times[baseline_run]
-                lines.append(
-                    {"iteration": number, "images_per_s": own, "baseline_images_per_s": other, **_where(world)}
-                )
+                speeds = {"images_per_s": own, "baseline_images_per_s": other}
+                lines.append({"iteration": number, **speeds, **_where(world)})
+                _show(show, number + 1, pace)
         for run in (baseline_run, own_run):
             run.run.problem.close()
     return Status.done
+
+
+@contextmanager
+def as_published(device: torch.device) -> Iterator[None]:
+    """On a GPU, compute as the thesis did: float32 without TF32, and cudnn.benchmark. Puts back what was before."""
+    import torch
+
+    if device.type != "cuda":
+        yield
+        return
+    matmul: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    before = matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark
+    matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark = "ieee", "ieee", True
+    try:
+        yield
+    finally:
+        matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark = before
+
+
+def _arithmetic(kind: str) -> dict[str, Any]:
+    """What `as_published` does, for the records."""
+    return {"tf32": False, "cudnn_benchmark": True} if kind == "cuda" else {}
+
+
+def _show(show: Callable[[float, str], None], iterations: int, pace: Pace) -> None:
+    show(iterations / pace.iterations, f"iteration {iterations} of {pace.iterations}")
+
+
+def _known(lines: LineFile, world: World) -> int:
+    """How many iterations there are already. Raises ConfigError if another device did them: times do not mix."""
+    here, known = _where(world)["device"], lines.known
+    other = {line.get("device", here) for line in known} - {here}
+    if other:
+        raise ConfigError(
+            f"{lines.path} has times of {' and '.join(sorted(other))}, this is {here}: go on there, or delete "
+            f"{lines.path.parent} to measure all of them here."
+        )
+    return len(known)
 
 
 class _Stepper:
@@ -131,4 +243,4 @@ def _where(world: World) -> dict[str, Any]:
     import torch
 
     known = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
-    return {"device": known, "processes": world.size}
+    return {"device": known, "processes": world.size, **_arithmetic(world.device.type)}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -147,12 +146,6 @@ def _columns(part: Any, columns: Tensor, width: int) -> Any:
 
 
 def network(config: Config) -> LocalNetwork:
-    """The network that all members share."""
+    """The network that all members share; it loses no messages (see job.check)."""
     assert config.num_workers is not None
-    losses = Losses(config.network.drop_probability, config.seed)
-    return LocalNetwork(config.topology.schedule(config.num_workers), losses)
-
-
-def with_member(config: Config, member: Member, lr: float) -> Config:
-    """The ordinary run that a member of an ensemble equals."""
-    return replace(config, seed=member.seed, lr=lr, task=replace(config.task, zeta2=member.zeta2))
+    return LocalNetwork(config.topology.schedule(config.num_workers), Losses(0.0, config.seed))

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from decentral.config import Config
-from decentral.ensembles.job import Computation, Lines
+from decentral.config import Config, component_identity, identity
+from decentral.ensembles.job import Computation
+from decentral.store.lines import LineFile
 
 if TYPE_CHECKING:
     from decentral.topology.schedule import Schedule
@@ -27,10 +28,13 @@ class FactJob(Computation):
     lines: ClassVar[str] = "facts.jsonl"
 
     def asked(self) -> dict[str, Any]:
-        """Quantity and numbers of workers."""
-        return {"quantity": self.quantity, "sizes": list(self.num_workers)}
+        """Quantity, numbers of workers, and the topology where the run's identity leaves it out."""
+        own = {"quantity": self.quantity, "sizes": list(self.num_workers)}
+        if "topology" in identity(self.config):
+            return own
+        return {**own, "topology": component_identity(self.config.topology)}
 
-    def work(self, lines: Lines, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
+    def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
         """One number of workers after the other."""
         known = {line["num_workers"] for line in lines.known}
         for number, n in enumerate(self.num_workers):

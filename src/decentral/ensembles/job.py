@@ -6,8 +6,8 @@ import hashlib
 import json
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,37 +15,13 @@ from typing import Any, ClassVar
 from decentral.config import Config, dump, identity
 from decentral.errors import ConfigError
 from decentral.launch.job import Job
+from decentral.registry import components
 from decentral.store import RunStore, Status
-from decentral.store.files import decode, encode
+from decentral.store.lines import LineFile, read_lines
+from decentral.tasks.task import Task
 
 _STATUS_EVERY_S = 2.0
-
-
-class Lines:
-    """A file of JSON objects, one a line, each written at once; a line that was cut short is dropped."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.known = read_lines(path)
-        with open(path, "ab") as file:
-            file.truncate(_whole_bytes(path))
-
-    def append(self, line: dict[str, Any]) -> None:
-        """Write a line. Raises OSError if the disk is full."""
-        text = json.dumps(encode(line), allow_nan=False) + "\n"
-        with open(self.path, "ab", buffering=0) as file:
-            file.write(text.encode())
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of the file; none if there is no file."""
-    if not path.exists():
-        return []
-    return [decode(json.loads(line)) for line in path.read_bytes()[: _whole_bytes(path)].splitlines()]
-
-
-def _whole_bytes(path: Path) -> int:
-    return path.read_bytes().rfind(b"\n") + 1
+_TELL_EVERY_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -65,7 +41,7 @@ class Computation(Job):
         """What is computed, beside the configuration, as JSON values."""
 
     @abstractmethod
-    def work(self, lines: Lines, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
+    def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
         """Compute what the lines do not hold yet, and add it to them; whether all is done now.
 
         `stop` says whether to stop early. `show` takes the share that is done, and a few words.
@@ -88,6 +64,12 @@ class Computation(Job):
         """See `Job`."""
         return self.name or self.id
 
+    def provenance(self) -> dict[str, Any]:
+        """Where the numbers come from: this process, on the CPU, unless a job says otherwise."""
+        from decentral.provenance import collect
+
+        return collect(["cpu"], 1)
+
     def found(self) -> list[dict[str, Any]]:
         """The lines written so far."""
         return read_lines(self.directory / self.lines)
@@ -103,65 +85,83 @@ class Computation(Job):
             return finished
         import yaml
 
+        from decentral.launch.failures import record
+
         own = yaml.safe_dump({self.folder: self.asked()}, sort_keys=False)
         with RunStore.open(self.directory, self.id, f"{dump(self.config)}{own}") as store:
             try:
                 return self._recorded(store)
             except BaseException as error:
-                _tell_failure(store, error)
+                with suppress(OSError):  # a full disk: the error itself is what the user must see
+                    record(store, error)
                 raise
 
     def _recorded(self, store: RunStore) -> Status:
         import torch
 
         from decentral.interrupt import Interrupt
-        from decentral.provenance import collect
+        from decentral.progress import Messenger
 
         torch.set_num_threads(1)
         before = float((RunStore.peek(self.directory) or {}).get("spent_s", 0.0))
         began = time.perf_counter()
-        shown = [began]
+        shown = told = began
 
         def spent() -> float:
             return round(before + time.perf_counter() - began, 3)
 
         def show(fraction: float, text: str) -> None:
-            if time.perf_counter() - shown[0] >= _STATUS_EVERY_S:
-                shown[0] = time.perf_counter()
+            nonlocal shown, told
+            now = time.perf_counter()
+            if now - told >= _TELL_EVERY_S:
+                told = now
+                with suppress(OSError):  # the launcher is gone
+                    messenger.tell(fraction, text)
+            if now - shown >= _STATUS_EVERY_S:
+                shown = now
                 store.set_status(Status.running, fraction=round(fraction, 3), text=text, spent_s=spent())
 
         store.set_status(Status.running, spent_s=before)
-        store.write_provenance(collect(["cpu"], 1))
-        with torch.no_grad(), Interrupt() as interrupt:
-            done = self.work(Lines(self.directory / self.lines), lambda: interrupt.requested, show)
+        store.write_provenance(self.provenance())
+        with (
+            torch.no_grad(),
+            Interrupt() as interrupt,
+            closing(LineFile(self.directory / self.lines)) as lines,
+            closing(Messenger()) as messenger,
+        ):
+            done = self.work(lines, lambda: interrupt.requested, show)
+            lines.sync()
         status = Status.done if done else Status.interrupted
         store.set_status(status, spent_s=spent(), **({"wall_s": spent()} if done else {}))
         return status
 
 
-def _tell_failure(store: RunStore, error: BaseException) -> None:
-    from decentral.launch.failures import classify, describe
-
-    with suppress(OSError):  # a full disk: the error itself is what the user must see
-        if isinstance(error, KeyboardInterrupt):
-            store.set_status(Status.interrupted)
-        else:
-            store.set_status(Status.failed, failure=classify(error).value, reason=describe(error))
-
-
-def check(config: Config, overrides: Sequence[str]) -> None:
+def check(config: Config) -> None:
     """Refuse what an ensemble cannot be made of. Raises ConfigError."""
-    decided = [o for o in overrides if o.partition("=")[0] in ("seed", "lr", "task.zeta2", "task.problem")]
-    if decided:
-        raise ConfigError(f"{decided[0]} cannot be set: in this study seeds, zeta2 and learning rates are its own.")
-    if config.task.name != "quadratics":
-        raise ConfigError(f"task={config.task.name} cannot be used: this study is about task=quadratics.")
+    if not config.task.can_be_ensemble:
+        tasks = components("tasks").items()
+        able = [f"task={name}" for name, task in tasks if issubclass(task, Task) and task.can_be_ensemble]
+        raise ConfigError(
+            f"task={config.task.name} cannot be used: this study solves many problems side by side, as one run, which "
+            f"only {' and '.join(able)} can."
+        )
+    check_losses(config)
     assert config.num_workers is not None
     pieces = config.topology.schedule(config.num_workers).num_pieces
     if pieces > 1:
         raise ConfigError(
             f"topology={config.topology.name} cuts each model in {pieces} pieces, which an ensemble of models in one "
             "row cannot: use a topology of one graph, such as bt or chain."
+        )
+
+
+def check_losses(config: Config) -> None:
+    """Refuse messages that are lost. Raises ConfigError."""
+    drop = config.network.drop_probability
+    if drop:
+        raise ConfigError(
+            f"network.drop_probability={drop:g} cannot be used: what this study computes side by side would lose the "
+            "same messages, whatever the seeds; leave it out, or use decentral-run for each seed."
         )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _MAX_TRIALS = 30
 _PLATEAU_POINTS = 3
@@ -68,6 +68,10 @@ class Rule(ABC):
     def search(self) -> Searching:
         """The search for one member."""
 
+    def asked(self) -> dict[str, Any]:
+        """What tells it from other rules, as JSON values: part of a search's id."""
+        return {"rule": type(self).__name__.lower(), **asdict(self)}
+
     @abstractmethod
     def judge(self, step: int, errors: Sequence[float], best_step: int | None) -> Trial | None:
         """How a trial ends at this step (its lr left nan), or None if it goes on; `errors` are all seen up to here."""
@@ -84,11 +88,13 @@ class Fastest(Rule):
     """The rate that reaches the target in the fewest steps: for methods that converge linearly.
 
     Halve the rate until the target is reached, go on as long as that is faster, then bisect. The error has to fall
-    until it is at the target, unless `allow_rising`. (The authors' code returns half of the rate that it found best:
-    their step counts are right, curves drawn with their "tuned" rate use half of it.)
+    until it is at the target. (The authors' code returns half of the rate that it found best: their step counts are
+    right, curves drawn with their "tuned" rate use half of it.)
     """
 
-    allow_rising: bool = False
+    def asked(self) -> dict[str, Any]:
+        """See `Rule`. That errors may not rise is spelt out: it once was a choice, and ids of searches stay."""
+        return {**super().asked(), "allow_rising": False}
 
     def search(self) -> Searching:
         """See the class."""
@@ -119,7 +125,7 @@ class Fastest(Rule):
             return Trial(math.nan, Outcome.reached, step, errors[-1])
         if _is_late(step, best_step):
             return Trial(math.nan, Outcome.late, step, errors[-1])
-        failed = _failed(step, errors, math.inf if self.allow_rising else self.target)
+        failed = _failed(step, errors, self.target)
         if failed:
             return failed
         level = _plateau(errors, self.target / 10)

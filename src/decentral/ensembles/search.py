@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from decentral.ensembles.job import Computation, Lines
+from decentral.ensembles.job import Computation
 from decentral.ensembles.rules import Fastest, Outcome, Rule, Trial
 from decentral.store.files import read_json, write_json
+from decentral.store.lines import LineFile
 
 _USUAL_TRIALS = 21  # of one member, to show how far the search is
 
@@ -48,13 +49,9 @@ class Search(Computation):
 
     def asked(self) -> dict[str, Any]:
         """Members and rule."""
-        return {
-            "members": [list(member) for member in self.members],
-            "rule": type(self.rule).__name__.lower(),
-            **asdict(self.rule),
-        }
+        return {"members": [list(member) for member in self.members], **self.rule.asked()}
 
-    def work(self, lines: Lines, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
+    def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
         """Go on with the search after the trials that are known."""
         from decentral.ensembles.ensemble import draw
         from decentral.ensembles.trials import Tuning, tune

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from decentral.config import Config
-from decentral.ensembles.job import Computation, Lines
+from decentral.ensembles.job import Computation
 from decentral.ensembles.search import Member
+from decentral.store.lines import LineFile
 
 
 class Rated(NamedTuple):
@@ -55,7 +56,7 @@ class Simulation(Computation):
         own = {"steps_wanted": self.steps, "every": self.every, "roots": self.roots}
         return {"members": [list(member) for member in self.members], **own}
 
-    def work(self, lines: Lines, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
+    def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
         """One ensemble after the other."""
         known = [line["root"] for line in lines.known]
         for number, (root, config) in enumerate(self._ensembles()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection, wait
@@ -10,10 +9,10 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError
+from decentral.launch.exitcodes import NO_STATUS, signal_of
 from decentral.launch.failures import Failure, RunFailed
 
 _PATIENCE_S = 1.0  # for what the other processes have to say, and for the exit status of a dead one
-_NO_STATUS = 255  # what multiprocessing says of a process whose fork server is gone
 
 
 class Worker(NamedTuple):
@@ -73,22 +72,16 @@ def _cause(worker: Worker, said: tuple[Any, ...] | None) -> Exception:
     if said is None:
         return _death(worker)
     if said[0] == "refused":
-        return ConfigError(said[1])
+        return said[1]
     return RunFailed(f"{worker} failed: {said[2]}", Failure(said[1]))
 
 
 def _death(worker: Worker) -> RunFailed:
     worker.process.join(_PATIENCE_S)
     code = worker.process.exitcode
-    if code is not None and code < 0:
-        return RunFailed(f"{worker} was killed by {_signal_name(-code)}", Failure.killed)
-    if code == _NO_STATUS:
+    killer = signal_of(code)
+    if killer is not None:
+        return RunFailed(f"{worker} was killed by {killer}", Failure.killed)
+    if code == NO_STATUS:
         return RunFailed(f"{worker} died together with the process that had started it", Failure.killed)
     return RunFailed(f"{worker} ended with status {code}", Failure.error)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

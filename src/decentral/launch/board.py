@@ -33,8 +33,12 @@ class Board:
         self._started: dict[str, float] = {}
         self._first: dict[str, tuple[float, float]] = {}  # time and fraction when a job was first seen to move
         self._seen: list[Seen] = []
-        self._left = 0
+        self._left = self._total = 0
         self._waited = False
+
+    def expect(self, jobs: int) -> None:
+        """So many jobs are known of: those that are over, running and left. It may grow as a search goes on."""
+        self._total = jobs
 
     def started(self, job: Job) -> None:
         """A job has been started."""
@@ -115,7 +119,7 @@ class Board:
 
 
 class _Plain(Board):
-    """A line for each event."""
+    """A line for each event, with how many jobs have ended of those that are known."""
 
     def __init__(self, title: str, stream: TextIO) -> None:
         super().__init__(title)
@@ -126,7 +130,7 @@ class _Plain(Board):
 
     def _print(self, text: str) -> None:
         ended = sum(self._counts.values())
-        print(f"[{self._title}: {ended} ended] {text}", file=self._stream, flush=True)
+        print(f"[{self._title}: {ended} of {self._total}] {text}", file=self._stream, flush=True)
 
 
 class _Live(Board):

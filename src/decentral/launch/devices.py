@@ -55,14 +55,23 @@ def free_gpu_memory() -> dict[str, int]:
 
 
 def device_kind(config: Config) -> str:
-    """'cpu' or 'cuda'. Raises ConfigError for device=cuda where there is none."""
-    if config.device == "auto":
-        return "cuda" if num_gpus() else "cpu"
-    kind = config.device.split(":")[0]
-    if kind == "cuda" and not num_gpus():
-        raise ConfigError(
-            f"device={config.device} needs a GPU, and this machine shows none: use device=cpu or device=auto."
-        )
+    """'cpu' or 'cuda'. Raises ConfigError for a GPU that is not there."""
+    return kind_of(config.device, num_gpus())
+
+
+def kind_of(device: str, gpus: int) -> str:
+    """'cpu' or 'cuda', for `device` (cpu, cuda, cuda:N or auto) on a machine with so many GPUs.
+
+    Raises ConfigError for a GPU that is not there.
+    """
+    if device == "auto":
+        return "cuda" if gpus else "cpu"
+    kind, _, number = device.partition(":")
+    if kind == "cuda" and not gpus:
+        raise ConfigError(f"device={device} needs a GPU, and this machine shows none: use device=cpu or device=auto.")
+    if number and int(number) >= gpus:
+        known = "cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"
+        raise ConfigError(f"device={device} is not there: this machine shows {known}; device=cuda takes what is free.")
     return kind
 
 

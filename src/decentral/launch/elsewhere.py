@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 from decentral.launch.failures import Failure, classify, describe
 from decentral.launch.job import Job
 from decentral.launch.pool import Ended, Seen
-from decentral.store import RunStore, Status
+from decentral.store import DirectoryTaken, RunStore, Status
 
 _TAIL_BYTES = 1 << 16
 
@@ -43,6 +43,8 @@ def carry_out(job: Job) -> Report:
         status = job.carry_out()
     except KeyboardInterrupt:
         return Report(Status.interrupted)
+    except DirectoryTaken as error:
+        return Report(Status.running, None, str(error))
     except Exception as error:
         print(traceback.format_exc(), file=sys.stderr, flush=True)
         return Report(Status.failed, classify(error).value, describe(error))
@@ -66,10 +68,15 @@ def died(job: Job, reason: str, asked: bool = False) -> Ended:
 
 
 def seen(job: Job, place: str) -> Seen:
-    """How far the job is, from its run directory: this works wherever the directory can be read."""
+    """How far the job is, from its run directory: this works wherever the directory can be read.
+
+    A job may say it in its status (`fraction`, `text`); else it is seen from the steps and the metrics of a run.
+    """
+    facts = RunStore.peek(job.directory) or {}
+    if "fraction" in facts:
+        return Seen(job, place, min(1.0, _number(facts["fraction"])), str(facts.get("text", "")))
     config = _settings(job)
     row = newest_row(job.directory / "metrics.jsonl")
-    facts = RunStore.peek(job.directory) or {}
     step, epoch = (max(_number(facts.get(key)), _number(row.get(key))) for key in ("step", "epoch"))
     done, total = (step, config.get("steps")) if config.get("steps") else (epoch, config.get("epochs"))
     fraction = min(1.0, done / total) if isinstance(total, int | float) and total > 0 else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +21,7 @@ class Demand(NamedTuple):
     """Processes with a core (or a GPU) each; None leaves the choice to the launcher."""
 
     device: str = "cpu"
-    """'cpu', 'cuda', or a certain GPU: 'cuda:1'."""
-
-    memory_bytes: int | None = None
-    """Of each GPU; None if it is not known."""
+    """'cpu', 'cuda', a certain GPU ('cuda:1'), or 'auto': a GPU where there are some."""
 
     alone: bool = False
     """Whether nothing else may run on the machine meanwhile: it takes times."""
@@ -69,10 +68,13 @@ class Job(ABC):
 
     def finished(self) -> Status | None:
         """done or diverged, if that is how this very job has ended before. Reads a small file."""
-        facts = RunStore.peek(self.directory) or {}
-        if facts.get("run_id") != self.id or facts.get("status") not in (Status.done, Status.diverged):
-            return None
-        return Status(facts["status"])
+        return RunStore.finished(self.directory, self.id)
+
+
+def run_command(overrides: Sequence[str], config_dir: str | None = None) -> str:
+    """What a user types to carry out just this run."""
+    folder = ["--config-dir", config_dir] if config_dir else []
+    return shlex.join(["decentral-run", *overrides, *folder])
 
 
 @dataclass(frozen=True)
@@ -103,13 +105,10 @@ class TrainingRun(Job):
     @property
     def demand(self) -> Demand:
         """The configured number of processes, on the configured device; one where steps are too short for more."""
-        from decentral.launch.devices import device_kind
-
         processes = None if self.config.processes == "auto" else int(self.config.processes)
         if processes is None and not self.config.task.worth_processes(self.config):
             processes = 1
-        certain = self.config.device.startswith("cuda:")
-        return Demand(processes, self.config.device if certain else device_kind(self.config))
+        return Demand(processes, self.config.device)
 
     @property
     def modules(self) -> tuple[str, ...]:

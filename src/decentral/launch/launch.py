@@ -38,7 +38,7 @@ def launch(config: Config) -> Outcome:
     directory = run_directory(config)
     if under_torchrun():
         return _join(config, directory)
-    finished = finished_status(config, directory)
+    finished = RunStore.finished(directory, run_id(config))
     if finished is not None:
         _mend(config, directory)
         return Outcome(finished, directory, done_before=True)
@@ -57,14 +57,6 @@ def in_processes(config: Config, directory: Path, part: Part | None = None) -> S
     prepare_server()  # first: whatever prepares the data may start it
     config.task.prepare(config)
     return supervise(config, directory, processes, part)
-
-
-def finished_status(config: Config, directory: Path) -> Status | None:
-    """How this very run has ended before, if it has: done or diverged, and nothing is left to do."""
-    facts = RunStore.peek(directory) or {}
-    if facts.get("run_id") != run_id(config) or facts.get("status") not in (Status.done, Status.diverged):
-        return None
-    return Status(facts["status"])
 
 
 def _mend(config: Config, directory: Path) -> None:
@@ -115,7 +107,7 @@ def _join(config: Config, directory: Path) -> Outcome:
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     local_rank = int(os.environ.get("LOCAL_RANK", rank))
     with joined(config, rank, size, local_rank, attempt, run_id(config)) as world:
-        finished = finished_status(config, directory) if world.leader else None
+        finished = RunStore.finished(directory, run_id(config)) if world.leader else None
         codes = [None, Status.done, Status.diverged]
         finished = codes[world.agree(codes.index(finished))]
         if finished is not None:

@@ -20,6 +20,7 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any
 
 from decentral.launch import devices, elsewhere
+from decentral.launch.exitcodes import NO_STATUS, signal_of
 from decentral.launch.failures import Failure
 from decentral.launch.job import Job
 from decentral.launch.pool import Ended, Pool, Seen
@@ -30,7 +31,6 @@ from decentral.progress import ADDRESS
 from decentral.store import Status
 
 _EXIT_S = 5.0  # for a process that has reported how its job ended
-_NO_STATUS = 255  # what multiprocessing says of a process whose server is gone
 
 
 @dataclass
@@ -49,6 +49,8 @@ class _Running:
 
 class LocalPool(Pool):
     """Starts its processes from one server that has imported what takes long: a fifth of a second instead of three."""
+
+    shares_devices = True
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -79,7 +81,9 @@ class LocalPool(Pool):
         cores = max(seat.processes, seat.processes * devices.num_cores() // self._slots.count)
         context = multiprocessing.get_context("forkserver")
         ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=runner_main, args=(placed, cores, theirs, environment), name=job.title)
+        process = context.Process(
+            target=runner_main, args=(placed, seat.processes, cores, theirs, environment), name=job.title
+        )
         _start_server(job.modules)
         start(process)
         theirs.close()
@@ -138,7 +142,7 @@ class LocalPool(Pool):
         one = self._running.pop(number)
         one.process.join()
         self._hear_report(one)
-        _kill_group(one.process)
+        _kill_orphans(one.process)
         one.pipe.close()
         self._slots.free(one.seat, one.residents)
         if one.report is not None:
@@ -193,15 +197,40 @@ def _ignoring(*numbers: signal.Signals) -> Iterator[None]:
 def _silent_end(one: _Running) -> Ended:
     """A process that ended without a report."""
     code = one.process.exitcode or 0
-    if code == 0 or (code > 0 and code != _NO_STATUS):
+    if code == 0 or (code > 0 and code != NO_STATUS):
         return Ended(one.job, Status.failed, Failure.error, f"its process ended with status {code}")
-    how = f"was killed by {signal.Signals(-code).name}" if -code in list(signal.Signals) else "died"
+    killer = signal_of(code)
+    how = f"was killed by {killer}" if killer else "died"
     return elsewhere.died(one.job, f"its process (pid {one.process.pid}) {how}", one.interrupted)
 
 
 def _kill_group(process: ForkServerProcess) -> None:
+    """A process and the group that it leads, unless it has ended."""
+    if process.exitcode is None:
+        assert process.pid is not None
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()  # it may not lead its group yet
+
+
+def _kill_orphans(process: ForkServerProcess) -> None:
+    """What is left of the group of a process that has ended.
+
+    The system gives a process's number to nobody else while its group has members. So if there is a process of that
+    number again, nothing is left of the group, and the group of that number is a stranger's.
+    """
     assert process.pid is not None
+    if process.exitcode != NO_STATUS and _exists(process.pid):
+        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    if process.exitcode is None:  # it may not lead its group yet
-        process.kill()
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

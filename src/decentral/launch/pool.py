@@ -39,13 +39,19 @@ class Seen(NamedTuple):
 class Pool(ABC):
     """Used by one thread: the scheduler's. A context manager: leaving it stops whatever still runs, at once."""
 
+    shares_devices: bool = False
+    """Whether jobs share the memory of a device, so that one that ran out of it may have enough of it alone."""
+
     def expect(self, jobs: int) -> None:
         """How many jobs wait to be started, the next one included: a pool may share its cores out between them."""
         return None
 
     @abstractmethod
     def has_room(self, job: Job) -> bool:
-        """Whether `start` can take this job now. A job that needs more than there is fits an empty pool."""
+        """Whether `start` can take this job now; one that needs more cores than there are fits an empty pool.
+
+        Raises ConfigError for a job that would never fit.
+        """
 
     def started_before(self, job: Job) -> bool:
         """Whether the job runs already, left by an earlier launcher, and `start` would only watch it from now on."""

@@ -48,6 +48,7 @@ class RayPool(Pool):
 
         self._ray: Any = ray
         self._settings = settings
+        self.shares_devices = 0 < (settings.gpus or 0) < 1
         self._active: dict[Any, _Active] = {}  # by Ray's reference to the report
         self._kill_at: float | None = None
         self._seen: tuple[Any, list[Seen]] = (None, [])
@@ -61,14 +62,20 @@ class RayPool(Pool):
         return len(self._active) < self._settings.max_jobs
 
     def start(self, job: Job) -> None:
-        """Give the job to Ray."""
+        """Give the job to Ray. Raises ConfigError for one that needs a machine to itself, which Ray does not give."""
         demand = job.demand
+        if demand.alone:
+            raise ConfigError(
+                f"launcher=ray runs jobs side by side, but {job.title} takes times and needs a machine to itself: use "
+                "launcher=local or launcher=slurm."
+            )
+        there = self._ray.cluster_resources()
         cpus = max(self._settings.cpus, demand.processes or 1)
         gpus = self._settings.gpus
         if gpus is None:
-            gpus = (demand.processes or 1) if demand.device.startswith("cuda") else 0
+            wanted = demand.device.startswith("cuda") or (demand.device == "auto" and there.get("GPU", 0) >= 1)
+            gpus = (demand.processes or 1) if wanted else 0
         if self._settings.address == "local":  # which never grows: better less than waiting for ever
-            there = self._ray.cluster_resources()
             cpus, gpus = min(cpus, int(there.get("CPU", 1))), min(gpus, there.get("GPU", 0))
         task = self._task.options(num_cpus=cpus, num_gpus=gpus, name=job.title)
         reference = task.remote(job, cpus, os.getcwd(), os.environ.get("OMP_NUM_THREADS"))

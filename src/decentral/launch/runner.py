@@ -14,11 +14,9 @@ from decentral.launch.job import Job
 from decentral.orphans import die_with_parent
 from decentral.store import Status
 
-_TAKEN = "is being written by"  # as RunStore refuses a directory
 
-
-def runner_main(job: Job, cores: int, pipe: Connection, environment: dict[str, str]) -> None:
-    """Carry the job out with `cores` cores, and send a Report.
+def runner_main(job: Job, processes: int, cores: int, pipe: Connection, environment: dict[str, str]) -> None:
+    """Carry the job out with `processes` processes on `cores` cores, and send a Report.
 
     The process leads a group of its own, with which whatever it starts can be killed; it dies with the launcher.
     Ctrl-C is for the launcher to act on; SIGTERM asks the job to stop.
@@ -28,7 +26,7 @@ def runner_main(job: Job, cores: int, pipe: Connection, environment: dict[str, s
     die_with_parent(with_group=True)
     os.environ.update(environment)
     devices.share_cores(cores)
-    _set_threads(devices.set_threads(job.demand.processes or 1, worth_threads=True))
+    _set_threads(devices.set_threads(processes, worth_threads=True))
     pipe.send(attempt(job))
 
 
@@ -45,8 +43,6 @@ def attempt(job: Job) -> Report:
     finished = job.finished()
     report = Report(finished) if finished else elsewhere.carry_out(job)
     output.tidy(job.directory, log)
-    if report.failure == Failure.refused and _TAKEN in report.reason:
-        return Report(Status.running, None, report.reason)
     return report
 
 

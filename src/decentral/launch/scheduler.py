@@ -72,8 +72,11 @@ def schedule(source: Source, launcher: Launcher, results_dir: Path, board: Board
     """Carry out what the source asks for, as many jobs at a time as the launcher has room for.
 
     A job that failed for a reason outside of it is tried again, `launcher.retries` times; out of memory, once more, and
-    alone. What another launcher is at is left to it, and what is finished is not started. The first Ctrl-C or SIGTERM
-    lets the jobs write checkpoints, the second one kills them. Raises nothing for what goes wrong in a job.
+    alone, where jobs share devices. What another launcher is at is left to it, and what is finished is not started. The
+    first Ctrl-C or SIGTERM lets the jobs write checkpoints, the second one kills them.
+
+    Raises nothing for what goes wrong in a job. What the source raises is raised when the jobs that run then have
+    written checkpoints.
     """
     began = time.monotonic()
     work = _Work(source, launcher.retries, board)
@@ -83,6 +86,8 @@ def schedule(source: Source, launcher: Launcher, results_dir: Path, board: Board
                 work.carry_out(pool, interrupt)
         except KeyboardInterrupt:
             work.interrupted = True
+        if work.broken is not None:
+            raise work.broken
     return Tally(list(work.over.values()), work.interrupted, time.monotonic() - began)
 
 
@@ -96,18 +101,21 @@ class _Work:
         self.over: dict[str, Ended] = {}
         self.interrupted = False
         self.stopping = False
+        self.broken: Exception | None = None
+        """What the source raised."""
         self._stale = True  # whether the source may have something new to say
         self._failures: Counter[str] = Counter()
         self._alone: set[str] = set()  # jobs that ran out of memory beside others
-        self._not_before: dict[str, float] = {}  # when to look again at what others are at
+        self._theirs: dict[str, float] = {}  # what others are at, and when to look at it again
 
     def ask(self) -> list[Job]:
-        """What is wanted and neither running nor over; what has to run alone comes last."""
+        """What is wanted and neither running nor over; what has to run alone comes last. May raise: see `schedule`."""
         if self._stale:
             known = {job.id: job for job in self.source.pending()}
             left = [job for job in known.values() if job.id not in self.running and job.id not in self.over]
             self.wanted = sorted(left, key=lambda job: job.id in self._alone)
             self._stale = False
+            self.board.expect(len(self.over) + len(self.running) + len(self.wanted))
         return self.wanted
 
     def carry_out(self, pool: Pool, interrupt: Interrupt) -> None:
@@ -117,51 +125,61 @@ class _Work:
                 self.interrupted = True
                 self._stop(pool, "stopping: the runs write checkpoints (again to kill them)")
             if not self.stopping:
-                self._fill(pool)
-            over = not self.running and (self.stopping or not self.ask())
+                self._go_on(pool)
             self.board.show(pool.look(), 0 if self.stopping else len(self.wanted))
-            if over:
-                return
-            if not self.running:
-                self.board.waits(len(self.wanted))
-                time.sleep(_POLL_S)
-            else:
+            if self.running:
                 for ended in pool.wait(_POLL_S):
                     self._end(ended, pool)
+            elif self.stopping or not (self.wanted or self._stale):
+                return
+            else:
+                if all(job.id in self._theirs for job in self.wanted):
+                    self.board.waits(len(self.wanted))
+                time.sleep(_POLL_S)
+
+    def _go_on(self, pool: Pool) -> None:
+        try:
+            self.ask()
+        except Exception as error:
+            self.broken = error
+            self._stop(pool, f"stopping, since it cannot be said what is left to do: {describe(error)}")
+        else:
+            self._fill(pool)
 
     def _fill(self, pool: Pool) -> None:
         """Start jobs while there is room; a job that has none lets those after it on other devices pass."""
         full: set[str] = set()
         now = time.monotonic()
-        candidates = [job for job in self.ask() if self._not_before.get(job.id, 0.0) <= now]
-        if self._alone & self.running.keys():
-            return
+        candidates = [job for job in self.wanted if self._theirs.get(job.id, 0.0) <= now]
         for place, job in enumerate(candidates):
-            if job.demand.device in full:
-                continue
-            if job.id in self._alone and self.running:
+            if self._alone & self.running.keys() or (job.id in self._alone and self.running) or self.stopping:
                 return
             pool.expect(len(candidates) - place)
-            if not pool.has_room(job):
-                full.add(job.demand.device)
-            elif job.finished() is not None:
-                self._stale = True
-            elif is_taken(job.directory) and not pool.started_before(job):
-                self._not_before[job.id] = now + _POLL_S
-            else:
-                self._start(job, pool)
-                if job.id in self._alone:
-                    return
+            try:
+                self._consider(job, pool, full)
+            except Exception as error:
+                self.running.setdefault(job.id, job)
+                self._end(Ended(job, Status.failed, classify(error), describe(error)), pool)
 
-    def _start(self, job: Job, pool: Pool) -> None:
-        self.wanted = [one for one in self.wanted if one.id != job.id]
-        self.running[job.id] = job
-        try:
-            pool.start(job)
-        except Exception as error:
-            failure = Failure.refused if isinstance(error, ConfigError) else classify(error)
-            self._end(Ended(job, Status.failed, failure, describe(error)), pool)
+    def _consider(self, job: Job, pool: Pool, full: set[str]) -> None:
+        """Start the job if that is possible now. Raises what goes wrong with it, ConfigError if it never will be."""
+        device = job.demand.device
+        if device in full:
+            return
+        if not pool.has_room(job):
+            if not self.running:
+                raise ConfigError("there is no room for it, although nothing else is running.")
+            full.add(device)
+            return
+        self._theirs.pop(job.id, None)
+        if job.finished() is not None:
+            self._stale = True
+        elif is_taken(job.directory) and not pool.started_before(job):
+            self._theirs[job.id] = time.monotonic() + _POLL_S
         else:
+            self.wanted = [one for one in self.wanted if one.id != job.id]
+            self.running[job.id] = job
+            pool.start(job)
             self.board.started(job)
 
     def _end(self, ended: Ended, pool: Pool) -> None:
@@ -169,21 +187,21 @@ class _Work:
         del self.running[job.id]
         self._stale = True
         if ended.status is Status.running:
-            self._not_before[job.id] = time.monotonic() + _POLL_S
+            self._theirs[job.id] = time.monotonic() + _POLL_S
             return
         if ended.status is Status.interrupted and not self.stopping:  # by a signal from somewhere else
             ended = Ended(job, Status.failed, Failure.killed, "its process was asked to stop")
-        again = not self.stopping and ended.status is Status.failed and self._try_again(ended)
+        again = not self.stopping and ended.status is Status.failed and self._try_again(ended, pool.shares_devices)
         if not again:
             self.over[job.id] = ended
         self.board.ended(ended, again)
         if ended.failure == Failure.disk_full and not self.stopping:
             self._stop(pool, "the disk is full: no more runs are started. Free some space; the same command goes on")
 
-    def _try_again(self, ended: Ended) -> bool:
+    def _try_again(self, ended: Ended, shares_devices: bool) -> bool:
         job = ended.job
         if ended.failure == Failure.out_of_memory:
-            again = job.id not in self._alone
+            again = shares_devices and job.id not in self._alone  # else it has had all the memory there is
             self._alone.add(job.id)
             return again
         self._failures[job.id] += 1

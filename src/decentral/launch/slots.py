@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from decentral.errors import ConfigError
+from decentral.launch.devices import kind_of
 from decentral.launch.job import Demand
 
 _UNSEEN_S = 20.0  # after so long a run has taken the memory that it takes
@@ -76,19 +78,20 @@ class Slots:
         """Where a job can run now; None if it has to wait. It takes nothing yet: see `take`.
 
         Of a job that leaves the number of processes open, the slots (or GPUs) are shared out between `waiting` jobs.
+        Raises ConfigError for a job that needs GPUs which are not there, so that it would wait for ever.
         """
+        kind = kind_of(demand.device, len(self.gpus))
+        allowed = self._allowed(demand) if kind == "cuda" else []
         if self._alone or (demand.alone and self._used):
             return None
-        if demand.device == "cpu":
+        if kind == "cpu":
             free = self.count - self._used
             processes = demand.processes or max(1, min(free, self.count // max(1, waiting)))
             return Seat(processes, alone=demand.alone) if processes <= free or not self._used else None
         processes = demand.processes or max(1, len(self.gpus) // max(1, waiting))
         if self._used and processes > self.count - self._used:
             return None
-        certain = demand.device.partition(":")[2]
-        allowed = self.gpus[int(certain) : int(certain) + 1] if certain else self.gpus
-        fitting = [gpu for gpu in self._by_room() if gpu in allowed and self._fits(gpu, demand)]
+        fitting = [gpu for gpu in self._by_room() if gpu in allowed and self._fits(gpu)]
         if demand.processes is None:
             processes = max(1, min(processes, len(fitting)))
         gpus = tuple(gpu.name for gpu in fitting[:processes])
@@ -116,17 +119,29 @@ class Slots:
             gpu.residents = [one for one in gpu.residents if not any(one is gone for gone in residents)]
         self._reading = (-_READING_S, {})
 
+    def _allowed(self, demand: Demand) -> list[Gpu]:
+        """The GPUs that a job may use. Raises ConfigError if it has more processes than these."""
+        certain = demand.device.partition(":")[2]
+        allowed = self.gpus[int(certain) : int(certain) + 1] if certain else self.gpus
+        needed = demand.processes or 1
+        if needed > len(allowed):
+            raise ConfigError(
+                f"processes={needed} with device={demand.device} needs {needed} GPUs, here is {len(allowed)}: every "
+                "process needs one of its own; use fewer processes, or device=cpu."
+            )
+        return allowed
+
     def _by_room(self) -> list[Gpu]:
         """The GPUs, those with the fewest runs and the most memory first."""
         return sorted(self.gpus, key=lambda gpu: (len(gpu.residents), -(self._free(gpu) or 0)))
 
-    def _fits(self, gpu: Gpu, demand: Demand) -> bool:
+    def _fits(self, gpu: Gpu) -> bool:
         if not gpu.residents:
             return True
         if self.runs_per_gpu is not None:
             return len(gpu.residents) < self.runs_per_gpu
         self._measure(gpu)
-        needed = demand.memory_bytes or int(_MARGIN * self._largest_bytes)
+        needed = int(_MARGIN * self._largest_bytes)
         free = self._free(gpu)
         if not needed or free is None:
             return False

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from decentral.errors import ConfigError
 from decentral.launch.job import Job
 from decentral.launch.slurm_job import Submission
 
@@ -33,7 +34,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def submit(self, job: Job) -> str:
-        """The cluster's number of the job. RuntimeError if it is not taken."""
+        """The cluster's number of the job. RuntimeError if it is not taken, ConfigError if it cannot be had here."""
 
     @abstractmethod
     def alive(self, numbers: Iterable[str]) -> dict[str, bool] | None:
@@ -70,7 +71,7 @@ class SlurmCluster(Cluster):
         self._executor = SlurmExecutor(folder, max_num_timeout=settings.requeues)
 
     def submit(self, job: Job) -> str:
-        """With sbatch."""
+        """With sbatch; a job that takes times gets its nodes to itself."""
         s, cpus = self._settings, _cores(self._settings, job)
         self._executor.parameters = {}
         self._executor.update_parameters(
@@ -83,7 +84,11 @@ class SlurmCluster(Cluster):
             wckey=None,
             partition=s.partition,
             setup=list(s.setup),
-            additional_parameters={"requeue": True, **dict(map(_option, s.sbatch))},
+            additional_parameters={
+                "requeue": True,
+                **({"exclusive": True} if job.demand.alone else {}),
+                **dict(map(_option, s.sbatch)),
+            },
             **({"gpus_per_node": s.gpus} if s.gpus else {}),
             **({"mem": f"{round(1024 * s.memory_gb)}M"} if s.memory_gb else {}),
         )
@@ -128,6 +133,11 @@ class LocalCluster(Cluster):
 
     def submit(self, job: Job) -> str:
         """Start a controller that does not hear the terminal's Ctrl-C."""
+        if job.demand.alone:
+            raise ConfigError(
+                f"launcher.cluster=local runs jobs side by side, but {job.title} takes times and needs the machine to "
+                "itself: use launcher=local, or launcher.cluster=slurm."
+            )
         self._executor.update_parameters(
             timeout_min=self._settings.time_minutes,
             signal_delay_s=self._settings.grace_s,

@@ -172,11 +172,12 @@ class SlurmPool(Pool):
         """What the job left when it was over; None if there is nothing (yet)."""
         try:
             kind, content = pickle.loads(self._report_path(active.number).read_bytes())
-        except (OSError, EOFError, pickle.UnpicklingError):
+        except Exception:  # half written, or by another version of this program: then its directory tells
             return None
         if kind == "success" and isinstance(content, Report):
             return content.of(active.job)
-        reason = f"{str(content).strip().splitlines()[-1]} (see {self._log(active)})"
+        said = str(content).strip().splitlines() or ["it failed"]
+        reason = f"{said[-1]} (see {self._log(active)})"
         return Ended(active.job, Status.failed, Failure.error, reason)
 
     def _post_mortem(self, active: _Active) -> Ended:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 def work(config_text: str, directory: str, place: Place, pipe: Connection, part: Part | None = None) -> None:
     """Join the group, run (or do `part`), and report through the pipe: ("port", p), then one of ("status", text),
-    ("refused", text), ("failed", kind, text)."""
+    ("refused", error), ("failed", kind, text)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
@@ -40,7 +40,7 @@ def work(config_text: str, directory: str, place: Place, pipe: Connection, part:
             status = (part or run)(config, world, Path(directory))
         pipe.send(("status", status.value))
     except ConfigError as error:
-        pipe.send(("refused", str(error)))
+        pipe.send(("refused", error))
     except BaseException as error:
         if os.environ.get("DECENTRAL_TRACEBACK"):
             print(traceback.format_exc(), file=sys.stderr, flush=True)

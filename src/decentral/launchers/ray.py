@@ -22,7 +22,7 @@ class Ray(Launcher):
     address    local: start Ray on this machine; auto: the cluster that this machine belongs to; or HOST:PORT, or
                ray://HOST:10001
     cpus       of each run, and at least as many as it has processes
-    gpus       of each run; 0.25 puts four runs on a GPU (null: one for each process if this machine has GPUs)
+    gpus       of each run; 0.25 puts four runs on a GPU (null: one for each process if the cluster has GPUs)
     max_jobs   that are given to Ray at the same time
     retries    how often a run that was killed is started again
     """

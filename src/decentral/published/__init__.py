@@ -1,14 +1,23 @@
 """The numbers that the papers report, as data.
 
+`papers.csv`: the papers, by the name of their folder in results/ and of their file here.
+
 `relaysum.csv`: Vogels et al., RelaySum for Decentralized Deep Learning on Heterogeneous Data, 2021 (arXiv:2110.04175).
 Tables are copied from the paper; the numbers of figures are those stored in the outputs of the authors' notebooks, or,
 where the note says so, were computed with the authors' scripts.
 
-`thesis.csv`: Bohl, Exploring Distributed Learning Algorithms with Communication Optimization, 2022: its tables.
+`thesis.csv`: Bohl, Exploring Distributed Learning Algorithms with Communication Optimization, 2022: its tables, and the
+last epoch of the curves that its Figures 5.1 to 5.3 show.
 
-`thesis_curves.csv`: the test accuracy of each of the 200 epochs of the thesis's 15 final runs, from the logs in the
-author's repository (Figures 5.1 to 5.3 are drawn from them). Accuracies there are fractions.
+`thesis_curves.csv`: those curves, the test accuracy of each of the 200 epochs of the thesis's 15 final runs, from the
+logs in the author's repository. Accuracies there are fractions.
 
-Columns of the first two: `paper,item,algorithm,topology,setting,metric,value,unit,spread,note`. A number's key is
-'algorithm|topology|setting' within its item.
+Columns of a paper's file: `paper,item,algorithm,topology,setting,metric,value,unit,spread,note`. A number's key is
+'algorithm|topology|setting' within its item. A note that begins with 'computed' or 're-run' marks a number that the
+paper itself does not say; one that begins with 'not an accuracy', a number that nothing can be compared with.
 """
+
+
+def key(line: str, setting: str, **values: object) -> str:
+    """A number's key: 'algorithm|topology' and a setting such as 'alpha={alpha:g}', filled in; '' without a line."""
+    return f"{line}|{setting.format(**values)}" if line else ""

@@ -49,14 +49,17 @@ def _carry_out(arguments: list[str]) -> None:
     from decentral.report.make import report_all
     from decentral.report.scoreboard import totals
 
-    made = report_all(results_dir, names, scale)
+    made, skipped = report_all(results_dir, names, scale)
+    items, unreadable = gather(results_dir)
     for one in made if names else ():
         say(one.summary() + "\n")
     for one in made:
         for remark in one.remarks:
             say(f"Note:     {one.results.study}, scale={one.results.scale}: {remark}")
+    for remark in dict.fromkeys([*skipped, *unreadable]):
+        say(f"Note:     {remark}")
     say(f"Made:     {len(made)} report{'s' * (len(made) != 1)}, {sum(len(one.figures) for one in made)} figures")
-    say(f"Totals:   {totals(gather(results_dir))}")
+    say(f"Totals:   {totals(items)}")
     say(f"Pages:    {results_dir}/README.md and a README.md for each paper")
 
 
@@ -68,3 +71,7 @@ def _check_names(names: list[str], results_dir: Path) -> None:
     for name in names:
         if name not in known:
             raise ConfigError(f"there is no study {name}.{suggest(name, known)}")
+
+
+if __name__ == "__main__":
+    main()

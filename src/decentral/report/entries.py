@@ -22,13 +22,19 @@ class Entry:
     runs: int
     """How many have ended, done or diverged."""
     diverged: int
-    failed: int
     at_edge: bool
     """Whether the learning rate of one of them lies at the edge of what was searched."""
     rates: tuple[float, ...]
     """The chosen learning rates, sorted."""
     published: str
     """'algorithm|topology|setting', or ''."""
+    wanted: int = 0
+    """How many runs there are in the end; 0: not known, or those that there are."""
+
+    @property
+    def unfinished(self) -> str:
+        """'1 of 3 runs' where some are still to come, else ''."""
+        return f"{self.runs} of {self.wanted} runs" if self.runs < self.wanted else ""
 
     @property
     def mean(self) -> float:
@@ -69,27 +75,37 @@ def number_of(value: Any) -> float | None:
         return None
 
 
-def group(values: pandas.DataFrame, labels: list[str], of: str = "value") -> list[Entry]:
+Wanted = list[tuple[dict[str, str], int]]
+"""Labels of cells -> how many runs they have in the end."""
+
+
+def group(values: pandas.DataFrame, labels: list[str], of: str = "value", wanted: Wanted | None = None) -> list[Entry]:
     """The chosen runs as cells, in the order in which they first appear. `of`: value, worst, mean or averaged."""
     chosen = values[values["chosen"]]
     found: dict[tuple[str, ...], list[Any]] = {}
     for row in chosen.to_dict("records"):
         found.setdefault((*[row[name] for name in labels], row["metric"]), []).append(row)
-    return [_entry(dict(zip(labels, key, strict=False)), key[-1], rows, of) for key, rows in found.items()]
+    named = [(dict(zip(labels, key, strict=False)), key[-1], rows) for key, rows in found.items()]
+    return [_entry(own, metric, rows, of, _wanted(own, wanted or [])) for own, metric, rows in named]
 
 
-def _entry(labels: dict[str, str], metric: str, rows: list[Any], of: str) -> Entry:
+def _wanted(labels: dict[str, str], wanted: Wanted) -> int:
+    """Of the cell that these are the labels of; a cell's values may have further ones, such as the step."""
+    fitting = [(len(own), number) for own, number in wanted if own.items() <= labels.items()]
+    return max(fitting, default=(0, 0))[1]
+
+
+def _entry(labels: dict[str, str], metric: str, rows: list[Any], of: str, wanted: int) -> Entry:
     rows = sorted(rows, key=lambda row: row["seed"])
-    ended = [row for row in rows if row["status"] in ("done", "diverged")]
-    rates = [number_of(row["lr"]) for row in rows]
+    rates = [number_of(row["rate"]) for row in rows]
     return Entry(
         labels=labels,
         metric=metric,
-        values=tuple(row[of] for row in ended if math.isfinite(row[of])),
-        runs=len(ended),
-        diverged=sum(row["status"] == "diverged" for row in ended),
-        failed=len(rows) - len(ended),
+        values=tuple(row[of] for row in rows if math.isfinite(row[of])),
+        runs=len(rows),
+        diverged=sum(row["status"] == "diverged" for row in rows),
         at_edge=any(row["at_edge"] for row in rows),
         rates=tuple(sorted({rate for rate in rates if rate is not None and math.isfinite(rate)})),
         published=next((row["published"] for row in rows if row["published"]), ""),
+        wanted=wanted,
     )

@@ -8,9 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from decentral.report import spec, verdicts
+from decentral.errors import ConfigError
+from decentral.report import published, spec, verdicts
 from decentral.report.claims.claim import NOT_RUN
-from decentral.report.published import PAPERS, numbers
 from decentral.report.results import Results, find, read
 from decentral.report.verdicts import Verdict
 
@@ -43,6 +43,8 @@ class Item:
     departures: list[str]
     runs: dict[str, Run] = field(default_factory=dict)
     """By scale, the most telling first."""
+    variants: list[Run] = field(default_factory=list)
+    """Of the study with changes, which count for nothing."""
 
     @cached_property
     def spec(self) -> spec.ReportSpec:
@@ -58,14 +60,14 @@ class Item:
     @property
     def numbers(self) -> list[Verdict]:
         """Verdicts on published and reference numbers: of the run that can be compared, else 'not run'."""
-        published = self.spec.published
-        if published is None:
+        theirs = self.spec.published
+        if theirs is None:
             return []
         run = next((run for run in self.runs.values() if run.results.comparable), None)
         if run is not None:
             return [one for one in run.verdicts if one.kind != "claim"]
-        why = f"not run at scale={' or '.join(published.scales)}" + (f"; it needs {self.needs}" if self.needs else "")
-        return verdicts.not_run(self.paper, published, why)
+        why = f"not run at scale={' or '.join(theirs.scales)}" + (f"; it needs {self.needs}" if self.needs else "")
+        return verdicts.not_run(self.paper, theirs, why)
 
     @property
     def claims(self) -> list[Verdict]:
@@ -81,39 +83,59 @@ class Item:
         return self.paper, [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts], self.study
 
 
-def gather(results_dir: Path) -> list[Item]:
-    """Every study of the catalogue and every one with results in `results_dir`, in the order of the papers.
+def gather(results_dir: Path) -> tuple[list[Item], list[str]]:
+    """Every study of the catalogue and every one with results in `results_dir`, in the order of the papers; and a
+    remark for each directory there that cannot be read, which is left out.
 
-    Raises ConfigError if a study or its results cannot be read.
+    Raises ConfigError if the catalogue is wrong.
     """
-    items = {item.study: item for item in _catalogue()}
-    found = [read(path) for path in find(results_dir)]
-    for results in sorted(found, key=lambda one: SCALES.index(one.scale) if one.scale in SCALES else len(SCALES)):
-        facts = results.facts
-        item = items.setdefault(
-            results.study,
-            Item(
-                results.study,
-                str(facts.get("paper") or results.directory.parents[1].name),
-                str(facts.get("item") or results.study),
-                str(facts.get("title") or ""),
-                str(facts.get("needs") or ""),
-                dict(facts.get("report") or {}),
-                list(facts.get("departures") or []),
-            ),
-        )
-        item.runs[results.scale] = Run(results)
-    return sorted(items.values(), key=lambda item: item.order)
+    items, runs, skipped = {item.study: item for item in _catalogue()}, [], []
+    for path in find(results_dir):
+        try:
+            run = Run(read(path))
+            _ = run.verdicts
+        except ConfigError as error:
+            skipped.append(skip(path, error))
+        else:
+            runs.append(run)
+    for run in sorted(runs, key=lambda one: _place(one.results.scale)):
+        item = items.setdefault(run.results.study, _item_of(run.results))
+        if run.results.original:
+            item.runs[run.results.scale] = run
+        else:
+            item.variants.append(run)
+    return sorted(items.values(), key=lambda item: item.order), skipped
+
+
+def skip(path: Path, error: Exception) -> str:
+    """The remark on a directory of which no report can be made."""
+    return f"{'/'.join(path.parts[-3:])} is left out: {' '.join(str(error).split())}"
 
 
 def uncompared(items: list[Item], paper: str) -> dict[str, int]:
     """Items of a paper's published numbers that no study compares itself with, and how many numbers each has."""
-    from decentral.report import published
-
-    if paper not in PAPERS:
+    if paper not in published.papers():
         return {}
     compared = {item.spec.published.item for item in items if item.paper == paper and item.spec.published}
-    return {name: len(numbers(paper, name)) for name in published.items(paper) if name not in compared}
+    return {name: len(published.numbers(paper, name)) for name in published.items(paper) if name not in compared}
+
+
+def _place(scale: str) -> int:
+    return SCALES.index(scale) if scale in SCALES else len(SCALES)
+
+
+def _item_of(results: Results) -> Item:
+    """As its results say; for a study that is not in the catalogue."""
+    facts = results.facts
+    return Item(
+        results.study,
+        str(facts.get("paper") or results.directory.parents[1].name),
+        str(facts.get("item") or results.study),
+        str(facts.get("title") or ""),
+        str(facts.get("needs") or ""),
+        dict(facts.get("report") or {}),
+        list(facts.get("departures") or []),
+    )
 
 
 def _catalogue() -> list[Item]:

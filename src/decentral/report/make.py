@@ -9,6 +9,7 @@ from pathlib import Path
 from decentral.errors import ConfigError
 from decentral.report import latex, tables, verdicts
 from decentral.report.figures import canvas
+from decentral.report.items import skip
 from decentral.report.pages import report_pages
 from decentral.report.results import Results, find, read
 from decentral.report.verdicts import Verdict
@@ -28,7 +29,8 @@ class Made:
     def summary(self) -> str:
         """The table, the verdicts counted, and where everything is, for a terminal."""
         facts = self.results.facts
-        head = f"{self.results.study}, scale={self.results.scale}: {facts.get('title') or facts.get('item') or ''}"
+        scale = f"scale={self.results.scale}" + (" (changed)" if self.results.changes else "")
+        head = f"{self.results.study}, {scale}: {facts.get('title') or facts.get('item') or ''}"
         blocks = [head.rstrip(": "), tables.as_text(self.results)]
         lines = [
             f"{words}{verdicts.told(verdicts.count(self.verdicts, kind))}"
@@ -79,17 +81,25 @@ def make(directory: Path) -> Made:
     return Made(results, files, found, remarks)
 
 
-def report_all(results_dir: Path, names: Sequence[str] = (), scale: str = "") -> list[Made]:
+def report_all(results_dir: Path, names: Sequence[str] = (), scale: str = "") -> tuple[list[Made], list[str]]:
     """Make the reports of all studies found in `results_dir` (or of those named, at one scale) and the pages.
 
-    Raises ConfigError if there are none, or if the `report` section of one is wrong.
+    Results that no report can be made of are left out, unless they were asked for by name: a remark says why. Raises
+    ConfigError if there are none.
     """
     found = [path for path in find(results_dir) if not names or path.parent.name in names]
-    found = [path for path in found if not scale or path.name == scale]
+    found = [path for path in found if not scale or path.name.partition("-")[0] == scale]
     if not found:
         what = f" of {' or '.join(names)}" if names else ""
         what += f" at scale={scale}" if scale else ""
         raise ConfigError(f"results_dir={results_dir} holds no results{what}: run decentral-study first.")
-    made = [make(path) for path in found]
+    made, skipped = [], []
+    for path in found:
+        try:
+            made.append(make(path))
+        except ConfigError as error:
+            if names:
+                raise
+            skipped.append(skip(path, error))
     report_pages(results_dir)
-    return made
+    return made, skipped

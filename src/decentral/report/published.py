@@ -9,19 +9,17 @@ from functools import cache
 from importlib import resources
 
 from decentral.errors import ConfigError, suggest
+from decentral.published import key
 
-PAPERS = {
-    "relaysum": "RelaySum for Decentralized Deep Learning on Heterogeneous Data (Vogels et al., 2021)",
-    "thesis": "Exploring Distributed Learning Algorithms with Communication Optimization (Bohl, 2022)",
-}
-"""Folder in results/ -> title."""
+NUMBER, REFERENCE, EXCLUDED = "number", "reference", "excluded"
 
-_FIGURES = {
-    "fig5.1": ("relaysgd|dbt", "relaysgd|bt", "relaysgd|chain"),
-    "fig5.2": ("relaysgd|dbt", "dpsgd|full", "model_averaging|full"),
-    "fig5.3": ("relaysgd|dbt", "model_averaging|full"),
-}
-_TOPOLOGIES = {"fully_connected": "full", "binary_tree": "bt", "double_binary_trees": "dbt", "chain": "chain"}
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper, as pages and figures call it."""
+
+    short: str
+    title: str
 
 
 @dataclass(frozen=True)
@@ -37,22 +35,27 @@ class PublishedNumber:
     note: str
 
     @property
-    def computed(self) -> bool:
-        """Whether the paper does not say it: somebody computed it with the authors' code, or from the definitions."""
-        return self.note.startswith(("computed", "re-run"))
+    def kind(self) -> str:
+        """number: the paper says it. reference: somebody computed it with the authors' code, or from the definitions.
+        excluded: it is not what it is said to be, as the note explains, and nothing can be compared with it."""
+        if self.note.startswith("not an accuracy"):
+            return EXCLUDED
+        return REFERENCE if self.note.startswith(("computed", "re-run")) else NUMBER
+
+
+def paper(name: str) -> Paper:
+    """The paper of a folder in results/; one that is not known is called like its folder."""
+    return papers().get(name, Paper(name, name))
+
+
+@cache
+def papers() -> dict[str, Paper]:
+    """The papers that there are numbers of, by the name of their folder in results/."""
+    return {row["paper"]: Paper(row["short"], row["title"]) for row in _read("papers.csv")}
 
 
 def numbers(paper: str, item: str) -> list[PublishedNumber]:
-    """The numbers of an item, in the paper's order.
-
-    Items of the thesis 'fig5.1-epoch-200' and the like are read off its learning curves at that epoch (test accuracy in
-    percent, key 'relaysgd|dbt|alpha=0.1').
-
-    Raises ConfigError if there is no such paper or item.
-    """
-    figure, _, epoch = item.partition("-epoch-")
-    if paper == "thesis" and figure in _FIGURES and epoch.isdigit():
-        return _curves_at(_FIGURES[figure], int(epoch))
+    """The numbers of an item, in the paper's order. Raises ConfigError if there is no such paper or item."""
     found = [_number(row) for row in _rows(paper) if row["item"] == item]
     if not found:
         raise ConfigError(
@@ -68,8 +71,8 @@ def items(paper: str) -> list[str]:
 
 @cache
 def _rows(paper: str) -> list[dict[str, str]]:
-    if paper not in PAPERS:
-        raise ConfigError(f"there are no published numbers of paper={paper}.{suggest(paper, PAPERS)}")
+    if paper not in papers():
+        raise ConfigError(f"there are no published numbers of paper={paper}.{suggest(paper, papers())}")
     return _read(f"{paper}.csv")
 
 
@@ -79,23 +82,8 @@ def _read(name: str) -> list[dict[str, str]]:
 
 
 def _number(row: dict[str, str]) -> PublishedNumber:
-    key = f"{row['algorithm']}|{row['topology']}|{row['setting']}"
     is_number = re.fullmatch(r"[-+0-9.eE]+", row["value"]) is not None
     value = float(row["value"]) if is_number else None
     spread = float(row["spread"]) if row["spread"] else None
-    return PublishedNumber(key, row["metric"], value, row["value"], row["unit"], spread, row["note"])
-
-
-def _curves_at(lines: tuple[str, ...], epoch: int) -> list[PublishedNumber]:
-    found = []
-    for row in _read("thesis_curves.csv"):
-        line = f"{row['algorithm']}|{_TOPOLOGIES[row['topology']]}"
-        if line in lines and int(row["epoch"]) == epoch:
-            value = round(100 * float(row["test_accuracy"]), 2)
-            note = f"epoch {epoch}, lr={row['lr']}; from the author's log"
-            found.append(
-                PublishedNumber(f"{line}|alpha={row['alpha']}", "test_accuracy", value, f"{value}", "%", None, note)
-            )
-    if not found:
-        raise ConfigError(f"the thesis has no epoch {epoch}: its curves have epochs 1 to 200.")
-    return found
+    name = key(f"{row['algorithm']}|{row['topology']}", row["setting"])
+    return PublishedNumber(name, row["metric"], value, row["value"], row["unit"], spread, row["note"])

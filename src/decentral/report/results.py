@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,15 +12,15 @@ import pandas
 
 from decentral.errors import ConfigError
 from decentral.report import spec
-from decentral.report.entries import Entry, group, plain
+from decentral.report.entries import Entry, Wanted, group, plain
 from decentral.store.files import read_json
 
-_NUMBERS = ("value", "lr", "worst", "mean", "averaged", "wall_s")
+_NUMBERS = ("value", "rate", "worst", "mean", "averaged", "wall_s")
 _FLAGS = ("chosen", "at_edge")
 _TEXTS = ("metric", "status", "published", "run")
 _COLUMNS = (*_NUMBERS, *_FLAGS, *_TEXTS, "seed")
-_OTHERS = {*_COLUMNS, "step", "epoch"} - {"lr"}
-"""What is not read as labels are. A study of learning rates has a label `lr` besides the column of that name."""
+_OTHERS = {*_COLUMNS, "step", "epoch"}
+"""What is not read as labels are."""
 _CURVE_COLUMNS = ("metric", "worker", "seed", "step", "epoch", "value")
 
 
@@ -58,13 +59,43 @@ class Results:
         return spec.parse(self.facts.get("report"), self.study)
 
     @property
+    def changes(self) -> list[str]:
+        """Overrides with which it was started that make it another study than the one in conf/study."""
+        changed = self.facts.get("changed") or []
+        return [str(one) for one in (changed if isinstance(changed, list) else self.facts.get("overrides") or [])]
+
+    @property
+    def original(self) -> bool:
+        """Whether it is the study itself at this scale, not a variant of it in a directory beside."""
+        return not self.facts.get("changed") and self.directory.name == self.scale
+
+    @property
+    def incomparable(self) -> str:
+        """Why the paper's numbers cannot be compared with these; '' if they can."""
+        scales = self.spec.published.scales if self.spec.published else []
+        if self.scale not in scales:
+            return f"compared at scale={' or '.join(scales)} only; this is scale={self.scale}"
+        if self.facts.get("changed"):
+            return f"the study was changed: {' '.join(self.changes)}".rstrip(": ")
+        return ""
+
+    @property
     def comparable(self) -> bool:
-        """Whether the paper's numbers can be compared with those of this scale."""
-        return self.spec.published is not None and self.scale in self.spec.published.scales
+        """Whether the paper's numbers can be compared with these."""
+        return self.spec.published is not None and not self.incomparable
+
+    @cached_property
+    def wanted(self) -> Wanted:
+        """How many runs the cells have in the end, as far as study.json says. Raises ConfigError if it is damaged."""
+        try:
+            known = [(json.loads(key), int(number)) for key, number in (self.facts.get("wanted") or {}).items()]
+            return [({name: plain(value) for name, value in own.items()}, number) for own, number in known]
+        except (ValueError, TypeError, AttributeError):
+            raise ConfigError(f"`wanted` in {self.directory}/study.json is no labels with numbers of runs.") from None
 
     def entries(self, of: str = "value") -> list[Entry]:
         """The cells; `of`: value, worst, mean or averaged."""
-        return group(self.values, self.labels, of)
+        return group(self.values, self.labels, of, self.wanted)
 
     @cached_property
     def curves(self) -> pandas.DataFrame:
@@ -83,19 +114,22 @@ def read(directory: Path) -> Results:
     facts = read_json(directory / "study.json")
     if facts is None or not {"study", "scale"} <= facts.keys():
         raise ConfigError(f"{directory} holds no results of a study (no study.json): run decentral-study first.")
-    labels = list(facts.get("labels", []))
-    taken = next((label for label in labels if label in (*_COLUMNS, *_CURVE_COLUMNS) and label != "lr"), None)
+    labels = facts.get("labels", [])
+    if not isinstance(labels, list):
+        raise ConfigError(f"{directory}/study.json has labels={labels!r}, which is no list of columns of values.csv.")
+    taken = next((label for label in labels if label in (*_COLUMNS, *_CURVE_COLUMNS)), None)
     if taken:
         raise ConfigError(f"study {facts['study']}: a label cannot be called '{taken}', values.csv has such a column.")
     table = _read(directory / "values.csv", [*labels, *_COLUMNS])
-    changes: dict[str, Any] = {column: _numbers(table[column]) for column in _NUMBERS if column not in labels}
+    changes: dict[str, Any] = {column: _numbers(table[column]) for column in _NUMBERS}
     changes |= {column: table[column].str.lower().isin(["true", "1"]) for column in _FLAGS}
     changes["seed"] = _numbers(table["seed"]).fillna(0).astype(int)
     return Results(directory, facts, table.assign(**changes))
 
 
 def find(results_dir: Path) -> list[Path]:
-    """All directories `<results_dir>/<paper>/<study>/<scale>` with results in them, sorted."""
+    """All directories `<results_dir>/<paper>/<study>/<scale>` with results in them, sorted; variants of a study are in
+    `<scale>-<digits>`."""
     return sorted(path.parent for path in results_dir.glob("*/*/*/study.json"))
 
 

@@ -9,7 +9,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.registry import components
 from decentral.report.claims.claim import Claim
 from decentral.report.figures.figure import StudyFigure
-from decentral.report.typed import build
+from decentral.typed import build
 
 Format = Literal["percent", "steps", "scientific", "plain"]
 
@@ -88,7 +88,10 @@ class ReportSpec:
 
 def parse(section: dict[str, Any] | None, study: str) -> ReportSpec:
     """The section, checked. Raises ConfigError naming the study, the key and what would work."""
-    section, where = dict(section or {}), f"study {study}: report"
+    where = f"study {study}: report"
+    if not isinstance(section, dict | None):
+        raise ConfigError(f"{where} should be keys with values, not {section!r}.")
+    section = dict(section or {})
     try:
         figures = [
             _component(

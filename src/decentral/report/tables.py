@@ -29,7 +29,7 @@ class Grid:
     columns: list[str]
     cells: dict[tuple[tuple[str, ...], str], Entry]
     runs: int
-    """How many runs a complete cell has."""
+    """How many runs a complete cell has, where the study does not say it."""
 
     def best(self, larger_is_better: bool | None) -> set[tuple[tuple[str, ...], str]]:
         """The places of the best mean in each column (rounding does not make two best)."""
@@ -73,7 +73,7 @@ def _grid(heading: str, entries: list[Entry], table: Table, study: str) -> Grid:
         cells[place] = entry
     rows = list(dict.fromkeys(row for row, _ in cells))
     columns = _in_order(list(dict.fromkeys(column for _, column in cells)))
-    return Grid(heading, rows, columns, cells, max((entry.runs + entry.failed for entry in entries), default=0))
+    return Grid(heading, rows, columns, cells, max((entry.runs for entry in entries), default=0))
 
 
 def _in_order(columns: list[str]) -> list[str]:
@@ -96,21 +96,18 @@ def show(value: float, table: Table) -> str:
 def cell(entry: Entry | None, grid: Grid, table: Table) -> str:
     """For example '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)'; '-' where nothing was run; '*' at the edge of its
     grid."""
-    if entry is None or entry.runs == 0:
+    if entry is None:
         return "-"
+    wanted = entry.wanted or grid.runs
     if not entry.values:
-        return (
-            f"diverged ({entry.diverged} of {grid.runs})"
-            if entry.diverged
-            else f"n/a ({entry.runs} of {grid.runs} runs)"
-        )
+        return f"diverged ({entry.diverged} of {wanted})" if entry.diverged else f"n/a ({entry.runs} of {wanted} runs)"
     text = show(entry.mean, table)
     if entry.std is not None:
         text += f" ± {show(entry.std, table)}"
     if entry.at_edge:
         text += "*"
     notes = [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
-    notes += [f"{entry.runs} of {grid.runs} runs"] if entry.runs < grid.runs else []
+    notes += [f"{entry.runs} of {wanted} runs"] if entry.runs < wanted else []
     return f"{text} ({', '.join(notes)})" if notes else text
 
 
@@ -135,9 +132,9 @@ def as_csv(results: Results) -> str:
     theirs = published(results)
     for of in table.of if table else ():
         entries = results.entries(of)
-        runs = max((entry.runs + entry.failed for entry in entries), default=0)
+        most = max((entry.runs for entry in entries), default=0)
         for entry in entries:
-            one = theirs.get(entry.published)
+            one, runs = theirs.get(entry.published), entry.wanted or most
             numbers_ = [entry.mean, "" if entry.std is None else entry.std, len(entry.values), runs, entry.diverged]
             rates = " ".join(f"{rate:.6g}" for rate in entry.rates)
             row = [*entry.labels.values(), entry.metric, of, *numbers_, rates, entry.at_edge, one.text if one else ""]

@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 
-from decentral.report.claims.claim import MET, NOT_MET, NOT_RUN, Cells
+from decentral.report.claims.claim import MET, NOT_MET, NOT_RUN, WITHIN_NOISE, Cells
+from decentral.report.claims.weighing import at_most
 from decentral.report.entries import Entry
-from decentral.report.published import PublishedNumber, numbers
+from decentral.report.published import EXCLUDED, PublishedNumber, numbers
 from decentral.report.results import Results
 from decentral.report.spec import Published, Tolerance
 
+NOT_COMPARED = "not compared"
 CHANCE_PERCENT = 20.0
 """An accuracy below this is as good as none on ten classes: the run did not converge."""
 
@@ -24,14 +26,15 @@ class Verdict:
     """A line of verdicts.csv; `ours` and `spread` are '' where there is nothing."""
 
     kind: str
-    """number (published), reference (a number that the paper does not give, computed by others) or claim."""
+    """number (published), reference (a number that the paper does not give, computed by others), excluded (printed, but
+    not what it is said to be) or claim."""
     what: str
     ours: str
     spread: str
     published: str
     tolerance: str
     verdict: str
-    """met, not met or not run."""
+    """met, not met or not run; not compared for what is excluded."""
     why: str
 
 
@@ -41,13 +44,18 @@ def judge(results: Results) -> list[Verdict]:
 
 
 def count(verdicts: Iterable[Verdict], kind: str) -> Counter[str]:
-    """How many are met, not met and not run."""
-    return Counter(one.verdict for one in verdicts if one.kind == kind)
+    """How many are met, not met and not run, and (WITHIN_NOISE) how many of the met ones may be chance."""
+    found = [one for one in verdicts if one.kind == kind]
+    counted = Counter(one.verdict for one in found)
+    chance = sum(one.verdict == MET and one.why.startswith(WITHIN_NOISE) for one in found)
+    return counted + Counter({WITHIN_NOISE: chance})
 
 
 def told(counted: Counter[str]) -> str:
-    """For example '50 met, 5 not met, 0 not run'."""
-    return ", ".join(f"{counted[verdict]} {verdict}" for verdict in (MET, NOT_MET, NOT_RUN))
+    """For example '50 met, 5 not met, 0 not run' or '2 met (1 of them within the noise), ...'."""
+    met, *others = (f"{counted[verdict]} {verdict}" for verdict in (MET, NOT_MET, NOT_RUN))
+    chance = f" ({counted[WITHIN_NOISE]} of them {WITHIN_NOISE})" if counted[WITHIN_NOISE] else ""
+    return ", ".join([met + chance, *others])
 
 
 def judge_claims(results: Results) -> list[Verdict]:
@@ -68,8 +76,7 @@ def judge_numbers(results: Results) -> list[Verdict]:
         return []
     theirs = numbers(str(results.facts.get("paper", "")), spec.item)
     if not results.comparable:
-        why = f"compared at scale={' or '.join(spec.scales)} only; this is scale={results.scale}"
-        return [_not_run(one, spec, why) for one in theirs]
+        return [_not_run(one, spec, results.incomparable) for one in theirs]
     ours: dict[str, list[Entry]] = {}
     for entry in results.entries():
         ours.setdefault(entry.published, []).append(entry)
@@ -100,20 +107,18 @@ def as_csv(verdicts: list[Verdict]) -> str:
 
 
 def _judge(theirs: PublishedNumber, ours: list[Entry], spec: Published, needs: str) -> Verdict:
-    if not any(entry.runs for entry in ours):
-        failed = sum(entry.failed for entry in ours)
-        why = (
-            f"{failed} runs failed" if failed else "the study has not run it" + (f"; it needs {needs}" if needs else "")
-        )
-        return _not_run(theirs, spec, why)
+    unfinished = [entry.unfinished for entry in ours if entry.unfinished]
+    if unfinished or not ours or theirs.kind == EXCLUDED:
+        why = "the study has not run it" + (f"; it needs {needs}" if needs else "")
+        return _not_run(theirs, spec, unfinished[0] if unfinished else why)
     if theirs.value is None:
         return _judge_failure(theirs, ours)
     value = theirs.value
-    entry = max((e for e in ours if e.runs), key=lambda e: abs(e.mean - value) if e.values else math.inf)
+    entry = max(ours, key=lambda e: abs(e.mean - value) if e.values else math.inf)
     tolerance = _told(spec.tolerance, theirs)
     if not entry.values:
         why = f"all {entry.runs} runs diverged or gave no number"
-        return Verdict(_kind(theirs), theirs.key, "", "", _text(theirs.value), tolerance, NOT_MET, why)
+        return Verdict(theirs.kind, theirs.key, "", "", _text(theirs.value), tolerance, NOT_MET, why)
     met = _within(entry.mean, theirs, spec.tolerance)
     notes = [
         f"ours - theirs = {entry.mean - theirs.value:+.4g} {theirs.unit}".strip(),
@@ -124,7 +129,7 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], spec: Published, needs: s
     notes += ["the learning rate lies at the edge of its grid"] if entry.at_edge else []
     notes += [f"theirs: {theirs.note}"] if theirs.note else []
     return Verdict(
-        _kind(theirs),
+        theirs.kind,
         theirs.key,
         _text(entry.mean),
         _text(entry.std),
@@ -143,11 +148,11 @@ def _judge_failure(theirs: PublishedNumber, ours: list[Entry]) -> Verdict:
     low = sum(value < CHANCE_PERCENT for entry in ours for value in entry.values) if chance else 0
     lost = min(runs, max(diverged, low))
     rule = "more than half of the runs diverge" + (f" or end below {CHANCE_PERCENT:g} %" if chance else "")
-    entry = next(entry for entry in ours if entry.runs)
+    entry = ours[0]
     why = f"{diverged} of {runs} runs diverged" + (f", {low} ended below {CHANCE_PERCENT:g} %" if chance else "")
     ours_text = _text(entry.mean) if entry.values else "diverges"
     verdict = MET if 2 * lost > runs else NOT_MET
-    return Verdict(_kind(theirs), theirs.key, ours_text, _text(entry.std), theirs.text, rule, verdict, why)
+    return Verdict(theirs.kind, theirs.key, ours_text, _text(entry.std), theirs.text, rule, verdict, why)
 
 
 def _within(ours: float, theirs: PublishedNumber, tolerance: Tolerance) -> bool:
@@ -157,7 +162,7 @@ def _within(ours: float, theirs: PublishedNumber, tolerance: Tolerance) -> bool:
     if abs(ours - value) <= limit + rounding:
         return True
     factor = tolerance.factor
-    return factor is not None and ours * value > 0 and 1 / factor <= ours / value <= factor
+    return factor is not None and ours * value > 0 and at_most(max(ours / value, value / ours), factor)
 
 
 def _told(tolerance: Tolerance, theirs: PublishedNumber) -> str:
@@ -170,11 +175,9 @@ def _told(tolerance: Tolerance, theirs: PublishedNumber) -> str:
 
 
 def _not_run(theirs: PublishedNumber, spec: Published, why: str) -> Verdict:
-    return Verdict(_kind(theirs), theirs.key, "", "", theirs.text, _told(spec.tolerance, theirs), NOT_RUN, why)
-
-
-def _kind(theirs: PublishedNumber) -> str:
-    return "reference" if theirs.computed else "number"
+    if theirs.kind == EXCLUDED:
+        return Verdict(theirs.kind, theirs.key, "", "", theirs.text, "", NOT_COMPARED, theirs.note)
+    return Verdict(theirs.kind, theirs.key, "", "", theirs.text, _told(spec.tolerance, theirs), NOT_RUN, why)
 
 
 def _text(value: float | None) -> str:

@@ -12,6 +12,7 @@ A directory holds
 
 from decentral.store.checkpoints import Checkpoint
 from decentral.store.metrics import COLUMNS, read_metrics
+from decentral.store.ownership import DirectoryTaken
 from decentral.store.run_store import FoundRun, RunStore, Status, find_runs
 
-__all__ = ["COLUMNS", "Checkpoint", "FoundRun", "RunStore", "Status", "find_runs", "read_metrics"]
+__all__ = ["COLUMNS", "Checkpoint", "DirectoryTaken", "FoundRun", "RunStore", "Status", "find_runs", "read_metrics"]

@@ -14,15 +14,22 @@ LOG = "log.txt"  # what a launcher of many runs opens before the run begins
 HEADER = "# run "  # before the run's id, at the beginning of config.yaml
 
 
+class DirectoryTaken(ConfigError):
+    """Another living process writes the run directory."""
+
+
 def take(lock: int, path: Path) -> None:
-    """Take the lock, an open file, and write into it who has it. Raises ConfigError if another process does."""
+    """Take the lock, an open file, and write into it who has it.
+
+    Raises DirectoryTaken if another process does, ConfigError where there are no locks.
+    """
     try:
         free = try_lock(lock)
     except OSError as error:
         raise ConfigError(f"run_dir={path} is on a file system without locks: {error.strerror}.") from error
     if not free:
         writer = os.pread(lock, 1000, 0).decode(errors="replace").strip() or "another process"
-        raise ConfigError(f"run_dir={path} is being written by {writer}: wait for it, or choose another run_dir.")
+        raise DirectoryTaken(f"run_dir={path} is being written by {writer}: wait for it, or choose another run_dir.")
     os.ftruncate(lock, 0)
     os.pwrite(lock, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 

@@ -54,8 +54,8 @@ class RunStore:
         A new one gets its configuration, frozen from here on, and the status `running`. One that is opened again keeps
         both; a line of metrics that was cut short is removed, and a configuration that was lost is written again.
 
-        Raises ConfigError if the directory belongs to another run, to something else, cannot be written, or is being
-        written by another process.
+        Raises ConfigError if the directory belongs to another run, to something else or cannot be written;
+        DirectoryTaken, which is one, too, if it is being written by another process.
         """
         refuse_foreign(path, run_id)
         try:
@@ -86,6 +86,13 @@ class RunStore:
         """What status.json says, without a lock; None if there is none. Never raises."""
         return read_json(path / "status.json")
 
+    @classmethod
+    def finished(cls, path: Path, run_id: str) -> Status | None:
+        """done or diverged, if that is how this very run has ended and nothing is left to do. Never raises."""
+        facts = cls.peek(path) or {}
+        over = facts.get("run_id") == run_id and facts.get("status") in (Status.done, Status.diverged)
+        return Status(facts["status"]) if over else None
+
     def set_status(self, status: Status, **facts: Any) -> None:
         """Replace status.json atomically: status, run_id, step, epoch, restarts, updated, pid, host and `facts`.
 
@@ -115,7 +122,7 @@ class RunStore:
         `value` may be nan or infinite. Raises OSError if the disk is full; all whole rows before stay readable.
         """
         assert self._metrics is not None, "only the process that holds the lock writes metrics"
-        self._metrics.append(rows)
+        self._metrics.append_rows(rows)
 
     def save_checkpoint_part(self, step: int, part: str, tensors: dict[str, Any]) -> Written:
         """Write one process's part of the checkpoint of `step`; see `checkpoints.save_part`."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from decentral.composition import folders_of
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
-from decentral.report.typed import build as typed
 from decentral.study.study import Study
+from decentral.typed import build as typed
 
 SCALES = ("smoke", "small", "paper")
 """Seconds; the whole study on bundled data; the paper's data and model."""
@@ -34,8 +34,6 @@ def load(name: str, scale: str, config_dir: str | None = None, overrides: Sequen
     `seeds=[1,2]`. Raises ConfigError, with one sentence that names the file and the key, if a name is unknown or the
     file is not right.
     """
-    import yaml
-
     values = _read(name, config_dir)
     known = values.pop("scales", None) or {}
     if scale not in SCALES:
@@ -44,8 +42,25 @@ def load(name: str, scale: str, config_dir: str | None = None, overrides: Sequen
         raise ConfigError(f"scale={scale} is not defined for {name}: use scale={' or scale='.join(known)}.")
     changes = known[scale] or {}
     base = [*(values.get("base") or []), *(changes.get("base") or [])]
-    given = {key: yaml.safe_load(text) for key, _, text in (override.partition("=") for override in overrides)}
+    given = {key: _value(key, text) for key, _, text in (override.partition("=") for override in overrides)}
     return build(name, {**values, **changes, "base": base, **given})
+
+
+def settings(name: str, scale: str, config_dir: str | None = None) -> list[str]:
+    """What a scale says beyond the study's own settings, in words such as 'epochs=50' and 'seeds: 1'."""
+    changes = dict((_read(name, config_dir).get("scales") or {}).get(scale) or {})
+    words = [str(word) for word in changes.pop("base", None) or []]
+    plain = {key: value for key, value in changes.items() if key not in ("needs", "rows", "report", "departures")}
+    return words + [f"{key}: {json.dumps(value)}" for key, value in plain.items()]
+
+
+def _value(key: str, text: str) -> Any:
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"study.{key}={text} cannot be read: write it as in YAML, for example [1,2].") from None
 
 
 def build(what: str, values: dict[str, Any]) -> Study:
@@ -89,8 +104,3 @@ def reserved(overrides: Sequence[str], key: str) -> tuple[str | None, list[str]]
     """The last value given for `key`, and the overrides without it."""
     given = [override.partition("=")[2] for override in overrides if override.startswith(f"{key}=")]
     return (given[-1] if given else None), [o for o in overrides if not o.startswith(f"{key}=")]
-
-
-def path_of(results_dir: Path, study: Study, name: str, scale: str) -> Path:
-    """Where the values, tables and figures of a study at a scale are kept."""
-    return results_dir / study.paper / name / scale

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import gzip
+import hashlib
 import io
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ _VALUE_COLUMNS = (
     "metric",
     "value",
     "seed",
-    "lr",
+    "rate",
     "chosen",
     "at_edge",
     "status",
@@ -41,23 +43,49 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
     labels = list(dict.fromkeys(label for cell in cells for label in cell.labels))
     _write_values(directory / "values.csv", labels, values)
     _write_curves(directory, labels, cells)
-    own = {key: getattr(study, key) for key in ("title", "paper", "item", "base", "departures", "needs", "report")}
+    chosen = {value.run for value in values if value.run}
     counts = {
-        "jobs": len({value.run for value in values}),
+        "jobs": len(chosen),
         "diverged": len({value.run for value in values if value.status == "diverged"}),
+        "wanted": {json.dumps(cell.labels, sort_keys=True): cell.wanted() for cell in cells if cell.wanted()},
     }
-    write_json(directory / "study.json", {**facts, "kind": study.name, **own, "labels": labels, **counts})
+    write_json(directory / "study.json", {**facts, **_described(study), "labels": labels, **counts})
 
 
-def earlier_wall_s(directory: Path) -> float:
-    """The launcher's time in earlier sessions of this study."""
-    return float((read_json(directory / "study.json") or {}).get("wall_s", 0.0))
+def refresh(study: Study, directory: Path) -> None:
+    """Let study.json say what the study's file says now: captions, claims, tolerances, departures."""
+    facts = read_facts(directory)
+    new = {**facts, **_described(study)}
+    if new != facts:
+        write_json(directory / "study.json", new)
+
+
+def read_facts(directory: Path) -> dict[str, Any]:
+    """What study.json says; empty if there is none."""
+    return read_json(directory / "study.json") or {}
+
+
+def digest(definition: dict[str, Any], finished: Iterable[str]) -> str:
+    """12 hexadecimal digits for a study and the jobs of it that are finished: what collected files are made from."""
+    text = json.dumps([definition, sorted(finished)], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def is_current(directory: Path, definition: dict[str, Any], finished: Iterable[str]) -> bool:
+    """Whether the collected files and their report are made from just this."""
+    whole = all((directory / name).exists() for name in ("values.csv", "verdicts.csv"))
+    return whole and read_facts(directory).get("digest") == digest(definition, finished)
+
+
+def _described(study: Study) -> dict[str, Any]:
+    keys = ("title", "paper", "item", "base", "departures", "needs", "report")
+    return {"kind": study.name, **{key: getattr(study, key) for key in keys}}
 
 
 def _write_values(path: Path, labels: list[str], values: Iterable[Value]) -> None:
     rows = []
     for value in values:
-        fields = value._asdict()
+        fields = {**value._asdict(), "rate": value.lr}
         known = [value.labels.get(label, "") for label in labels]
         rows.append([*known, *(_cell(fields[key]) for key in _VALUE_COLUMNS)])
     write_text(path, _csv([*labels, *_VALUE_COLUMNS], rows))

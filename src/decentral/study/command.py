@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import fnmatch
-import hashlib
 import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from decentral.composition import compose
+from decentral.config import Config
 from decentral.console import FAILED, INTERRUPTED, REFUSED, complain, say
-from decentral.errors import ConfigError, suggest
-from decentral.study import catalogue
+from decentral.errors import ConfigError
+from decentral.report.spec import parse
+from decentral.study import catalogue, collect
+from decentral.study.asking import Asked, ask
 from decentral.study.progress import Unfinished, plan_table
-from decentral.study.study import Cell, Study
-from decentral.sweep import exit_status
+from decentral.study.study import Cell
 
 if TYPE_CHECKING:
     from decentral.launch.scheduler import Tally
 
-_HERE_ONLY = ["results_dir", "device", "processes", "progress", "checkpoint_every_s", "restarts", "launcher", "logger"]
 _HELP = """\
 decentral-study NAME ... [scale=smoke|small|paper] [key=value ...]  carry out studies, or what is left, and report
 decentral-study NAME ... --plan [...]                               only say how much there is to do
@@ -36,20 +34,9 @@ scale=paper   the paper's data and model
 
 Everything else is passed on to every run, as for decentral-run: results_dir=PATH, device=cuda, data.path=FOLDER,
 launcher=slurm launcher.partition=gpu ... A key of the study itself has study. in front: 'study.seeds=[1,2]'.
+What changes the numbers makes a study of its own, in a folder beside the original.
 Options: --config-dir FOLDER for studies of your own in FOLDER/study/.
 """
-
-
-class Asked(NamedTuple):
-    """What the command line says."""
-
-    name: str
-    scale: str
-    study: Study
-    overrides: list[str]
-    """For every run."""
-    directory: Path
-    config_dir: str | None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,6 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(REFUSED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        from decentral.launch.failures import advice, classify, describe
+
+        complain(f"{describe(error)}. {advice(classify(error))}.", "decentral-study")
+        sys.exit(FAILED)
 
 
 def _carry_out_command(arguments: list[str]) -> int:
@@ -69,120 +61,115 @@ def _carry_out_command(arguments: list[str]) -> int:
     if options.help:
         say(_HELP)
         return 0
-    words = [word for word in options.words if "=" not in word]
-    if not words:
+    if not any("=" not in word for word in options.words):
+        if options.words:
+            raise ConfigError(
+                f"{' '.join(options.words)} needs the name of a study in front: decentral-study lists them."
+            )
         say(_listing(options.config_dir))
         return 0
-    overrides = [word for word in options.words if "=" in word]
     statuses: list[int] = []
-    for asked in [ask(name, overrides, options.config_dir) for name in _matching(words, options.config_dir)]:
+    for asked in ask(options.words, options.config_dir):
         statuses.append(_one(asked, options))
         if statuses[-1] == INTERRUPTED:
-            break
-    return exit_status(statuses)
+            return INTERRUPTED
+    return FAILED if FAILED in statuses else max(statuses, default=0)
 
 
 def _one(asked: Asked, options: argparse.Namespace) -> int:
     if options.report:
-        return _report(asked)
+        return _report_again(asked)
+    parse(asked.study.report, asked.name)  # what is wrong with it should not come out in the end
     began = time.monotonic()
-    config = compose([*_for_this_machine(asked.overrides), f"results_dir={_results_dir(asked)}"], options.config_dir)
-    cells = asked.study.cells(asked.overrides, _results_dir(asked))
+    config = compose(_for_this_machine(asked.overrides), asked.config_dir)
+    cells = asked.study.cells(asked.overrides, asked.results_dir, asked.config_dir)
     if options.plan:
         say(plan_table(asked.name, asked.scale, cells))
         return 0
-    return carry_out(asked, cells, config, began)
-
-
-def _matching(words: Sequence[str], config_dir: str | None) -> list[str]:
-    """The studies that are meant, each once. Raises ConfigError for a word that fits none."""
-    known = catalogue.names(config_dir)
-    found: dict[str, None] = {}
-    for word in words:
-        fitting = fnmatch.filter(known, word)
-        if not fitting:
-            raise ConfigError(f"there is no study {word}.{suggest(word, known)}")
-        found |= dict.fromkeys(fitting)
-    return list(found)
-
-
-def ask(name: str, overrides: Sequence[str], config_dir: str | None = None) -> Asked:
-    """The study, its scale and what goes to its runs. Raises ConfigError."""
-    scale, rest = catalogue.reserved(overrides, "scale")
-    scale = scale or "small"
-    own = [o.removeprefix("study.") for o in rest if o.startswith("study.")]
-    study = catalogue.load(name, scale, config_dir, own)
-    overrides = [o for o in rest if not o.startswith("study.")]
-    results_dir, _ = catalogue.reserved(overrides, "results_dir")
-    if results_dir is None:
-        overrides.append("results_dir=results")
-    changed = sorted([*own, *(o for o in overrides if o.partition("=")[0].partition(".")[0] not in _HERE_ONLY)])
-    suffix = f"-{hashlib.sha256(' '.join(changed).encode()).hexdigest()[:6]}" if changed else ""
-    directory = Path(results_dir or "results").expanduser() / study.paper / name / f"{scale}{suffix}"
-    return Asked(name, scale, study, overrides, directory, config_dir)
-
-
-def carry_out(asked: Asked, cells: Sequence[Cell], config: Any, began: float) -> int:
-    """Run what is left, collect, report; returns the exit status."""
-    from decentral.study.collect import collect
-
     source = Unfinished(cells)
-    left = source.pending()
-    complete = (asked.directory / "study.json").exists()
-    if not left and complete:
+    if not source.pending() and collect.is_current(asked.directory, asked.definition, source.finished):
         known = len(source.jobs)
         say(f"{asked.name} at scale={asked.scale} is done: all {known} jobs had been finished; nothing was computed.")
-        say(f"Results:  {asked.directory}\nNext:     {_command(asked)} --report  (make the report again)")
+        say(f"Results:  {asked.directory}\nNext:     {asked.command} --report  (make the report again)")
         return 0
-    tally = _schedule(source, config, asked) if left else None
-    facts = _facts(asked, began, tally)
-    collect(asked.study, cells, asked.directory, facts)
+    return carry_out(asked, cells, source, config, began)
+
+
+def _report_again(asked: Asked) -> int:
+    """From the runs, if all of them are here, else from what was collected before."""
+    try:
+        cells = asked.study.cells(asked.overrides, asked.results_dir, asked.config_dir)
+        source = Unfinished(cells)
+        complete = not source.pending()
+    except ConfigError:  # the data are not on this machine, say
+        if not (asked.directory / "values.csv").exists():
+            raise
+    else:
+        if complete:
+            _collect(asked, cells, source, time.monotonic(), None)
+    return _report(asked)
+
+
+def carry_out(asked: Asked, cells: Sequence[Cell], source: Unfinished, config: Config, began: float) -> int:
+    """Run what is left, collect, report; returns the exit status."""
+    tally = _schedule(source, config, asked) if source.pending() else None
+    _collect(asked, cells, source, began, tally)
     status = _report(asked)
     if tally is not None and tally.interrupted:
-        say(f"Interrupted; what is done is kept.\nNext:     {_command(asked)}  (goes on)")
+        say(f"Interrupted; what is done is kept.\nNext:     {asked.command}  (goes on)")
         return INTERRUPTED
     if tally is not None and tally.failed:
-        say(f"{len(tally.failed)} jobs failed (see above).\nNext:     {_command(asked)}  (tries them again)")
+        number = len(tally.failed)
+        say(f"{number} job{'s' if number > 1 else ''} failed (see above).\nNext:     {asked.command}  (tries again)")
         return FAILED
     return status
 
 
-def _schedule(source: Unfinished, config: Any, asked: Asked) -> Tally:
+def _schedule(source: Unfinished, config: Config, asked: Asked) -> Tally:
     from decentral.launch.board import board
     from decentral.launch.scheduler import schedule
 
     config.launcher.check()
     with board(f"{asked.name} scale={asked.scale}", config.progress) as shown:
-        return schedule(source, config.launcher, _results_dir(asked), shown)
+        return schedule(source, config.launcher, asked.results_dir, shown)
 
 
-def _facts(asked: Asked, began: float, tally: Tally | None) -> dict[str, Any]:
-    """Provenance of the report."""
-    from decentral.provenance import collect
-    from decentral.study.collect import earlier_wall_s
+def _collect(asked: Asked, cells: Sequence[Cell], source: Unfinished, began: float, tally: Tally | None) -> None:
+    """Write what is known, with its provenance."""
+    from decentral.provenance import collect as provenance
 
-    here = collect([], 1)
-    ended = datetime.now(UTC)
-    return {
+    source.pending()  # look again what is finished
+    earlier = collect.read_facts(asked.directory)
+    here = provenance([], 1)
+    computed = tally is not None or not earlier
+    facts = {
         "study": asked.name,
         "scale": asked.scale,
-        "command": _command(asked),
-        "overrides": [o for o in asked.overrides if o.partition("=")[0].partition(".")[0] not in _HERE_ONLY],
+        "command": asked.command,
+        "changed": asked.changed,
+        "at_this_scale": catalogue.settings(asked.name, asked.scale, asked.config_dir),
         **{key: here[key] for key in ("git_commit", "git_dirty", "version", "python", "packages")},
         "host_cores": here["cores"],
-        "ended": ended.isoformat(timespec="seconds"),
-        "wall_s": round(earlier_wall_s(asked.directory) + time.monotonic() - began, 1),
+        "started": earlier.get("started") or here["started"],
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_s": round(earlier.get("wall_s", 0.0) + time.monotonic() - began, 1),
         "failed": len(tally.failed) if tally is not None else 0,
     }
+    facts = facts if computed else {**facts, **earlier}
+    facts["digest"] = collect.digest(asked.definition, source.finished)
+    collect.collect(asked.study, cells, asked.directory, facts)
+    for remark in dict.fromkeys(remark for cell in cells for remark in cell.remarks()):
+        say(f"Note:     {remark}")
 
 
 def _report(asked: Asked) -> int:
     from decentral.report.make import make, report_pages
 
     if not (asked.directory / "values.csv").exists():
-        raise ConfigError(f"{asked.directory} has no results yet: run {_command(asked)} first.")
+        raise ConfigError(f"{asked.directory} has no results yet: run {asked.command} first.")
+    collect.refresh(asked.study, asked.directory)
     made = make(asked.directory)
-    report_pages(_results_dir(asked))
+    report_pages(asked.results_dir)
     say(made.summary())
     return 0
 
@@ -194,23 +181,13 @@ def _listing(config_dir: str | None) -> str:
     for name in catalogue.names(config_dir):
         scales = catalogue.scales(name, config_dir)
         study = catalogue.load(name, scales[-1], config_dir)
-        rows.append([name, f"{study.paper}, {study.item}", " ".join(scales), study.title])
+        item = ", ".join(word for word in (study.paper, study.item) if word)
+        rows.append([name, item, " ".join(scales), study.title])
     return f"{aligned(rows, left=4)}\n\ndecentral-study NAME carries one out; decentral-study --help says more."
 
 
 def _for_this_machine(overrides: Sequence[str]) -> list[str]:
-    return [o for o in overrides if o.partition("=")[0].partition(".")[0] in ("launcher", "progress")]
-
-
-def _results_dir(asked: Asked) -> Path:
-    given, _ = catalogue.reserved(asked.overrides, "results_dir")
-    return Path(given or "results").expanduser()
-
-
-def _command(asked: Asked) -> str:
-    """What starts this study again."""
-    shown = [o for o in asked.overrides if o != "results_dir=results"]
-    return " ".join(["decentral-study", asked.name, f"scale={asked.scale}", *shown])
+    return [o for o in overrides if o.partition("=")[0].partition(".")[0] in ("launcher", "progress", "results_dir")]
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

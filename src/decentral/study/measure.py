@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError
 from decentral.store import RunStore, Status, read_metrics
 from decentral.study.study import Curve, Labels
+
+DAMAGED = "damaged"
 
 
 class Measured(NamedTuple):
@@ -20,8 +21,11 @@ class Measured(NamedTuple):
     worst: float
     mean: float
     averaged: float
-    status: Status
+    status: str
+    """done, diverged or damaged."""
     wall_s: float
+    remark: str = ""
+    """Why there are no numbers, if the run is damaged."""
 
 
 @dataclass
@@ -60,13 +64,20 @@ class Measure:
         return value if self.larger_is_better else -value
 
     def of(self, directory: Path) -> Measured:
-        """The numbers of a run that is done or diverged. Raises ConfigError if it did not record the metric."""
+        """The numbers of a run that is done or diverged; nan, with a remark, if it did not record them as it should."""
         facts = RunStore.peek(directory) or {}
-        status, wall_s = Status(facts["status"]), float(facts.get("wall_s", 0.0))
-        if status is Status.diverged:
+        status, wall_s = str(facts["status"]), float(facts.get("wall_s", 0.0))
+        if status == Status.diverged:
             nothing = math.nan if self.when_diverged is None else self.when_diverged
             return Measured(nothing, nothing, nothing, nothing, status, wall_s)
-        rows = _rows(directory, self.split, self.metric)
+        try:
+            return Measured(*self._numbers(directory), status, wall_s)
+        except ConfigError as error:
+            return Measured(math.nan, math.nan, math.nan, math.nan, DAMAGED, wall_s, str(error))
+
+    def _numbers(self, directory: Path) -> tuple[float, float, float, float]:
+        """What counts, worst, mean, averaged. Raises ConfigError if the run does not have them."""
+        rows = self._rows(directory)
         if not rows:
             raise ConfigError(
                 f"{directory} has no {self.split} {self.metric}, which the study is about: use a task that measures it."
@@ -83,8 +94,7 @@ class Measure:
         wanted = int(self.worker) if self.worker.isdigit() else self.worker
         if wanted not in found:
             raise ConfigError(f"measure.worker={self.worker} does not exist in {directory}: it has {len(own)} workers.")
-        chosen = found[wanted]
-        return Measured(chosen, found["worst"], found["mean"], found["averaged"], status, wall_s)
+        return found[wanted], found["worst"], found["mean"], found["averaged"]
 
     def _mean(self, rows: list[dict[str, Any]], worker: int | str) -> float:
         values = [row["value"] for row in rows if row["worker"] == worker]
@@ -94,7 +104,7 @@ class Measure:
         """The metric over time for some of 'worst', 'mean', 'averaged', numbers, 'each' (every single worker), and
         'counted' (whoever counts)."""
         lines: dict[str, list[tuple[float, float, float]]] = {}
-        for row in sorted(_rows(directory, self.split, self.metric), key=lambda row: row["step"]):
+        for row in sorted(self._rows(directory), key=lambda row: row["step"]):
             worker = str(row["worker"])
             names = [worker] if worker in workers or ("each" in workers and isinstance(row["worker"], int)) else []
             names += ["counted"] if "counted" in workers and worker == self.worker else []
@@ -103,7 +113,6 @@ class Measure:
                 lines.setdefault(name, []).append((row["step"], row["epoch"], value))
         return [Curve(labels, self.label, worker, seed, points) for worker, points in lines.items()]
 
-
-@cache
-def _rows(directory: Path, split: str, metric: str) -> list[dict[str, Any]]:
-    return [row for row in read_metrics(directory) if row["split"] == split and row["metric"] == metric]
+    def _rows(self, directory: Path) -> list[dict[str, Any]]:
+        rows = read_metrics(directory)
+        return [row for row in rows if row["split"] == self.split and row["metric"] == self.metric]

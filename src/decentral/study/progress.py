@@ -9,6 +9,8 @@ from decentral.launch.job import Job
 from decentral.store import RunStore
 from decentral.study.study import Cell
 
+_LISTED = 60  # more cells than that are only counted
+
 
 class Unfinished:
     """What a scheduler asks: the jobs that are needed now and are not finished.
@@ -20,7 +22,8 @@ class Unfinished:
         self.cells = cells
         self.jobs: dict[str, Job] = {}
         """All jobs known so far, by id: cells may share some."""
-        self._finished: set[str] = set()
+        self.finished: set[str] = set()
+        """The ids of those that are finished, as of the last `pending`."""
 
     def pending(self) -> list[Job]:
         """The jobs to start, in turns through the cells."""
@@ -34,25 +37,23 @@ class Unfinished:
 
     def _is_finished(self, job: Job) -> bool:
         self.jobs.setdefault(job.id, job)
-        if job.id not in self._finished and job.finished() is not None:
-            self._finished.add(job.id)
-        return job.id in self._finished
+        if job.id not in self.finished and job.finished() is not None:
+            self.finished.add(job.id)
+        return job.id in self.finished
 
 
 def plan_table(name: str, scale: str, cells: Sequence[Cell]) -> str:
     """How many cells and jobs there are, how many are done, and how long the rest may take."""
-    from decentral.report.summary import aligned, duration
+    from decentral.report.summary import duration
 
     source = Unfinished(cells)
     left = source.pending()
     done = [job for job in source.jobs.values() if job not in left and job.finished() is not None]
-    rows = [["cell", "jobs known", "done"]]
-    for cell in cells:
-        jobs = {job.id: job for job in cell.jobs()}
-        finished = sum(job.finished() is not None for job in jobs.values())
-        rows.append([", ".join(str(value) for value in cell.labels.values()), str(len(jobs)), str(finished)])
-    lines = [aligned(rows), "", f"{name} at scale={scale}: {len(cells)} cells, {len(source.jobs)} jobs known today"]
-    lines[-1] += f" ({len(done)} done, {len(left)} to do). A search for a learning rate asks for more as it goes."
+    lines = [] if len(cells) > _LISTED else [_cell_table(cells), ""]
+    lines.append(
+        f"{name} at scale={scale}: {len(cells)} cells, {len(source.jobs)} jobs known today ({len(done)} done, "
+        f"{len(left)} to do). A search for a learning rate may ask for more as it goes."
+    )
     seconds = [float((RunStore.peek(job.directory) or {}).get("wall_s", 0.0)) for job in done]
     if left and any(seconds):
         estimate = len(left) * sum(seconds) / len(seconds)
@@ -64,3 +65,16 @@ def plan_table(name: str, scale: str, cells: Sequence[Cell]) -> str:
     elif left:
         lines.append("Time: not known before the first job is done.")
     return "\n".join(lines)
+
+
+def _cell_table(cells: Sequence[Cell]) -> str:
+    """A line for each cell; jobs that several cells share are counted in each."""
+    from decentral.report.summary import aligned
+
+    labels = list(dict.fromkeys(label for cell in cells for label in cell.labels))
+    rows = [[*labels, "jobs known", "done"]]
+    for cell in cells:
+        jobs = {job.id: job for job in cell.jobs()}
+        finished = sum(job.finished() is not None for job in jobs.values())
+        rows.append([*(str(cell.labels.get(label, "")) for label in labels), str(len(jobs)), str(finished)])
+    return aligned(rows, left=len(labels))

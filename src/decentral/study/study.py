@@ -19,7 +19,7 @@ class Value(NamedTuple):
 
     labels: Labels
     value: float
-    """What the study is about, in the unit of the published number; nan if there is none (diverged)."""
+    """What the study is about, in the unit of the published number; nan if there is none, see `status`."""
     metric: str
     """Its name, for example 'test accuracy (%)' or 'steps to 1e-06'."""
     seed: int
@@ -29,7 +29,7 @@ class Value(NamedTuple):
     at_edge: bool = False
     """Whether the chosen rate lies at the edge of what was searched."""
     status: str = "done"
-    """done, diverged or failed."""
+    """done, diverged, damaged (the run's numbers cannot be read), or not reached (no rate led to the target)."""
     worst: float | None = None
     mean: float | None = None
     averaged: float | None = None
@@ -53,15 +53,6 @@ class Curve(NamedTuple):
     """(step, epoch, value)."""
 
 
-class Planned(NamedTuple):
-    """How much there is to do in a cell."""
-
-    done: int
-    """Jobs of those known today that are finished."""
-    known: int
-    """Jobs known today: a search for a learning rate may ask for more."""
-
-
 class Cell(ABC):
     """One entry of the table, or one line of the figure: as many jobs as its tuning and its seeds take.
 
@@ -81,6 +72,14 @@ class Cell(ABC):
     def curves(self) -> list[Curve]:
         """Numbers over time of the chosen runs, if the study draws them."""
         return []
+
+    def remarks(self) -> list[str]:
+        """Sentences on what is wrong with finished jobs, so that their numbers are missing."""
+        return []
+
+    def wanted(self) -> int:
+        """How many of its values the table counts in the end; 0 if they all come at once."""
+        return 0
 
 
 @dataclass
@@ -103,5 +102,9 @@ class Study(ABC):
     """See report/spec.py."""
 
     @abstractmethod
-    def cells(self, overrides: Sequence[str], results_dir: Path) -> list[Cell]:
+    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
         """The cells, composed and checked. `overrides` are the user's, for every run. Raises ConfigError."""
+
+    def decided_keys(self) -> set[str]:
+        """Keys of decentral-run that the study itself sets, for each run: a user cannot override them."""
+        return {"seed", "run_dir"}

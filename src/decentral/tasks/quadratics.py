@@ -6,7 +6,7 @@ import zipfile
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -37,6 +37,8 @@ class Quadratics(Task):
     noise              sigma: the gradient noise is normal with variance noise^2 / d per coordinate, from the run's seed
     problem_seed       draws the problem (null: the run's seed)
     """
+
+    can_be_ensemble: ClassVar[bool] = True
 
     name: str = "quadratics"
     problem: str | None = field(default=None, metadata={"content": True})

@@ -42,6 +42,9 @@ class Task(ABC):
     has_samples: ClassVar[bool] = True
     """Whether x - gradient(x) is a sample in the space of the models (relay_mean averages those)."""
 
+    can_be_ensemble: ClassVar[bool] = False
+    """Whether `decentral.ensembles` can solve many of its problems side by side, as one run."""
+
     def resolve_num_workers(self, config: Config) -> int:
         """The number of workers: the user's, or else what the topology is made for, or else 16."""
         return config.num_workers or config.topology.implied_num_workers() or DEFAULT_NUM_WORKERS

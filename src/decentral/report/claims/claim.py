@@ -11,6 +11,8 @@ from decentral.errors import ConfigError, suggest
 from decentral.report.entries import Entry, plain
 
 MET, NOT_MET, NOT_RUN = "met", "not met", "not run"
+WITHIN_NOISE = "within the noise"
+"""How the reason of a verdict begins whose difference is smaller than its standard error, so that it may be chance."""
 
 
 class Finding(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.report.claims.claim import MET, NOT_MET, Cells, Claim, Finding
-from decentral.report.claims.weighing import combined, level, missing, number, told
+from decentral.report.claims.weighing import at_most, combined, level, missing, number, told
 
 
 @dataclass
@@ -39,11 +39,11 @@ class Close(Claim):
         ratio = high / low if finite and low > 0 else math.inf
         why = f"{told(first)} against {told(second)}"
         if self.within is not None:
-            held, tolerance, ours = gap <= self.within, f"within {self.within:g}", gap
+            held, tolerance, ours = at_most(gap, self.within), f"within {self.within:g}", gap
             why += f": a difference of {number(gap)}" if finite else ""
         else:
             factor = self.factor or 1.0
-            held, tolerance, ours = ratio <= factor, f"within a factor of {factor:g}", ratio
+            held, tolerance, ours = at_most(ratio, factor), f"within a factor of {factor:g}", ratio
             why += f": {number(ratio)} times" if finite else ""
         verdict = MET if held else NOT_MET
         return Finding(verdict, ours if math.isfinite(ours) else None, combined([first, second]), tolerance, why)

@@ -8,7 +8,7 @@ from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.report.claims.claim import MET, NOT_MET, Cells, Claim, Finding
-from decentral.report.claims.weighing import combined, doubt, level, missing, number, told
+from decentral.report.claims.weighing import at_most, combined, level, missing, number, told, weighed
 
 
 @dataclass
@@ -38,13 +38,14 @@ class Order(Claim):
         high, low = (first, second) if larger_is_better else (second, first)
         gap = high - low
         if self.factor is not None:
-            held, tolerance = high >= self.factor * low, f"at least {self.factor:g} times"
+            held, tolerance = at_most(self.factor * low, high), f"at least {self.factor:g} times"
         else:
-            held = gap >= self.by if self.by else gap > 0
+            held = at_most(self.by, gap) if self.by else gap > 0
             tolerance = f"by at least {self.by:g}" if self.by else "any difference"
+        held = held and bool(better.values)
         error = combined([better, worse])
         why = f"{told(better)} against {told(worse)}"
         if math.isfinite(gap):
             ratio = f", {number(high / low)} times" if self.factor is not None and low > 0 else ""
-            why += f": a difference of {number(gap)}{ratio}{doubt(gap, error)}"
+            why = weighed(f"{why}: a difference of {number(gap)}{ratio}", gap, error)
         return Finding(MET if held else NOT_MET, gap if math.isfinite(gap) else None, error, tolerance, why)

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError
 from decentral.report.claims.claim import MET, NOT_MET, Cells, Claim, Finding
-from decentral.report.claims.weighing import combined, doubt, level, missing, number, told
+from decentral.report.claims.weighing import at_most, combined, level, missing, number, told, weighed
 from decentral.report.entries import Entry, plain
 
 
 class _Change(NamedTuple):
-    """The largest mean less the smallest, along a label."""
+    """The difference of two means along a label."""
 
     size: float
     ratio: float
@@ -21,22 +21,26 @@ class _Change(NamedTuple):
     words: str
 
 
-def _change(cell: dict[str, Any], across: dict[str, list[Any]], cells: Cells, says: str, larger: bool) -> Any:
-    """The change of a cell along `across`, or a Finding that says what was not run."""
-    ((label, values),) = across.items()
+def _change(claim: Steady | Steadier, cell: dict[str, Any], cells: Cells, larger: bool) -> _Change | Finding:
+    """How a cell changes along `across`: the largest mean against the smallest, or the first against the worst of the
+    others (a gain is no change). A Finding says what was not run."""
+    ((label, values),) = claim.across.items()
     found: list[Entry] = []
     for value in values:
-        entry = cells.find({**cell, label: value}, says)
+        entry = cells.find({**cell, label: value}, claim.says)
         absent = missing(({**cell, label: value}, entry))
         if absent or entry is None:
-            return absent
+            return absent or Finding(NOT_MET)
         found.append(entry)
     levels = [level(entry, larger) for entry in found]
     low, high = levels.index(min(levels)), levels.index(max(levels))
-    size = levels[high] - levels[low] if math.isfinite(levels[high]) and math.isfinite(levels[low]) else math.inf
-    if size == math.inf and levels[high] == levels[low]:
-        size = math.inf  # all diverged: nothing is steady about that
-    ratio = levels[high] / levels[low] if levels[low] > 0 and math.isfinite(size) else math.inf
+    if claim.loss:
+        others = levels[1:]
+        worst = levels.index(min(others) if larger else max(others), 1)
+        low, high = (worst, 0) if larger else (0, worst)
+    finite = all(math.isfinite(levels[place]) for place in (low, high))
+    size = max(0.0, levels[high] - levels[low]) if finite else math.inf
+    ratio = max(1.0, levels[high] / levels[low]) if finite and levels[low] > 0 else math.inf
     words = ", ".join(f"{told(entry)} at {label}={plain(value)}" for value, entry in zip(values, found, strict=True))
     return _Change(size, ratio, combined([found[low], found[high]]), words)
 
@@ -48,11 +52,15 @@ def _check_across(across: dict[str, list[Any]], says: str) -> None:
 
 @dataclass
 class Steady(Claim):
-    """The largest mean along `across` is at most `within` above the smallest (or at most `factor` times it)."""
+    """The largest mean along `across` is at most `within` above the smallest (or at most `factor` times it).
+
+    With `loss`, only what is worse than at the first value of `across` counts; a gain is no loss.
+    """
 
     name: str = "steady"
     cell: dict[str, Any] = field(default_factory=dict)
     across: dict[str, list[Any]] = field(default_factory=dict)
+    loss: bool = False
     within: float | None = None
     factor: float | None = None
 
@@ -63,26 +71,27 @@ class Steady(Claim):
 
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
         """Look at the change of the mean over seeds."""
-        change = _change(self.cell, self.across, cells, self.says, larger_is_better)
+        change = _change(self, self.cell, cells, larger_is_better)
         if isinstance(change, Finding):
             return change
         if self.within is not None:
-            held, tolerance = change.size <= self.within, f"within {self.within:g}"
+            held, tolerance = at_most(change.size, self.within), f"within {self.within:g}"
         else:
-            held, tolerance = change.ratio <= (self.factor or 1.0), f"within a factor of {self.factor:g}"
-        why = f"{change.words}: a change of {number(change.size)}"
+            held, tolerance = at_most(change.ratio, self.factor or 1.0), f"within a factor of {self.factor:g}"
+        why = f"{change.words}: a {_noun(self)} of {number(change.size)}"
         ours = change.size if math.isfinite(change.size) else None
         return Finding(MET if held else NOT_MET, ours, change.error, tolerance, why)
 
 
 @dataclass
 class Steadier(Claim):
-    """The mean of `first` changes less along `across` than that of `second`."""
+    """The mean of `first` changes less along `across` than that of `second`; with `loss`, it loses less."""
 
     name: str = "steadier"
     first: dict[str, Any] = field(default_factory=dict)
     second: dict[str, Any] = field(default_factory=dict)
     across: dict[str, list[Any]] = field(default_factory=dict)
+    loss: bool = False
 
     def __post_init__(self) -> None:
         _check_across(self.across, self.says)
@@ -91,15 +100,20 @@ class Steadier(Claim):
 
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
         """Compare the two changes."""
-        first = _change(self.first, self.across, cells, self.says, larger_is_better)
-        second = _change(self.second, self.across, cells, self.says, larger_is_better)
-        for change in (first, second):
-            if isinstance(change, Finding):
-                return change
+        first = _change(self, self.first, cells, larger_is_better)
+        second = _change(self, self.second, cells, larger_is_better)
+        if isinstance(first, Finding):
+            return first
+        if isinstance(second, Finding):
+            return second
         gap = second.size - first.size if math.isfinite(first.size) else -math.inf
-        known = first.error is not None and second.error is not None
-        error = math.hypot(first.error, second.error) if known else None
-        why = f"a change of {number(first.size)} ({first.words}) against {number(second.size)} ({second.words})"
+        error = math.hypot(first.error, second.error) if first.error is not None and second.error is not None else None
+        noun = _noun(self)
+        why = f"a {noun} of {number(first.size)} ({first.words}) against {number(second.size)} ({second.words})"
+        why = weighed(why, gap, error) if math.isfinite(gap) else why
         ours = gap if math.isfinite(gap) else None
-        why += doubt(gap, error) if ours is not None else ""
-        return Finding(MET if gap > 0 else NOT_MET, ours, error, "a smaller change", why)
+        return Finding(MET if gap > 0 else NOT_MET, ours, error, f"a smaller {noun}", why)
+
+
+def _noun(claim: Steady | Steadier) -> str:
+    return "loss" if claim.loss else "change"

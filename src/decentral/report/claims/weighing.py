@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from decentral.report.claims.claim import NOT_RUN, Finding
+from decentral.report.claims.claim import NOT_RUN, WITHIN_NOISE, Finding
 from decentral.report.entries import Entry, plain
 
 
@@ -36,19 +36,26 @@ def combined(entries: list[Entry]) -> float | None:
     return None if any(error is None for error in errors) else math.hypot(*[error or 0.0 for error in errors])
 
 
-def doubt(difference: float, error: float | None) -> str:
-    """A remark where a difference is no larger than its uncertainty; '' where there is none."""
+def weighed(why: str, difference: float, error: float | None) -> str:
+    """`why`, with a remark where a difference is smaller than its standard error, or that one is not known."""
     if error is None:
-        return "; the spread over seeds is not known"
+        return f"{why}; the spread over seeds is not known"
     if abs(difference) < error:
-        return f"; smaller than the combined standard error of {number(error)}, so it may be chance"
-    return ""
+        return f"{WITHIN_NOISE}: {why}, with a standard error of {number(error)}"
+    return why
+
+
+def at_most(value: float, limit: float) -> bool:
+    """Whether a value is not above a limit, but for rounding."""
+    return value <= limit or math.isclose(value, limit, rel_tol=1e-9)
 
 
 def missing(*cells: tuple[Mapping[str, Any], Entry | None]) -> Finding | None:
-    """'not run' if one of the cells has no values."""
+    """'not run' if one of the cells has no values, or not all of those that it will have."""
     for wanted, entry in cells:
+        labels = ", ".join(f"{name}={plain(value)}" for name, value in wanted.items())
         if entry is None:
-            labels = ", ".join(f"{name}={plain(value)}" for name, value in wanted.items())
             return Finding(NOT_RUN, why=f"no run of {labels} has ended")
+        if entry.unfinished:
+            return Finding(NOT_RUN, why=f"{entry.unfinished} of {labels}")
     return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from decentral.report import style
 from decentral.report.figures.figure import Line, StudyFigure
+from decentral.report.published import paper
 from decentral.store.files import write_bytes
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 _DPI = 150
 _MARKERS_PER_LINE = 8
-_MOST_TICKS = 9
+_MOST_TICKS = 10
 _MOST_COLUMNS = 4
 _METHOD_LABELS = ("method", "algorithm", "algo")
 
@@ -109,9 +110,10 @@ def _columns(panels: int) -> int:
 
 def _subtitle(results: Results, seeds: int) -> str:
     """Which item of which paper, at which scale, over how many seeds."""
-    paper = {"relaysum": "RelaySum", "thesis": "Bohl's thesis"}.get(str(results.facts.get("paper")), "")
+    name = paper(str(results.facts.get("paper") or "")).short
     item = str(results.facts.get("item") or "")
-    parts = [f"{paper}, {item}".strip(", "), f"scale={results.scale}", f"{seeds} seed{'s' * (seeds != 1)}"]
+    scale = f"scale={results.scale}" + (" (changed)" if results.changes else "")
+    parts = [f"{name}, {item}".strip(", "), scale, f"{seeds} seed{'s' * (seeds != 1)}"]
     return "  \N{MIDDLE DOT}  ".join(part for part in parts if part)
 
 

@@ -50,14 +50,13 @@ class Scaling(StudyFigure):
 
     def published(self, results: Results) -> list[Line]:
         """The published numbers of the cells that are drawn."""
-        from decentral.report.published import numbers
+        from decentral.report.published import EXCLUDED, numbers
 
         spec = results.spec.published
         if spec is None or not results.comparable:
             return []
-        theirs = {
-            one.key: one.value for one in numbers(str(results.facts["paper"]), spec.item) if one.value is not None
-        }
+        known = numbers(str(results.facts["paper"]), spec.item)
+        theirs = {one.key: one.value for one in known if one.value is not None and one.kind != EXCLUDED}
         table = self.selected(results.values[results.values["chosen"]], results, (self.x,))
         table = table.assign(theirs=table["published"].map(theirs)).dropna(subset=["theirs"])
         found = []

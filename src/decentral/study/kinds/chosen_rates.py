@@ -39,6 +39,10 @@ class RateCell(TunedCell):
             common._replace(metric=EFFECTIVE, value=lr / dilution, published=""),
         ]
 
+    def wanted(self) -> int:
+        """A rate."""
+        return 1
+
     def curves(self) -> list[Curve]:
         """None."""
         return []

@@ -14,28 +14,22 @@ from decentral.registry import components
 from decentral.study.catalogue import typed
 from decentral.study.kinds.comparison_cell import Asked, TunedCell
 from decentral.study.measure import Measure
+from decentral.study.row import Row
 from decentral.study.study import Cell, Study
 
 
 @dataclass
-class Row:
+class ComparisonRow(Row):
     """A method of the comparison.
 
-    method, topology    as the table shows them
-    base                overrides of its runs
     lr                  where its search for a learning rate begins (or its rate, where nothing is tuned)
     lrs                 the same for single values of the first column, if they differ
-    published           'algorithm|topology' of its numbers in the published table
     only                columns that it is compared at, if not all: {alpha: [0.01]}
     worker              whose model counts in this row, if not `measure.worker`: another look at the same runs
     """
 
-    method: str = ""
-    topology: str = ""
-    base: list[str] = field(default_factory=list)
     lr: float | None = None
     lrs: list[float] = field(default_factory=list)
-    published: str = ""
     only: dict[str, list[Any]] = field(default_factory=dict)
     worker: str = ""
 
@@ -60,7 +54,7 @@ class Comparison(Study):
 
     name: str = "comparison"
     cell: ClassVar[type[TunedCell]] = TunedCell
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ComparisonRow] = field(default_factory=list)
     columns: dict[str, list[Any]] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
     tune: dict[str, Any] = field(default_factory=lambda: {"rule": "fixed"})
@@ -72,7 +66,13 @@ class Comparison(Study):
     setting: str = ""
     curves: list[str] = field(default_factory=list)
 
-    def cells(self, overrides: Sequence[str], results_dir: Path) -> list[Cell]:
+    def decided_keys(self) -> set[str]:
+        """Also the keys of the columns, and the learning rate where it is tuned."""
+        columns = {self.keys.get(label, label) for label in self.columns}
+        tuned = set() if self.tune.get("rule", "fixed") == "fixed" else {"lr"}
+        return super().decided_keys() | columns | tuned
+
+    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
         """Row by row, column by column."""
         rule = self._rule()
         settings = [(row, point) for row in self.rows for point in self._points(row)]
@@ -82,8 +82,10 @@ class Comparison(Study):
             rate = self._rate(row, point)
             lr = [f"lr={rate}"] if rate is not None and "lr" not in point else []
             commands.append([*self.base, *row.base, *lr, *columns, *overrides])
-        final = self._asked(commands)
-        tuning = self._asked([[*command, *self.tune_base] for command in commands]) if self.tune_base else final
+        final = _asked(commands, config_dir)
+        tuning = final
+        if self.tune_base:
+            tuning = _asked([[*command, *self.tune_base] for command in commands], config_dir)
         return [
             self.cell(
                 labels={"method": row.method, "topology": row.topology, **point},
@@ -97,10 +99,6 @@ class Comparison(Study):
             for (row, point), counting, searching in zip(settings, final, tuning, strict=True)
         ]
 
-    @staticmethod
-    def _asked(commands: list[list[str]]) -> list[Asked]:
-        return [Asked(*pair) for pair in zip(commands, compose_all(commands), strict=True)]
-
     def _rule(self) -> Any:
         values = dict(self.tune)
         rules, name = components("study.tuning"), values.pop("rule", "fixed")
@@ -108,11 +106,11 @@ class Comparison(Study):
             raise ConfigError(f"tune.rule={name} does not exist.{suggest(str(name), rules)}")
         return typed(rules[name], values, f"tune.rule={name}")
 
-    def _points(self, row: Row) -> list[dict[str, Any]]:
+    def _points(self, row: ComparisonRow) -> list[dict[str, Any]]:
         values = {label: row.only.get(label, listed) for label, listed in self.columns.items()}
         return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
 
-    def _rate(self, row: Row, point: dict[str, Any]) -> float | None:
+    def _rate(self, row: ComparisonRow, point: dict[str, Any]) -> float | None:
         if not row.lrs:
             return row.lr
         first = next(iter(self.columns), "")
@@ -120,5 +118,10 @@ class Comparison(Study):
             raise ConfigError(f"rows: {row.method} needs as many lrs as {first or 'the first column'} has values.")
         return row.lrs[self.columns[first].index(point[first])]
 
-    def _published(self, row: Row, point: dict[str, Any]) -> str:
+    def _published(self, row: ComparisonRow, point: dict[str, Any]) -> str:
         return f"{row.published}|{self.setting.format(**point)}" if row.published else ""
+
+
+def _asked(commands: list[list[str]], config_dir: str | None) -> list[Asked]:
+    configs = compose_all(commands, config_dir)
+    return [Asked(*pair, config_dir) for pair in zip(commands, configs, strict=True)]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import shlex
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.config import Config
-from decentral.launch.job import Job, TrainingRun
+from decentral.launch.job import Job, TrainingRun, run_command
 from decentral.store import Status
-from decentral.study.measure import Measure, Measured
+from decentral.study.measure import DAMAGED, Measure, Measured
 from decentral.study.study import Cell, Curve, Labels, Value
 from decentral.study.tuning.rule import Choice, Rule
 
@@ -24,13 +23,16 @@ class Asked(NamedTuple):
 
     overrides: list[str]
     config: Config
+    config_dir: str | None
+    """The user's folder of configurations."""
 
 
 @dataclass
 class TunedCell(Cell):
     """Tries rates as its rule wants on the seeds for tuning, then runs all seeds with the best one.
 
-    If a seed diverges with it, that rate does not count and the search goes on (`retreat: false`: it counts).
+    If a seed diverges with it, that rate does not count and the search goes on (`retreat: false`: it counts). A search
+    that comes upon a damaged run waits until that has been deleted and computed anew.
     """
 
     labels: Labels
@@ -64,12 +66,20 @@ class TunedCell(Cell):
                 found[job.id] = self._value(job, measured, job.id in final, at_edge)
         return list(found.values())
 
+    def remarks(self) -> list[str]:
+        """Why runs have no numbers."""
+        return [found.remark for found in self._measured.values() if found.remark]
+
+    def wanted(self) -> int:
+        """The seeds."""
+        return len(self.study.seeds)
+
     def curves(self) -> list[Curve]:
         """Of the chosen runs."""
         _, choice, _ = self._search()
         if choice is None or not self.study.curves:
             return []
-        done = [job for job in self._counting(choice.lr) if job.finished() is Status.done]
+        done = [job for job in self._counting(choice.lr) if self._status(job) == Status.done]
         return [
             curve
             for job in done
@@ -77,7 +87,10 @@ class TunedCell(Cell):
         ]
 
     def _search(self) -> tuple[list[TrainingRun], Choice | None, dict[float, float]]:
-        """The jobs that led to what is known, the choice if the search is over, and the scores so far."""
+        """The jobs that led to what is known, the choice if the search is over, and the scores so far.
+
+        Among the jobs are the runs that counted until their rate was given up.
+        """
         tried: dict[float, float] = {}
         jobs: list[TrainingRun] = []
         searches = True
@@ -97,6 +110,7 @@ class TunedCell(Cell):
                 return jobs, self._smallest(tried), tried
             if not searches or not self.study.retreat or not self._some_seed_diverged(choice.lr):
                 return jobs, choice, tried
+            jobs += [job for job in self._counting(choice.lr) if self._result(job) is not None]
             tried[choice.lr] = math.nan
 
     def _smallest(self, tried: dict[float, float]) -> Choice:
@@ -111,7 +125,7 @@ class TunedCell(Cell):
         if key not in self._made:
             asked = self.tuning if tuning else self.final
             config = dataclasses.replace(asked.config, lr=lr, seed=seed)
-            command = shlex.join(["decentral-run", *asked.overrides, f"lr={lr!r}", f"seed={seed}"])
+            command = run_command([*asked.overrides, f"lr={lr!r}", f"seed={seed}"], asked.config_dir)
             self._made[key] = TrainingRun(config, f"{self.title}, lr {lr:g}, seed {seed}", command=command)
         return self._made[key]
 
@@ -130,18 +144,21 @@ class TunedCell(Cell):
         return self._measured.get(job.id)
 
     def _score(self, jobs: list[TrainingRun]) -> float | None:
-        """Mean over the seeds; nan if one diverged; None if one is not finished."""
+        """Mean over the seeds; nan if one diverged; None if one is not finished or damaged: the search has to wait."""
         results = [self._result(job) for job in jobs]
-        if any(result is None for result in results):
+        known = [result for result in results if result is not None and result.status != DAMAGED]
+        if len(known) < len(results):
             return None
-        known = [result for result in results if result is not None]
-        if any(result.status is Status.diverged for result in known):
+        if any(result.status == Status.diverged for result in known):
             return math.nan
         return sum(self.measure.score(result.value) for result in known) / len(known)
 
     def _some_seed_diverged(self, lr: float) -> bool:
-        results = [self._result(job) for job in self._counting(lr)]
-        return any(result is not None and result.status is Status.diverged for result in results)
+        return any(self._status(job) == Status.diverged for job in self._counting(lr))
+
+    def _status(self, job: TrainingRun) -> str | None:
+        found = self._result(job)
+        return found.status if found is not None else None
 
     def _value(self, job: TrainingRun, found: Measured, chosen: bool, at_edge: bool) -> Value:
         return Value(
@@ -152,7 +169,7 @@ class TunedCell(Cell):
             lr=job.config.lr,
             chosen=chosen,
             at_edge=at_edge,
-            status=found.status.value,
+            status=found.status,
             worst=found.worst,
             mean=found.mean,
             averaged=found.averaged,

@@ -7,22 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from decentral.composition import compose_all
-from decentral.launch.job import Job, TrainingRun
+from decentral.launch.job import Job, TrainingRun, run_command
 from decentral.store import RunStore, Status, read_metrics
+from decentral.study.row import Row
 from decentral.study.study import Cell, Curve, Labels, Study, Value
 
 _METRIC = "mean squared error"
 _EVERY = 5  # steps between the points of the reference line
-
-
-@dataclass
-class EstimationRow:
-    """A method: as it is shown, its overrides, and 'algorithm|topology' of its published numbers."""
-
-    method: str = ""
-    topology: str = ""
-    base: list[str] = field(default_factory=list)
-    published: str = ""
 
 
 @dataclass
@@ -50,9 +41,7 @@ class EstimationCell(Cell):
                 metric=_METRIC,
                 seed=self.run.config.seed,
                 mean=errors[step],
-                published=f"{self.published}|{self.study.setting.format(n=self.n, step=step)}"
-                if self.published
-                else "",
+                published=self.key(step),
                 run=self.run.id,
                 wall_s=float(facts.get("wall_s", 0.0)) / len(self.study.at),
             )
@@ -71,7 +60,8 @@ class EstimationCell(Cell):
         """Workers."""
         return int(self.labels["num_workers"])
 
-    def _key(self, step: int) -> str:
+    def key(self, step: int) -> str:
+        """Of the published number after so many steps; '' if there is none."""
         return f"{self.published}|{self.study.setting.format(n=self.n, step=step)}" if self.published else ""
 
     def _errors(self) -> dict[int, float]:
@@ -113,20 +103,25 @@ class Estimation(Study):
     """
 
     name: str = "estimation"
-    rows: list[EstimationRow] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     num_workers: list[int] = field(default_factory=list)
     at: list[int] = field(default_factory=list)
     setting: str = ""
     reference: str = ""
 
-    def cells(self, overrides: Sequence[str], results_dir: Path) -> list[Cell]:
+    def decided_keys(self) -> set[str]:
+        """The numbers of workers; the seed of all runs is the user's, if he gives one."""
+        return (super().decided_keys() | {"num_workers"}) - {"seed"}
+
+    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
         """Row by row, then the reference."""
         points = [(row, n) for row in self.rows for n in self.num_workers]
         commands = [[*self.base, *row.base, f"num_workers={n}", *overrides] for row, n in points]
         cells: list[Cell] = []
-        for (row, n), config in zip(points, compose_all(commands), strict=True):
+        for (row, n), command, config in zip(points, commands, compose_all(commands, config_dir), strict=True):
             labels: Labels = {"method": row.method, "topology": row.topology, "num_workers": n, "after_steps": ""}
-            run = TrainingRun(config, f"{row.method}, {row.topology}, n {n}")
+            title = f"{row.method}, {row.topology}, n {n}"
+            run = TrainingRun(config, title, command=run_command(command, config_dir))
             cells.append(EstimationCell(labels, run, self, row.published))
         for n in self.num_workers if self.reference else []:
             labels = {"method": self.reference, "topology": "", "num_workers": n, "after_steps": ""}

@@ -8,28 +8,22 @@ from pathlib import Path
 
 from decentral.composition import compose_all
 from decentral.ensembles.facts import QUANTITIES, FactJob
-from decentral.ensembles.job import same
+from decentral.ensembles.job import check_losses, same
 from decentral.errors import ConfigError, suggest
 from decentral.launch.job import Job
+from decentral.study.row import Row
 from decentral.study.study import Cell, Labels, Study, Value
 
 
 @dataclass
-class FactRow:
-    """A quantity of a graph.
+class FactRow(Row):
+    """A quantity of a graph; here `published` is 'algorithm|topology|setting' with {n} in it.
 
-    method, topology    as the table shows them
     quantity            a key of ensembles.facts.QUANTITIES
-    base                overrides: algo, topology
-    published           'algorithm|topology|setting' with {n} in it
     num_workers         if they are not the study's
     """
 
-    method: str = ""
-    topology: str = ""
     quantity: str = ""
-    base: list[str] = field(default_factory=list)
-    published: str = ""
     num_workers: list[int] = field(default_factory=list)
 
 
@@ -64,13 +58,18 @@ class Facts(Study):
     num_workers: list[int] = field(default_factory=list)
     metric: str = ""
 
-    def cells(self, overrides: Sequence[str], results_dir: Path) -> list[Cell]:
+    def decided_keys(self) -> set[str]:
+        """Also the numbers of workers, and the rate, which is 1 where one is needed."""
+        return super().decided_keys() | {"num_workers", "lr"}
+
+    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
         """Row by row."""
-        configs = compose_all([[*self.base, *row.base, *overrides] for row in self.rows])
+        configs = compose_all([[*self.base, *row.base, *overrides] for row in self.rows], config_dir)
         cells: list[Cell] = []
         for row, config in zip(self.rows, configs, strict=True):
             if row.quantity not in QUANTITIES:
                 raise ConfigError(f"quantity={row.quantity} is unknown.{suggest(row.quantity, QUANTITIES)}")
+            check_losses(config)
             sizes = row.num_workers or self.num_workers
             config = replace(same(config, results_dir), num_workers=sizes[0])
             job = FactJob(config, f"{row.method}, {row.topology}", row.quantity, tuple(sizes))

@@ -15,26 +15,22 @@ from decentral.ensembles.search import Member, Search
 from decentral.errors import ConfigError, suggest
 from decentral.study.catalogue import typed
 from decentral.study.kinds.quadratics_cells import CourseCell, StepsCell
+from decentral.study.row import Row
 from decentral.study.study import Cell, Labels, Study
+
+_DECIDED = {"lr", "task.zeta2", "task.problem", "task.problem_seed"}
 
 
 @dataclass
-class QuadraticsRow:
+class QuadraticsRow(Row):
     """A method.
 
-    method, topology    as they are shown
-    base                overrides of its runs
     search              settings of its search that differ from the study's: {rule: plateau, start_lr: 100}
-    published           'algorithm|topology' of its published numbers
-    setting             how their setting is written, where it is not as in the study
+    setting             how the setting of its published numbers is written, where it is not as in the study
     num_workers         if they are not the study's
     """
 
-    method: str = ""
-    topology: str = ""
-    base: list[str] = field(default_factory=list)
     search: dict[str, Any] = field(default_factory=dict)
-    published: str = ""
     setting: str = ""
     num_workers: list[int] = field(default_factory=list)
 
@@ -72,13 +68,17 @@ class SearchStudy(Study):
     search: dict[str, Any] = field(default_factory=dict)
     setting: str = ""
 
-    def cells(self, overrides: Sequence[str], results_dir: Path) -> list[Cell]:
+    def decided_keys(self) -> set[str]:
+        """Also what tells the members of a search apart, their rates, and the numbers of workers."""
+        return super().decided_keys() | _DECIDED | {"num_workers"}
+
+    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
         """Row by row; the cells of a row with the same number of workers share their search."""
         points = [(row, n) for row in self.rows for n in row.num_workers or self.num_workers]
         commands = [[*self.base, *row.base, f"num_workers={n}", *overrides] for row, n in points]
         members = tuple(Member(seed, zeta2) for zeta2 in self.zeta2 for seed in self.seeds)
         cells: list[Cell] = []
-        for (row, n), config in zip(points, _checked(commands, overrides, results_dir), strict=True):
+        for (row, n), config in zip(points, _checked(commands, results_dir, config_dir), strict=True):
             name = f"{row.method}, {row.topology}, n {n}"
             search = Search(config, name, members, rule({**self.search, **row.search}))
             for zeta2 in self.zeta2:
@@ -115,12 +115,16 @@ class CourseStudy(Study):
     setting: str = ""
     curve_seeds: int = 0
 
-    def cells(self, overrides: Sequence[str], results_dir: Path) -> list[Cell]:
+    def decided_keys(self) -> set[str]:
+        """Also what tells the members of a search apart, and their rates."""
+        return super().decided_keys() | _DECIDED
+
+    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
         """Row by row; the cells of a row share their search."""
         if not len(self.zeta2) == len(self.steps) == len(self.every):
             raise ConfigError("zeta2, steps and every need the same number of values, one for each panel.")
         commands = [[*self.base, *row.base, *run, *overrides] for row in self.rows for run in ([], row.run)]
-        configs = _checked(commands, overrides, results_dir)
+        configs = _checked(commands, results_dir, config_dir)
         cells: list[Cell] = []
         for row, before, config in zip(self.rows, configs[::2], configs[1::2], strict=True):
             title = f"{row.method}, {row.topology}"
@@ -161,10 +165,10 @@ def rule(settings: dict[str, Any]) -> Rule:
     return typed(RULES[name], {key: value for key, value in settings.items() if key != "rule"}, "search")
 
 
-def _checked(commands: list[list[str]], overrides: Sequence[str], results_dir: Path) -> list[Config]:
-    configs = compose_all(commands)
+def _checked(commands: list[list[str]], results_dir: Path, config_dir: str | None) -> list[Config]:
+    configs = compose_all(commands, config_dir)
     for config in configs:
-        check(config, overrides)
+        check(config)
     return [same(config, results_dir) for config in configs]
 
 

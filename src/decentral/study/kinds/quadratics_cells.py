@@ -20,7 +20,7 @@ _SUBOPTIMALITY = "suboptimality"
 
 
 def steps_of(search: Search, zeta2: float, labels: Labels, published: str) -> list[Value]:
-    """A value for each member with this zeta2: the steps that its best rate takes."""
+    """A value for each member with this zeta2: the steps that its best rate takes; nan where no rate is good enough."""
     if search.finished() is None:
         return []
     tuned, wall_s = search.tuned(), search.wall_s() / len(search.members)
@@ -36,7 +36,7 @@ def steps_of(search: Search, zeta2: float, labels: Labels, published: str) -> li
                     seed=member.seed,
                     lr=found.lr if found else None,
                     at_edge=bool(found and found.at_edge),
-                    status="done" if found else "diverged",
+                    status="done" if found else "not reached",
                     published=published,
                     run=search.id,
                     wall_s=wall_s,

@@ -51,11 +51,11 @@ class Throughput(Study):
         if min(self.iterations, self.steps) < 1 or self.warm_up < 0:
             raise ConfigError(f"iterations={self.iterations} and steps={self.steps} have to be at least 1.")
 
-    def cells(self, overrides: Sequence[str], results_dir: Path) -> list[Cell]:
+    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
         """Row by row."""
         commands = [[*self.base, *base, *overrides] for base in (self.baseline, *(row.base for row in self.rows))]
-        baseline, *configs = compose_all(commands)
-        if baseline.processes == "auto":
+        baseline, *configs = compose_all(commands, config_dir)
+        if any(config.processes == "auto" for config in (baseline, *configs)):
             raise ConfigError("processes=auto cannot be used: how fast training is depends on it, give a number.")
         pace = Pace(self.warm_up, self.iterations, self.steps)
         found: list[Cell] = []

@@ -36,7 +36,8 @@ class PowersOfTwo(Rule):
         best = best_of(tried)
         if best is None:  # all diverged
             return [min(tried) / self.factor]
-        return [lr for lr in self._neighbours(best) if not _known(lr, tried)]
+        unknown = [lr for lr in self._neighbours(best) if not _known(lr, tried)]
+        return unknown[: self.at_most - len(tried)]
 
     def chosen(self, tried: Scores) -> Choice | None:
         """The best; at the edge if a neighbour of it was not tried."""
