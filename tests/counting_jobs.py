@@ -11,7 +11,7 @@ from pathlib import Path
 
 from decentral.errors import ConfigError
 from decentral.interrupt import Interrupt
-from decentral.launch.job import Job
+from decentral.launch.job import Demand, Job
 from decentral.store import RunStore, Status
 
 
@@ -22,6 +22,11 @@ class Counting(Job):
     folder: str
     steps: int = 10
     fate: str = "done"
+    alone: bool = False
+
+    @property
+    def demand(self) -> Demand:
+        return Demand(alone=self.alone)
 
     @property
     def id(self) -> str:

@@ -9,8 +9,9 @@ import pytest
 
 from configure import configure
 from counting_jobs import Counting
-from decentral.launch.elsewhere import died, newest_row, seen
-from decentral.launch.job import TrainingRun
+from decentral.config import dump
+from decentral.launch.elsewhere import carry_out, died, newest_row, seen
+from decentral.launch.job import Demand, TrainingRun
 from decentral.store import COLUMNS, RunStore, Status
 
 
@@ -35,6 +36,30 @@ def test_progress_is_read_from_the_newest_evaluation(tmp_path, limit, fraction):
     with RunStore.open(job.directory, job.id, "") as store:
         store.set_status(Status.running, step=200, epoch=20.0)
     assert seen(job, "slurm 1").fraction == 2 * fraction, "a checkpoint is news, too"
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_run_directory_that_another_process_writes_is_left_to_it(tmp_path, processes):
+    config = configure("task=quadratics", "num_workers=4", "steps=2", "progress=false")
+    config = replace(config, device="cpu", processes=processes, run_dir=str(tmp_path / "run"))
+    job = TrainingRun(config)
+    with RunStore.open(job.directory, job.id, dump(config)):
+        report = carry_out(job)
+    assert report.status is Status.running and "is being written by process" in report.reason
+    assert carry_out(job).status is Status.done
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:7", "auto"])
+def test_what_a_run_needs_does_not_depend_on_the_machine_that_asks(device):
+    config = replace(configure("task=quadratics"), device=device, processes="3")
+    assert TrainingRun(config).demand == Demand(3, device)
+
+
+def test_a_job_may_say_itself_how_far_it_is(tmp_path):
+    job = Counting(str(tmp_path))
+    with RunStore.open(job.directory, job.id, "") as store:
+        store.set_status(Status.running, fraction=0.25, text="21 trials")
+    assert seen(job, "slurm 1")[1:] == ("slurm 1", 0.25, "21 trials")
 
 
 def test_only_the_end_of_a_long_file_is_read_and_a_line_that_is_cut_short_does_no_harm(tmp_path):

@@ -59,7 +59,7 @@ def workers_of(process: subprocess.Popen) -> list[int]:
 def are_gone_soon(pids: list[int]) -> None:
     began = time.monotonic()
     while left := [pid for pid in pids if alive(pid)]:
-        assert time.monotonic() - began < 5, left  # it takes 0.1 s on an idle machine
+        assert time.monotonic() - began < 20, left  # it takes 0.1 s on an idle machine
         time.sleep(0.01)
 
 
@@ -101,7 +101,7 @@ def test_17_a_signal_writes_a_checkpoint_and_ends_the_run_within_seconds(tmp_pat
 
     meanwhile = Meanwhile(tmp_path / "run", tell)
     assert command(*ENDLESS, f"run_dir={tmp_path / 'run'}") == 130
-    assert time.monotonic() - told[0] < 5
+    assert time.monotonic() - told[0] < 15  # it takes 0.2 s on an idle machine
     assert meanwhile.nobody_is_left()
     facts = status(tmp_path / "run")
     assert facts["status"] == "interrupted" and facts["step"] == newest_checkpoint(tmp_path / "run") > 0
@@ -119,7 +119,7 @@ def test_17_the_second_ctrl_c_ends_at_once_what_the_first_one_could_not(tmp_path
 
     meanwhile = Meanwhile(tmp_path / "run", tell)
     assert command(*ENDLESS, f"run_dir={tmp_path / 'run'}") == 130
-    assert time.monotonic() - told[0] < 2
+    assert time.monotonic() - told[0] < 10  # the first one would wait 30 s for a checkpoint
     assert meanwhile.nobody_is_left()
     assert status(tmp_path / "run")["status"] == "interrupted"
 

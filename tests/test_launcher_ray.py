@@ -114,6 +114,11 @@ def test_an_interrupted_pool_lets_runs_write_a_checkpoint(pool, tmp_path):
     assert facts["status"] == "interrupted" and running.written == list(range(facts["step"]))
 
 
+def test_a_job_that_takes_times_is_refused(pool, tmp_path):
+    with pytest.raises(ConfigError, match="launcher=ray runs jobs side by side, but done at 1 takes times"):
+        pool.start(Counting(str(tmp_path), steps=1, alone=True))
+
+
 def test_a_cluster_that_is_not_there_is_named(monkeypatch):
     from decentral.launch import ray_pool
 

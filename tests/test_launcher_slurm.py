@@ -19,7 +19,7 @@ from decentral.errors import ConfigError
 from decentral.launch.job import TrainingRun
 from decentral.launch.pool import Ended, Pool
 from decentral.launchers.slurm import Slurm, Where
-from decentral.store import RunStore, read_metrics
+from decentral.store import RunStore, Status, read_metrics
 from decentral.store.files import read_json
 
 PATIENCE_S = 120.0
@@ -210,6 +210,33 @@ def all_ended_but(pool: Pool, left: int) -> Ended:
     until(lambda: ended.extend(pool.wait(1.0)) or ended)
     assert len(pool.look()) == left
     return ended[0]
+
+
+def test_a_job_that_takes_times_gets_its_node_to_itself_or_is_refused(tmp_path, slurm):
+    job, other = Counting(str(tmp_path), steps=1, alone=True), Counting(str(tmp_path), steps=2)
+    with Slurm().open(tmp_path) as pool:
+        for one in (job, other):
+            pool.start(one)
+        assert all_ended(pool, 2)[job.title].status == "done"
+    assert "#SBATCH --exclusive\n" in (slurm / "101.script").read_text()
+    assert "exclusive" not in (slurm / "102.script").read_text()
+    with replace(LOCAL).open(tmp_path) as pool, pytest.raises(ConfigError, match="done at 1 takes times and needs"):
+        pool.start(job)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"half", b"cdecentral.launch.elsewhere\nGone\n.", b"cno_such_module\nGone\n."]
+)
+def test_a_report_that_cannot_be_read_is_none_and_the_directory_tells(tmp_path, slurm, content):
+    job = Counting(str(tmp_path), steps=3)
+    with Slurm().open(tmp_path) as pool:
+        with holding(slurm):
+            pool.start(job)
+            with RunStore.open(job.directory, job.id, "") as store:
+                store.set_status(Status.done)
+            fake_slurm.scancel(slurm, "101")
+            (tmp_path / "submitted" / "101_0_result.pkl").write_bytes(content)
+        assert all_ended(pool)[job.title].status == "done"
 
 
 def test_there_are_no_more_jobs_than_allowed(tmp_path, slurm):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from decentral.errors import ConfigError
 from decentral.launch import scheduler
 from decentral.launch.board import Board, board
 from decentral.launch.job import Demand, Job
@@ -41,6 +42,7 @@ class Played(Launcher, Pool):
     attempts: dict[str, int] = field(default_factory=dict)
     on_wait: object = None
     interrupted: bool = False
+    shares_devices: bool = True
 
     def open(self, results_dir: Path) -> Pool:
         self.log.append("open")
@@ -151,6 +153,12 @@ def test_out_of_memory_is_tried_once_more_alone(toy):
     assert [ended.failure for ended in tally.failed] == ["out_of_memory"]
 
 
+def test_out_of_memory_is_final_where_a_job_had_its_devices_to_itself(toy):
+    tally, log = run([toy("a", "out_of_memory"), toy("b")], Played(shares_devices=False))
+    assert log == ["open", "a", "b", "close"]
+    assert [ended.failure for ended in tally.failed] == ["out_of_memory"] and len(tally.done) == 1
+
+
 def test_a_full_disk_stops_everything_and_says_what_to_do(toy):
     stream = io.StringIO()
     tally, log = run([toy("a", "disk_full"), *(toy(name) for name in "bcd")], shown=board("test", stream=stream))
@@ -168,6 +176,76 @@ def test_a_pool_that_cannot_start_a_job_fails_that_job_alone(toy):
 
     tally, _ = run([toy("a"), toy("b")], Broken())
     assert [ended.job.title for ended in tally.failed] == ["a"] and len(tally.done) == 1
+
+
+@dataclass(frozen=True)
+class Confused(Toy):
+    """Something goes wrong before it starts."""
+
+    wrong: str = ""
+
+    @property
+    def demand(self) -> Demand:
+        if self.wrong == "demand":
+            raise ConfigError("device=cuda needs a GPU.")
+        return super().demand
+
+    def finished(self) -> Status | None:
+        if self.wrong == "finished":
+            raise PermissionError(13, "Permission denied")
+        return super().finished()
+
+
+@pytest.mark.parametrize(("wrong", "failure"), [("demand", "refused"), ("finished", "error")])
+def test_a_job_that_does_not_know_what_it_needs_fails_alone(toy, wrong, failure):
+    jobs = [toy("a"), Confused(toy("b").folder, "b", wrong=wrong), toy("c")]
+
+    class Listed:
+        def pending(self):
+            return [job for job in jobs if not (job.directory / "status.json").exists()]
+
+    pool = Played(room=3)
+    tally = schedule(Listed(), pool, Path("unused"), Board())
+    assert pool.log == ["open", "a", "c", "close"] and len(tally.done) == 2
+    assert [(ended.job, ended.failure) for ended in tally.failed] == [(jobs[1], failure)]
+
+
+@pytest.mark.parametrize("says", ["no room", "refused"])
+def test_a_job_that_never_fits_is_refused_and_the_others_go_on(toy, says):
+    class Small(Played):
+        def has_room(self, job: Job) -> bool:
+            if job.demand.processes == 1:
+                return super().has_room(job)
+            if says == "refused":
+                raise ConfigError("processes=8 needs 8 GPUs, here is 1.")
+            return False
+
+    class Impatient(Board):
+        def waits(self, count: int) -> None:
+            raise AssertionError("nobody else is at it")
+
+    tally, log = run([toy("a", needs=Demand(8)), toy("b"), toy("c")], Small(room=1), Impatient())
+    assert log == ["open", "b", "c", "close"]
+    assert [(ended.job.title, ended.failure) for ended in tally.failed] == [("a", "refused")]
+
+
+@pytest.mark.parametrize("error", [ConfigError("line 3 is damaged."), ZeroDivisionError()])
+def test_a_source_that_breaks_lets_running_jobs_write_checkpoints_before_its_error_is_raised(toy, error):
+    first, second = toy("first"), toy("second")
+
+    class Broken:
+        def pending(self):
+            if first.finished():
+                raise error
+            return [first, second]
+
+    pool, stream = Played(), io.StringIO()
+    with pytest.raises(type(error)) as raised:
+        schedule(Broken(), pool, Path("unused"), board("study", stream=stream))
+    assert raised.value is error
+    assert pool.interrupted and pool.log == ["open", "first", "second", "close"] and not pool.running
+    assert "stopping, since it cannot be said what is left" in stream.getvalue()
+    assert "interrupted second" in stream.getvalue()
 
 
 def test_the_source_is_asked_again_after_every_job(toy):
@@ -246,6 +324,19 @@ def test_without_a_terminal_every_event_is_a_line(toy):
     words = [line.partition("] ")[2].split()[:2] for line in stream.getvalue().splitlines()]
     assert words == [["started", "a"], ["retrying", "a:"], ["started", "a"], ["done", "a"], ["started", "b"],
                      ["diverged", "b"]]  # fmt: skip
+
+
+def test_a_line_says_how_many_have_ended_of_those_that_are_known_so_far(toy):
+    first, later = toy("a"), [toy("b"), toy("c")]
+
+    class Search:
+        def pending(self):
+            return [job for job in (first, *(later if first.finished() else [])) if not job.finished()]
+
+    stream = io.StringIO()
+    schedule(Search(), Played(room=1), Path("unused"), board("study", stream=stream))
+    heads = [line.partition("] ")[0] for line in stream.getvalue().splitlines()]
+    assert heads == [f"[study: {words}" for words in ("0 of 1", "1 of 1", "1 of 3", "2 of 3", "2 of 3", "3 of 3")]
 
 
 def test_a_failure_line_says_which_job_why_where_its_log_is_and_how_to_run_it_again(toy):

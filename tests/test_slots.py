@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from decentral.errors import ConfigError
 from decentral.launch.job import Demand
 from decentral.launch.slots import Seat, Slots
 
@@ -92,11 +95,6 @@ def test_runs_that_were_just_started_count_as_large_as_the_largest_so_far():
     assert machine.start() is None, "6 GiB are free, but 4.4 of them are the second one's"
 
 
-def test_a_job_that_knows_its_memory_needs_no_measurement():
-    machine, known = Machine(), Demand(1, "cuda", 2 * GIB)
-    assert [machine.start(known) is not None for _ in range(3)] == [True, True, True]
-
-
 def test_the_memory_of_other_users_is_not_ours_to_give():
     machine = Machine()
     first = machine.start()
@@ -140,6 +138,29 @@ def test_the_emptiest_gpu_comes_first_and_a_certain_one_is_respected():
 def test_gpus_are_shared_out_between_jobs_that_leave_the_number_open():
     machine = Machine(gpus=4)
     assert [len(machine.slots.seat(Demand(None, "cuda"), waiting).gpus) for waiting in (1, 2, 9)] == [4, 2, 1]
+
+
+def test_auto_is_a_gpu_where_there_is_one():
+    assert Machine().slots.seat(Demand(1, "auto"), 1) == Seat(1, ("0",))
+    assert Slots(4).seat(Demand(1, "auto"), 1) == Seat(1)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "demand", "complaint"),
+    [
+        (1, Demand(8, "cuda"), "needs 8 GPUs, here is 1"),
+        (1, Demand(2, "auto"), "needs 2 GPUs, here is 1"),
+        (2, Demand(1, "cuda:3"), "device=cuda:3 is not there: this machine shows cuda:0 to cuda:1"),
+        (4, Demand(2, "cuda:3"), "processes=2 with device=cuda:3 needs 2 GPUs, here is 1"),
+        (0, Demand(None, "cuda"), "device=cuda needs a GPU, and this machine shows none"),
+    ],
+)
+def test_a_job_whose_gpus_are_not_there_is_refused_however_full_the_machine_is(gpus, demand, complaint):
+    machine = Machine(gpus)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=complaint):
+            machine.slots.seat(demand, 1)
+        machine.start(Demand(1, "cpu"))
 
 
 def test_a_gpu_is_measured_anew_when_runs_end():

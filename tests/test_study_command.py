@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -175,9 +176,45 @@ def test_a_failed_run_is_named_does_not_stop_the_others_and_is_tried_again(folde
     fault = '[{"rank": 0, "step": 5, "kind": "raise"}]'
     start = [sys.executable, "-m", "decentral.study.command", *arguments]
     environment = {"DECENTRAL_FAULTS": fault}
-    import os
 
     broken = subprocess.run(start, capture_output=True, text=True, env={**os.environ, **environment})
     assert broken.returncode == 1, broken.stdout
     assert "failed" in broken.stdout and "tries again" in broken.stdout
     assert subprocess.run(start, capture_output=True, text=True).returncode == 0
+
+
+def test_an_interrupted_start_without_the_runs_keeps_complete_results(folder: Path, tmp_path: Path):
+    import shutil
+
+    arguments = ["two", "--config-dir", str(folder), f"results_dir={tmp_path / 'r'}", "scale=smoke", "launcher.slots=1"]
+    assert study(*arguments, "progress=false") == 0
+    values = tmp_path / "r" / "mine" / "two" / "smoke" / "values.csv"
+    before = values.read_bytes()
+    shutil.rmtree(tmp_path / "r" / "runs")
+    start = [sys.executable, "-m", "decentral.study.command", *arguments]
+    fault = {**os.environ, "DECENTRAL_FAULTS": '[{"rank": 0, "step": 5, "kind": "raise"}]'}
+    broken = subprocess.run(start, capture_output=True, text=True, env=fault)
+    assert broken.returncode == 1 and "keeps its complete results" in broken.stdout
+    assert values.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("seeds: [1]", "seeds: [1, 1]", "a seed twice"),
+        ("seeds: [1]", "seeds: []", "nothing to run"),
+        ("method: D2, topology: ring, base: [algo=d2]", "method: D-PSGD, topology: ring, base: [algo=d2]", "two cells"),
+        ("paper: mine", "paper: ../mine", "has to be a word"),
+        ("format: scientific", "format: scientifc", "format"),
+        ("kind: comparison", "kind: [comparison]", "kind"),
+    ],
+)
+def test_a_study_with_a_mistake_in_it_is_refused_before_anything_starts(
+    before: str, after: str, said: str, folder: Path, tmp_path: Path, capsys
+):
+    assert before in STUDY
+    (folder / "study" / "wrong.yaml").write_text(STUDY.replace(before, after))
+    assert study("wrong", "--config-dir", folder, f"results_dir={tmp_path / 'results'}") == 2
+    complaint = capsys.readouterr().err
+    assert said in complaint and len(complaint.strip().splitlines()) == 1
+    assert not (tmp_path / "results").exists()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,9 +16,13 @@ from decentral.data.synthetic import Synthetic
 from decentral.errors import ConfigError
 from decentral.launch.job import Demand
 from decentral.launch.slots import Slots
-from decentral.store import Status
+from decentral.store import RunStore, Status
+from decentral.store.files import read_json
+from decentral.store.lines import LineFile
 from decentral.study import catalogue
 from decentral.study.kinds.throughput import IMAGES, RATIO
+from decentral.throughput import Pace, as_published
+from toy_jobs import wait_until
 
 SMALL = ["model=mlp", "num_workers=2", "batch_size=2", "data.image_size=8", "data.num_classes=4", "device=cpu"]
 
@@ -61,6 +69,82 @@ def test_two_processes_are_timed_together(tmp_path):
     assert job.carry_out() is Status.done
     check_values(cell)
     assert {line["processes"] for line in job.found()} == {2}
+    assert read_json(job.directory / "provenance.json")["processes"] == 2
+
+
+def test_the_device_of_the_machine_that_asks_is_no_part_of_the_question(tmp_path, monkeypatch):
+    def job(device: str):
+        return cells_of(tmp_path, f"device={device}")[0].jobs()[0]
+
+    with_gpu = []
+    for gpus in (0, 2):
+        monkeypatch.setattr("decentral.launch.devices.num_gpus", lambda gpus=gpus: gpus)
+        assert job("auto").demand == Demand(1, "auto", alone=True)
+        with_gpu.append(job("auto").id)
+    assert len(set(with_gpu)) == 1
+    assert job("cuda:1").id == job("cuda").id != job("cpu").id
+    placed = job("cuda:1").placed(1)
+    assert placed.config.device == "cuda" and placed.id == job("cuda:1").id, "it sees one GPU, whose number is 0"
+
+
+def test_times_of_two_devices_are_not_mixed(tmp_path):
+    (job,) = cells_of(tmp_path)[0].jobs()
+    job.directory.mkdir(parents=True)
+    line = '{"iteration": 0, "images_per_s": 1.0, "baseline_images_per_s": 2.0, "device": "NVIDIA TITAN Xp"}\n'
+    (job.directory / "iterations.jsonl").write_text(line)
+    (job.directory / "config.yaml").write_text(f"# run {job.id}\n")
+    with pytest.raises(ConfigError, match="has times of NVIDIA TITAN Xp, this is"):
+        job.carry_out()
+
+
+def test_one_process_shows_every_iteration_and_stops_after_one(tmp_path):
+    job = replace(cells_of(tmp_path)[0].jobs()[0], pace=Pace(0, 5, 1))
+    job.directory.mkdir(parents=True)
+    shown: list[tuple[float, str]] = []
+    with closing(LineFile(job.directory / job.lines)) as lines:
+        assert not job.work(lines, lambda: len(shown) == 2, lambda *words: shown.append(words))
+        assert shown == [(0.2, "iteration 1 of 5"), (0.4, "iteration 2 of 5")]
+        assert job.work(lines, lambda: False, lambda *words: None)
+    assert [line["iteration"] for line in job.found()] == [0, 1, 2, 3, 4]
+
+
+def test_several_processes_stop_after_an_iteration_and_what_they_have_done_is_shown(tmp_path, monkeypatch):
+    monkeypatch.setattr("decentral.throughput._FOLLOW_S", 0.05)
+    monkeypatch.setattr("decentral.ensembles.job._STATUS_EVERY_S", 0.0)
+    job = replace(cells_of(tmp_path, "processes=2")[0].jobs()[0], pace=Pace(0, 1_000_000, 1))
+
+    def stop_when_shown() -> None:
+        wait_until(lambda: (RunStore.peek(job.directory) or {}).get("text", "").startswith("iteration "))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop_when_shown)
+    thread.start()
+    assert job.carry_out() is Status.interrupted
+    thread.join()
+    assert [line["iteration"] for line in job.found()] == list(range(len(job.found())))
+
+
+def test_the_provenance_and_the_lines_say_on_what_it_was_measured(tmp_path, monkeypatch):
+    (job,) = cells_of(tmp_path, "processes=2")[0].jobs()
+    assert (job.provenance()["devices"], job.provenance()["processes"]) == (["cpu"], 2)
+    monkeypatch.setattr("decentral.launch.devices.num_gpus", lambda: 2)
+    facts = replace(job, config=replace(job.config, device="cuda")).provenance()
+    assert facts["devices"] == ["cuda:0", "cuda:1"]
+    assert facts["tf32"] is False and facts["cudnn_benchmark"] is True
+
+
+def test_a_gpu_computes_in_float32_and_cudnn_chooses_by_time():
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+
+    def settings() -> tuple[str, str, bool]:
+        return matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark
+
+    before = settings()
+    with as_published(torch.device("cpu")):
+        assert settings() == before
+    with as_published(torch.device("cuda")):
+        assert settings() == ("ieee", "ieee", True)
+    assert settings() == before
 
 
 def test_how_many_processes_there_are_is_part_of_the_question(tmp_path):

@@ -117,9 +117,13 @@ def check_directory(config: Config) -> None:
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
         RunStore.open(directory, configuration.run_id(config), configuration.dump(config)).close()
         return
-    parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     key = "run_dir" if config.run_dir else "results_dir"
-    value = getattr(config, key)
+    check_writable(key, getattr(config, key), directory)
+
+
+def check_writable(key: str, value: str, directory: Path) -> None:
+    """Refuse a folder, given as key=value, that cannot be created or written; creates nothing."""
+    parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
     if not parent.is_dir():
         raise ConfigError(f"{key}={value} cannot be created, because {parent} is a file: choose another folder.")
     if not os.access(parent, os.W_OK | os.X_OK):

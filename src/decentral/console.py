@@ -9,9 +9,13 @@ REFUSED, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def say(text: str) -> None:
-    """Text on stdout. Where nobody reads it any more (`| head`) or it has no room, the run does not suffer."""
+    """Text on stdout. Where nobody reads it any more (`| head`), or it cannot be shown, the run does not suffer."""
+    if sys.stdout is None:  # closed before the start
+        return
     try:
         print(text, flush=True)
+    except UnicodeEncodeError:  # a terminal that knows only ASCII
+        print(text.encode("ascii", "replace").decode(), flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from decentral.ensembles.job import Computation
 from decentral.ensembles.rules import Fastest, Outcome, Rule, Trial
+from decentral.store import Status
 from decentral.store.files import read_json, write_json
 from decentral.store.lines import LineFile
 
@@ -76,6 +77,10 @@ class Search(Computation):
         ]
         write_json(self.directory / "tuned.json", {"tuned": answers})
         return True
+
+    def finished(self) -> Status | None:
+        """Not without its answers: they are made again from the trials."""
+        return super().finished() if read_json(self.directory / "tuned.json") else None
 
     def tuned(self) -> dict[Member, Tuned]:
         """The answers of a finished search; a member is missing if no rate did it."""

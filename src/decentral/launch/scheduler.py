@@ -133,7 +133,7 @@ class _Work:
             elif self.stopping or not (self.wanted or self._stale):
                 return
             else:
-                if all(job.id in self._theirs for job in self.wanted):
+                if self.wanted and all(job.id in self._theirs for job in self.wanted):
                     self.board.waits(len(self.wanted))
                 time.sleep(_POLL_S)
 

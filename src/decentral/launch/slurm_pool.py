@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -170,8 +169,10 @@ class SlurmPool(Pool):
 
     def _report(self, active: _Active) -> Ended | None:
         """What the job left when it was over; None if there is nothing (yet)."""
+        from submitit.core.utils import pickle_load
+
         try:
-            kind, content = pickle.loads(self._report_path(active.number).read_bytes())
+            kind, content = pickle_load(self._report_path(active.number))
         except Exception:  # half written, or by another version of this program: then its directory tells
             return None
         if kind == "success" and isinstance(content, Report):

@@ -100,6 +100,8 @@ def gather(results_dir: Path) -> tuple[list[Item], list[str]]:
             runs.append(run)
     for run in sorted(runs, key=lambda one: _place(one.results.scale)):
         item = items.setdefault(run.results.study, _item_of(run.results))
+        if run.results.values.empty:  # nothing was finished: the next smaller scale says more
+            continue
         if run.results.original:
             item.runs[run.results.scale] = run
         else:

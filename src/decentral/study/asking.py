@@ -6,6 +6,7 @@ import dataclasses
 import fnmatch
 import hashlib
 import json
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -77,6 +78,8 @@ def _asked(name: str, scale: str, rest: list[str], config_dir: str | None) -> As
     study = catalogue.load(name, scale, config_dir, own)
     overrides = [word for word in rest if not word.startswith("study.")]
     _refuse_decided(name, study, overrides)
+    if not re.fullmatch(r"[\w-]+", study.paper):
+        raise ConfigError(f"study {name}: paper={study.paper!r} has to be a word, the name of a folder in results/.")
     results_dir, _ = catalogue.reserved(overrides, "results_dir")
     changed = sorted({*_changes(study, catalogue.load(name, scale, config_dir)), *filter(_matters, overrides)})
     suffix = f"-{hashlib.sha256(' '.join(changed).encode()).hexdigest()[:6]}" if changed else ""

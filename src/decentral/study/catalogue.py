@@ -67,7 +67,7 @@ def build(what: str, values: dict[str, Any]) -> Study:
     """A study from plain values; `kind` chooses its class."""
     values = dict(values)
     kind, kinds = values.pop("kind", None), components("study.kinds")
-    if kind not in kinds:
+    if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(f"study {what}: kind={kind} does not exist.{suggest(str(kind), kinds)}")
     return typed(kinds[kind], values, f"study {what}")
 
@@ -102,5 +102,9 @@ def _merged(model: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 def reserved(overrides: Sequence[str], key: str) -> tuple[str | None, list[str]]:
     """The last value given for `key`, and the overrides without it."""
-    given = [override.partition("=")[2] for override in overrides if override.startswith(f"{key}=")]
-    return (given[-1] if given else None), [o for o in overrides if not o.startswith(f"{key}=")]
+
+    def sets(override: str) -> bool:
+        return override.lstrip("+").startswith(f"{key}=")
+
+    given = [override.partition("=")[2].strip("'\"") for override in overrides if sets(override)]
+    return (given[-1] if given else None), [override for override in overrides if not sets(override)]

@@ -52,10 +52,10 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
     write_json(directory / "study.json", {**facts, **_described(study), "labels": labels, **counts})
 
 
-def refresh(study: Study, directory: Path) -> None:
+def refresh(study: Study, directory: Path, at_this_scale: list[str]) -> None:
     """Let study.json say what the study's file says now: captions, claims, tolerances, departures."""
     facts = read_facts(directory)
-    new = {**facts, **_described(study)}
+    new = {**facts, **_described(study), "at_this_scale": at_this_scale}
     if new != facts:
         write_json(directory / "study.json", new)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from decentral.cli import check_writable
 from decentral.composition import compose
 from decentral.config import Config
 from decentral.console import FAILED, INTERRUPTED, REFUSED, complain, say
@@ -82,7 +84,8 @@ def _one(asked: Asked, options: argparse.Namespace) -> int:
     parse(asked.study.report, asked.name)  # what is wrong with it should not come out in the end
     began = time.monotonic()
     config = compose(_for_this_machine(asked.overrides), asked.config_dir)
-    cells = asked.study.cells(asked.overrides, asked.results_dir, asked.config_dir)
+    check_writable("results_dir", config.results_dir, asked.results_dir)
+    cells = _cells(asked)
     if options.plan:
         say(plan_table(asked.name, asked.scale, cells))
         return 0
@@ -95,10 +98,25 @@ def _one(asked: Asked, options: argparse.Namespace) -> int:
     return carry_out(asked, cells, source, config, began)
 
 
+def _cells(asked: Asked) -> list[Cell]:
+    """The study's cells. Raises ConfigError if there is nothing to do, or something twice."""
+    cells = asked.study.cells(asked.overrides, asked.results_dir, asked.config_dir)
+    labels = [json.dumps(cell.labels, sort_keys=True) for cell in cells]
+    twice = next((one for one in labels if labels.count(one) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"study {asked.name} has two cells with the labels {twice}: give them different ones.")
+    seeds = list(getattr(asked.study, "seeds", []))
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"study {asked.name}: seeds={seeds} has a seed twice, which would count as two runs.")
+    if not any(cell.jobs() for cell in cells):
+        raise ConfigError(f"study {asked.name} has nothing to run: it needs rows, values in its columns, and seeds.")
+    return cells
+
+
 def _report_again(asked: Asked) -> int:
     """From the runs, if all of them are here, else from what was collected before."""
     try:
-        cells = asked.study.cells(asked.overrides, asked.results_dir, asked.config_dir)
+        cells = _cells(asked)
         source = Unfinished(cells)
         complete = not source.pending()
     except ConfigError:  # the data are not on this machine, say
@@ -138,7 +156,7 @@ def _collect(asked: Asked, cells: Sequence[Cell], source: Unfinished, began: flo
     """Write what is known, with its provenance."""
     from decentral.provenance import collect as provenance
 
-    source.pending()  # look again what is finished
+    left = source.pending()  # look again what is finished
     earlier = collect.read_facts(asked.directory)
     here = provenance([], 1)
     computed = tally is not None or not earlier
@@ -147,7 +165,6 @@ def _collect(asked: Asked, cells: Sequence[Cell], source: Unfinished, began: flo
         "scale": asked.scale,
         "command": asked.command,
         "changed": asked.changed,
-        "at_this_scale": catalogue.settings(asked.name, asked.scale, asked.config_dir),
         **{key: here[key] for key in ("git_commit", "git_dirty", "version", "python", "packages")},
         "host_cores": here["cores"],
         "started": earlier.get("started") or here["started"],
@@ -156,6 +173,10 @@ def _collect(asked: Asked, cells: Sequence[Cell], source: Unfinished, began: flo
         "failed": len(tally.failed) if tally is not None else 0,
     }
     facts = facts if computed else {**facts, **earlier}
+    facts["complete"] = not left
+    if left and earlier.get("complete"):
+        say(f"{asked.directory} keeps its complete results, of commit {str(earlier.get('git_commit'))[:12]}.")
+        return
     facts["digest"] = collect.digest(asked.definition, source.finished)
     collect.collect(asked.study, cells, asked.directory, facts)
     for remark in dict.fromkeys(remark for cell in cells for remark in cell.remarks()):
@@ -167,7 +188,8 @@ def _report(asked: Asked) -> int:
 
     if not (asked.directory / "values.csv").exists():
         raise ConfigError(f"{asked.directory} has no results yet: run {asked.command} first.")
-    collect.refresh(asked.study, asked.directory)
+    at_this_scale = catalogue.settings(asked.name, asked.scale, asked.config_dir)
+    collect.refresh(asked.study, asked.directory, at_this_scale)
     made = make(asked.directory)
     report_pages(asked.results_dir)
     say(made.summary())

@@ -88,7 +88,7 @@ class Measure:
         own = [value for worker, value in means.items() if isinstance(worker, int)]
         found: dict[Any, float] = {
             **means,
-            "worst": min(own) if self.larger_is_better else max(own),
+            "worst": math.nan if any(map(math.isnan, own)) else min(own) if self.larger_is_better else max(own),
             "mean": sum(own) / len(own),
         }
         wanted = int(self.worker) if self.worker.isdigit() else self.worker

@@ -47,5 +47,7 @@ class Order(Claim):
         why = f"{told(better)} against {told(worse)}"
         if math.isfinite(gap):
             ratio = f", {number(high / low)} times" if self.factor is not None and low > 0 else ""
-            why = weighed(f"{why}: a difference of {number(gap)}{ratio}", gap, error)
+            why += f": a difference of {number(gap)}{ratio}"
+            asks = self.factor is None or self.factor >= 1  # below 1, no difference at all is good enough
+            why = weighed(why, gap, error) if asks else why
         return Finding(MET if held else NOT_MET, gap if math.isfinite(gap) else None, error, tolerance, why)

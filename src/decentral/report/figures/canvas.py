@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _DPI = 150
 _MARKERS_PER_LINE = 8
 _MOST_TICKS = 10
+_LEAST_GAP = 0.05
+"""Between labels, as a part of the axis."""
 _MOST_COLUMNS = 4
 _METHOD_LABELS = ("method", "algorithm", "algo")
 
@@ -158,13 +160,23 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str) -> None
         ax.xaxis.set_minor_formatter(NullFormatter())
     places = sorted({x for line in lines if line.points for x in line.x})
     if 0 < len(places) <= _MOST_TICKS:
-        ax.xaxis.set_major_locator(FixedLocator(places))
+        ax.xaxis.set_major_locator(FixedLocator(_apart(places, figure.logx)))
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         ax.xaxis.set_minor_locator(NullLocator())
     if figure.ylim:
         ax.set_ylim(*figure.ylim)
     if figure.xlim:
         ax.set_xlim(*figure.xlim)
+
+
+def _apart(places: list[float], log: bool) -> list[float]:
+    """Those that are far enough from the next one to be labelled, from the last one on."""
+    at = [math.log(max(place, 1e-300)) if log else place for place in places]
+    kept: list[int] = []
+    for number in reversed(range(len(places))):
+        if not kept or at[kept[-1]] - at[number] > _LEAST_GAP * (at[-1] - at[0]):
+            kept.append(number)
+    return [places[number] for number in reversed(kept)]
 
 
 def _legend_entries(figure: StudyFigure, lines: list[Line], looks: Looks, published: bool) -> list[Line2D]:

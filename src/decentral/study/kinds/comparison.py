@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from decentral.composition import compose_all
 from decentral.errors import ConfigError, suggest
+from decentral.published import key as published_key
 from decentral.registry import components
 from decentral.study.catalogue import typed
 from decentral.study.kinds.comparison_cell import Asked, TunedCell
@@ -119,7 +120,7 @@ class Comparison(Study):
         return row.lrs[self.columns[first].index(point[first])]
 
     def _published(self, row: ComparisonRow, point: dict[str, Any]) -> str:
-        return f"{row.published}|{self.setting.format(**point)}" if row.published else ""
+        return published_key(row.published, self.setting, **point)
 
 
 def _asked(commands: list[list[str]], config_dir: str | None) -> list[Asked]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from decentral.composition import compose_all
 from decentral.launch.job import Job, TrainingRun, run_command
+from decentral.published import key as published_key
 from decentral.store import RunStore, Status, read_metrics
 from decentral.study.row import Row
 from decentral.study.study import Cell, Curve, Labels, Study, Value
@@ -62,7 +63,7 @@ class EstimationCell(Cell):
 
     def key(self, step: int) -> str:
         """Of the published number after so many steps; '' if there is none."""
-        return f"{self.published}|{self.study.setting.format(n=self.n, step=step)}" if self.published else ""
+        return published_key(self.published, self.study.setting, n=self.n, step=step)
 
     def _errors(self) -> dict[int, float]:
         """Step -> mean over the workers."""

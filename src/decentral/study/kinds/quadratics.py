@@ -13,6 +13,7 @@ from decentral.ensembles.job import check, same
 from decentral.ensembles.rules import RULES, Rule
 from decentral.ensembles.search import Member, Search
 from decentral.errors import ConfigError, suggest
+from decentral.published import key as published_key
 from decentral.study.catalogue import typed
 from decentral.study.kinds.quadratics_cells import CourseCell, StepsCell
 from decentral.study.row import Row
@@ -173,4 +174,4 @@ def _checked(commands: list[list[str]], results_dir: Path, config_dir: str | Non
 
 
 def _key(row: QuadraticsRow, setting: str, **values: Any) -> str:
-    return f"{row.published}|{(row.setting or setting).format(**values)}" if row.published else ""
+    return published_key(row.published, row.setting or setting, **values)

@@ -10,6 +10,7 @@ from pathlib import Path
 from decentral.composition import compose_all
 from decentral.errors import ConfigError
 from decentral.launch.job import Job
+from decentral.published import key as published_key
 from decentral.study.study import Cell, Labels, Study, Value
 from decentral.throughput import Pace
 from decentral.throughput import Throughput as TimedJob
@@ -61,7 +62,7 @@ class Throughput(Study):
         found: list[Cell] = []
         for row, config in zip(self.rows, configs, strict=True):
             job = TimedJob(config, f"{row.method}, {row.topology}", baseline, pace)
-            published = f"{row.published}|{self.setting}" if row.published else ""
+            published = published_key(row.published, self.setting)
             found.append(ThroughputCell({"method": row.method, "topology": row.topology}, job, published))
         return found
 
