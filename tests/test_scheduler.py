@@ -143,6 +143,14 @@ def test_what_would_end_the_same_way_again_is_not_tried_again(toy, how):
     assert len(tally.diverged) == (how == "diverged")
 
 
+def test_when_the_first_three_are_refused_for_one_reason_the_others_are_not_started(toy):
+    jobs = [toy(name, "refused") for name in "abcdef"]
+    tally, log = run(jobs, Played(room=1))
+    assert log == ["open", *"abc", "close"] and len(tally.failed) == 3
+    tally, log = run([toy("g"), *(toy(name, "refused") for name in "hijk")], Played(room=1))
+    assert log == ["open", *"ghijk", "close"], "one that was carried out shows that the reason is not the same for all"
+
+
 def test_out_of_memory_is_tried_once_more_alone(toy):
     pool = Played(room=2)
     tally, log = run([toy("a", "out_of_memory", "done"), *(toy(name) for name in "bcd")], pool)

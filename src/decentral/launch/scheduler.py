@@ -18,6 +18,7 @@ from decentral.launch.pool import Ended, Pool
 from decentral.launchers.launcher import Launcher
 from decentral.store import Status
 
+_ALIKE = 3  # so many refusals for one reason, and nothing else, are enough
 _POLL_S = 0.5
 _GRACE_S = 30.0  # for all jobs together to write a checkpoint
 
@@ -197,6 +198,13 @@ class _Work:
         self.board.ended(ended, again)
         if ended.failure == Failure.disk_full and not self.stopping:
             self._stop(pool, "the disk is full: no more runs are started. Free some space; the same command goes on")
+        elif self._all_refused_alike() and not self.stopping:
+            self._stop(pool, f"the first {_ALIKE} were refused for the same reason: the others are not started")
+
+    def _all_refused_alike(self) -> bool:
+        """Whether nothing but the same refusal has happened so far, several times: data that are missing, say."""
+        kinds = {(ended.failure, ended.reason) for ended in self.over.values()}
+        return len(self.over) >= _ALIKE and len(kinds) == 1 and kinds.pop()[0] == Failure.refused
 
     def _try_again(self, ended: Ended, shares_devices: bool) -> bool:
         job = ended.job
