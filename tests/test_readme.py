@@ -12,12 +12,16 @@ from PIL import Image
 
 from decentral.cli import main
 from decentral.composition import compose
+from decentral.study.asking import ask
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 COMMANDS = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("decentral-run ")]
 TABLE = [f"decentral-run {settings}" for settings in re.findall(r"^\| `(algo=\w[^`]*)` \|", README, re.M)]
 HELP = [command for command in COMMANDS if "--help" in command]
 RUNS = [command for command in [*COMMANDS, *TABLE] if command not in HELP]
+
+
+STUDIES = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("decentral-study ")]
 
 
 @pytest.fixture
@@ -65,3 +69,9 @@ def test_a_command_runs(command: str, folder: Path, capsys: pytest.CaptureFixtur
     runs = list(folder.glob("results/runs/*/status.json"))
     assert len(runs) == (6 if "lr=0.05,0.1,0.2" in arguments else 1)
     assert all('"status": "done"' in run.read_text() for run in runs)
+
+
+@pytest.mark.parametrize("command", [command for command in STUDIES if command != "decentral-study"])
+def test_a_study_of_the_readme_exists_and_takes_what_is_said(command: str) -> None:
+    words = [word for word in shlex.split(command)[1:] if not word.startswith("--")]
+    assert ask(words)
