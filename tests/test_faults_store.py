@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import random
 import re
-import resource
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -19,6 +17,7 @@ import pytest
 
 import decentral
 from decentral.store import RunStore, read_metrics
+from full_disk import files_limited_to
 from punisher import command, newest_checkpoint, same, status
 
 RUN = [
@@ -46,17 +45,6 @@ def stopped(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("DECENTRAL_FAULTS", '[{"rank": 0, "step": 130, "kind": "terminate"}]')
     assert command(*RUN, f"run_dir={tmp_path / 'run'}") == 130
     return tmp_path / "run"
-
-
-@contextmanager
-def files_limited_to(size: int) -> Iterator[None]:
-    """A stand-in for a full disk: the system writes what fits and then refuses."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize(

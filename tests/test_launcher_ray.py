@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +14,10 @@ from configure import configure
 from counting_jobs import Counting
 from decentral.errors import ConfigError
 from decentral.launch.job import TrainingRun
-from decentral.launch.pool import Ended, Pool
+from decentral.launch.pool import Pool
 from decentral.launchers.ray import Ray
 from decentral.store import RunStore, read_metrics
-
-PATIENCE_S = 120.0
+from waiting import all_ended, until
 
 
 @pytest.fixture(scope="module")
@@ -40,22 +38,6 @@ def pool(home) -> Iterator[Pool]:
         with Ray(address="local").open(Path("unused")) as pool:
             assert signal.getsignal(signal.SIGTERM) == handler
             yield pool
-
-
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.02)
-
-
-def all_ended(pool: Pool, count: int = 1) -> dict[str, Ended]:
-    deadline = time.monotonic() + PATIENCE_S
-    ended: list[Ended] = []
-    while len(ended) < count and time.monotonic() < deadline:
-        ended += pool.wait(1.0)
-    assert len(ended) == count and not pool.look()
-    return {one.job.title: one for one in ended}
 
 
 def test_runs_are_done_and_a_crash_takes_nothing_with_it(pool, tmp_path, start):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,8 +20,8 @@ from decentral.launch.pool import Ended, Pool
 from decentral.launchers.slurm import Slurm, Where
 from decentral.store import RunStore, Status, read_metrics
 from decentral.store.files import read_json
+from waiting import all_ended, until
 
-PATIENCE_S = 120.0
 LOCAL = Slurm(cluster=Where.local)
 
 
@@ -39,23 +38,6 @@ def slurm(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr("decentral.launch.slurm_clusters.SlurmCluster.every_s", 0.1)
     monkeypatch.setattr("decentral.launch.slurm_clusters.SlurmCluster.patience_s", 1.0)
     return jobs
-
-
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < deadline, "nothing happened"
-        time.sleep(0.02)
-
-
-def all_ended(pool: Pool, count: int = 1) -> dict[str, Ended]:
-    """What became of the jobs, by title."""
-    deadline = time.monotonic() + PATIENCE_S
-    ended: list[Ended] = []
-    while len(ended) < count and time.monotonic() < deadline:
-        ended += pool.wait(1.0)
-    assert len(ended) == count and not pool.look()
-    return {one.job.title: one for one in ended}
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import torch
 import decentral
 from decentral.errors import ConfigError
 from decentral.store import RunStore, Status, find_runs, read_metrics
+from full_disk import files_limited_to
 
 CONFIG = "alpha: 0.1\n"
 
@@ -47,17 +47,6 @@ def path(tmp_path: Path) -> Path:
 def store(path: Path) -> Iterator[RunStore]:
     with RunStore.open(path, "aaa", CONFIG) as store:
         yield store
-
-
-@contextmanager
-def files_limited_to(size: int) -> Iterator[None]:
-    """A stand-in for a full disk: the system writes what fits and then refuses."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextmanager

@@ -218,3 +218,15 @@ def test_a_study_with_a_mistake_in_it_is_refused_before_anything_starts(
     complaint = capsys.readouterr().err
     assert said in complaint and len(complaint.strip().splitlines()) == 1
     assert not (tmp_path / "results").exists()
+
+
+def test_what_is_computed_again_has_the_time_of_this_computation_alone(folder: Path, tmp_path: Path):
+    import shutil
+
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study(*arguments) == 0
+    path = tmp_path / "r" / "mine" / "two" / "smoke" / "study.json"
+    path.write_text(path.read_text().replace('"wall_s": ', '"wall_s": 9999'))
+    shutil.rmtree(tmp_path / "r" / "runs")
+    assert study(*arguments) == 0
+    assert json.loads(path.read_text())["wall_s"] < 9999

@@ -93,32 +93,29 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
+def punish(folder: Path, results: Path, moments: random.Random, kills: list[str]) -> None:
+    """Carry the study out to its end while processes are killed, until there have been enough kills."""
+    launcher = start(folder, results)
+    while launcher.poll() != 0:
+        if launcher.returncode is not None:
+            launcher = start(folder, results)
+        time.sleep(moments.uniform(0.3, 2.0))
+        kind = ("worker", "run", "launcher")[len(kills) % 3]
+        alive = victims(launcher.pid, kind) if launcher.poll() is None and len(kills) < KILLS else []
+        if alive:
+            os.kill(moments.choice(alive), signal.SIGKILL)
+            kills.append(kind)
+
+
 @pytest.mark.timeout(280)
 def test_a_study_that_is_killed_ten_times_ends_with_the_results_of_an_undisturbed_one(folder: Path, tmp_path: Path):
-    calm, punished = tmp_path / "calm", tmp_path / "punished"
+    calm = tmp_path / "calm"
     assert start(folder, calm).wait(120) == 0, calm.with_suffix(".log").read_text()
+    assert len(values(calm)) == 12
     seed = random.randrange(10**6)
     print(f"punisher's seed: {seed}")
-    moments = random.Random(seed)
-    launcher, kills, deadline = start(folder, punished), [], time.monotonic() + 200
-    while time.monotonic() < deadline:
-        time.sleep(moments.uniform(0.3, 2.0))
-        if launcher.poll() is not None:
-            if len(kills) >= KILLS or launcher.returncode == 0:
-                break
-            launcher = start(folder, punished)
-            continue
-        if len(kills) < KILLS:
-            kind = ("worker", "run", "launcher")[len(kills) % 3]
-            alive = victims(launcher.pid, kind)
-            if alive:
-                os.kill(moments.choice(alive), signal.SIGKILL)
-                kills.append(kind)
-    log = punished.with_suffix(".log").read_text()
-    while launcher.returncode not in (0, None):
-        launcher = start(folder, punished)
-        launcher.wait(120)
-    assert launcher.wait(120) == 0, log
-    assert len(kills) == KILLS, f"the study was over after {kills}"
-    assert values(punished) == values(calm)
-    assert len(values(punished)) == 12
+    moments, kills, number = random.Random(seed), [], 0
+    while len(kills) < KILLS:  # a fast machine is through before the tenth: then from the start
+        number += 1
+        punish(folder, tmp_path / f"punished{number}", moments, kills)
+        assert values(tmp_path / f"punished{number}") == values(calm)

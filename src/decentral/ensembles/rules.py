@@ -76,6 +76,16 @@ class Rule(ABC):
     def judge(self, step: int, errors: Sequence[float], best_step: int | None) -> Trial | None:
         """How a trial ends at this step (its lr left nan), or None if it goes on; `errors` are all seen up to here."""
 
+    def _ended(self, step: int, errors: Sequence[float], best_step: int | None, tolerance: float) -> Trial | None:
+        """Too late to be the best, failed, or on a plateau flatter than `tolerance`."""
+        if best_step is not None and step > 10 * best_step:
+            return Trial(math.nan, Outcome.late, step, errors[-1])
+        failed = _failed(step, errors, self.target)
+        if failed:
+            return failed
+        level = _plateau(errors, tolerance)
+        return None if level is None else Trial(math.nan, Outcome.plateau, step, level)
+
     def grid(self) -> list[int]:
         """The steps that are looked at."""
         top = math.log2(self.max_steps)
@@ -123,13 +133,7 @@ class Fastest(Rule):
         """See the class."""
         if errors[-1] < self.target:
             return Trial(math.nan, Outcome.reached, step, errors[-1])
-        if _is_late(step, best_step):
-            return Trial(math.nan, Outcome.late, step, errors[-1])
-        failed = _failed(step, errors, self.target)
-        if failed:
-            return failed
-        level = _plateau(errors, self.target / 10)
-        return None if level is None else Trial(math.nan, Outcome.plateau, step, level)
+        return self._ended(step, errors, best_step, self.target / 10)
 
 
 @dataclass(frozen=True)
@@ -163,20 +167,10 @@ class Plateau(Rule):
 
     def judge(self, step: int, errors: Sequence[float], best_step: int | None) -> Trial | None:
         """See the class."""
-        if _is_late(step, best_step):
-            return Trial(math.nan, Outcome.late, step, errors[-1])
-        failed = _failed(step, errors, self.target)
-        if failed:
-            return failed
-        level = _plateau(errors, self.target / 100)
-        return None if level is None else Trial(math.nan, Outcome.plateau, step, level)
+        return self._ended(step, errors, best_step, self.target / 100)
 
 
 RULES: dict[str, type[Rule]] = {"fastest": Fastest, "plateau": Plateau}
-
-
-def _is_late(step: int, best_step: int | None) -> bool:
-    return best_step is not None and step > 10 * best_step
 
 
 def _failed(step: int, errors: Sequence[float], may_rise_below: float) -> Trial | None:

@@ -43,9 +43,8 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
     labels = list(dict.fromkeys(label for cell in cells for label in cell.labels))
     _write_values(directory / "values.csv", labels, values)
     _write_curves(directory, labels, cells)
-    chosen = {value.run for value in values if value.run}
     counts = {
-        "jobs": len(chosen),
+        "jobs": len({value.run for value in values if value.run}),
         "diverged": len({value.run for value in values if value.status == "diverged"}),
         "wanted": {json.dumps(cell.labels, sort_keys=True): cell.wanted() for cell in cells if cell.wanted()},
     }

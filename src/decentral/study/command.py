@@ -160,6 +160,7 @@ def _collect(asked: Asked, cells: Sequence[Cell], source: Unfinished, began: flo
     earlier = collect.read_facts(asked.directory)
     here = provenance([], 1)
     computed = tally is not None or not earlier
+    before = {} if earlier.get("complete") else earlier  # of the same computation, interrupted
     facts = {
         "study": asked.name,
         "scale": asked.scale,
@@ -167,9 +168,9 @@ def _collect(asked: Asked, cells: Sequence[Cell], source: Unfinished, began: flo
         "changed": asked.changed,
         **{key: here[key] for key in ("git_commit", "git_dirty", "version", "python", "packages")},
         "host_cores": here["cores"],
-        "started": earlier.get("started") or here["started"],
+        "started": before.get("started") or here["started"],
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-        "wall_s": round(earlier.get("wall_s", 0.0) + time.monotonic() - began, 1),
+        "wall_s": round(before.get("wall_s", 0.0) + time.monotonic() - began, 1),
         "failed": len(tally.failed) if tally is not None else 0,
     }
     facts = facts if computed else {**facts, **earlier}

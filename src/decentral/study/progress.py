@@ -48,7 +48,7 @@ def plan_table(name: str, scale: str, cells: Sequence[Cell]) -> str:
 
     source = Unfinished(cells)
     left = source.pending()
-    done = [job for job in source.jobs.values() if job not in left and job.finished() is not None]
+    done = [source.jobs[id] for id in source.finished]
     lines = [] if len(cells) > _LISTED else [_cell_table(cells), ""]
     lines.append(
         f"{name} at scale={scale}: {len(cells)} cells, {len(source.jobs)} jobs known today ({len(done)} done, "
