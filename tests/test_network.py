@@ -13,6 +13,9 @@ from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.processes import ProcessNetwork, split_workers
 from decentral.network.rounds import Losses
+from decentral.network.settings import Carrier, NetworkSettings
+from decentral.network.transports.shared_memory import SharedMemory
+from decentral.network.transports.torch_distributed import TorchDistributed
 from decentral.registry import components
 from decentral.topology.schedule import Split
 from decentral.topology.topology import Topology
@@ -197,20 +200,23 @@ def relay_three_times(net: Network, x: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def over_processes(world: World, topology: Topology, n: int, tree: bool, x: Tensor, losses: Losses):
+def over_processes(world: World, topology: Topology, n: int, tree: bool, x: Tensor, losses: Losses, carrier: Carrier):
     """On every process: what the verbs give, and what was counted and really sent by those that send."""
-    net = ProcessNetwork(topology.schedule(n), losses, world.device)
+    net = ProcessNetwork(topology.schedule(n), losses, world.device, NetworkSettings(transport=carrier))
     found = use_every_verb(net, x) | (relay_three_times(net, x) if tree else {})
     sent = net.wire_bytes, net.wire_messages, net.bytes_sent, net.messages_sent
     mean = net.gather(net.mean(x[net.workers.start : net.workers.stop].clone()))
+    assert isinstance(net.transport, SharedMemory if carrier is Carrier.shared_memory else TorchDistributed)
+    net.close()
     return found | {"mean": mean}, sent, list(net.workers)
 
 
+@pytest.mark.parametrize("carrier", [Carrier.shared_memory, Carrier.torch])
 @pytest.mark.parametrize("processes", [2, 5])
 @pytest.mark.parametrize("drop_probability", [0.0, 0.3])
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_the_verbs_do_the_same_over_processes_and_send_what_they_count(
-    worlds, build, name, processes, drop_probability
+    worlds, build, name, processes, drop_probability, carrier
 ):
     topology, case, losses = build(name), TOPOLOGIES[name], Losses(drop_probability, seed=5)
     n = case.n if name in ("social", "hypercube") else 5
@@ -219,7 +225,7 @@ def test_the_verbs_do_the_same_over_processes_and_send_what_they_count(
     expected = use_every_verb(net, x) | (relay_three_times(net, x) if case.tree else {})
     counted = net.bytes_sent, net.messages_sent
     expected["mean"] = net.mean(x.clone())
-    answers = worlds(processes).call(over_processes, topology, n, case.tree, x, losses)
+    answers = worlds(processes).call(over_processes, topology, n, case.tree, x, losses, carrier)
     assert [worker for _, _, workers in answers for worker in workers] == list(range(n))
     for found, sent, _ in answers:
         assert sent[2:] == counted

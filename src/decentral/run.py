@@ -51,6 +51,11 @@ class Run:
     wall_s: float = 0.0
     rejected: list[str] = field(default_factory=list)
 
+    def close(self) -> None:
+        """Release what the problem and the network hold."""
+        self.problem.close()
+        self.net.close()
+
 
 def run(config: Config, world: World, directory: Path) -> Status:
     """Carry out a run, or what is left of it, together with the other processes of the world; the leader records it."""
@@ -67,7 +72,7 @@ def run(config: Config, world: World, directory: Path) -> Status:
             error.add_note(f"in step {assembled.oracle.t}")
             raise
         finally:
-            assembled.problem.close()
+            assembled.close()
 
 
 def assemble(config: Config, world: World) -> Run:
@@ -79,7 +84,7 @@ def assemble(config: Config, world: World) -> Run:
     if world.distributed:
         from decentral.network.processes import ProcessNetwork
 
-        net = ProcessNetwork(schedule, losses, world.device)
+        net = ProcessNetwork(schedule, losses, world.device, config.network)
     else:
         net = LocalNetwork(schedule, losses)
     problem = config.task.open(config, net.workers, world.device)

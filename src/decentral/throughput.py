@@ -169,7 +169,7 @@ def measure(
                 lines.append({"iteration": number, **speeds, **_where(world)})
                 _show(show, number + 1, pace)
         for run in (baseline_run, own_run):
-            run.run.problem.close()
+            run.run.close()
     return Status.done
 
 

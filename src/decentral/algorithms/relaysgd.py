@@ -111,10 +111,10 @@ class RelaySGD(Algorithm):
         n_i = 1 + net.collect_counts(c)  # [n, d]
         missing = net.n - n_i
         if self.fill is Fill.count:
-            return net.weigh(net.collect(m, s.x.copy_(y)), 1 / n_i)
+            return net.weigh(net.collect(m, y, out=s.x), 1 / n_i)
         if not missing.any():
-            return net.collect(m, s.x.copy_(y)).div_(net.n)
+            return net.collect(m, y, out=s.x, weight=1 / net.n)
         usual = s.x0 if net.reliable else s.x
         fill = {Fill.auto: usual, Fill.initial: s.x0, Fill.previous: s.x, Fill.own: y}[self.fill]
         x = net.weigh(s.x.copy_(fill), missing).add_(y)
-        return net.collect(m, x).div_(net.n)
+        return net.collect(m, x, weight=1 / net.n)

@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-_BLOCK_BYTES = 8 << 20  # of scratch memory on a CPU: smaller blocks cost more calls than the cache saves
+_BLOCK_BYTES = 4 << 20  # of a block of rows on a CPU: for smaller ones, calls cost more than the cache saves
 _BLOCK_BYTES_GPU = 1 << 28  # launching a kernel costs more than memory does
 
 
-def blocks(num_columns: int, num_rows: int, like: Tensor) -> Iterator[slice]:
-    """Slices of range(num_columns), such that `num_rows` rows of a slice fit into the scratch memory."""
+class Scratch:
+    """Memory for one block that is used again in every step."""
+
+    def __init__(self) -> None:
+        self._memory: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    def rows(self, like: Tensor, *shape: int) -> Tensor:
+        """A tensor of this shape, with whatever is in it; what was taken before is overwritten."""
+        key, size = (like.device, like.dtype), math.prod(shape)
+        if key not in self._memory or len(self._memory[key]) < size:
+            self._memory[key] = like.new_empty(size)
+        return self._memory[key][:size].view(shape)
+
+    def copy(self, block: Tensor) -> Tensor:
+        """The block as it is now."""
+        return self.rows(block, *block.shape).copy_(block)
+
+
+def block_size(num_rows: int, like: Tensor) -> int:
+    """How many columns of `num_rows` rows stay in the cache."""
     limit = _BLOCK_BYTES if like.device.type == "cpu" else _BLOCK_BYTES_GPU
-    size = max(256, limit // max(1, num_rows * like.element_size()))
+    return max(1024, limit // max(1, num_rows * like.element_size()))
+
+
+def blocks(num_columns: int, num_rows: int, like: Tensor) -> Iterator[slice]:
+    """Slices of range(num_columns), such that `num_rows` rows of a slice stay in the cache."""
+    size = block_size(num_rows, like)
     for start in range(0, num_columns, size):
         yield slice(start, min(start + size, num_columns))
 
 
+def side_by_side(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The same block of columns of all these rows [P'], block after block."""
+    size = block_size(len(rows), rows[0])
+    return zip(*(row.split(size) for row in rows), strict=True)
+
+
 def weighted_sum(terms: Sequence[tuple[Tensor, float]], out: Tensor) -> None:
-    """Write the sum of weight * row over the terms, in their order, to `out`, which is none of the rows."""
+    """Write the sum of weight * row over the terms, in order, to `out`, which is no row but possibly the first."""
     if not terms:
         out.zero_()
         return
@@ -30,46 +60,89 @@ def weighted_sum(terms: Sequence[tuple[Tensor, float]], out: Tensor) -> None:
         out.add_(row, alpha=weight)
 
 
-def mix(x: Tensor, rows: Sequence[Sequence[tuple[int, float]]], remote: dict[int, Tensor], first: int) -> None:
+def mix(
+    x: Tensor, rows: Sequence[Sequence[tuple[int, float]]], remote: dict[int, Tensor], first: int, scratch: Scratch
+) -> None:
     """x_i <- sum_j W_ij x_j in place, for the local rows x [k, ..., P'] and copies of remote rows [..., P'].
 
-    `rows[i]` lists (j, W_ij) with global j; the local rows are those of worker first, ..., first + k - 1. Scratch: one
-    block.
+    `rows[i]` lists (j, W_ij) with global j; the local rows are those of worker first, ..., first + k - 1. With d terms
+    a row takes 3 d - 1 passes, and 2 more if local rows are mixed with each other.
     """
     k = len(x)
-    lead = x.shape[1:-1].numel()
-    for columns in blocks(x.shape[-1], k * lead, x):
+    apart = all(j == first + i or j in remote for i, weights in enumerate(rows) for j, _ in weights)
+    ordered = [
+        sorted(weights, key=lambda term, i=i: term[0] != first + i) for i, weights in enumerate(rows)
+    ]  # own first
+    for columns in blocks(x.shape[-1], 2 * x[..., :1].numel(), x):
         block = x[..., columns]
-        before = block.clone()
-        for i, weights in enumerate(rows):
+        before = block if apart else scratch.copy(block)
+        for i, weights in enumerate(ordered):
             terms = [(before[j - first] if 0 <= j - first < k else remote[j][..., columns], w) for j, w in weights]
             weighted_sum(terms, out=block[i])
 
 
-def relay_from(y: Tensor, incoming: Sequence[Tensor], outgoing: Sequence[Tensor], rest: Tensor) -> None:
-    """outgoing_j <- y + the sum of all incoming messages but the j-th, by sums from both ends.
+def _own_first(weights: Sequence[tuple[int, float]], i: int) -> list[tuple[int, float]]:
+    return [term for term in weights if term[0] == i] + [term for term in weights if term[0] != i]
+
+
+def places(degree: int) -> list[int]:
+    """Where `relay_from` may write outgoing message j if it goes in place: over incoming message places[j]."""
+    if degree <= 2:
+        return list(range(degree))[::-1]
+    half = degree // 2
+    return places(half) + [half + place for place in places(degree - half)]
+
+
+def relay_from(
+    y: Tensor, incoming: Sequence[Tensor], outgoing: Sequence[Tensor], scratch: Sequence[Tensor] | Tensor
+) -> None:
+    """outgoing_j <- y + the sum of all incoming messages but the j-th, by halves: 3 d log2(d) passes for degree d.
 
     Nothing is ever subtracted: "everything minus what j sent" would keep an inf or nan of j's alive for ever.
-    `outgoing` and `rest` (scratch, one row) overlap no input.
+    Outgoing message j may lie where incoming message places(d)[j] is, or where y is if it is the only one. `scratch`
+    has `scratch_rows(d)` rows.
     """
-    degree = len(incoming)
-    outgoing[0].copy_(y)
-    for j in range(1, degree):
-        torch.add(outgoing[j - 1], incoming[j - 1], out=outgoing[j])
-    for j in range(degree - 2, -1, -1):
-        if j == degree - 2:
-            outgoing[j].add_(incoming[degree - 1])
-            continue
-        torch.add(incoming[j + 2] if j == degree - 3 else rest, incoming[j + 1], out=rest)
-        outgoing[j].add_(rest)
+    if len(incoming) == 1:
+        if outgoing[0].data_ptr() != y.data_ptr():
+            outgoing[0].copy_(y)
+    elif len(incoming) == 2:
+        torch.add(y, incoming[1], out=outgoing[0])
+        torch.add(y, incoming[0], out=outgoing[1])
+    else:
+        half = len(incoming) // 2
+        left, right = incoming[:half], incoming[half:]
+        with_left = _sum(y, left, scratch[0])
+        with_right = _sum(y, right, outgoing[0] if half == 1 else scratch[1])
+        relay_from(with_right, left, outgoing[:half], scratch[2:])
+        relay_from(with_left, right, outgoing[half:], scratch[2:])
 
 
-def collect_into(x: Tensor, incoming: Sequence[Tensor]) -> None:
-    """Add the incoming messages to x, all rows [P']."""
-    for columns in blocks(x.shape[-1], 1, x):
-        block = x[columns]
-        for message in incoming:
-            block.add_(message[columns])
+def scratch_rows(degree: int) -> int:
+    """How many rows `relay_from` needs for so many messages."""
+    return 0 if degree <= 2 else 2 + scratch_rows(degree - degree // 2)
+
+
+def _sum(y: Tensor, messages: Sequence[Tensor], out: Tensor) -> Tensor:
+    """y + the sum of the messages. `out` may be where none of them is."""
+    torch.add(y, messages[0], out=out)
+    for message in messages[1:]:
+        out.add_(message)
+    return out
+
+
+def collect_into(y: Tensor, incoming: Sequence[Tensor], out: Tensor, weight: float) -> None:
+    """out <- weight (y + the sum of the incoming messages), all rows [P']; out may be y."""
+    for source, target, *messages in side_by_side(y, out, *incoming):
+        total = _sum(source, messages, target)
+        if weight != 1:
+            total.mul_(weight)
+
+
+def total_rows(x: Tensor) -> None:
+    """x_0 <- sum_i x_i, in place."""
+    for columns in blocks(x.shape[-1], len(x), x):
+        for row in x[1:, ..., columns]:
+            x[0, ..., columns].add_(row)
 
 
 def average_rows(x: Tensor) -> None:

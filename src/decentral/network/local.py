@@ -34,7 +34,7 @@ class LocalNetwork(Network):
                 x[..., piece] = gathered.mix(x[..., piece], table)
             return x
         for piece, weights in zip(pieces, rows, strict=True):
-            kernels.mix(x[..., piece], weights, {}, 0)
+            kernels.mix(x[..., piece], weights, {}, 0, self.scratch)
         return x
 
     def _mixing_tables(self, round: int, lazy: bool) -> list[tuple[Tensor, Tensor]]:
@@ -54,20 +54,13 @@ class LocalNetwork(Network):
         pieces, reverse = self.schedule.slices(y.shape[-1]), self.links.reverse.tolist()
         if gathered.small(m, 8):  # relaying gathers more than once what it writes
             return self._relay_table(y.shape[-1]).relay(y, m)
-        scratch = m.new_empty(0)
-        for columns in kernels.blocks(m.shape[-1], len(m) + 1, m):
-            before = m[:, columns].clone()
-            if scratch.shape != before[0].shape:
-                scratch = before.new_empty(before.shape[1])
+        for columns in kernels.blocks(m.shape[-1], 2 * len(m), m):
+            before = self.scratch.copy(m[:, columns])
             for i, h, edges in self.local_stars:
                 source = y[i, pieces[h]][columns]
                 width = len(source)
-                kernels.relay_from(
-                    source,
-                    [before[e, :width] for e in edges],
-                    [m[reverse[e], columns][:width] for e in edges],
-                    scratch[:width],
-                )
+                incoming = [before[e, :width] for e in edges]
+                self._relay_block(source, incoming, [m[reverse[e], columns][:width] for e in edges])
         return m
 
     def _relay_table(self, num_coordinates: int) -> gathered.RelayTable:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -36,6 +37,8 @@ class Network(ABC):
         self.reliable = losses.probability == 0
         self.bytes_sent = 0
         self.messages_sent = 0
+        self.scratch = kernels.Scratch()
+        self._relay_scratch = kernels.Scratch()
         self._ones = torch.ones(self.n, schedule.num_pieces, dtype=torch.float64)
 
     # -- verbs that communicate ----------------------------------------------------------------------------------------
@@ -70,13 +73,18 @@ class Network(ABC):
 
     # -- local arithmetic ----------------------------------------------------------------------------------------------
 
-    def collect(self, m: Tensor, x: Tensor) -> Tensor:
-        """x_i <- x_i + sum_{j in N_i} m_{j->i}: [E, ceil(P / d)], [k, P] -> [k, P]."""
-        pieces, widths = self.schedule.slices(x.shape[-1]), self.piece_widths(x.shape[-1])
-        if gathered.small(m, 1):
-            return gathered.collect(m, x, pieces, self._local_nodes)
+    def collect(self, m: Tensor, y: Tensor, out: Tensor | None = None, weight: float = 1.0) -> Tensor:
+        """x_i <- weight (y_i + sum_{j in N_i} m_{j->i}): [E, ceil(P / d)], [k, P] -> [k, P], in y's memory or in `out`.
+
+        3 passes over memory for each message, and 2 in the cache for the weight.
+        """
+        pieces, widths = self.schedule.slices(y.shape[-1]), self.piece_widths(y.shape[-1])
+        x = y if out is None else out
+        if gathered.small(m, 1) or not len(m):
+            x = y if out is None else out.copy_(y)
+            return (gathered.collect(m, x, pieces, self._local_nodes) if len(m) else x).mul_(weight)
         for i, h, edges in self.local_stars:
-            kernels.collect_into(x[i, pieces[h]], [m[e, : widths[h]] for e in edges])
+            kernels.collect_into(y[i, pieces[h]], [m[e, : widths[h]] for e in edges], x[i, pieces[h]], weight)
         return x
 
     def weigh(self, x: Tensor, a: Tensor) -> Tensor:
@@ -145,6 +153,15 @@ class Network(ABC):
 
     @abstractmethod
     def _relay(self, y: Tensor, m: Tensor) -> Tensor: ...
+
+    def close(self) -> None:
+        """Release what is held; the network is not used afterwards."""
+        return None
+
+    def _relay_block(self, y: Tensor, incoming: Sequence[Tensor], outgoing: Sequence[Tensor]) -> None:
+        """`kernels.relay_from` with scratch memory."""
+        rows = kernels.scratch_rows(len(incoming))
+        kernels.relay_from(y, incoming, outgoing, self._relay_scratch.rows(y, rows, len(y)) if rows else ())
 
     # -- layout --------------------------------------------------------------------------------------------------------
 

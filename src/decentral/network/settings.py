@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
 from decentral.errors import ConfigError
+
+
+class Carrier(Enum):
+    """What carries rows between processes: shared memory among those of one host, or torch.distributed."""
+
+    auto = "auto"
+    shared_memory = "shared_memory"
+    torch = "torch"
 
 
 @dataclass
@@ -14,10 +23,13 @@ class NetworkSettings:
     drop_probability    each directed message of each round and tree is lost with this probability, seeded by the run's
                         seed
     timeout_s           how long a process waits for another one before the run fails
+    transport           what carries rows between processes: shared_memory (all on one Linux host, on CPUs), torch
+                        (torch.distributed: gloo or nccl), or auto: shared memory wherever it can be
     """
 
     drop_probability: float = 0.0
     timeout_s: float = field(default=120.0, metadata={"volatile": True})
+    transport: Carrier = field(default=Carrier.auto, metadata={"volatile": True})
 
     def __post_init__(self) -> None:
         if not 0 <= self.drop_probability < 1:

@@ -1,0 +1,31 @@
+"""Which transport a group of processes gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from decentral.errors import ConfigError
+from decentral.network.settings import Carrier, NetworkSettings
+from decentral.network.transports.shared_memory import SharedMemory, possible
+from decentral.network.transports.torch_distributed import TorchDistributed
+from decentral.network.transports.transport import Transport
+
+
+def open_transport(settings: NetworkSettings, layout: Sequence[range], device: torch.device) -> Transport:
+    """The transport that `network.transport` asks for; all processes of the group call this at once.
+
+    `layout` are the workers of each process. Raises ConfigError if shared memory is asked for and cannot be had.
+    """
+    if settings.transport is Carrier.torch or (settings.transport is Carrier.auto and len(layout) == 1):
+        return TorchDistributed()
+    able = device.type == "cpu" and possible()
+    if able:
+        return SharedMemory(layout, settings.timeout_s)
+    if settings.transport is Carrier.shared_memory:
+        raise ConfigError(
+            "network.transport=shared_memory needs all processes of the run on one Linux host, in one container, and "
+            "on CPUs: use network.transport=auto."
+        )
+    return TorchDistributed()

@@ -1,0 +1,106 @@
+"""How the processes of a host tell each other that something is there: bytes on sockets, no barrier, no spinning."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+from enum import IntEnum
+
+import torch
+import torch.distributed as dist
+
+
+class Bell(IntEnum):
+    """What a byte says."""
+
+    ready = 1  # what you wait for can be read
+    done = 2  # what you gave has been read
+
+
+class Doorbells:
+    """One Unix socket between every two processes of the group; to be made by all of them at once.
+
+    Bells of a kind are counted, so one is never missed and never taken for another's. A process that has died closes
+    its sockets: whoever waits for it hears of that at once.
+
+    Raises ConnectionError, when waiting, if the other process is gone; TimeoutError if it does not ring in time.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.timeout_s = timeout_s
+        self._sockets: dict[int, socket.socket] = {}
+        self._heard = {bell: [0] * self.size for bell in Bell}
+        self._connect()
+
+    def ring(self, peer: int, bell: Bell) -> None:
+        """Tell `peer`."""
+        try:
+            self._sockets[peer].sendall(bytes([bell]))
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._gone(peer) from None
+
+    def wait(self, peer: int, bell: Bell, count: int) -> None:
+        """Until `peer` has rung `count` times since the group was made."""
+        heard = self._heard[bell]
+        while heard[peer] < count:
+            self._listen(peer)
+
+    def close(self) -> None:
+        """Hang up."""
+        for connection in self._sockets.values():
+            connection.close()
+        self._sockets.clear()
+
+    def _listen(self, peer: int) -> None:
+        try:
+            rung = self._sockets[peer].recv(256)
+        except TimeoutError:
+            raise TimeoutError(
+                f"timed out after {self.timeout_s:g} s of waiting for process {peer} of this run"
+            ) from None
+        except ConnectionResetError:
+            rung = b""
+        if not rung:
+            raise self._gone(peer)
+        for bell in Bell:
+            self._heard[bell][peer] += rung.count(bell)
+
+    def _connect(self) -> None:
+        """Everybody listens at an address of the kernel's choice, calls those before it, and hears those after it."""
+        token = secrets.token_bytes(16)
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as listening:
+            listening.settimeout(self.timeout_s)
+            listening.bind("")
+            listening.listen(self.size)
+            address = listening.getsockname()
+            known = [self._unpack(packed) for packed in _gathered(token + bytes([len(address)]) + address.ljust(64))]
+            for peer in range(self.rank):
+                connection = socket.socket(socket.AF_UNIX)
+                connection.settimeout(self.timeout_s)
+                connection.connect(known[peer][1])
+                connection.sendall(known[peer][0] + self.rank.to_bytes(4, "big"))
+                self._sockets[peer] = connection
+            while len(self._sockets) < self.size - 1:
+                connection, _ = listening.accept()
+                connection.settimeout(self.timeout_s)
+                greeting = connection.recv(20, socket.MSG_WAITALL)
+                if greeting[:16] == token:  # anybody on this host can call
+                    self._sockets[int.from_bytes(greeting[16:], "big")] = connection
+
+    @staticmethod
+    def _unpack(packed: bytes) -> tuple[bytes, bytes]:
+        return packed[:16], packed[17 : 17 + packed[16]]
+
+    @staticmethod
+    def _gone(peer: int) -> ConnectionError:
+        return ConnectionError(f"connection closed by process {peer} of this run")
+
+
+def _gathered(content: bytes) -> list[bytes]:
+    """What each process gives, of the same length on all of them."""
+    ours = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+    parts = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, ours)
+    return [bytes(part.tolist()) for part in parts]

@@ -1,0 +1,205 @@
+"""Rows that the processes of one host write into, and read from, each other's memory."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from decentral.network.transports.doorbells import Bell, Doorbells
+from decentral.network.transports.transport import CutLink, Row, Transport
+
+_MAILBOXES_KEPT = 8
+
+
+def possible() -> bool:
+    """Whether all processes of the group run on one Linux host and see each other; the same answer everywhere."""
+    ours = torch.tensor([_host()], dtype=torch.int64)
+    hosts = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
+    dist.all_gather(hosts, ours)
+    known = {int(host) for host in hosts}
+    return len(known) == 1 and 0 not in known
+
+
+def _host() -> int:
+    """A number for this host, container and user, or 0 where memory cannot be shared this way."""
+    import zlib
+
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read()
+        os.close(os.open(f"/proc/{os.getpid()}/fd", os.O_RDONLY))
+        os.close(os.memfd_create("decentral"))
+        return 1 + zlib.crc32(f"{boot} {os.stat('/proc/self/ns/pid').st_ino} {os.getuid()}".encode())
+    except (OSError, AttributeError):
+        return 0
+
+
+class Segments:
+    """One block of memory of each process, mapped by all of them; to be made by all of them at once.
+
+    The memory has no name: it is gone when the last process is, however that ends.
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
+        """`shapes[p]` is the shape of process p's tensor."""
+        sizes = [max(1, torch.Size(shape).numel()) * dtype.itemsize for shape in shapes]
+        rank = dist.get_rank()
+        own = os.memfd_create("decentral")
+        try:
+            os.ftruncate(own, sizes[rank])
+            place = torch.tensor([os.getpid(), own], dtype=torch.int64)
+            places = [torch.empty_like(place) for _ in shapes]
+            dist.all_gather(places, place)
+            self.tensors = []
+            for (pid, number), size, shape in zip((p.tolist() for p in places), sizes, shapes, strict=True):
+                self.tensors.append(_mapped(pid, number, size, shape, dtype))
+            dist.all_reduce(place)  # nobody closes what another has not opened yet
+        finally:
+            os.close(own)
+
+
+def _mapped(pid: int, number: int, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    opened = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+    try:
+        memory = mmap.mmap(opened, size)
+    finally:
+        os.close(opened)
+    return torch.frombuffer(memory, dtype=dtype)[: torch.Size(shape).numel()].view(shape)
+
+
+@dataclass
+class _Board:
+    """Where every process shows rows to others, and how often each reader has to be done before ours may change."""
+
+    rows: list[Tensor]  # by process: [k_p, ..., P]
+    readers: dict[int, int]
+
+
+class SharedMemory(Transport):
+    """Nobody copies more than once: a row that others need is shown once, whatever their number, and read in place; a
+    message is written where its receiver keeps it.
+
+    Takes memory for the rows that are shown, and for the messages of two rounds. `layout` are the workers of each
+    process.
+    """
+
+    def __init__(self, layout: Sequence[range], timeout_s: float) -> None:
+        super().__init__()
+        self.layout, self.rank = layout, dist.get_rank()
+        self.bells = Doorbells(timeout_s)
+        self.others = [p for p in range(len(layout)) if p != self.rank]
+        self._shown, self._awaited = [0] * len(layout), [0] * len(layout)  # to and from each process
+        self._boards: dict[tuple[object, ...], _Board] = {}
+        self._owners: list[int] = []
+        self._mailboxes: list[list[Tensor]] = []  # by process: [2, E_p, W]
+        self._totals: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor]]] = {}
+
+    def share(self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row]) -> list[Tensor]:
+        """See `Transport`."""
+        board = self._board(x)
+        for peer, count in board.readers.items():
+            self.bells.wait(peer, Bell.done, count)
+        own = board.rows[self.rank]
+        for worker, piece in dict.fromkeys((row.worker, row.piece) for row in sends):
+            own[worker][..., pieces[piece]].copy_(x[worker][..., pieces[piece]])
+        for row in sends:
+            self._count(x[row.worker][..., pieces[row.piece]])
+        readers = sorted({row.peer for row in sends})
+        for peer in readers:
+            self._shown[peer] += 1
+        board.readers = {peer: self._shown[peer] for peer in readers}
+        self._owners = sorted({row.peer for row in receives})
+        self._tell(readers, self._owners)
+        return [
+            board.rows[row.peer][row.worker - self.layout[row.peer].start][..., pieces[row.piece]] for row in receives
+        ]
+
+    def release(self) -> None:
+        """See `Transport`."""
+        for peer in self._owners:
+            self.bells.ring(peer, Bell.done)
+        self._owners = []
+
+    def open(self, m: Tensor, links: Sequence[CutLink]) -> tuple[Tensor, list[Tensor | None]]:
+        """See `Transport`. The messages of two rounds take turns in the memory.
+
+        A process has read those of the round before last when its messages of the last round arrive: links have two
+        directions.
+        """
+        boxes, turn = self._mailbox(m)
+        return boxes[self.rank][turn], [boxes[link.peer][turn][link.back, : link.width] for link in links]
+
+    def deliver(self, links: Sequence[CutLink], outgoing: Sequence[Tensor]) -> None:
+        """See `Transport`."""
+        for message in outgoing:
+            self._count(message)
+        peers = sorted({link.peer for link in links})
+        self._tell(peers, peers)
+
+    def total(self, x: Tensor, factor: float) -> Tensor:
+        """See `Transport`: everybody shows its row, adds up its share of the columns, and shows that."""
+        row = x.view(-1)
+        terms, sums = self._total(row)
+        terms[self.rank].copy_(row)
+        self._tell(self.others, self.others)
+        bounds = [len(row) * p // len(self.layout) for p in range(len(self.layout) + 1)]
+        shares = [slice(*bound) for bound in pairwise(bounds)]
+        ours, mine = shares[self.rank], sums[self.rank]
+        torch.add(terms[0][ours], terms[1][ours], out=mine[: ours.stop - ours.start])
+        for term in terms[2:]:
+            mine[: ours.stop - ours.start].add_(term[ours])
+        self._tell(self.others, self.others)
+        for share, part in zip(shares, sums, strict=True):
+            torch.mul(part[: share.stop - share.start], factor, out=row[share])
+        return x
+
+    def close(self) -> None:
+        """Hang up and let go of the memory."""
+        self.bells.close()
+        self._boards.clear()
+        self._mailboxes.clear()
+        self._totals.clear()
+
+    def _tell(self, readers: Sequence[int], writers: Sequence[int]) -> None:
+        """Say that what was written is there, and wait for what others write."""
+        for peer in readers:
+            self.bells.ring(peer, Bell.ready)
+        for peer in writers:
+            self._awaited[peer] += 1
+            self.bells.wait(peer, Bell.ready, self._awaited[peer])
+
+    def _board(self, x: Tensor) -> _Board:
+        key = x.shape[1:], x.dtype
+        if key not in self._boards:
+            shapes = [(len(workers), *x.shape[1:]) for workers in self.layout]
+            self._boards[key] = _Board(Segments(shapes, x.dtype).tensors, {})
+        return self._boards[key]
+
+    def _mailbox(self, m: Tensor) -> tuple[list[Tensor], int]:
+        """The mailboxes in one half of which m lies, and the number of the other half; new ones for any other m."""
+        for boxes in self._mailboxes:
+            for half in (0, 1):
+                if boxes[self.rank][half].data_ptr() == m.data_ptr():
+                    return boxes, 1 - half
+        counts = torch.zeros(len(self.layout), dtype=torch.int64)
+        counts[self.rank] = len(m)
+        dist.all_reduce(counts)
+        shapes = [(2, int(count), m.shape[1]) for count in counts]
+        self._mailboxes = [*self._mailboxes[1 - _MAILBOXES_KEPT :], Segments(shapes, m.dtype).tensors]
+        return self._mailboxes[-1], 0
+
+    def _total(self, row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        key = row.shape, row.dtype
+        if key not in self._totals:
+            size = len(self.layout)
+            share = -(-len(row) // size)
+            terms = Segments([(len(row),)] * size, row.dtype).tensors
+            self._totals[key] = terms, Segments([(share,)] * size, row.dtype).tensors
+        return self._totals[key]

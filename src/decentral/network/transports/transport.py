@@ -1,0 +1,74 @@
+"""The contract of a transport: rows and messages that cross between processes, in rounds that all take part in."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Row(NamedTuple):
+    """A piece of the row of worker `worker` on its way to, or from, process `peer`. Both ends number rows alike."""
+
+    worker: int
+    piece: int
+    peer: int
+    tag: int
+
+
+class CutLink(NamedTuple):
+    """A link into a local worker from one of `peer`'s, whose message is `width` numbers in row `row` of m.
+
+    The message that goes back is row `back` of the peer's m.
+    """
+
+    row: int
+    peer: int
+    back: int
+    width: int
+    tag: int  # of the message that comes
+    back_tag: int  # of the message that goes
+
+
+class Transport(ABC):
+    """Every process calls the same methods in the same order. `wire_bytes` and `wire_messages` count what it sends."""
+
+    def __init__(self) -> None:
+        self.wire_bytes = 0
+        self.wire_messages = 0
+
+    @abstractmethod
+    def share(self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row]) -> list[Tensor]:
+        """Send pieces of the local rows x [k, ..., P]; the received ones [..., P'], in order.
+
+        They are readable until `release`, before which x must not change.
+        """
+
+    @abstractmethod
+    def release(self) -> None:
+        """What the last `share` gave is not needed any more."""
+
+    @abstractmethod
+    def open(self, m: Tensor, links: Sequence[CutLink]) -> tuple[Tensor, list[Tensor | None]]:
+        """Begin a round of messages: new rows like m for those that will come, and where to write those that go.
+
+        None leaves the place to the caller: anywhere in the memory of m, which is donated, or of what is relayed.
+        """
+
+    @abstractmethod
+    def deliver(self, links: Sequence[CutLink], outgoing: Sequence[Tensor]) -> None:
+        """Send the messages, and wait for those that come: after this the rows that `open` gave are complete."""
+
+    @abstractmethod
+    def total(self, x: Tensor, factor: float) -> Tensor:
+        """x_p <- factor times the sum over processes q of x_q, for one row x [..., P] on each process; in place."""
+
+    def close(self) -> None:
+        """Release what is held."""
+        return None
+
+    def _count(self, row: Tensor) -> None:
+        self.wire_bytes += row.numel() * row.element_size()
+        self.wire_messages += 1
