@@ -12,7 +12,7 @@ from decentral.cli import carry_out as carry_out_command
 from decentral.composition import compose
 from decentral.evaluation import Evaluation, evaluate
 from decentral.network.local import LocalNetwork
-from decentral.network.processes import ProcessNetwork
+from decentral.network.processes import join
 from decentral.network.rounds import Losses
 from decentral.network.settings import NetworkSettings
 from decentral.store import RunStore
@@ -100,7 +100,7 @@ def test_a_single_worker_that_is_not_finite_is_divergence(poison):
 
 
 def over_processes(world: World) -> tuple[Evaluation, tuple[bool, ...]]:
-    net = ProcessNetwork(Ring().schedule(3), Losses(0.0, 0), world.device, NetworkSettings())
+    net = join(Ring().schedule(3), Losses(0.0, 0), world.device, world.rank, world.size, NetworkSettings())
     mine = slice(net.workers.start, net.workers.stop)
     found = evaluate(Coordinates(), MODELS[mine], net, LOSSES[mine], world.rank, world.size)
     return found, world.any(world.rank == 1, False)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
-from decentral.network.processes import ProcessNetwork, split_workers
+from decentral.network.processes import join, split_workers
 from decentral.network.rounds import Losses
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.transports.shared_memory import SharedMemory
@@ -202,7 +202,7 @@ def relay_three_times(net: Network, x: Tensor) -> dict[str, Tensor]:
 
 def over_processes(world: World, topology: Topology, n: int, tree: bool, x: Tensor, losses: Losses, carrier: Carrier):
     """On every process: what the verbs give, and what was counted and really sent by those that send."""
-    net = ProcessNetwork(topology.schedule(n), losses, world.device, NetworkSettings(transport=carrier))
+    net = join(topology.schedule(n), losses, world.device, world.rank, world.size, NetworkSettings(transport=carrier))
     found = use_every_verb(net, x) | (relay_three_times(net, x) if tree else {})
     sent = net.wire_bytes, net.wire_messages, net.bytes_sent, net.messages_sent
     mean = net.gather(net.mean(x[net.workers.start : net.workers.stop].clone()))

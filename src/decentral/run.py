@@ -82,9 +82,9 @@ def assemble(config: Config, world: World) -> Run:
     losses = Losses(config.network.drop_probability, config.seed)
     net: Network
     if world.distributed:
-        from decentral.network.processes import ProcessNetwork
+        from decentral.network.processes import join
 
-        net = ProcessNetwork(schedule, losses, world.device, config.network)
+        net = join(schedule, losses, world.device, world.rank, world.size, config.network)
     else:
         net = LocalNetwork(schedule, losses)
     problem = config.task.open(config, net.workers, world.device)

@@ -70,9 +70,7 @@ def mix(
     """
     k = len(x)
     apart = all(j == first + i or j in remote for i, weights in enumerate(rows) for j, _ in weights)
-    ordered = [
-        sorted(weights, key=lambda term, i=i: term[0] != first + i) for i, weights in enumerate(rows)
-    ]  # own first
+    ordered = [_own_first(weights, first + i) for i, weights in enumerate(rows)]
     for columns in blocks(x.shape[-1], 2 * x[..., :1].numel(), x):
         block = x[..., columns]
         before = block if apart else scratch.copy(block)

@@ -17,7 +17,7 @@ from decentral.network.network import Network
 from decentral.network.rounds import Losses
 from decentral.network.settings import NetworkSettings
 from decentral.network.transports.choose import open_transport
-from decentral.network.transports.transport import CutLink, Row
+from decentral.network.transports.transport import CutLink, Row, Transport
 from decentral.topology.schedule import Schedule
 
 Weights = Sequence[Sequence[tuple[int, float]]]
@@ -29,6 +29,14 @@ def split_workers(num_workers: int, num_processes: int) -> list[range]:
     size, larger = divmod(num_workers, num_processes)
     starts = [p * size + min(p, larger) for p in range(num_processes + 1)]
     return [range(a, b) for a, b in pairwise(starts)]
+
+
+def join(
+    schedule: Schedule, losses: Losses, device: torch.device, rank: int, size: int, settings: NetworkSettings
+) -> ProcessNetwork:
+    """The network of process `rank` of `size`; all of them call this at once. Raises ConfigError as `open_transport`."""
+    layout = split_workers(schedule.num_workers, size)
+    return ProcessNetwork(schedule, losses, device, rank, layout, open_transport(settings, layout, device))
 
 
 class _Crossings(NamedTuple):
@@ -51,13 +59,19 @@ class ProcessNetwork(Network):
     2 + 3 d, relaying 6 for d = 2 and 15 for d = 3, nothing for d = 1 where the row can be sent as it lies.
     """
 
-    def __init__(self, schedule: Schedule, losses: Losses, device: torch.device, settings: NetworkSettings) -> None:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        self.layout = split_workers(schedule.num_workers, size)
-        super().__init__(schedule, self.layout[rank], losses)
-        self.owner = [p for p, workers in enumerate(self.layout) for _ in workers]
-        self.rank, self.device = rank, device
-        self.transport = open_transport(settings, self.layout, device)
+    def __init__(
+        self,
+        schedule: Schedule,
+        losses: Losses,
+        device: torch.device,
+        rank: int,
+        layout: Sequence[range],
+        transport: Transport,
+    ) -> None:
+        """`layout` are the workers of each process, from `split_workers`; this is process `rank`."""
+        super().__init__(schedule, layout[rank], losses)
+        self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
+        self.owner = [p for p, workers in enumerate(layout) for _ in workers]
         self._crossings_of: dict[int, _Crossings] = {}
 
     @property
