@@ -112,7 +112,7 @@ class Piece:
 
 
 def pieces(
-    name: str, n: int, d: int, *, split: str = "interleaved", edges: Edges | None = None, root: int = 0
+    name: str, n: int, d: int, *, split: str = "contiguous", edges: Edges | None = None, root: int = 0
 ) -> list[Piece]:
     """A topology of the program. `edges` belongs to `file`; spanning trees are those of `social`."""
     everything = np.arange(d)

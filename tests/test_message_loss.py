@@ -23,14 +23,14 @@ RELIABLE = {"allreduce", "model_averaging", "local_sgd"}
 
 CASES = [
     Case("dpsgd", "ring", 5),
-    Case("dpsgd", "dbt", 6, place={"split": "contiguous"}),
+    Case("dpsgd", "dbt", 6, place={"split": "interleaved"}),
     Case("dpsgd", "one_peer_exponential", 6, {"mode": "awc"}),
     Case("relaysgd", "chain", 5),
     Case("relaysgd", "chain", 6, {"fill": "initial"}),
     Case("relaysgd", "bt", 8, {"fill": "previous"}),
     Case("relaysgd", "star", 5, {"fill": "own", "overlap": True}),
     Case("relaysgd", "dbt", 6, {"fill": "count"}),
-    Case("relaysgd", "dbt", 5, {"fill": "previous", "overlap": True}, {"split": "contiguous"}),
+    Case("relaysgd", "dbt", 5, {"fill": "previous", "overlap": True}, {"split": "interleaved"}),
     Case("relaysgd_grad", "dbt", 6),
     Case("d2", "ring", 5),
     Case("exact_diffusion", "star", 5),

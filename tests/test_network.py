@@ -101,7 +101,7 @@ def relay_cases():
     sizes["star"].append(100)
     sizes["dbt"] += [5, 16]
     return [pytest.param(name, n, {}, id=f"{name}-{n}") for name in TREES for n in sizes[name]] + [
-        pytest.param("dbt", n, {"split": Split.contiguous}, id=f"dbt-{n}-contiguous") for n in sizes["dbt"]
+        pytest.param("dbt", n, {"split": Split.interleaved}, id=f"dbt-{n}-interleaved") for n in sizes["dbt"]
     ]
 
 

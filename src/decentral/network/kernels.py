@@ -30,23 +30,12 @@ class Scratch:
         return self.rows(block, *block.shape).copy_(block)
 
 
-def block_size(num_rows: int, like: Tensor) -> int:
-    """How many columns of `num_rows` rows stay in the cache."""
-    limit = _BLOCK_BYTES if like.device.type == "cpu" else _BLOCK_BYTES_GPU
-    return max(1024, limit // max(1, num_rows * like.element_size()))
-
-
 def blocks(num_columns: int, num_rows: int, like: Tensor) -> Iterator[slice]:
     """Slices of range(num_columns), such that `num_rows` rows of a slice stay in the cache."""
-    size = block_size(num_rows, like)
+    limit = _BLOCK_BYTES if like.device.type == "cpu" else _BLOCK_BYTES_GPU
+    size = max(1024, limit // max(1, num_rows * like.element_size()))
     for start in range(0, num_columns, size):
         yield slice(start, min(start + size, num_columns))
-
-
-def side_by_side(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The same block of columns of all these rows [P'], block after block."""
-    size = block_size(len(rows), rows[0])
-    return zip(*(row.split(size) for row in rows), strict=True)
 
 
 def weighted_sum(terms: Sequence[tuple[Tensor, float]], out: Tensor) -> None:
@@ -109,8 +98,8 @@ def relay_from(
     else:
         half = len(incoming) // 2
         left, right = incoming[:half], incoming[half:]
-        with_left = _sum(y, left, scratch[0])
-        with_right = _sum(y, right, outgoing[0] if half == 1 else scratch[1])
+        with_left = sum_of(y, left, scratch[0])
+        with_right = sum_of(y, right, outgoing[0] if half == 1 else scratch[1])
         relay_from(with_right, left, outgoing[:half], scratch[2:])
         relay_from(with_left, right, outgoing[half:], scratch[2:])
 
@@ -120,20 +109,12 @@ def scratch_rows(degree: int) -> int:
     return 0 if degree <= 2 else 2 + scratch_rows(degree - degree // 2)
 
 
-def _sum(y: Tensor, messages: Sequence[Tensor], out: Tensor) -> Tensor:
+def sum_of(y: Tensor, messages: Sequence[Tensor], out: Tensor) -> Tensor:
     """y + the sum of the messages. `out` may be where none of them is."""
     torch.add(y, messages[0], out=out)
     for message in messages[1:]:
         out.add_(message)
     return out
-
-
-def collect_into(y: Tensor, incoming: Sequence[Tensor], out: Tensor, weight: float) -> None:
-    """out <- weight (y + the sum of the incoming messages), all rows [P']; out may be y."""
-    for source, target, *messages in side_by_side(y, out, *incoming):
-        total = _sum(source, messages, target)
-        if weight != 1:
-            total.mul_(weight)
 
 
 def total_rows(x: Tensor) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import torch
 from torch import Tensor
 
 from decentral.network import gathered, kernels
@@ -54,13 +57,15 @@ class LocalNetwork(Network):
         pieces, reverse = self.schedule.slices(y.shape[-1]), self.links.reverse.tolist()
         if gathered.small(m, 8):  # relaying gathers more than once what it writes
             return self._relay_table(y.shape[-1]).relay(y, m)
-        for columns in kernels.blocks(m.shape[-1], 2 * len(m), m):
-            before = self.scratch.copy(m[:, columns])
-            for i, h, edges in self.local_stars:
-                source = y[i, pieces[h]][columns]
-                width = len(source)
-                incoming = [before[e, :width] for e in edges]
-                self._relay_block(source, incoming, [m[reverse[e], columns][:width] for e in edges])
+        for h, (edges, stars) in enumerate(self.stars):
+            source, index = y[:, pieces[h]], self._index_of_piece[h]
+            for columns in kernels.blocks(source.shape[-1], 2 * len(edges), m):
+                block, fresh = source[:, columns].unbind(0), m[:, columns].unbind(0)
+                before = self.scratch.rows(m, len(edges), block[0].numel())
+                old = torch.index_select(m[:, columns], 0, index, out=before).unbind(0)
+                for i, into in stars:
+                    incoming = [old[place] for place in into]
+                    self._relay_block(block[i], incoming, [fresh[reverse[edges[place]]] for place in into])
         return m
 
     def _relay_table(self, num_coordinates: int) -> gathered.RelayTable:
@@ -68,3 +73,7 @@ class LocalNetwork(Network):
             pieces = self.schedule.slices(num_coordinates)
             self._relay_tables[num_coordinates] = gathered.RelayTable(self.links, pieces, num_coordinates)
         return self._relay_tables[num_coordinates]
+
+    @cached_property
+    def _index_of_piece(self) -> list[Tensor]:
+        return [torch.tensor(edges) for edges, _ in self.stars]

@@ -78,13 +78,21 @@ class Network(ABC):
 
         3 passes over memory for each message, and 2 in the cache for the weight.
         """
-        pieces, widths = self.schedule.slices(y.shape[-1]), self.piece_widths(y.shape[-1])
+        pieces = self.schedule.slices(y.shape[-1])
         x = y if out is None else out
         if gathered.small(m, 1) or not len(m):
             x = y if out is None else out.copy_(y)
             return (gathered.collect(m, x, pieces, self._local_nodes) if len(m) else x).mul_(weight)
-        for i, h, edges in self.local_stars:
-            kernels.collect_into(y[i, pieces[h]], [m[e, : widths[h]] for e in edges], x[i, pieces[h]], weight)
+        for piece, (edges, stars) in zip(pieces, self.stars, strict=True):
+            source, target = y[:, piece], x[:, piece]
+            for columns in kernels.blocks(source.shape[-1], len(edges) + 2 * len(y), m):
+                block, total, messages = (
+                    rows[:, columns].unbind(0) for rows in (source, target, m[:, : source.shape[-1]])
+                )
+                for i, into in stars:
+                    kernels.sum_of(block[i], [messages[edges[place]] for place in into], total[i])
+                    if weight != 1:
+                        total[i].mul_(weight)
         return x
 
     def weigh(self, x: Tensor, a: Tensor) -> Tensor:
@@ -92,9 +100,9 @@ class Network(ABC):
         local = a[self.workers.start : self.workers.stop]
         if bool((local == 1).all()):
             return x
+        factors = local.to(x).view(len(local), *[1] * (x.dim() - 2), -1)
         for h, piece in enumerate(self.schedule.slices(x.shape[-1])):
-            for i, factor in enumerate(local[:, h].tolist()):
-                x[i, ..., piece].mul_(factor)
+            x[..., piece].mul_(factors[..., h : h + 1])
         return x
 
     def no_messages(self, x: Tensor) -> Tensor:
@@ -182,14 +190,16 @@ class Network(ABC):
         return range(int(first), int(last))
 
     @cached_property
-    def local_stars(self) -> list[tuple[int, int, list[int]]]:
-        """(local worker, piece, rows of m with the messages to it), for each local worker and piece that has links."""
-        first = self.local_links.start
-        stars: dict[tuple[int, int], list[int]] = {}
-        for e in self.local_links:
-            key = int(self.links.dst[e]) - self.workers.start, int(self.links.piece[e])
-            stars.setdefault(key, []).append(e - first)
-        return [(i, h, edges) for (i, h), edges in stars.items()]
+    def stars(self) -> list[tuple[list[int], list[tuple[int, list[int]]]]]:
+        """For each piece: its rows of m, and for each local worker with links where among those its messages lie."""
+        first, found = self.local_links.start, []
+        for h in range(self.schedule.num_pieces):
+            edges = [e for e in self.local_links if self.links.piece[e] == h]
+            into: dict[int, list[int]] = {}
+            for place, e in enumerate(edges):
+                into.setdefault(int(self.links.dst[e]) - self.workers.start, []).append(place)
+            found.append(([e - first for e in edges], list(into.items())))
+        return found
 
     @cached_property
     def _local_nodes(self) -> Tensor:

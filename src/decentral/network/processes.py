@@ -34,7 +34,7 @@ def split_workers(num_workers: int, num_processes: int) -> list[range]:
 def join(
     schedule: Schedule, losses: Losses, device: torch.device, rank: int, size: int, settings: NetworkSettings
 ) -> ProcessNetwork:
-    """The network of process `rank` of `size`; all of them call this at once. Raises ConfigError as `open_transport`."""
+    """The network of process `rank` of `size`; all of them call this at once. Raises what `open_transport` raises."""
     layout = split_workers(schedule.num_workers, size)
     return ProcessNetwork(schedule, losses, device, rank, layout, open_transport(settings, layout, device))
 
@@ -146,19 +146,20 @@ class ProcessNetwork(Network):
         pieces, widths = self.schedule.slices(y.shape[-1]), self.piece_widths(y.shape[-1])
         links = [link._replace(width=widths[h]) for link, h in self._cut_links]
         fresh, remote = self.transport.open(m, links)
-        outgoing: dict[int, Tensor | None] = {link.row: place for link, place in zip(links, remote, strict=True)}
-        outgoing |= {row: fresh[back, : widths[h]] for row, back, h in self._inner_links}
-        for i, h, edges in self.local_stars:
-            source = y[i, pieces[h]]
-            incoming = [m[e, : widths[h]] for e in edges]
-            for e, place in zip(edges, kernels.places(len(edges)), strict=True):
-                if outgoing[e] is None:
-                    alone = len(edges) == 1 and source.is_contiguous()
-                    outgoing[e] = source if alone else incoming[place]
-            messages = [message for e in edges if (message := outgoing[e]) is not None]
-            for block, *others in kernels.side_by_side(source, *incoming, *messages):
-                self._relay_block(block, others[: len(edges)], others[len(edges) :])
-        self.transport.deliver(links, [message for link in links if (message := outgoing[link.row]) is not None])
+        going = {link.row: place for link, place in zip(links, remote, strict=True) if place is not None}
+        going |= {row: fresh[back, : widths[h]] for row, back, h in self._inner_links}
+        for (edges, stars), piece, width in zip(self.stars, pieces, widths, strict=True):
+            source = y[:, piece]
+            for i, into in stars:
+                alone = len(into) == 1 and source[i].is_contiguous()
+                for place, over in zip(into, kernels.places(len(into)), strict=True):
+                    going.setdefault(edges[place], source[i] if alone else m[edges[into[over]], :width])
+            for columns in kernels.blocks(width, 2 * len(edges) + len(y), m):
+                block, old = source[:, columns].unbind(0), m[:, :width][:, columns].unbind(0)
+                for i, into in stars:
+                    incoming = [old[edges[place]] for place in into]
+                    self._relay_block(block[i], incoming, [going[edges[place]][columns] for place in into])
+        self.transport.deliver(links, [going[link.row] for link in links])
         return fresh
 
     @cached_property

@@ -17,14 +17,14 @@ class DoubleBinaryTrees(GraphTopology):
     """Two binary trees for the two halves of the model: `bt`, and its mirror image w -> n-1-w.
 
     A worker that is internal in one tree is (for even n) a leaf in the other, so everybody sends about two models a
-    step. `split` says which coordinates form a half. interleaved: the even ones on `bt` and the odd ones on the
-    mirror, as in the authors' code; contiguous: the first and the second half, the same algorithm up to a permutation
-    of the coordinates, and faster. Vogels et al., NeurIPS 2021 (authors' code). This is not the construction of
-    Sanders et al. that NCCL uses.
+    step. `split` says which coordinates form a half. contiguous: the first half on `bt` and the second on the mirror;
+    interleaved: the even and the odd ones, as in the authors' code, the same algorithm up to a permutation of the
+    coordinates, and slower (memory is read in steps of two). Vogels et al., NeurIPS 2021 (authors' code). This is not
+    the construction of Sanders et al. that NCCL uses.
     """
 
     name: str = "dbt"
-    split: Split = Split.interleaved
+    split: Split = Split.contiguous
 
     def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
         """bt and its mirror image; ConfigError for n = 1."""
