@@ -72,6 +72,21 @@ def test_a_rule_works_in_the_memory_of_the_gradient_and_leaves_the_model_alone(n
     assert [buffer.data_ptr() for buffer in after] == [buffer.data_ptr() for buffer in buffers]
 
 
+@pytest.mark.parametrize("rates", [0.3, torch.linspace(0.1, 0.5, P, dtype=torch.float64)[None]])
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("name", RULES)
+def test_moving_a_model_is_adding_the_update_to_it(name, keep, rates):
+    rule = LocalRule(RULES[name][0], lambda t: rates)
+    x, g = torch.from_numpy(np.random.default_rng(0).normal(size=(2, K, P)))
+    u, expected_buffers = rule(g.clone(), x, rule.init(x), 0)
+    before = x.clone()
+    y, buffers = rule.moved(x, g, rule.init(x), 0, keep=keep)
+    torch.testing.assert_close(y, before + u, rtol=0, atol=1e-14)
+    torch.testing.assert_close(buffers, expected_buffers, rtol=0, atol=0)
+    assert y.data_ptr() == (g if keep else x).data_ptr()
+    assert not keep or torch.equal(x, before)
+
+
 def test_plain_sgd_keeps_no_state():
     assert SGD().init(torch.ones(K, P)) == ()
 

@@ -41,5 +41,4 @@ class AllReduce(Algorithm):
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one all-reduce of it, one update."""
         g = net.mean(oracle(s.x))
-        u, opt = self.local(g, s.x, s.opt, t)
-        return self.State(s.x.add_(u), opt)
+        return self.State(*self.local.moved(s.x, g, s.opt, t))

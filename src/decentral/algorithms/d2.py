@@ -47,8 +47,7 @@ class D2(Algorithm):
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one round of mixing; x and c change places in memory."""
-        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
-        y = s.x.add_(u)  # x^t + u^t
+        y, opt = self.local.moved(s.x, oracle(s.x), s.opt, t)  # x^t + u^t
         x = net.mix(s.c.add_(y), t, lazy=self.lazy)
         c = y.neg_().add_(x)  # x^{t+1} - (x^t + u^t)
         return self.State(x, c, opt)

@@ -50,7 +50,8 @@ class DPSGD(Algorithm):
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient at x_i, one round of mixing."""
-        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
         if self.mode is Mode.atc:
-            return self.State(net.mix(s.x.add_(u), t), opt)
+            y, opt = self.local.moved(s.x, oracle(s.x), s.opt, t)
+            return self.State(net.mix(y, t), opt)
+        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
         return self.State(net.mix(s.x, t).add_(u), opt)

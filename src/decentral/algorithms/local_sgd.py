@@ -47,6 +47,5 @@ class LocalSGD(Algorithm):
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One local step, and an all-reduce of the models at the end of a period."""
-        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
-        x = s.x.add_(u)
+        x, opt = self.local.moved(s.x, oracle(s.x), s.opt, t)
         return self.State(net.mean(x) if (t + 1) % self.period_steps == 0 else x, opt)

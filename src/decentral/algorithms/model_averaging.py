@@ -40,5 +40,5 @@ class ModelAveraging(Algorithm):
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One local step, one all-reduce of the models."""
-        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
-        return self.State(net.mean(s.x.add_(u)), opt)
+        y, opt = self.local.moved(s.x, oracle(s.x), s.opt, t)
+        return self.State(net.mean(y), opt)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.optim.optimizer import check_range
+from decentral.optim.optimizer import check_range, move
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class QGDPSGD(Algorithm):
         b = g.add_(s.m, alpha=beta)  # beta m + g
         if self.nesterov:
             b = b.mul_(1 + beta).sub_(s.m, alpha=beta)  # g + beta b
-        u, opt = self.local.optimizer.update(b, s.opt, lr, t)
-        x = net.mix(u.add_(s.x), t)
+        d, opt = self.local.optimizer.direction(b, s.opt, t)
+        x = net.mix(move(s.x, d, lr, out=b), t)
         m = s.m.mul_(beta).add_(s.x.sub_(x), alpha=(1 - beta) / lr) if lr else s.m
         return self.State(s.x.copy_(x), m, opt)

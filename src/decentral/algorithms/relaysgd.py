@@ -90,10 +90,8 @@ class RelaySGD(Algorithm):
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one message over every edge in each direction."""
-        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
-        if self.correct_lr:
-            u = u.mul_(1 + net.mean_delay(overlap=self.overlap))
-        y = u.add_(s.x)  # x^{t+1/2}
+        lr = self.local.lr(t) * (1 + net.mean_delay(overlap=self.overlap)) if self.correct_lr else None
+        y, opt = self.local.moved(s.x, oracle(s.x), s.opt, t, keep=True, lr=lr)  # x^{t+1/2}
         if self.overlap:
             x = self.average(s, y, s.m, s.c, net)
             m, c = net.relay(y, s.m, t), net.relay_counts(s.c, t)

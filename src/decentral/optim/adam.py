@@ -39,11 +39,11 @@ class Adam(Optimizer):
         """Both moments, m = 0 and v = 0 [k, P]."""
         return x.new_zeros(x.shape), x.new_zeros(x.shape)
 
-    def update(self, g: Tensor, buffers: Buffers, lr: float, t: int) -> tuple[Tensor, Buffers]:
-        """The update u [k, P] in g's memory; see the class."""
+    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """The d [k, P] of u = -lr d; see the class."""
         m, v = buffers
         k = t + 1
         m.lerp_(g, 1 - self.beta1)
         v.mul_(self.beta2).addcmul_(g, g, value=1 - self.beta2)
-        u = g.copy_(v).sqrt_().div_(sqrt(1 - self.beta2**k)).add_(self.epsilon).reciprocal_()
-        return u.mul_(m).mul_(-lr / (1 - self.beta1**k)), buffers
+        d = g.copy_(v).sqrt_().div_(sqrt(1 - self.beta2**k)).add_(self.epsilon).reciprocal_()
+        return d.mul_(m).div_(1 - self.beta1**k), buffers

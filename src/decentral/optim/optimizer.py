@@ -32,15 +32,18 @@ class Optimizer(ABC):
         """The rule's own row tensors, each [k, P]."""
 
     @abstractmethod
-    def update(self, g: Tensor, buffers: Buffers, lr: float, t: int) -> tuple[Tensor, Buffers]:
-        """The update u [k, P] at local step t = 0, 1, ..., in g's memory, and the new buffers."""
+    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """The d [k, P] of the update u = -lr d at local step t = 0, 1, ..., and the new buffers.
+
+        It lies in g's memory or is one of the buffers: whoever asks for it may read it, and overwrite g.
+        """
 
 
 class LocalRule(NamedTuple):
     """An optimizer with its learning rate gamma_t: what the papers write as u_i = Opt(g_i, gamma_t)."""
 
     optimizer: Optimizer
-    lr: Callable[[int], float]  # step -> gamma_t
+    lr: Callable[[int], float]  # step -> gamma_t; or a row of rates [1, P], one for each coordinate
 
     def init(self, x: Tensor) -> Buffers:
         """The optimizer's buffers for these rows."""
@@ -50,7 +53,25 @@ class LocalRule(NamedTuple):
         self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
         """The update u_i^t [k, P] (already times -gamma_t, or -lr) in g's memory, and the new buffers."""
-        return self.optimizer.update(self.optimizer.regularised(g, x), buffers, self.lr(t) if lr is None else lr, t)
+        d, buffers = self.optimizer.direction(self.optimizer.regularised(g, x), buffers, t)
+        scale = self.lr(t) if lr is None else lr
+        return (g if d is g else g.copy_(d)).mul_(-scale), buffers
+
+    def moved(
+        self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, keep: bool = False, lr: float | None = None
+    ) -> tuple[Tensor, Buffers]:
+        """y_i = x_i + u_i^t [k, P] in x's memory, or (keep) in g's, and the new buffers. One pass less than with u."""
+        d, buffers = self.optimizer.direction(self.optimizer.regularised(g, x), buffers, t)
+        return move(x, d, self.lr(t) if lr is None else lr, out=g if keep else x), buffers
+
+
+def move(x: Tensor, d: Tensor, lr: float | Tensor, out: Tensor) -> Tensor:
+    """x - lr d, written to `out`, which may be either."""
+    import torch
+
+    if isinstance(lr, torch.Tensor):
+        return torch.addcmul(x, d, lr, value=-1, out=out)
+    return torch.add(x, d, alpha=-lr, out=out)
 
 
 def check_range(key: str, value: float, low: float, high: float) -> None:

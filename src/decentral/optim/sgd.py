@@ -39,11 +39,10 @@ class SGD(Optimizer):
         """The momentum m = 0 [k, P], if there is any."""
         return (x.new_zeros(x.shape),) if self.momentum else ()
 
-    def update(self, g: Tensor, buffers: Buffers, lr: float, t: int) -> tuple[Tensor, Buffers]:
-        """The update u [k, P] in g's memory; see the class."""
+    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """The d [k, P] of u = -lr d; see the class."""
         if not self.momentum:
-            return g.mul_(-lr), buffers
+            return g, buffers
         (m,) = buffers
         m.mul_(self.momentum).add_(g)
-        u = g.add_(m, alpha=self.momentum) if self.nesterov else g.copy_(m)
-        return u.mul_(-lr), buffers
+        return g.add_(m, alpha=self.momentum) if self.nesterov else m, buffers
