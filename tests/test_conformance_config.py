@@ -14,7 +14,8 @@ from PIL import Image
 
 from configure import configure
 from decentral.composition import compose, conf_directory
-from decentral.config import GROUPS, Config, dump, identity, load, run_directory, run_id
+from decentral.config import GROUPS, Config, dump, load
+from decentral.identity import identity, run_directory, run_id
 from decentral.registry import components
 from table import ALGORITHMS, TOPOLOGIES, topology_overrides
 

@@ -298,7 +298,7 @@ def test_tables_and_figures_of_the_same_runs_share_them(tmp_path):
 
 def test_the_thesis_studies_run_what_its_experiment_says(tmp_path):
     from decentral.composition import compose
-    from decentral.config import run_id
+    from decentral.identity import run_id
 
     study = catalogue.load("thesis_fig5_2", "paper")
     job = study.cells([f"results_dir={tmp_path}"], tmp_path)[-1].final
@@ -339,7 +339,7 @@ def test_planning_a_study_does_not_import_torch():
 
 def test_the_command_of_a_job_is_that_run(tmp_path):
     from decentral.composition import compose
-    from decentral.config import run_id
+    from decentral.identity import run_id
 
     (cell,) = cells_of(tmp_path, rows=[ROW], columns={"alpha": [0.5]}, tune_base=["steps=2"])
     job = cell.jobs()[0]

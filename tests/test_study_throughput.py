@@ -21,7 +21,7 @@ from decentral.store.files import read_json
 from decentral.store.lines import LineFile
 from decentral.study import catalogue
 from decentral.study.kinds.throughput import IMAGES, RATIO
-from decentral.throughput import Pace, as_published
+from decentral.throughput import Pace, cudnn_by_times
 from toy_jobs import wait_until
 
 SMALL = ["model=mlp", "num_workers=2", "batch_size=2", "data.image_size=8", "data.num_classes=4", "device=cpu"]
@@ -133,18 +133,13 @@ def test_the_provenance_and_the_lines_say_on_what_it_was_measured(tmp_path, monk
     assert facts["tf32"] is False and facts["cudnn_benchmark"] is True
 
 
-def test_a_gpu_computes_in_float32_and_cudnn_chooses_by_time():
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-
-    def settings() -> tuple[str, str, bool]:
-        return matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark
-
-    before = settings()
-    with as_published(torch.device("cpu")):
-        assert settings() == before
-    with as_published(torch.device("cuda")):
-        assert settings() == ("ieee", "ieee", True)
-    assert settings() == before
+def test_on_a_gpu_cudnn_chooses_by_time():
+    before = torch.backends.cudnn.benchmark
+    with cudnn_by_times(torch.device("cpu")):
+        assert torch.backends.cudnn.benchmark == before
+    with cudnn_by_times(torch.device("cuda")):
+        assert torch.backends.cudnn.benchmark is True
+    assert torch.backends.cudnn.benchmark == before
 
 
 def test_how_many_processes_there_are_is_part_of_the_question(tmp_path):

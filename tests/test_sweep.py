@@ -16,7 +16,8 @@ import pytest
 from decentral import cli
 from decentral.cli import main
 from decentral.composition import compose
-from decentral.config import as_dict, from_dict, run_id
+from decentral.config import as_dict, from_dict
+from decentral.identity import run_id
 from decentral.launch import scheduler
 from decentral.launch.job import TrainingRun
 from decentral.launch.scheduler import Tally

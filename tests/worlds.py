@@ -16,7 +16,8 @@ from unittest import mock
 
 import torch
 
-from decentral.config import Config, run_directory
+from decentral.config import Config
+from decentral.identity import run_directory
 from decentral.oracle import GradientOracle
 from decentral.run import run
 from decentral.world import World

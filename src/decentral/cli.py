@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decentral import config as configuration
 from decentral.composition import compose, conf_directory, explained, folders_of, register_schema, to_config
-from decentral.config import Config
+from decentral.config import Config, dump
 from decentral.console import FAILED, INTERRUPTED, REFUSED, complain, is_leader, say
 from decentral.errors import ConfigError
+from decentral.identity import run_directory, run_id
 from decentral.options import Options
 
 
@@ -78,7 +78,7 @@ def carry_out(config: Config) -> int:
     except BaseException as error:
         if os.environ.get("DECENTRAL_TRACEBACK"):
             raise
-        what, directory = describe(error).rstrip("."), configuration.run_directory(config)
+        what, directory = describe(error).rstrip("."), run_directory(config)
         complain(f"the run failed: {what}. {advice(classify(error))}. What it had computed is in {directory}.")
         return FAILED
     if is_leader():
@@ -111,11 +111,11 @@ def check_directory(config: Config) -> None:
     """Refuse a run directory that cannot be used, before torch is imported; creates nothing."""
     from decentral.store import RunStore
 
-    directory = configuration.run_directory(config)
-    if not is_leader() or RunStore.finished(directory, configuration.run_id(config)) is not None:
+    directory = run_directory(config)
+    if not is_leader() or RunStore.finished(directory, run_id(config)) is not None:
         return
     if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
-        RunStore.open(directory, configuration.run_id(config), configuration.dump(config)).close()
+        RunStore.open(directory, run_id(config), dump(config)).close()
         return
     key = "run_dir" if config.run_dir else "results_dir"
     check_writable(key, getattr(config, key), directory)

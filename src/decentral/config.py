@@ -1,4 +1,4 @@
-"""The configuration of a run: its schema, its validation, its identity, its file.
+"""The configuration of a run: its schema, its validation, its file.
 
 The dataclasses of the components are the schema: types, defaults and ranges live there and nowhere else. `conf/` names
 the choices. Nothing here imports torch: a bad configuration is refused within a second.
@@ -7,19 +7,15 @@ the choices. Nothing here imports torch: a bad configuration is refused within a
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import math
-import os
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from decentral.errors import ConfigError, suggest
 from decentral.network.settings import NetworkSettings
+from decentral.precision import Precision
 from decentral.registry import components
 
 GROUPS = {
@@ -36,15 +32,9 @@ GROUPS = {
 }
 """Group of the configuration -> package with its components."""
 
-IDENTITY_VERSION = 2
-"""Part of every run id: raised when the same configuration begins to mean another computation."""
 
-_ALWAYS = ("algo", "topology", "task", "optim", "schedule", "network")
-_KEYS = ("lr", "seed", "num_workers", "epochs", "steps", "eval_every_epochs", "trace")
-
-
-def _key(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def _key(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help} | more)
 
 
 @dataclass
@@ -64,7 +54,7 @@ class Config:
     network: NetworkSettings = field(default_factory=NetworkSettings)
     alpha: float = _key(0.1, "heterogeneity of the workers' data: Dirichlet concentration, smaller is more different")
     lr: float = _key(0.1, "learning rate gamma")
-    batch_size: int = _key(32, "pictures per worker and step")
+    batch_size: int = _key(32, "pictures per worker and step", group="data")
     seed: int = _key(0, "everything random follows from it")
     num_workers: int | None = _key(None, "n, whatever the number of processes (null: the task's, usually 16)")
     epochs: float = _key(200.0, "passes over the data (tasks without data: steps)")
@@ -73,6 +63,15 @@ class Config:
     trace: bool = _key(False, "write every step's models to trace.npz: iterates [steps + 1, n, P]")
     device: str = _key("auto", "auto, cpu, cuda, or cuda:1 ...")
     processes: str = _key("auto", "how many processes share the workers: 1 to num_workers, or auto")
+    execution: str = _key("auto", "how the workers of a process get their gradients: auto, loop, or batched")
+    precision: Precision = field(
+        default=Precision.fp32,
+        metadata={
+            "help": "of training: fp32, tf32 (on GPUs), bf16, or fp64 for checks; evaluation is fp32 or fp64",
+            "group": "model",
+            "older": Precision.fp32,
+        },
+    )
     checkpoint_every_s: float = _key(60.0, "seconds between checkpoints (0: one after each evaluation)")
     restarts: int = _key(3, "how often a run of several processes goes on by itself when one is killed or hangs")
     results_dir: str = _key("results", "where runs are kept, as runs/<id>")
@@ -104,6 +103,10 @@ class Config:
             )
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             raise ConfigError(f"device={self.device} is unknown: use auto, cpu, cuda, or one of several: cuda:1.")
+        if self.execution not in components("executions"):
+            raise ConfigError(
+                f"execution={self.execution} does not exist.{suggest(self.execution, components('executions'))}"
+            )
         if not self.results_dir:
             raise ConfigError("results_dir= is empty: give a folder, for example results_dir=results.")
 
@@ -138,6 +141,11 @@ def resolve(config: Config) -> Config:
             f"algo={config.algo.name} averages samples and trains nothing: use it with task=mean_estimation, "
             f"not with task={config.task.name}."
         )
+    if config.precision not in (Precision.fp32, Precision.fp64) and "model" not in config.task.uses:
+        raise ConfigError(
+            f"precision={config.precision.name} is for networks: task={config.task.name} always computes in float64, "
+            "leave precision= out."
+        )
     config.task.check(config)
     schedule = config.topology.schedule(config.num_workers)
     check(schedule, config.algo.needs, config.algo.name, config.topology.name)
@@ -152,78 +160,14 @@ def resolve(config: Config) -> Config:
     return config
 
 
-def identity(config: Config) -> dict[str, Any]:
-    """What the computation depends on. The rest (paths, logger, device, number of processes) is left out.
-
-    Groups that the task or the algorithm does not use are left out too. A field with metadata `content` is a path and
-    counts by what lies there; one with metadata `volatile` does not count.
-    """
-    groups = [group for group in (*_ALWAYS, *config.task.uses) if group != "topology" or config.algo.uses_topology]
-    known: dict[str, Any] = {"version": IDENTITY_VERSION}
-    known |= {group: component_identity(getattr(config, group)) for group in groups}
-    known |= {key: _plain(getattr(config, key)) for key in _KEYS}
-    if config.steps is not None:
-        known.pop("epochs")
-    if "data" in config.task.uses:
-        known["batch_size"] = config.batch_size
-    return known
-
-
-def run_id(config: Config) -> str:
-    """12 hexadecimal digits of the SHA-256 of the identity in canonical JSON."""
-    canonical = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
-
-
-def run_directory(config: Config) -> Path:
-    """Where this run lives: `run_dir`, or `results_dir`/runs/<id>."""
-    chosen = Path(config.run_dir) if config.run_dir else Path(config.results_dir) / "runs" / run_id(config)
-    return chosen.expanduser()
-
-
-def component_identity(component: Any) -> dict[str, Any]:
-    """The fields of a component that a computation depends on, as JSON values."""
-    known = {}
-    for f in dataclasses.fields(component):
-        value = getattr(component, f.name)
-        if f.metadata.get("volatile"):
-            continue
-        known[f.name] = _content(Path(value).expanduser()) if f.metadata.get("content") and value else _plain(value)
-    return known
-
-
-def _content(path: Path) -> str:
-    """A digest of a file's bytes, or of the names and sizes of all files below a folder."""
-    if path.is_dir():
-        return _folder_content(path.resolve())
-    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()[:16]
-
-
-@cache
-def _folder_content(path: Path) -> str:
-    digest = hashlib.sha256()
-    for folder, folders, files in os.walk(path):
-        folders.sort()
-        sizes = [f"{name}\0{_size(os.path.join(folder, name))}" for name in sorted(files)]
-        digest.update(os.fsencode("\0".join([os.path.relpath(folder, path), *sizes])))
-    return digest.hexdigest()[:16]
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:  # a dangling link
-        return -1
-
-
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Dataclasses, enums and containers as what JSON and YAML know."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Enum):
         return value.name
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
@@ -231,12 +175,12 @@ def dump(config: Config) -> str:
     """The configuration as YAML; `load` is its inverse."""
     import yaml
 
-    return yaml.safe_dump(_plain(config), sort_keys=False)
+    return yaml.safe_dump(plain(config), sort_keys=False)
 
 
 def as_dict(config: Config) -> dict[str, Any]:
     """The configuration as plain dictionaries, lists, numbers and strings."""
-    return _plain(config)
+    return plain(config)
 
 
 def load(text: str) -> Config:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decentral import config as configuration
-from decentral.config import Config
+from decentral.config import Config, as_dict, dump
 from decentral.evaluation import Evaluation
+from decentral.identity import run_id
 from decentral.launch.failures import record
 from decentral.loggers.logger import Guarded, Sink
 from decentral.progress import Progress, progress
@@ -41,7 +41,7 @@ class Recorder:
     def open(cls, config: Config, world: World, directory: Path) -> Iterator[Recorder]:
         """The leader opens (and locks) the run's directory; then the others may look at it."""
         if world.leader:
-            store = RunStore.open(directory, configuration.run_id(config), configuration.dump(config))
+            store = RunStore.open(directory, run_id(config), dump(config))
             world.barrier()
         else:
             world.barrier()
@@ -63,11 +63,9 @@ class Recorder:
             print(message, flush=True)
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
         facts = collect([str(self.world.device)], self.world.size)
-        self.store.write_provenance(facts | {"restarts": self.store.restarts})
+        self.store.write_provenance(facts | {"restarts": self.store.restarts} | dict(r.problem.facts))
         r.problem.save_tables(self.store.path)
-        self.sink = Guarded(
-            self.config.logger, configuration.run_id(self.config), configuration.as_dict(self.config), self.store.path
-        )
+        self.sink = Guarded(self.config.logger, run_id(self.config), as_dict(self.config), self.store.path)
 
     @contextmanager
     def progress(self, r: Run) -> Iterator[Progress]:

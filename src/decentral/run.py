@@ -14,6 +14,7 @@ from torch import Tensor
 
 from decentral import faults
 from decentral.algorithms.algorithm import Algorithm
+from decentral.allocator import keep_freed_memory
 from decentral.config import Config
 from decentral.evaluation import Evaluation, evaluate
 from decentral.interrupt import Interrupt
@@ -78,6 +79,7 @@ def run(config: Config, world: World, directory: Path) -> Status:
 def assemble(config: Config, world: World) -> Run:
     """The problem, the network and the algorithm of this process, at step 0."""
     assert config.num_workers is not None and config.eval_every_epochs is not None
+    keep_freed_memory()
     schedule = config.topology.schedule(config.num_workers)
     losses = Losses(config.network.drop_probability, config.seed)
     net: Network

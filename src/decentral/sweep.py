@@ -11,9 +11,10 @@ from typing import NamedTuple
 from decentral.cli import carry_out, check_directory
 from decentral.complaints import checked
 from decentral.composition import compose, compose_each, conf_directory, folders_of
-from decentral.config import Config, run_directory
+from decentral.config import Config
 from decentral.console import FAILED, INTERRUPTED, REFUSED, complain, is_leader, say
 from decentral.errors import ConfigError
+from decentral.identity import run_directory
 from decentral.launch.failures import Failure
 from decentral.launch.job import TrainingRun
 from decentral.launch.launch import under_torchrun

@@ -11,10 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from decentral.config import Config, identity
+from decentral.config import Config
 from decentral.ensembles.job import Computation
 from decentral.errors import ConfigError
+from decentral.identity import identity
 from decentral.launch.job import Demand
+from decentral.precision import Precision
 from decentral.store import Status
 from decentral.store.lines import LineFile
 
@@ -42,7 +44,7 @@ class Throughput(Computation):
 
     All processes begin an iteration together, and it ends when the last of them has finished on its device; the first
     process holds the clock. `config.processes` says how many there are; the launcher gives the job the machine.
-    On GPUs all is computed in float32 (no TF32), and cuDNN chooses its algorithms by their times.
+    On GPUs cuDNN chooses its algorithms by their times; without `precision=`, all is computed in float32 (no TF32).
     """
 
     baseline: Config | None = None
@@ -87,7 +89,7 @@ class Throughput(Computation):
 
         kind = device_kind(self.config)
         devices = [f"cuda:{number}" for number in range(self.processes)] if kind == "cuda" else ["cpu"]
-        return collect(devices, self.processes) | _arithmetic(kind)
+        return collect(devices, self.processes) | _arithmetic(self.config, kind)
 
     def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
         """In this process, or in `processes` new ones."""
@@ -149,10 +151,10 @@ def measure(
 
     with (
         torch.no_grad(),
-        as_published(world.device),
+        cudnn_by_times(world.device),
         closing(LineFile(directory / name)) if world.leader else nullcontext() as lines,
     ):
-        known = _known(lines, world) if lines is not None else 0
+        known = _known(lines, config, world) if lines is not None else 0
         baseline_run, own_run = _Stepper(assemble(baseline, world)), _Stepper(assemble(config, world))
         for run in (baseline_run, own_run):
             run.time(pace.warm_up)
@@ -166,7 +168,7 @@ def measure(
                 pictures = own_run.pictures_per_step * pace.steps
                 own, other = pictures / times[own_run], pictures / times[baseline_run]
                 speeds = {"images_per_s": own, "baseline_images_per_s": other}
-                lines.append({"iteration": number, **speeds, **_where(world)})
+                lines.append({"iteration": number, **speeds, **_where(config, world)})
                 _show(show, number + 1, pace)
         for run in (baseline_run, own_run):
             run.run.close()
@@ -174,35 +176,30 @@ def measure(
 
 
 @contextmanager
-def as_published(device: torch.device) -> Iterator[None]:
-    """On a GPU, compute as the thesis did: float32 without TF32, and cudnn.benchmark. Puts back what was before."""
+def cudnn_by_times(device: torch.device) -> Iterator[None]:
+    """On a GPU, let cuDNN choose its algorithms by their times, as the thesis did. Puts back what was before."""
     import torch
 
-    if device.type != "cuda":
-        yield
-        return
-    matmul: Any = torch.backends.cuda.matmul
-    cudnn: Any = torch.backends.cudnn
-    before = matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark
-    matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark = "ieee", "ieee", True
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = before or device.type == "cuda"
     try:
         yield
     finally:
-        matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.benchmark = before
+        torch.backends.cudnn.benchmark = before
 
 
-def _arithmetic(kind: str) -> dict[str, Any]:
-    """What `as_published` does, for the records."""
-    return {"tf32": False, "cudnn_benchmark": True} if kind == "cuda" else {}
+def _arithmetic(config: Config, kind: str) -> dict[str, Any]:
+    """How it is computed on a GPU, for the records."""
+    return {"tf32": config.precision is Precision.tf32, "cudnn_benchmark": True} if kind == "cuda" else {}
 
 
 def _show(show: Callable[[float, str], None], iterations: int, pace: Pace) -> None:
     show(iterations / pace.iterations, f"iteration {iterations} of {pace.iterations}")
 
 
-def _known(lines: LineFile, world: World) -> int:
+def _known(lines: LineFile, config: Config, world: World) -> int:
     """How many iterations there are already. Raises ConfigError if another device did them: times do not mix."""
-    here, known = _where(world)["device"], lines.known
+    here, known = _where(config, world)["device"], lines.known
     other = {line.get("device", here) for line in known} - {here}
     if other:
         raise ConfigError(
@@ -236,11 +233,11 @@ class _Stepper:
         return time.perf_counter() - began
 
 
-def _where(world: World) -> dict[str, Any]:
+def _where(config: Config, world: World) -> dict[str, Any]:
     """What it was measured on."""
     import platform
 
     import torch
 
     known = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else platform.machine()
-    return {"device": known, "processes": world.size, **_arithmetic(world.device.type)}
+    return {"device": known, "processes": world.size, **_arithmetic(config, world.device.type)}

@@ -35,8 +35,8 @@ def combining(degree: int) -> int:
 
 
 CASES: tuple[tuple[tuple[str, ...], Least | None], ...] = (
-    (("algo=relaysgd", "topology=dbt", "topology.split=contiguous"), relaying),
     (("algo=relaysgd", "topology=dbt"), relaying),
+    (("algo=relaysgd", "topology=dbt", "topology.split=interleaved"), relaying),
     (("algo=relaysgd", "topology=chain"), relaying),
     (("algo=dpsgd", "topology=ring"), combining),
     (("algo=dpsgd", "topology=one_peer_exponential"), combining),

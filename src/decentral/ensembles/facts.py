@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from decentral.config import Config, component_identity, identity
+from decentral.config import Config
 from decentral.ensembles.job import Computation
+from decentral.identity import component_identity, identity
 from decentral.store.lines import LineFile
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from decentral.config import Config, dump, identity
+from decentral.config import Config, dump
 from decentral.errors import ConfigError
+from decentral.identity import identity
 from decentral.launch.job import Job
 from decentral.registry import components
 from decentral.store import RunStore, Status

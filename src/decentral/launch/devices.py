@@ -8,6 +8,7 @@ from glob import glob
 
 from decentral.config import Config
 from decentral.errors import ConfigError
+from decentral.precision import Precision
 
 _USER_THREADS = os.environ.get("OMP_NUM_THREADS")
 
@@ -55,8 +56,13 @@ def free_gpu_memory() -> dict[str, int]:
 
 
 def device_kind(config: Config) -> str:
-    """'cpu' or 'cuda'. Raises ConfigError for a GPU that is not there."""
-    return kind_of(config.device, num_gpus())
+    """'cpu' or 'cuda'. Raises ConfigError for a GPU that is not there, and for a precision that the device lacks."""
+    kind = kind_of(config.device, num_gpus())
+    if kind == "cpu" and config.precision is Precision.tf32:
+        raise ConfigError(
+            "precision=tf32 is arithmetic of GPUs, and this run is on the CPU: use precision=fp32, or bf16 for speed."
+        )
+    return kind
 
 
 def kind_of(device: str, gpus: int) -> str:

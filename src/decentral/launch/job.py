@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from decentral.config import Config, run_directory, run_id
+from decentral.config import Config
+from decentral.identity import run_directory, run_id
 from decentral.store import RunStore, Status
 
 

@@ -7,8 +7,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.config import Config, dump, run_directory, run_id
+from decentral.config import Config, dump
 from decentral.errors import ConfigError
+from decentral.identity import run_directory, run_id
 from decentral.launch.devices import device_kind, num_gpus, num_processes, set_threads
 from decentral.store import RunStore, Status
 from decentral.store.ownership import id_in_config

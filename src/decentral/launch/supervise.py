@@ -22,8 +22,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decentral.config import Config, dump, run_id
+from decentral.config import Config, dump
 from decentral.errors import ConfigError
+from decentral.identity import run_id
 from decentral.launch.blame import Worker, reason
 from decentral.launch.entry import Place, worker_main
 from decentral.launch.failures import RESTARTED, Failure, RunFailed, record

@@ -10,8 +10,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decentral.config import load, run_id
+from decentral.config import load
 from decentral.errors import ConfigError
+from decentral.identity import run_id
 from decentral.launch.entry import Place
 from decentral.launch.failures import classify, describe
 from decentral.launch.group import find_store, joined, serve_store, stay_on_this_machine

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import torch
@@ -74,6 +75,9 @@ class Problem(ABC):
 
     notes: tuple[str, ...] = ()
     """What a reader of the metrics has to know, for example on which data batch-norm statistics were recomputed."""
+
+    facts: Mapping[str, Any] = {}
+    """How it computes, for the provenance."""
 
     steps_per_epoch: float
 

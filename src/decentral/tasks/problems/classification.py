@@ -10,10 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from decentral.executions.execution import Work
+from decentral.executions.passes.pictures import Layout
+from decentral.executions.passes.worker_models import WorkerModels, flat, seed_dropout
 from decentral.models.statistics import has_batch_statistics, recompute_batch_statistics
+from decentral.precision import float32
 from decentral.randomness import address, torch_generator
+from decentral.registry import components
 from decentral.tasks.problems.batches import BatchOrder
-from decentral.tasks.problems.worker_models import WorkerModels, flat, has_dropout, seed_dropout
 from decentral.tasks.task import Metric, Problem
 
 if TYPE_CHECKING:
@@ -24,7 +28,7 @@ _STATISTICS_BATCH_SIZE = 64
 
 
 class Classification(Problem):
-    """Per-worker gradients by a loop over workers, whose parameters and gradients are views of the rows."""
+    """Per-worker gradients at models that are views of the rows, computed as `execution` says."""
 
     metrics = (
         Metric("test", "accuracy", larger_is_better=True, percent=True),
@@ -44,9 +48,14 @@ class Classification(Problem):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(address(config.seed, "initial model"))
             template = config.model.build(info.image_shape, self.data.num_classes)
+        self.dtype = config.precision.dtype
+        template.to(self.dtype)
         self.models = WorkerModels(template, len(workers), device)
         self.average = WorkerModels(template, 1, device)
-        self.dropout = has_dropout(template)
+        self.layout = Layout(template, device)
+        execution = components("executions")[config.execution]()
+        self.passes = execution.passes(Work(self.models, (config.batch_size, *info.image_shape), config.precision))
+        self.facts = {"execution": self.passes.execution}
         self._x0 = flat(template).to(device)
         self._buffers = self.models.buffers()
         self._stream: Iterator[tuple[Tensor, Tensor]] = iter(())
@@ -62,19 +71,11 @@ class Classification(Problem):
         return x0
 
     def gradient(self, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Cross-entropies [k] and their gradients [k, P]: one forward and backward pass per worker."""
+        """Cross-entropies [k] and their gradients [k, P], by the passes of `execution`."""
         images, labels = self.next_batch(index)
-        self.models.bind(x)
-        g = self.models.zeroed_gradients()
-        losses = []
-        with torch.enable_grad():
-            for i, module in enumerate(self.models.modules):
-                if self.dropout:
-                    seed_dropout(self.device, self.seed, self.workers[i], index)
-                loss = F.cross_entropy(module(images[i]), labels[i])
-                loss.backward()
-                losses.append(loss.detach())
-        return torch.stack(losses), g
+        return self.passes(
+            x, images.to(self.dtype), labels, lambda i: seed_dropout(self.device, self.seed, self.workers[i], index)
+        )
 
     def evaluate_workers(self, x: Tensor) -> Tensor:
         """Accuracy and cross-entropy on the whole test set, of every local worker's own model: [k, 2]."""
@@ -85,7 +86,8 @@ class Classification(Problem):
         """The same of one averaged model [P]: [2]; this part's share of the test set's sums."""
         self.average.bind(x[None])
         (module,) = self.average.modules
-        recompute_batch_statistics(module, self._statistics_batches())
+        with float32(self.device):
+            recompute_batch_statistics(module, self._statistics_batches())
         found = self._test([module], part, parts)[0]
         self.average.release()
         return found
@@ -126,7 +128,7 @@ class Classification(Problem):
         picks = torch.randint(N, (1, wanted), generator=torch_generator("cpu", self.seed, "batch statistics"))
         batches = picks.tensor_split(-(-wanted // _STATISTICS_BATCH_SIZE), dim=1)
         for images, _ in self.data.train_batches(batches.__getitem__, range(1), 0, len(batches)):
-            yield images[0]
+            yield self.layout(images[0].to(self.dtype))
 
     def _test(self, modules: list[torch.nn.Module], part: int = 0, parts: int = 1) -> Tensor:
         """Sums over this part's batches of the test set, divided by the size of all of it: [modules, 2]."""
@@ -134,11 +136,12 @@ class Classification(Problem):
         count = 0
         for module in modules:
             module.eval()
-        with torch.no_grad():
+        with torch.no_grad(), float32(self.device):
             for number, (images, labels) in enumerate(self.data.test_batches(self.task.test_batch_size)):
                 count += len(labels)
                 if number % parts != part:
                     continue
+                images = self.layout(images.to(self.dtype))
                 for total, module in zip(totals, modules, strict=True):
                     logits = module(images)
                     total[0] += (logits.argmax(1) == labels).sum()

@@ -11,26 +11,27 @@ from decentral.randomness import address
 
 
 class WorkerModels:
-    """k copies of a module whose parameters alias the rows of x [k, P], and their gradients those of g [k, P].
+    """k copies of a module whose parameters alias the rows of x [k, P].
 
     Nothing is packed. Buffers (batch-norm statistics) are each copy's own. The order of the coordinates is that of
     `module.parameters()`.
-    `g` takes memory from the first `zeroed_gradients` on: copies that are only evaluated have none.
     """
 
     def __init__(self, template: nn.Module, num_workers: int, device: torch.device) -> None:
         self.shapes = [p.shape for p in template.parameters()]
         self.num_parameters = sum(shape.numel() for shape in self.shapes)
+        self.device = device
         self.modules = [_copy(template, device) for _ in range(num_workers)]
         self.leaves = [list(module.parameters()) for module in self.modules]
-        self.g = torch.empty(0, self.num_parameters, device=device)
         self._bound: tuple[int, tuple[int, ...]] | None = None
         self._views: dict[tuple[int, tuple[int, ...]], list[list[Tensor]]] = {}
 
-    def views(self, row: Tensor) -> list[Tensor]:
-        """A row [P] as the module's parameters: views, nothing is copied."""
-        parts = row.split([shape.numel() for shape in self.shapes])
-        return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+    def views(self, rows: Tensor) -> list[Tensor]:
+        """Rows [..., P] as the module's parameters, [..., *shape] each: views, nothing is copied."""
+        parts = rows.split([shape.numel() for shape in self.shapes], dim=-1)
+        return [
+            part.unflatten(-1, shape) if shape else part[..., 0] for part, shape in zip(parts, self.shapes, strict=True)
+        ]
 
     def bind(self, x: Tensor) -> None:
         """Let the parameters be the rows of x [k, P]. Costs next to nothing while the algorithm keeps x where it is.
@@ -49,22 +50,12 @@ class WorkerModels:
                 leaf.data = view
         self._bound = key
 
-    def zeroed_gradients(self) -> Tensor:
-        """The rows g [k, P] in which backward passes add up the gradients, set to zero."""
-        if len(self.g):
-            return self.g.zero_()
-        self.g = torch.zeros(len(self.modules), self.num_parameters, device=self.g.device)
-        for leaves, row in zip(self.leaves, self.g, strict=True):
-            for leaf, view in zip(leaves, self.views(row), strict=True):
-                leaf.grad = view
-        return self.g
-
     def release(self) -> None:
         """Forget the rows: they may be freed."""
         self._views.clear()
         self._bound = None
         for leaf in (leaf for leaves in self.leaves for leaf in leaves):
-            leaf.data = _placeholder(leaf.shape, leaf.device)
+            leaf.data = _placeholder(leaf.shape, leaf.dtype, leaf.device)
 
     def buffers(self) -> dict[str, Tensor]:
         """The modules' buffers by name, [k, ...] each, stacked into one tensor that the modules' own then alias."""
@@ -85,12 +76,12 @@ def flat(module: nn.Module) -> Tensor:
 
 def _copy(template: nn.Module, device: torch.device) -> nn.Module:
     """A copy whose parameters take no memory until they are bound; buffers are really copied."""
-    memo = {id(p): nn.Parameter(_placeholder(p.shape, device)) for p in template.parameters()}
+    memo = {id(p): nn.Parameter(_placeholder(p.shape, p.dtype, device)) for p in template.parameters()}
     return copy.deepcopy(template, memo).to(device)
 
 
-def _placeholder(shape: torch.Size, device: torch.device) -> Tensor:
-    return torch.zeros((), device=device).expand(shape)
+def _placeholder(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:

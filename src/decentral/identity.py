@@ -1,0 +1,94 @@
+"""What a run's computation depends on, and the name and place that follow from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from decentral.config import Config, plain
+
+IDENTITY_VERSION = 2
+"""Part of every run id: raised when the same configuration begins to mean another computation."""
+
+_ALWAYS = ("algo", "topology", "task", "optim", "schedule", "network")
+_KEYS = (
+    *("lr", "seed", "num_workers", "epochs", "steps", "eval_every_epochs", "trace"),
+    *("batch_size", "precision"),  # where the task uses what they belong to
+)
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What the computation depends on. The rest (paths, logger, device, number of processes) is left out.
+
+    Groups that the task or the algorithm does not use are left out too, and with them keys with metadata `group`.
+    A field with metadata `content` is a path and counts by what lies there; one with metadata `volatile` does not
+    count. One with metadata `older` is younger than results that people have: it counts unless it has this value, which
+    is what runs did before the field was there.
+    """
+    groups = [group for group in (*_ALWAYS, *config.task.uses) if group != "topology" or config.algo.uses_topology]
+    known: dict[str, Any] = {"version": IDENTITY_VERSION}
+    known |= {group: component_identity(getattr(config, group)) for group in groups}
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if f.name in _KEYS and f.metadata.get("group") in (None, *config.task.uses) and _counts(f, value):
+            known[f.name] = plain(value)
+    if config.steps is not None:
+        known.pop("epochs")
+    return known
+
+
+def run_id(config: Config) -> str:
+    """12 hexadecimal digits of the SHA-256 of the identity in canonical JSON."""
+    canonical = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def run_directory(config: Config) -> Path:
+    """Where this run lives: `run_dir`, or `results_dir`/runs/<id>."""
+    chosen = Path(config.run_dir) if config.run_dir else Path(config.results_dir) / "runs" / run_id(config)
+    return chosen.expanduser()
+
+
+def component_identity(component: Any) -> dict[str, Any]:
+    """The fields of a component that a computation depends on, as JSON values."""
+    known = {}
+    for f in dataclasses.fields(component):
+        value = getattr(component, f.name)
+        if not _counts(f, value):
+            continue
+        known[f.name] = _content(Path(value).expanduser()) if f.metadata.get("content") and value else plain(value)
+    return known
+
+
+def _counts(f: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether a computation depends on a field with this value."""
+    return not f.metadata.get("volatile") and ("older" not in f.metadata or value != f.metadata["older"])
+
+
+def _content(path: Path) -> str:
+    """A digest of a file's bytes, or of the names and sizes of all files below a folder."""
+    if path.is_dir():
+        return _folder_content(path.resolve())
+    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()[:16]
+
+
+@cache
+def _folder_content(path: Path) -> str:
+    digest = hashlib.sha256()
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        sizes = [f"{name}\0{_size(os.path.join(folder, name))}" for name in sorted(files)]
+        digest.update(os.fsencode("\0".join([os.path.relpath(folder, path), *sizes])))
+    return digest.hexdigest()[:16]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # a dangling link
+        return -1

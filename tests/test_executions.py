@@ -1,0 +1,272 @@
+"""Every way to compute the gradients gives the same ones; `auto` chooses by a rule; precisions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from configure import configure
+from decentral.config import Config
+from decentral.errors import ConfigError
+from decentral.executions.auto import Auto
+from decentral.executions.batched import Batched
+from decentral.executions.execution import Work
+from decentral.executions.loop import Loop
+from decentral.executions.passes.layers import refusal
+from decentral.executions.passes.worker_models import WorkerModels, flat
+from decentral.identity import identity, run_id
+from decentral.launch.devices import device_kind
+from decentral.precision import Precision
+from decentral.registry import components
+from decentral.usage import print_help
+from table import ALGORITHMS
+
+EXECUTIONS = sorted(components("executions"))
+OTHERS = [name for name in EXECUTIONS if name != "loop"]
+MODELS = {"mlp": ("model=mlp", "model.hidden=[8]"), "cnn": ("model=cnn",)}
+TRAINED = [name for name, case in ALGORITHMS.items() if case.task != "mean_estimation"]
+SHORT = ("task=images", "batch_size=8", "steps=8", "eval_every_epochs=100", "trace=true", "alpha=1")
+VGG11 = ("model=vgg11", "data=synthetic", "data.image_size=32", "data.num_classes=10")
+CPU = torch.device("cpu")
+
+
+def algorithm(name: str, tmp_path) -> list[str]:
+    case = ALGORITHMS[name]
+    return [f"algo={name}", *case.nets[0].overrides(tmp_path), *case.overrides]
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_way_of_execution_gives_the_iterates_of_the_loop(start, tmp_path, name, model):
+    settings = [*SHORT, *algorithm(name, tmp_path), *MODELS[model], "optim=nesterov", "precision=fp64"]
+    loop = start(*settings, "execution=loop", directory="loop").iterates
+    assert loop.dtype == np.float64 and np.abs(loop[-1] - loop[0]).max() > 1e-3
+    for execution in OTHERS:
+        other = start(*settings, f"execution={execution}", directory=execution).iterates
+        np.testing.assert_allclose(other, loop, rtol=0, atol=1e-12 * np.abs(loop).max())
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_a_run_that_was_interrupted_takes_the_very_same_steps(start, execution):
+    settings = [*SHORT, *MODELS["cnn"], "algo=dpsgd", "topology=ring", "num_workers=4", f"execution={execution}"]
+    whole = start(*settings, directory="whole").iterates
+    assert start(*settings, directory="broken", interrupt_at=3).status == "interrupted"
+    assert np.array_equal(start(*settings, directory="broken").iterates, whole)
+
+
+def test_the_provenance_says_which_way_it_was(start):
+    for settings, way in ((MODELS["cnn"], "batched"), (("model=mlp", "model.hidden=[512,512]"), "loop")):
+        run = start(*SHORT, *settings, "algo=dpsgd", "topology=ring", "num_workers=4", directory=way)
+        assert json.loads((run.directory / "provenance.json").read_text())["execution"] == way
+
+
+# -- what auto chooses -------------------------------------------------------------------------------------------------
+
+
+def work(*settings: str, workers: int | None = None) -> Work:
+    config = configure("task=images", "algo=dpsgd", "topology=ring", *settings)
+    info = config.data.inspect()
+    module = config.model.build(info.image_shape, info.num_classes)
+    pictures = (config.batch_size, *info.image_shape)
+    return Work(WorkerModels(module, workers or config.num_workers or 1, CPU), pictures, config.precision)
+
+
+@pytest.mark.parametrize(
+    ("settings", "choice"),
+    [
+        (("model=mlp", "model.hidden=[64]", "num_workers=16"), Batched),
+        (("model=mlp", "num_workers=16"), Batched),
+        (("model=mlp", "num_workers=64", "batch_size=16"), Batched),
+        (("model=mlp", "model.hidden=[256,256,256]", "num_workers=16"), Loop),
+        (("model=mlp", "model.hidden=[512,512]", "num_workers=16", "batch_size=8"), Loop),
+        (("model=cnn", "num_workers=16"), Batched),
+        (("model=cnn", "num_workers=16", "data=synthetic", "data.image_size=28"), Loop),
+        ((*VGG11, "num_workers=4"), Loop),
+        ((*VGG11, "num_workers=4", "model.dropout=0"), Loop),
+        (("model=cnn", "num_workers=1", "topology=complete"), Loop),
+        (("model=resnet18", "num_workers=4", "data=synthetic", "data.image_size=32"), Loop),
+    ],
+)
+def test_auto_batches_small_models_only(settings, choice):
+    assert isinstance(Auto().choice(work(*settings)), choice)
+
+
+def test_workers_are_batched_in_groups_that_fit_the_cache():
+    groups = Batched().passes(work("model=cnn", "num_workers=16")).groups
+    assert [group.stop - group.start for group in groups] == [4, 4, 4, 4]
+
+
+# -- what batched refuses ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (VGG11, "model.dropout=0"),
+        (("model=resnet18", "data=synthetic", "data.image_size=32"), "no plain sequence of layers"),
+    ],
+)
+def test_a_model_that_cannot_be_batched_is_refused_before_the_run_begins(start, settings, reason):
+    with pytest.raises(ConfigError, match=reason):
+        start(*SHORT, *settings, "algo=dpsgd", "topology=ring", "num_workers=4", "execution=batched")
+
+
+@pytest.mark.parametrize(
+    ("module", "reason"),
+    [
+        (nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4)), "BatchNorm2d"),
+        (nn.Sequential(nn.Conv2d(1, 4, 3, padding=1, padding_mode="circular")), "pads with circular"),
+        (nn.Sequential(nn.Flatten(2)), "keeps some"),
+        (nn.Sequential(nn.Flatten(), *[nn.Linear(4, 4)] * 2), "more than once"),
+        (nn.Sequential(nn.Dropout(0.5)), "dropout"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_layer_that_cannot_be_shared_is_named(module, reason):
+    assert reason in str(refusal(module))
+
+
+def test_the_layers_that_can_be_batched_agree_with_torch_in_any_arrangement():
+    module = nn.Sequential(
+        nn.Sequential(nn.Conv2d(2, 6, 3, stride=2, padding=1, bias=False), nn.ReLU(inplace=True)),
+        nn.Conv2d(6, 4, 3, padding="same", groups=2),
+        nn.MaxPool2d(3, stride=2, padding=1, ceil_mode=True),
+        nn.Dropout(0.0),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Identity(),
+        nn.Flatten(),
+        nn.Linear(16, 5, bias=False),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    ).double()
+    k, B = 5, 6
+    images = torch.randn(k, B, 2, 12, 12, dtype=torch.float64)
+    labels = torch.randint(0, 3, (k, B))
+    x = flat(module) + 0.1 * torch.randn(k, len(flat(module)), dtype=torch.float64)
+    losses, gradients = {}, {}
+    for execution in (Loop(), Batched()):
+        passes = execution.passes(Work(WorkerModels(module, k, CPU), (B, 2, 12, 12), Precision.fp64))
+        losses[execution.name], gradients[execution.name] = passes(x, images, labels, lambda i: None)
+    torch.testing.assert_close(losses["batched"], losses["loop"], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients["batched"], gradients["loop"], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_the_gradients_stay_where_they_are_and_models_may_move(execution):
+    given = work("model=cnn", "num_workers=4", "batch_size=8")
+    passes = components("executions")[execution]().passes(given)
+    x = torch.randn(4, given.models.num_parameters)
+    images, labels = torch.randn(4, *given.pictures), torch.randint(0, 10, (4, 8))
+    _, g = passes(x, images, labels, lambda i: None)
+    first, place = g.clone(), g.data_ptr()
+    for moved in (x.clone(), x, x.clone(), x.clone()):
+        g.fill_(7.0)  # the caller may overwrite them
+        _, g = passes(moved, images, labels, lambda i: None)
+        assert g.data_ptr() == place and torch.equal(g, first)
+    x.mul_(2)
+    assert not torch.equal(passes(x, images, labels, lambda i: None)[1], first)
+
+
+def test_an_unused_parameter_has_gradient_zero():
+    class Idle(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.idle = nn.Parameter(torch.ones(2))
+
+    models = WorkerModels(nn.Sequential(nn.Flatten(), Idle()), 2, CPU)
+    passes = Auto().passes(Work(models, (5, 1, 2, 2), Precision.fp32))
+    x = torch.randn(2, models.num_parameters)
+    _, g = passes(x, torch.randn(2, 5, 1, 2, 2), torch.zeros(2, 5, dtype=torch.long), lambda i: None)
+    assert g.shape == x.shape and (g == 0).sum() == 4
+
+
+# -- the command line --------------------------------------------------------------------------------------------------
+
+
+def test_the_ways_are_named_in_the_help(capsys):
+    print_help(["execution"], [])
+    told = capsys.readouterr().out
+    assert all(name in told for name in EXECUTIONS)
+
+
+def test_a_wrong_name_is_refused_with_the_nearest_right_one():
+    with pytest.raises(ConfigError, match=r"execution=batch .*batched"):
+        Config(execution="batch")
+
+
+def test_deciding_needs_no_torch():
+    code = "import sys; from decentral.config import Config; Config(execution='loop'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+
+
+# -- precision ---------------------------------------------------------------------------------------------------------
+
+IMAGES = ("task=images", "algo=dpsgd", "topology=ring")
+QUADRATICS = ("task=quadratics", "algo=dpsgd", "topology=ring")
+
+
+def test_the_precision_is_part_of_the_id_only_where_it_is_not_what_older_runs_had():
+    plain = configure(*IMAGES)
+    assert "precision" not in identity(plain)
+    assert run_id(configure(*IMAGES, "precision=fp32")) == run_id(plain)
+    assert len({run_id(configure(*IMAGES, f"precision={p.name}")) for p in Precision}) == len(Precision)
+    assert run_id(configure(*QUADRATICS, "precision=fp64")) == run_id(configure(*QUADRATICS))
+
+
+def test_the_ids_of_older_runs_stay():
+    assert run_id(configure(*IMAGES)) == "3851a8b2d522"
+    assert run_id(configure(*QUADRATICS)) == "4a7a5918a4d2"
+
+
+@pytest.mark.parametrize("name", EXECUTIONS)
+def test_the_way_of_execution_is_no_part_of_the_id(name):
+    assert run_id(configure(*IMAGES, f"execution={name}")) == run_id(configure(*IMAGES))
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_bf16_trains_nearly_the_same_and_keeps_rows_in_float32(start, execution):
+    settings = [*SHORT, *MODELS["cnn"], "algo=dpsgd", "topology=ring", "num_workers=4", f"execution={execution}"]
+    exact = start(*settings, directory="fp32")
+    rough = start(*settings, "precision=bf16", directory="bf16")
+    assert rough.iterates.dtype == np.float32
+    difference = np.abs(rough.iterates[-1] - exact.iterates[-1]).max()
+    moved = np.abs(exact.iterates[-1] - exact.iterates[0]).max()
+    assert 1e-6 * moved < difference < 0.1 * moved
+    assert rough.last("loss", "mean") == pytest.approx(exact.last("loss", "mean"), rel=0.05)
+
+
+def test_evaluation_is_as_exact_whatever_the_precision_of_training(start):
+    settings = [*SHORT, *MODELS["cnn"], "algo=dpsgd", "topology=ring", "num_workers=4", "lr=0"]
+    one, other = (start(*settings, f"precision={p}", directory=p).last("loss", "averaged") for p in ("fp32", "bf16"))
+    assert one == other
+
+
+def test_tf32_is_refused_where_there_is_no_gpu():
+    with pytest.raises(ConfigError, match=r"precision=tf32 .*CPU"):
+        device_kind(configure(*IMAGES, "precision=tf32", "device=cpu"))
+
+
+def test_a_precision_is_refused_where_no_network_is_trained():
+    with pytest.raises(ConfigError, match=r"precision=bf16 .*task=quadratics"):
+        configure(*QUADRATICS, "precision=bf16")
+
+
+def test_float32_on_a_gpu_is_what_its_precision_says():
+    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv
+
+    def settings() -> tuple[str, str]:
+        return matmul.fp32_precision, convolution.fp32_precision
+
+    before = settings()
+    for precision in Precision:
+        with precision.training(CPU):
+            assert settings() == before
+        with precision.training(torch.device("cuda")):
+            assert settings() == (("tf32",) * 2 if precision is Precision.tf32 else ("ieee",) * 2)
+    assert settings() == before
