@@ -11,10 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from decentral.benchmarks import command, footprint, stored
+from decentral.benchmarks import command, footprint, stored, ways
 from decentral.benchmarks.benchmark import Benchmark, Effort, Findings, Table, Target
 from decentral.benchmarks.pages import number, write_page
+from decentral.benchmarks.runner import Steps
 from decentral.benchmarks.stored import Stored, load, load_all, save
 from decentral.benchmarks.times import in_turn
 from decentral.registry import components
@@ -195,6 +197,29 @@ class TestTimes:
         assert times.ratio("a", "b") == (2, 2, 2)
 
 
+class TestWays:
+    @pytest.mark.parametrize("settings", [("model=mlp",), ("model=cnn",)])
+    def test_the_plain_loop_and_every_way_find_the_same_gradients(self, settings: tuple[str, ...]) -> None:
+        steps = Steps("algo=dpsgd", "topology=ring", "num_workers=4", "batch_size=8", *settings)
+        works = ways.ways(steps.run, steps.run.algorithm.models(steps.state))
+        assert set(works) == {"plain loop", "auto", "loop", "batched"}
+        loss, g = works["plain loop"]()
+        for work in works.values():
+            found_loss, found_g = work()
+            assert torch.allclose(found_loss, loss, atol=1e-6) and torch.allclose(found_g, g, atol=1e-6)
+        steps.close()
+
+    def test_a_way_that_refuses_the_model_is_left_out(self) -> None:
+        row = ways.compared(ways.Case("resnet20", ("model=resnet20", "num_workers=2", "batch_size=2"), 1), QUICK)
+        assert (row["batched_ms"], row["choice"]) == (None, "loop")
+
+
+class TestSimulated:
+    def test_the_title_says_what_auto_chooses(self) -> None:
+        table = components("benchmarks")["simulated"]().measure(QUICK).tables[0]
+        assert "execution=auto: cnn, digits: batched" in table.title
+
+
 class TestFootprint:
     def test_rows_are_counted_in_the_real_states(self) -> None:
         rows = {one.algorithm: one.rows for one in footprint.rows_per_worker(16)}
@@ -220,7 +245,9 @@ class TestFootprint:
         assert footprint.total_bytes(2, model, 10) == 80_000
 
 
-@pytest.mark.parametrize("name, tables, targets", [("simulated", 2, 3), ("start", 1, 1), ("scale", 5, 0)])
+@pytest.mark.parametrize(
+    "name, tables, targets", [("simulated", 2, 3), ("ways", 1, 2), ("start", 1, 1), ("scale", 5, 0)]
+)
 def test_a_benchmark_finds_tables_and_targets(name: str, tables: int, targets: int, tmp_path: Path) -> None:
     benchmark: Benchmark = components("benchmarks")[name]()
     assert benchmark.refusal() is None
@@ -232,7 +259,7 @@ def test_a_benchmark_finds_tables_and_targets(name: str, tables: int, targets: i
     assert one is not None
     page = write_page([one], tmp_path).read_text()
     assert all(table.title in page for table in found.tables)
-    assert (tmp_path / "cost.png").exists() == (name != "start")
+    assert (tmp_path / "cost.png").exists() == (name in ("simulated", "scale"))
     assert (tmp_path / "memory.png").exists() == (name == "scale")
 
 

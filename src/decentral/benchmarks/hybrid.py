@@ -34,10 +34,10 @@ _COLUMNS = {
 
 
 def measure(effort: Effort) -> tuple[Table, Target]:
-    """Steps of D-PSGD of 16 workers in 1, 2, 4, 8 and 16 processes, and as many as there are cores; rounds in turn."""
+    """Steps of D-PSGD of 16 workers in 1, 2, 4 and 16 processes, and as many as there are cores; rounds in turn."""
     from decentral.launch.devices import num_cores
 
-    sizes = [1, 2] if effort.quick else [size for size in range(1, 17) if 16 % size == 0 or size == num_cores()]
+    sizes = [1, 2] if effort.quick else sorted({1, 2, 4, min(num_cores(), 16), 16})
     most, cores = sizes[-1], min(num_cores(), sizes[-1])
     found: dict[int, list[Together]] = {size: [] for size in sizes}
     for _ in range(min(effort.rounds, _MOST_ROUNDS)):

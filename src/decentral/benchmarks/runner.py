@@ -50,7 +50,7 @@ def passes(run: Run) -> Callable[[], None]:
     """n forward and backward passes of the run's model, and nothing else.
 
     Plain modules with parameters of their own, on batches that are there already; the gradients are computed and
-    dropped. Nothing that trains n models can take less.
+    dropped. Nothing that trains n models one by one, in the usual layout of pictures, can take less.
     """
     import torch
     import torch.nn.functional as F

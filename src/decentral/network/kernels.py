@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-_BLOCK_BYTES = 4 << 20  # of a block of rows on a CPU: for smaller ones, calls cost more than the cache saves
+_BLOCK_BYTES = 8 << 20  # of a block of rows on a CPU: for smaller ones, calls cost more than the cache saves
 _BLOCK_BYTES_GPU = 1 << 28  # launching a kernel costs more than memory does
 
 
@@ -57,15 +57,15 @@ def mix(
     `rows[i]` lists (j, W_ij) with global j; the local rows are those of worker first, ..., first + k - 1. With d terms
     a row takes 3 d - 1 passes, and 2 more if local rows are mixed with each other.
     """
-    k = len(x)
-    apart = all(j == first + i or j in remote for i, weights in enumerate(rows) for j, _ in weights)
-    ordered = [_own_first(weights, first + i) for i, weights in enumerate(rows)]
+    here = range(first, first + len(x))
+    apart = all(j == i or j not in here for i, weights in zip(here, rows, strict=True) for j, _ in weights)
+    ordered = [_own_first(weights, i) for i, weights in zip(here, rows, strict=True)]
     for columns in blocks(x.shape[-1], 2 * x[..., :1].numel(), x):
         block = x[..., columns]
-        before = block if apart else scratch.copy(block)
-        for i, weights in enumerate(ordered):
-            terms = [(before[j - first] if 0 <= j - first < k else remote[j][..., columns], w) for j, w in weights]
-            weighted_sum(terms, out=block[i])
+        before = dict(zip(here, (block if apart else scratch.copy(block)).unbind(0), strict=True))
+        before |= {j: row[..., columns] for j, row in remote.items()}
+        for out, weights in zip(block.unbind(0), ordered, strict=True):
+            weighted_sum([(before[j], weight) for j, weight in weights], out)
 
 
 def _own_first(weights: Sequence[tuple[int, float]], i: int) -> list[tuple[int, float]]:
