@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from decentral.benchmarks import command, footprint, stored, ways
+from decentral.benchmarks import command, footprint, simulated, stored, ways
 from decentral.benchmarks.benchmark import Benchmark, Effort, Findings, Table, Target
 from decentral.benchmarks.pages import number, write_page
 from decentral.benchmarks.runner import Steps
@@ -210,14 +210,16 @@ class TestWays:
         steps.close()
 
     def test_a_way_that_refuses_the_model_is_left_out(self) -> None:
-        row = ways.compared(ways.Case("resnet20", ("model=resnet20", "num_workers=2", "batch_size=2"), 1), QUICK)
+        settings = (*simulated.VGG11[:-1], "num_workers=2", "batch_size=2")
+        row = ways.compared(ways.Case("vgg11 with dropout", settings, 1), QUICK)
         assert (row["batched_ms"], row["choice"]) == (None, "loop")
 
 
 class TestSimulated:
-    def test_the_title_says_what_auto_chooses(self) -> None:
-        table = components("benchmarks")["simulated"]().measure(QUICK).tables[0]
-        assert "execution=auto: cnn, digits: batched" in table.title
+    def test_the_table_says_what_auto_chooses(self) -> None:
+        model = simulated.Model("a small mlp", ("model=mlp", "num_workers=4"), 1)
+        rows = simulated.overhead(model, [("dpsgd", "ring")], QUICK)
+        assert simulated.chosen(rows) == "execution=auto: a small mlp: batched"
 
 
 class TestFootprint:

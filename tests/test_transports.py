@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from unittest import mock
 
@@ -131,3 +132,21 @@ def test_without_shared_memory_torch_carries_the_rows():
     with mock.patch.object(choose, "possible", return_value=False):
         transport = choose.open_transport(NetworkSettings(), split_workers(4, 2), torch.device("cpu"))
     assert isinstance(transport, choose.TorchDistributed)
+
+
+def files_open(world: World) -> list[int]:
+    """How many files a process has open before and after rows of several shapes were exchanged."""
+    settings = NetworkSettings(transport=Carrier.shared_memory)
+    net = join(topology("ring").schedule(N), CERTAIN, world.device, world.rank, world.size, settings)
+    counts = []
+    for width in range(1, 6):
+        x = torch.ones(len(net.workers), width)
+        net.mean(net.mix(x, 0))
+        counts.append(len(os.listdir("/proc/self/fd")))
+    net.close()
+    return counts
+
+
+def test_shared_memory_keeps_no_file_open(worlds):
+    for counts in worlds(2).call(files_open):
+        assert len(set(counts)) == 1

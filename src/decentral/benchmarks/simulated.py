@@ -73,11 +73,11 @@ class Simulated(Benchmark):
             "batches, keeps the gradients, and does the optimizer and the exchange. Where `auto` computes workers side "
             "by side, all of it can take less than the passes."
         ]
-        tables = [Table(f"CPU time of a step and of its passes ({_chosen(rows)})", _COLUMNS, rows), spread]
+        tables = [Table(f"CPU time of a step and of its passes ({chosen(rows)})", _COLUMNS, rows), spread]
         return Findings(tables, [*targets, target], notes)
 
 
-def _chosen(rows: Sequence[dict[str, Any]]) -> str:
+def chosen(rows: Sequence[dict[str, Any]]) -> str:
     """What `execution=auto` is for each model."""
     choices = {row["model"]: row["execution"] for row in rows}
     return "execution=auto: " + "; ".join(f"{model}: {choice}" for model, choice in choices.items())

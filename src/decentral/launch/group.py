@@ -45,6 +45,14 @@ def find_store(port: int, size: int, timeout_s: float) -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
+def _wait_for_leader(world: World, store: dist.Store) -> None:
+    """Until the leader has written everything, which may take longer than anybody waits for a message."""
+    if world.leader:
+        store.set("leader is done", "yes")
+    else:
+        store.wait(["leader is done"], timedelta(days=7))
+
+
 @contextmanager
 def joined(
     config: Config,
@@ -89,6 +97,7 @@ def joined(
             )
         world.barrier()
         yield world
+        _wait_for_leader(world, dist.PrefixStore(f"attempt{attempt}", store))
         world.barrier()  # nobody leaves while another still talks
     finally:
         dist.destroy_process_group()

@@ -18,7 +18,7 @@ def open_transport(settings: NetworkSettings, layout: Sequence[range], device: t
 
     `layout` are the workers of each process. Raises ConfigError if shared memory is asked for and cannot be had.
     """
-    if settings.transport is Carrier.torch or (settings.transport is Carrier.auto and len(layout) == 1):
+    if settings.transport is Carrier.torch or len(layout) == 1:  # alone, nothing has to be carried
         return TorchDistributed()
     able = device.type == "cpu" and possible()
     if able:

@@ -10,6 +10,8 @@ from enum import IntEnum
 import torch
 import torch.distributed as dist
 
+_GREETING_BYTES, _GREETING_S = 20, 5.0
+
 
 class Bell(IntEnum):
     """What a byte says."""
@@ -84,10 +86,12 @@ class Doorbells:
                 self._sockets[peer] = connection
             while len(self._sockets) < self.size - 1:
                 connection, _ = listening.accept()
-                connection.settimeout(self.timeout_s)
-                greeting = connection.recv(20, socket.MSG_WAITALL)
-                if greeting[:16] == token:  # anybody on this host can call
+                greeting = _greeting(connection)
+                if len(greeting) == _GREETING_BYTES and greeting[:16] == token:  # anybody on this host can call
+                    connection.settimeout(self.timeout_s)
                     self._sockets[int.from_bytes(greeting[16:], "big")] = connection
+                else:
+                    connection.close()
 
     @staticmethod
     def _unpack(packed: bytes) -> tuple[bytes, bytes]:
@@ -96,6 +100,14 @@ class Doorbells:
     @staticmethod
     def _gone(peer: int) -> ConnectionError:
         return ConnectionError(f"connection closed by process {peer} of this run")
+
+
+def _greeting(connection: socket.socket) -> bytes:
+    """What somebody says who calls; who says nothing for a few seconds is a stranger."""
+    connection.settimeout(_GREETING_S)
+    with contextlib.suppress(OSError):
+        return connection.recv(_GREETING_BYTES, socket.MSG_WAITALL)
+    return b""
 
 
 def _gathered(content: bytes) -> list[bytes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,29 +48,24 @@ class Segments:
 
     def __init__(self, shapes: Sequence[tuple[int, ...]], dtype: torch.dtype) -> None:
         """`shapes[p]` is the shape of process p's tensor."""
-        sizes = [max(1, torch.Size(shape).numel()) * dtype.itemsize for shape in shapes]
-        rank = dist.get_rank()
+        size = max(1, torch.Size(shapes[dist.get_rank()]).numel()) * dtype.itemsize
         own = os.memfd_create("decentral")
         try:
-            os.ftruncate(own, sizes[rank])
+            os.ftruncate(own, size)
             place = torch.tensor([os.getpid(), own], dtype=torch.int64)
             places = [torch.empty_like(place) for _ in shapes]
             dist.all_gather(places, place)
-            self.tensors = []
-            for (pid, number), size, shape in zip((p.tolist() for p in places), sizes, shapes, strict=True):
-                self.tensors.append(_mapped(pid, number, size, shape, dtype))
+            self.tensors = [_mapped(place, shape, dtype) for place, shape in zip(places, shapes, strict=True)]
             dist.all_reduce(place)  # nobody closes what another has not opened yet
         finally:
             os.close(own)
 
 
-def _mapped(pid: int, number: int, size: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    opened = os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
-    try:
-        memory = mmap.mmap(opened, size)
-    finally:
-        os.close(opened)
-    return torch.frombuffer(memory, dtype=dtype)[: torch.Size(shape).numel()].view(shape)
+def _mapped(place: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The memory behind a file descriptor of a process, (pid, number); the mapping needs none of its own."""
+    (pid, number), count = place.tolist(), torch.Size(shape).numel()
+    memory = torch.from_file(f"/proc/{pid}/fd/{number}", shared=True, size=max(1, count), dtype=dtype)
+    return memory[:count].view(shape)
 
 
 @dataclass
