@@ -167,7 +167,7 @@ class TestPage:
         page = write_page([handmade()], tmp_path).read_text()
         assert "| a / b | at most 1.10 | 1.25 | not met (floor) |" in page
         assert "| b / a | at least 0.5 | 0.8 | met |" in page
-        assert "- a / b: the row x shows why" in page
+        assert "- The floor of a / b: the row x shows why" in page
         assert "| x | 1.00 (0.5 to 2.00) |" in page and "hidden" not in page
         assert "- a note" in page
         assert "commit 0123456789ab with changes, 2 cores of a processor, torch 2.11, 2026-01-02, 7 rounds" in page

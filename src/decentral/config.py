@@ -63,7 +63,9 @@ class Config:
     trace: bool = _key(False, "write every step's models to trace.npz: iterates [steps + 1, n, P]")
     device: str = _key("auto", "auto, cpu, cuda, or cuda:1 ...")
     processes: str = _key("auto", "how many processes share the workers: 1 to num_workers, or auto")
-    execution: str = _key("auto", "how the workers of a process get their gradients: auto, loop, or batched")
+    execution: str = _key(
+        "auto", "how the workers of a process get their gradients: loop, batched (small plain models), auto"
+    )
     precision: Precision = field(
         default=Precision.fp32,
         metadata={

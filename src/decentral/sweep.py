@@ -72,6 +72,13 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
     config = combinations[0].config
     if before:
         say(f"{before} of {len(runs)} runs were done before{'; nothing was computed' if not unfinished else ''}.")
+    different = len({run.id for run in runs})
+    if different < len(runs):
+        number = f"{different} different run{'s' if different > 1 else ''}"
+        say(
+            f"These {len(runs)} combinations are {number}: settings like execution= and processes= make no difference "
+            "to what is computed."
+        )
     ended: dict[str, Ended] = {}
     interrupted = False
     if unfinished:

@@ -59,7 +59,7 @@ def _cells(target: Target) -> list[str]:
 
 def _floors(stored: Sequence[Stored]) -> list[str]:
     missed = [target for one in stored for target in one.findings.targets if target.floor and not target.met]
-    return ["\n".join(f"- {target.measure}: {target.floor}" for target in missed)] if missed else []
+    return ["\n".join(f"- The floor of {target.measure}: {target.floor}" for target in missed)] if missed else []
 
 
 def _section(one: Stored) -> list[str]:

@@ -30,7 +30,10 @@ class Batched(Execution):
 
         reason = refusal(work.models.modules[0])
         if reason is not None:
-            raise ConfigError(f"execution=batched cannot be used with this model: {reason}; use execution=loop.")
+            raise ConfigError(
+                f"execution=batched cannot compute the workers of this model side by side, since {reason}: it is for "
+                "plain sequences of layers, such as model=mlp or model=cnn; use execution=auto or loop."
+            )
         layers = sequence(work.models.modules[0])
         assert layers is not None
         together = sizes(layers, work.pictures, work.precision).together(work.models.device)

@@ -162,6 +162,11 @@ class Network(ABC):
     @abstractmethod
     def _relay(self, y: Tensor, m: Tensor) -> Tensor: ...
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """How it carries rows, for the records."""
+        return {}
+
     def close(self) -> None:
         """Release what is held; the network is not used afterwards."""
         return None

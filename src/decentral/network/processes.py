@@ -84,6 +84,11 @@ class ProcessNetwork(Network):
         """In how many messages."""
         return self.transport.wire_messages
 
+    @property
+    def facts(self) -> dict[str, str]:
+        """The transport."""
+        return {"transport": self.transport.name}
+
     def close(self) -> None:
         """Let go of the transport."""
         self.transport.close()

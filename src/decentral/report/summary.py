@@ -25,7 +25,7 @@ def summary(run_dir: Path) -> str:
         blocks[0] += f" ({facts['reason']})"
     blocks.append(_table(curves) if curves.series else "No metrics were recorded.")
     notes = [f"Note:     {note}" for note in facts.get("notes", [])]
-    blocks.append("\n".join([*notes, *_costs(curves), *_places(run_dir), _next(run_dir, facts)]))
+    blocks.append("\n".join([*notes, *_costs(curves), *_how(run_dir), *_places(run_dir), _next(run_dir, facts)]))
     return "\n\n".join(blocks)
 
 
@@ -96,12 +96,27 @@ def _places(run_dir: Path) -> list[str]:
     return lines
 
 
+def _how(run_dir: Path) -> list[str]:
+    """In how many processes the run was carried out, what carried its rows, and how gradients were computed."""
+    facts = _provenance(run_dir)
+    if "processes" not in facts:
+        return []
+    number = facts["processes"]
+    words = [f"{number} process{'es' if number != 1 else ''}"]
+    words += [f"{key}={facts[key]}" for key in ("transport", "execution") if key in facts]
+    return [f"How:      {', '.join(words)} (makes no difference to the result but rounding)"]
+
+
+def _provenance(run_dir: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads((run_dir / "provenance.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
+
+
 def _next(run_dir: Path, facts: dict[str, Any]) -> str:
     """The command that resumes the run if it is not finished, else the one that repeats it with another seed."""
-    try:
-        arguments = json.loads((run_dir / "provenance.json").read_text(encoding="utf-8"))["command_line"][1:]
-    except (OSError, ValueError, KeyError, TypeError):
-        arguments = []
+    arguments = list(_provenance(run_dir).get("command_line") or [])[1:]
     if facts.get("status") in ("done", "diverged"):
         seed = read_config(run_dir).get("seed")
         kept = [word for word in arguments if not word.startswith(("seed=", "run_dir=", "progress="))]

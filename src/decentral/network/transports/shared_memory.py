@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -83,6 +84,8 @@ class SharedMemory(Transport):
     Takes memory for the rows that are shown, and for the messages of two rounds. `layout` are the workers of each
     process.
     """
+
+    name: ClassVar[str] = "shared_memory"
 
     def __init__(self, layout: Sequence[range], timeout_s: float) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +18,8 @@ class TorchDistributed(Transport):
     One message for each row and each process that needs it, or for each cut link. What is contiguous is sent from where
     it lies; what comes lands in buffers that are used again in the next round.
     """
+
+    name: ClassVar[str] = "torch"
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from torch import Tensor
 
@@ -34,6 +34,9 @@ class CutLink(NamedTuple):
 
 class Transport(ABC):
     """Every process calls the same methods in the same order. `wire_bytes` and `wire_messages` count what it sends."""
+
+    name: ClassVar[str]
+    """For the records: what `network.transport` calls it."""
 
     def __init__(self) -> None:
         self.wire_bytes = 0
