@@ -19,8 +19,9 @@ from decentral.benchmarks.baselines.exchanges import PointToPoint, messages
 from decentral.benchmarks.baselines.narrow_vgg import NarrowVGG
 from decentral.benchmarks.baselines.thesis_relay import ThesisRelay
 from decentral.benchmarks.benchmark import Effort
-from decentral.benchmarks.group import Turns, Work, in_group
+from decentral.benchmarks.group import Together, Turns, Work, in_group
 from decentral.benchmarks.on_device import row_bytes
+from decentral.benchmarks.times import Times
 from decentral.benchmarks.verbs import Step, Verb
 from decentral.launch.failures import RunFailed
 from decentral.registry import components
@@ -110,6 +111,8 @@ def test_an_exchange_sends_the_bytes_of_its_edges_and_no_message_more() -> None:
 def test_the_steps_are_held_against_all_reduce_and_the_thesis_way() -> None:
     rows, targets = communication.relay_rows(2, ((10, 10), (3,)), QUICK)
     assert [row["step"] for row in rows] == [
+        "the bytes of relaying on dbt alone (gloo)",
+        "one copy of a row in each process",
         "one all_reduce (gloo), no SGD",
         "allreduce (gloo)",
         "relaysgd, dbt (gloo)",
@@ -118,6 +121,15 @@ def test_the_steps_are_held_against_all_reduce_and_the_thesis_way() -> None:
         "relaysgd, dbt, the thesis' way (gloo), freed memory is kept",
     ]
     assert [target.at_least for target in targets] == [0.83, 1.3, 2.8]
+
+
+@pytest.mark.parametrize(("allreduce_s", "says"), [(0.8, "would reach 0.67"), (1.0, "")])
+def test_a_floor_is_what_bytes_and_the_least_passes_take_where_that_is_too_much(allreduce_s, says) -> None:
+    config = configure("task=quadratics", "algo=relaysgd", "topology=dbt", "num_workers=8")
+    seconds = {communication._BYTES: [0.3], communication._COPY: [0.2], communication._ALLREDUCE: [allreduce_s]}
+    found = Together(Times(seconds), Times(seconds), {})
+    floor = communication._floor(found, config, communication._ALLREDUCE, 0.83)  # 0.3 s + 9 passes of 0.1 s
+    assert (says in floor) and bool(floor) == bool(says)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decentral.config import Config
+    from decentral.topology.schedule import Schedule
 
 _N = 8
 _STEPS = 12  # by then all messages have arrived once
@@ -81,7 +82,6 @@ class Traffic(Benchmark):
 def count(settings: Sequence[str], least: Least | None, num_parameters: int) -> dict[str, Any]:
     """Mean over the workers of what the last of a few steps moves and allocates, in rows of P numbers."""
     from decentral.composition import compose
-    from decentral.topology import graph
 
     config = compose([*settings, "task=quadratics", f"num_workers={_N}"])
     schedule = config.topology.schedule(_N)
@@ -89,10 +89,17 @@ def count(settings: Sequence[str], least: Least | None, num_parameters: int) -> 
     passes, allocated = (statistics.fmean(c[i] for c in counts) for i in (0, 1))
     found: dict[str, Any] = {"settings": " ".join(settings), "passes": passes, "allocated": allocated}
     if least is not None:
-        graphs = [graph.support(W) for round in range(schedule.period) for W in schedule.matrices(round)]
-        found["least"] = statistics.fmean(least(int(degree)) for A in graphs for degree in A.sum(1))
+        found["least"] = least_passes(schedule, least)
         found["ratio"] = passes / found["least"]
     return found
+
+
+def least_passes(schedule: Schedule, least: Least) -> float:
+    """The mean of `least` over workers, pieces and the rounds of a period."""
+    from decentral.topology import graph
+
+    graphs = [graph.support(W) for round in range(schedule.period) for W in schedule.matrices(round)]
+    return statistics.fmean(least(int(degree)) for A in graphs for degree in A.sum(1))
 
 
 def _one(config: Config, rank: int, P: int) -> tuple[float, float]:
