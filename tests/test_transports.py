@@ -100,6 +100,7 @@ def left_alone(world: World, leaves: bool) -> str:
     x = start_values()[net.workers.start : net.workers.stop]
     try:
         net.mix(x, 0)
+        world.barrier()
         if world.rank == 0:
             with pytest.raises((ConnectionError, TimeoutError)) as error:
                 net.mix(x, 1)

@@ -37,11 +37,9 @@ class Doorbells:
         self._connect()
 
     def ring(self, peer: int, bell: Bell) -> None:
-        """Tell `peer`."""
-        try:
+        """Tell `peer`. Whoever waits for one that is gone hears of it then."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._sockets[peer].sendall(bytes([bell]))
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._gone(peer) from None
 
     def wait(self, peer: int, bell: Bell, count: int) -> None:
         """Until `peer` has rung `count` times since the group was made."""
