@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from decentral.config import GROUPS, Config
+from decentral.config import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 
 CHOICES = ("experiment", *GROUPS)
@@ -75,12 +75,13 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
         raise ConfigError(f"{key}: a choice cannot be put elsewhere: write {key.partition('@')[0]}=... instead.")
     if head not in (*_KEYS, "experiment"):
         raise ConfigError(f"there is no setting '{key}'.{suggest(head, (*_KEYS, 'experiment'))}")
-    if parts and head not in (*GROUPS, "network"):
+    if parts and head not in (*GROUPS, *NODES):
         raise ConfigError(f"{head} is one value and has no part '{'.'.join(parts)}': write {head}=...")
     if len(parts) > 1:
         raise ConfigError(f"{head}.{parts[0]} is one value and has no part '{parts[1]}': write {head}.{parts[0]}=...")
-    if head == "network" and not parts:
-        raise ConfigError("network is a group of settings: write network.drop_probability=... or network.timeout_s=...")
+    if head in NODES and not parts:
+        one, other = [f"{head}.{f.name}=..." for f in dataclasses.fields(NODES[head])][:2]
+        raise ConfigError(f"{head} is a group of settings: write {one} or {other}")
     if parts == ["name"] and head in GROUPS:
         raise ConfigError(f"{override} would only change a label: choose with {head}=...")
 

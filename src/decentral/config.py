@@ -11,12 +11,16 @@ import math
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from decentral.errors import ConfigError, suggest
 from decentral.network.settings import NetworkSettings
 from decentral.precision import Precision
 from decentral.registry import components
+from decentral.topology.communication import Communication
+
+if TYPE_CHECKING:
+    from decentral.topology.schedule import Schedule
 
 GROUPS = {
     "algo": "algorithms",
@@ -31,6 +35,9 @@ GROUPS = {
     "launcher": "launchers",
 }
 """Group of the configuration -> package with its components."""
+
+NODES: dict[str, type] = {"network": NetworkSettings, "communication": Communication}
+"""Settings that belong together and are no choice -> their dataclass, whose docstring describes them."""
 
 
 def _key(default: Any, help: str, **more: Any) -> Any:
@@ -52,6 +59,7 @@ class Config:
     logger: Any = None
     launcher: Any = None
     network: NetworkSettings = field(default_factory=NetworkSettings)
+    communication: Communication = field(default_factory=Communication)
     alpha: float = _key(0.1, "heterogeneity of the workers' data: Dirichlet concentration, smaller is more different")
     lr: float = _key(0.1, "learning rate gamma")
     batch_size: int = _key(32, "pictures per worker and step", group="data")
@@ -112,6 +120,14 @@ class Config:
         if not self.results_dir:
             raise ConfigError("results_dir= is empty: give a folder, for example results_dir=results.")
 
+    def rounds(self) -> Schedule:
+        """Who talks to whom in every step: the topology, and what `communication` does to its rounds.
+
+        Raises ConfigError where there is no such thing for so many workers.
+        """
+        assert self.num_workers is not None
+        return self.communication.schedule(self.topology, self.num_workers)
+
 
 def _positive(key: str, value: float, meaning: str) -> None:
     if not (math.isfinite(value) and value > 0):
@@ -149,8 +165,7 @@ def resolve(config: Config) -> Config:
             "leave precision= out."
         )
     config.task.check(config)
-    schedule = config.topology.schedule(config.num_workers)
-    check(schedule, config.algo.needs, config.algo.name, config.topology.name)
+    check(config.rounds(), config.algo.needs, config.algo.name, config.topology.name)
     if config.network.drop_probability and not config.algo.survives_loss:
         raise ConfigError(
             f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
@@ -158,8 +173,31 @@ def resolve(config: Config) -> Config:
             "an all-reduce is reliable; message loss is for algorithms that talk to neighbours, such as relaysgd "
             "or dpsgd."
         )
+    _check_communication(config)
     config.logger.check()
     return config
+
+
+def _check_communication(config: Config) -> None:
+    if config.communication.plain:
+        return
+    if not config.algo.uses_topology:
+        raise ConfigError(
+            f"algo={config.algo.name} does not use the topology, so that communication.{_first_key(config)} has no "
+            "meaning for it: leave it out."
+        )
+    if config.network.drop_probability and config.communication != Communication(every=config.communication.every):
+        raise ConfigError(
+            f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
+            f"communication.{_first_key(config)}: what machines and all workers do together is reliable."
+        )
+
+
+def _first_key(config: Config) -> str:
+    """The first key of `communication` that is not as usual, with its value."""
+    own, usual = config.communication, Communication()
+    key = next(f.name for f in dataclasses.fields(own) if getattr(own, f.name) != getattr(usual, f.name))
+    return f"{key}={getattr(own, key)}"
 
 
 def plain(value: Any) -> Any:
@@ -202,7 +240,8 @@ def from_dict(values: dict[str, Any]) -> Config:
         if name not in choices:
             raise ConfigError(f"{group}={name} does not exist.{suggest(str(name), choices)}")
         values[group] = _build(choices[name], values[group])
-    values["network"] = _build(NetworkSettings, values["network"])
+    for node, cls in NODES.items():
+        values[node] = _build(cls, values.get(node, {}))
     return _build(Config, values)
 
 

@@ -33,6 +33,8 @@ def identity(config: Config) -> dict[str, Any]:
     groups = [group for group in (*_ALWAYS, *config.task.uses) if group != "topology" or config.algo.uses_topology]
     known: dict[str, Any] = {"version": IDENTITY_VERSION}
     known |= {group: component_identity(getattr(config, group)) for group in groups}
+    if config.algo.uses_topology and not config.communication.plain:
+        known["communication"] = component_identity(config.communication)
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if f.name in _KEYS and f.metadata.get("group") in (None, *config.task.uses) and _counts(f, value):

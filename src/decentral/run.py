@@ -80,7 +80,7 @@ def assemble(config: Config, world: World) -> Run:
     """The problem, the network and the algorithm of this process, at step 0."""
     assert config.num_workers is not None and config.eval_every_epochs is not None
     keep_freed_memory()
-    schedule = config.topology.schedule(config.num_workers)
+    schedule = config.rounds()
     losses = Losses(config.network.drop_probability, config.seed)
     net: Network
     if world.distributed:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from decentral.complaints import CHOICES, options
-from decentral.config import GROUPS, Config
+from decentral.config import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
-from decentral.network.settings import NetworkSettings
 from decentral.registry import components
 
 _HEAD = """\
@@ -44,6 +43,7 @@ _TAIL = """\
 A run is the same whatever the number of processes. Its results are in results/runs/<id>, where the id follows from the
 configuration: a finished run is not run again, an interrupted one goes on from its last checkpoint."""
 
+_KEY_WIDTH = 36
 _WIDTH = 118
 
 
@@ -102,14 +102,20 @@ def _setting_lines() -> list[tuple[str, str]]:
         for f in dataclasses.fields(Config)
         if "help" in f.metadata
     ]
+    return found + [line for node, cls in NODES.items() for line in _node_lines(node, cls)]
+
+
+def _node_lines(node: str, cls: type) -> list[tuple[str, str]]:
+    """The same for the settings of a node, whose docstring describes them."""
     documented = {
         name: " ".join(text.split())
-        for name, text in re.findall(r"^(\w+)  +(\S.*(?:\n  +.*)*)", inspect.getdoc(NetworkSettings) or "", re.M)
+        for name, text in re.findall(r"^(\w+)  +(\S.*(?:\n  +.*)*)", inspect.getdoc(cls) or "", re.M)
     }
-    for f in dataclasses.fields(NetworkSettings):
-        key = f"network.{f.name}"
-        line = f"  {key + '=' + _show(f.default):<30}{documented.get(f.name, '')}"
-        found.append((key, textwrap.fill(line, _WIDTH, subsequent_indent=32 * " ")))
+    found = []
+    for f in dataclasses.fields(cls):
+        key = f"{node}.{f.name}"
+        line = f"  {key + '=' + _show(f.default):<{_KEY_WIDTH}}  {documented.get(f.name, '')}"
+        found.append((key, textwrap.fill(line, _WIDTH, subsequent_indent=(_KEY_WIDTH + 4) * " ")))
     return found
 
 

@@ -28,7 +28,7 @@ class DPSGD(Algorithm):
     """Decentralized parallel SGD: one round of gossip averaging with the neighbours per step.
 
         mode=atc    x_i <- sum_j W_ij (x_j + u_j)           adapt then combine, the RelaySGD authors' "DP-SGD"
-        mode=awc    x_i <- sum_j W_ij x_j + u_i             adapt while combining: mixing can overlap the gradient
+        mode=awc    x_i <- sum_j W_ij x_j + u_i             adapt while combining: rows travel during the gradient
 
     Lian et al., NeurIPS 2017 (arXiv:1705.09056), Algorithm 1 is awc. W is doubly stochastic, static or time-varying.
     Lost messages: the receiver rescales its remaining weights to their old sum.
@@ -53,5 +53,6 @@ class DPSGD(Algorithm):
         if self.mode is Mode.atc:
             y, opt = self.local.moved(s.x, oracle(s.x), s.opt, t)
             return self.State(net.mix(y, t), opt)
+        mixing = net.begin_mix(s.x, t)
         u, opt = self.local(oracle(s.x), s.x, s.opt, t)
-        return self.State(net.mix(s.x, t).add_(u), opt)
+        return self.State(mixing.wait().add_(u), opt)

@@ -133,7 +133,7 @@ def _exchange_row(each: Exchange, config: Config, numbers: int, found: Together)
 def least(config: Config, num_coordinates: int) -> tuple[float, float]:
     """Bytes (float32) and messages that a round of the topology needs, in the mean over its period."""
     assert config.num_workers is not None
-    schedule = config.topology.schedule(config.num_workers)
+    schedule = config.rounds()
     needed = [message for round in range(schedule.period) for message in messages(schedule, num_coordinates, round)]
     return 4 * sum(message.width for message in needed) / schedule.period, len(needed) / schedule.period
 
@@ -192,7 +192,7 @@ def relay_rows(
 
 def _floor(found: Together, relaysgd: Config, other: str, wanted: float) -> str:
     """What stands in the way of being `wanted` times as fast as `other`, if it is the bytes and the least passes."""
-    passes = least_passes(relaysgd.topology.schedule(relaysgd.num_workers), relaying)
+    passes = least_passes(relaysgd.rounds(), relaying)
     least_s = found.cpu.median(_BYTES) + passes * found.cpu.median(_COPY) / 2
     reached = found.cpu.median(other) / least_s
     if reached >= wanted:

@@ -102,5 +102,5 @@ def open_network(config: Config, world: World) -> ProcessNetwork:
     from decentral.network.rounds import Losses
 
     assert config.num_workers is not None
-    schedule = config.topology.schedule(config.num_workers)
+    schedule = config.rounds()
     return join(schedule, Losses(0.0, config.seed), world.device, world.rank, world.size, config.network)

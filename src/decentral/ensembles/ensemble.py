@@ -148,4 +148,4 @@ def _columns(part: Any, columns: Tensor, width: int) -> Any:
 def network(config: Config) -> LocalNetwork:
     """The network that all members share; it loses no messages (see job.check)."""
     assert config.num_workers is not None
-    return LocalNetwork(config.topology.schedule(config.num_workers), Losses(0.0, config.seed))
+    return LocalNetwork(config.rounds(), Losses(0.0, config.seed))

@@ -78,7 +78,7 @@ def measured_correction(config: Config) -> float:
 def _of_schedule(value: Callable[[Schedule], float]) -> Callable[[Config], float]:
     def of(config: Config) -> float:
         assert config.num_workers is not None
-        return value(config.topology.schedule(config.num_workers))
+        return value(config.rounds())
 
     return of
 

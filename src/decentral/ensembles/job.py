@@ -148,7 +148,7 @@ def check(config: Config) -> None:
         )
     check_losses(config)
     assert config.num_workers is not None
-    pieces = config.topology.schedule(config.num_workers).num_pieces
+    pieces = config.rounds().num_pieces
     if pieces > 1:
         raise ConfigError(
             f"topology={config.topology.name} cuts each model in {pieces} pieces, which an ensemble of models in one "

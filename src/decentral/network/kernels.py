@@ -44,7 +44,8 @@ def weighted_sum(terms: Sequence[tuple[Tensor, float]], out: Tensor) -> None:
         out.zero_()
         return
     (row, weight), *rest = terms
-    torch.mul(row, weight, out=out)
+    if weight != 1 or row.data_ptr() != out.data_ptr():
+        torch.mul(row, weight, out=out)
     for row, weight in rest:
         out.add_(row, alpha=weight)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 
 import torch
@@ -9,8 +10,8 @@ from torch import Tensor
 
 from decentral.network import gathered, kernels
 from decentral.network.network import Network
-from decentral.network.rounds import Losses
-from decentral.topology.schedule import Schedule
+from decentral.network.rounds import Exchange, Losses
+from decentral.topology.schedule import Schedule, slices
 
 
 class LocalNetwork(Network):
@@ -18,7 +19,6 @@ class LocalNetwork(Network):
 
     def __init__(self, schedule: Schedule, losses: Losses) -> None:
         super().__init__(schedule, range(schedule.num_workers), losses)
-        self._tables: dict[tuple[int, bool], list[tuple[Tensor, Tensor]]] = {}
         self._relay_tables: dict[int, gathered.RelayTable] = {}
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -29,23 +29,22 @@ class LocalNetwork(Network):
         """1/n sum_j x_j: [n, P] -> [P]."""
         return x.mean(0)
 
-    def _mix(self, x: Tensor, pieces: list[slice], round: int, lazy: bool) -> Tensor:
-        rows = self.rounds.rows(round, lazy)
-        widest = max(len(terms) for weights in rows for terms in weights)
-        if gathered.small(x, 8 * widest):
-            for piece, table in zip(pieces, self._mixing_tables(round, lazy), strict=True):
-                x[..., piece] = gathered.mix(x[..., piece], table)
-            return x
-        for piece, weights in zip(pieces, rows, strict=True):
-            kernels.mix(x[..., piece], weights, {}, 0, self.scratch)
-        return x
+    def _begin(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
+        """Nothing travels: all is done at the end."""
+        return lambda: self._mix(x, exchange) if exchange.pieces else self._mean(x)
 
-    def _mixing_tables(self, round: int, lazy: bool) -> list[tuple[Tensor, Tensor]]:
-        """Kept over the rounds of a period, unless messages get lost."""
-        key = (round % self.schedule.period, lazy)
-        if key not in self._tables or self.rounds.losses.probability:
-            self._tables[key] = [gathered.mixing_table(weights) for weights in self.rounds.rows(round, lazy)]
-        return self._tables[key]
+    def _mix(self, x: Tensor, exchange: Exchange) -> None:
+        pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
+        if "widest" not in exchange.memo:
+            exchange.memo["widest"] = max(len(terms) for weights in exchange.pieces for terms in weights)
+        if gathered.small(x, 8 * exchange.memo["widest"]):
+            if "tables" not in exchange.memo:
+                exchange.memo["tables"] = [gathered.mixing_table(weights) for weights in exchange.pieces]
+            for piece, table in zip(pieces, exchange.memo["tables"], strict=True):
+                x[..., piece] = gathered.mix(x[..., piece], table)
+            return
+        for piece, weights in zip(pieces, exchange.pieces, strict=True):
+            kernels.mix(x[..., piece], weights, {}, 0, self.scratch)
 
     def _mean(self, x: Tensor) -> Tensor:
         kernels.average_rows(x)

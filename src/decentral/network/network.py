@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -11,9 +11,26 @@ import torch
 from torch import Tensor
 
 from decentral.network import gathered, kernels
-from decentral.network.rounds import Losses, Rounds
+from decentral.network.rounds import Exchange, Losses, Rounds, exchange
 from decentral.topology.facts import mean_delay
-from decentral.topology.schedule import Links, Schedule
+from decentral.topology.schedule import Links, Schedule, Split, slices
+
+
+class Mixing:
+    """Rows that are being mixed, from `Network.begin_mix`."""
+
+    def __init__(self, net: Network, x: Tensor, exchanges: Sequence[Exchange], halve: bool) -> None:
+        self._net, self._x, self._later = net, x, list(exchanges[1:])
+        self._own = x.clone() if halve else None
+        self._finish = net._begin(x, exchanges[0]) if exchanges else None
+
+    def wait(self) -> Tensor:
+        """The mixed rows, in the memory of x. To be called once."""
+        if self._finish is not None:
+            self._finish()
+        for later in self._later:
+            self._net._begin(self._x, later)()
+        return self._x if self._own is None else self._x.add_(self._own).mul_(0.5)
 
 
 class Network(ABC):
@@ -45,15 +62,28 @@ class Network(ABC):
 
     def mix(self, x: Tensor, round: int, lazy: bool = False) -> Tensor:
         """x_i <- sum_j W_ij x_j with the matrices of this round, or with (W + I) / 2. [k, ..., P] -> the same."""
-        pieces = self.schedule.slices(x.shape[-1])
-        for piece, num_messages in zip(pieces, self.rounds.num_messages(round), strict=True):
-            self._count(num_messages, x[0, ..., piece])
-        return self._mix(x, pieces, round, lazy)
+        return self.begin_mix(x, round, lazy).wait()
+
+    def begin_mix(self, x: Tensor, round: int, lazy: bool = False) -> Mixing:
+        """`mix`, in the background: rows travel until `Mixing.wait`, before which x may be read but must not change.
+
+        Several may be on their way, which all processes begin in the same order. Of a round of several exchanges the
+        first is in the background.
+        """
+        exchanges = self.rounds.planned(round, lazy)
+        for each in exchanges:
+            self._count_exchange(each, x)
+        return Mixing(self, x, exchanges, lazy and self.rounds.in_several(round))
+
+    def mix_with(self, x: Tensor, W: np.ndarray) -> Tensor:
+        """x_i <- sum_j W_ij x_j with a matrix [n, n] that depends on data, the same on all processes."""
+        once = exchange((W,), Split.contiguous)
+        self._count_exchange(once, x)
+        return Mixing(self, x, [once], halve=False).wait()
 
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
-        self.messages_sent += 2 * (self.n - 1) * self.n
-        self.bytes_sent += 2 * (self.n - 1) * x[0].numel() * x.element_size()
+        self._count_mean(x)
         return self._mean(x)
 
     def relay(self, y: Tensor, m: Tensor, round: int) -> Tensor:
@@ -154,7 +184,8 @@ class Network(ABC):
     # -- what an implementation does -----------------------------------------------------------------------------------
 
     @abstractmethod
-    def _mix(self, x: Tensor, pieces: list[slice], round: int, lazy: bool) -> Tensor: ...
+    def _begin(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
+        """Begin to mix x in place; what is returned, when called, ends it."""
 
     @abstractmethod
     def _mean(self, x: Tensor) -> Tensor: ...
@@ -224,6 +255,17 @@ class Network(ABC):
     @cached_property
     def _mean_delays(self) -> dict[bool, float]:
         return {overlap: mean_delay(self.schedule, overlap) for overlap in (False, True)}
+
+    def _count_exchange(self, exchange: Exchange, x: Tensor) -> None:
+        if not exchange.pieces:
+            self._count_mean(x)
+        pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
+        for piece, num_messages in zip(pieces, exchange.num_messages, strict=True):
+            self._count(num_messages, x[0, ..., piece])
+
+    def _count_mean(self, x: Tensor) -> None:
+        self.messages_sent += 2 * (self.n - 1) * self.n
+        self.bytes_sent += 2 * (self.n - 1) * x[0].numel() * x.element_size()
 
     def _count(self, num_messages: int, message: Tensor) -> None:
         self.messages_sent += num_messages

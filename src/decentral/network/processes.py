@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -14,14 +14,11 @@ from torch import Tensor
 
 from decentral.network import kernels
 from decentral.network.network import Network
-from decentral.network.rounds import Losses
+from decentral.network.rounds import Exchange, Losses, Terms
 from decentral.network.settings import NetworkSettings
 from decentral.network.transports.choose import open_transport
 from decentral.network.transports.transport import CutLink, Row, Transport
-from decentral.topology.schedule import Schedule
-
-Weights = Sequence[Sequence[tuple[int, float]]]
-"""The (j, W_ij) that are not zero, for each worker i."""
+from decentral.topology.schedule import Schedule, slices
 
 
 def split_workers(num_workers: int, num_processes: int) -> list[range]:
@@ -72,7 +69,6 @@ class ProcessNetwork(Network):
         super().__init__(schedule, layout[rank], losses)
         self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
         self.owner = [p for p, workers in enumerate(layout) for _ in workers]
-        self._crossings_of: dict[int, _Crossings] = {}
 
     @property
     def wire_bytes(self) -> int:
@@ -112,34 +108,38 @@ class ProcessNetwork(Network):
         x[1:] = x[0]
         return x
 
-    def _mix(self, x: Tensor, pieces: list[slice], round: int, lazy: bool) -> Tensor:
-        rows = self.rounds.rows(round, lazy)
-        crossings = self._crossings(rows, round)
-        received = iter(self.transport.share(x, pieces, crossings.sends, crossings.receives))
-        for piece, weights, workers in zip(pieces, rows, crossings.received, strict=True):
-            remote = {j: next(received) for j in workers}
-            local = weights[self.workers.start : self.workers.stop]
-            kernels.mix(x[..., piece], local, remote, self.workers.start, self.scratch)
-        self.transport.release()
-        return x
+    def _begin(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
+        if not exchange.pieces:
+            return lambda: self._mean(x)
+        pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
+        if "crossings" not in exchange.memo:
+            exchange.memo["crossings"] = self._crossings(exchange.pieces)
+        crossings: _Crossings = exchange.memo["crossings"]
+        shared = self.transport.share(x, pieces, crossings.sends, crossings.receives)
 
-    def _crossings(self, rows: Sequence[Weights], round: int) -> _Crossings:
-        """Kept over the rounds of a period, unless messages get lost."""
-        key = round % self.schedule.period
-        if key not in self._crossings_of or self.rounds.losses.probability:
-            everything = [
-                Row(j, h, peer, 0) for h, weights in enumerate(rows) for j, peer in self._needed_elsewhere(weights)
-            ]
-            numbered = [row._replace(tag=tag) for tag, row in enumerate(everything)]
-            first, mine = self.workers.start, [row for row in numbered if row.peer == self.rank]
-            self._crossings_of[key] = _Crossings(
-                [row._replace(worker=row.worker - first) for row in numbered if self.owner[row.worker] == self.rank],
-                [row._replace(peer=self.owner[row.worker]) for row in mine],
-                [[row.worker for row in mine if row.piece == h] for h in range(len(rows))],
-            )
-        return self._crossings_of[key]
+        def finish() -> None:
+            received = iter(shared.rows())
+            for piece, weights, workers in zip(pieces, exchange.pieces, crossings.received, strict=True):
+                remote = {j: next(received) for j in workers}
+                local = weights[self.workers.start : self.workers.stop]
+                kernels.mix(x[..., piece], local, remote, self.workers.start, self.scratch)
+            shared.release()
 
-    def _needed_elsewhere(self, weights: Weights) -> list[tuple[int, int]]:
+        return finish
+
+    def _crossings(self, pieces: Sequence[Terms]) -> _Crossings:
+        everything = [
+            Row(j, h, peer, 0) for h, weights in enumerate(pieces) for j, peer in self._needed_elsewhere(weights)
+        ]
+        numbered = [row._replace(tag=tag) for tag, row in enumerate(everything)]
+        first, mine = self.workers.start, [row for row in numbered if row.peer == self.rank]
+        return _Crossings(
+            [row._replace(worker=row.worker - first) for row in numbered if self.owner[row.worker] == self.rank],
+            [row._replace(peer=self.owner[row.worker]) for row in mine],
+            [[row.worker for row in mine if row.piece == h] for h in range(len(pieces))],
+        )
+
+    def _needed_elsewhere(self, weights: Terms) -> list[tuple[int, int]]:
         """(worker j, process p), sorted, for each row j that another process p needs."""
         return sorted(
             {(j, self.owner[i]) for i, terms in enumerate(weights) for j, _ in terms if self.owner[j] != self.owner[i]}

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from decentral.randomness import uniform
-from decentral.topology.schedule import Links, Schedule
+from decentral.topology.schedule import Links, Phase, Schedule, Split
+
+_ROUNDS_KEPT = 128
+
+Terms = list[list[tuple[int, float]]]
+"""For each worker i the (j, W_ij) that are not zero, j ascending."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,23 @@ class Losses:
         return uniform(self.seed, "message loss", round, piece, src, dst) < self.probability
 
 
+@dataclass
+class Exchange:
+    """One exchange of a round: what every worker takes of each piece; no pieces stand for the mean of all workers."""
+
+    pieces: list[Terms]
+    num_messages: list[int]  # that all workers send, for each piece; a lost message was sent
+    split: Split
+    memo: dict[str, Any] = field(default_factory=dict)  # what a network works out from this once
+
+
+def exchange(matrices: tuple[np.ndarray, ...], split: Split, sent: tuple[np.ndarray, ...] = ()) -> Exchange:
+    """With these matrices; `sent` are those before messages got lost."""
+    pieces = [[[(int(j), float(row[j])) for j in np.flatnonzero(row)] for row in W] for W in matrices]
+    counts = [int(np.count_nonzero(W) - np.count_nonzero(np.diagonal(W))) for W in sent or matrices]
+    return Exchange(pieces, counts, split)
+
+
 class Rounds:
     """The mixing matrices that are really applied, and the links that really deliver.
 
@@ -32,8 +55,7 @@ class Rounds:
 
     def __init__(self, schedule: Schedule, losses: Losses) -> None:
         self.schedule, self.losses = schedule, losses
-        self._rows: dict[tuple[int, bool], list[list[list[tuple[int, float]]]]] = {}
-        self._sent: dict[int, list[int]] = {}
+        self._planned: dict[tuple[int, bool], list[Exchange]] = {}
 
     def matrix(self, round: int, piece: int, lazy: bool) -> np.ndarray:
         """W [n, n] of this round and piece, after losses; lazy: (W + I) / 2 before them."""
@@ -54,28 +76,39 @@ class Rounds:
         kept[alone, alone] = left[alone] = 1.0
         return kept / left[:, None]
 
-    def rows(self, round: int, lazy: bool) -> list[list[list[tuple[int, float]]]]:
-        """[piece][worker] -> the (j, W_ij) that are not zero, j ascending. Kept over rounds unless messages get
-        lost."""
-        key = (round % self.schedule.period, lazy)
-        if key not in self._rows or self.losses.probability:
-            self._rows[key] = [
-                [[(int(j), float(row[j])) for j in np.flatnonzero(row)] for row in self.matrix(round, h, lazy)]
-                for h in range(self.schedule.num_pieces)
-            ]
-        return self._rows[key]
+    def planned(self, round: int, lazy: bool) -> list[Exchange]:
+        """The exchanges of a round, one after the other. Kept over rounds unless messages get lost.
 
-    def num_messages(self, round: int) -> list[int]:
-        """How many messages all workers send in this round, for each piece; a lost message was sent."""
-        key = round % self.schedule.period
-        if key not in self._sent:
-            self._sent[key] = [
-                int(np.count_nonzero(W) - np.count_nonzero(np.diagonal(W))) for W in self.schedule.matrices(round)
-            ]
-        return self._sent[key]
+        `lazy` makes a difference to rounds of a single exchange only; see `in_one`.
+        """
+        if self.losses.probability:
+            return [self._exchange(round, phase, lazy) for phase in self.schedule.phases(round)]
+        key = (round % self.schedule.period, lazy)
+        if key not in self._planned:
+            if len(self._planned) >= _ROUNDS_KEPT:
+                del self._planned[next(iter(self._planned))]
+            phases = self.schedule.phases(round)
+            self._planned[key] = [self._exchange(round, phase, lazy and in_one(phases)) for phase in phases]
+        return self._planned[key]
+
+    def in_several(self, round: int) -> bool:
+        """Whether a round is anything but a single exchange with the matrices of the schedule, or nothing."""
+        phases = self.schedule.phases(round)
+        return bool(phases) and not in_one(phases)
+
+    def _exchange(self, round: int, phase: Phase, lazy: bool) -> Exchange:
+        if not lazy and not self.losses.probability:
+            return exchange(phase.matrices, phase.split)
+        matrices = tuple(self.matrix(round, h, lazy) for h in range(len(phase.matrices)))
+        return exchange(matrices, phase.split, sent=phase.matrices)
 
     def undelivered(self, links: Links, round: int) -> np.ndarray:
         """Indices of the links whose message of this round is lost."""
         if self.losses.probability == 0:
             return np.empty(0, dtype=np.int64)
         return np.flatnonzero(self.losses.lost(round, links.piece, links.src, links.dst))
+
+
+def in_one(phases: list[Phase]) -> bool:
+    """Whether a round is a single exchange with the matrices of the schedule."""
+    return len(phases) == 1 and len(phases[0].matrices) > 0

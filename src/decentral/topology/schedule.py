@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,27 @@ class Split(Enum):
 
     interleaved = "interleaved"
     contiguous = "contiguous"
+
+
+def slices(num_coordinates: int, num_pieces: int, split: Split) -> list[slice]:
+    """The slices of range(num_coordinates), one for each piece; sizes differ by at most 1, larger ones first."""
+    d = num_pieces
+    if d == 1:
+        return [slice(0, num_coordinates, 1)]
+    if d == 0:
+        return []
+    if split is Split.interleaved:
+        return [slice(h, None, d) for h in range(d)]
+    size, larger = divmod(num_coordinates, d)
+    starts = [h * size + min(h, larger) for h in range(d + 1)]
+    return [slice(start, stop) for start, stop in pairwise(starts)]
+
+
+class Phase(NamedTuple):
+    """One exchange of a round: a matrix for each piece of the rows, or (no matrices) the exact mean of all workers."""
+
+    matrices: tuple[np.ndarray, ...]
+    split: Split = Split.contiguous
 
 
 @dataclass(frozen=True)
@@ -43,6 +65,8 @@ class Schedule:
     `matrices` computes the d matrices of a round, 0 <= round < period; it is called once for a round that is asked
     again soon, and must be pure. A schedule that never repeats passes the number of rounds it will be asked for as
     its period.
+
+    A round is carried out in one exchange with these matrices, unless `phases` says how else to arrive at them.
     """
 
     def __init__(
@@ -53,6 +77,7 @@ class Schedule:
         num_pieces: int = 1,
         period: int = 1,
         split: Split = Split.contiguous,
+        phases: Callable[[int], list[Phase]] | None = None,
     ) -> None:
         assert num_workers >= 1 and num_pieces >= 1 and period >= 1
         self.num_workers = num_workers
@@ -60,6 +85,7 @@ class Schedule:
         self.period = period
         self.split = split
         self._compute = matrices
+        self._phases = phases
         self._kept: dict[int, tuple[np.ndarray, ...]] = {}
 
     def matrices(self, round: int) -> tuple[np.ndarray, ...]:
@@ -72,6 +98,15 @@ class Schedule:
             self._kept[key] = self._checked(self._compute(key))
         return self._kept[key]
 
+    def phases(self, round: int) -> list[Phase]:
+        """The exchanges that a round consists of, one after the other; none where W is the identity.
+
+        Applied in turn they are the matrices of the round. Their pieces may be others than those of the schedule.
+        """
+        if self._phases is not None:
+            return self._phases(round % self.period)
+        return [Phase(self.matrices(round), self.split)]
+
     def _checked(self, matrices: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
         assert len(matrices) == self.num_pieces
         for W in matrices:
@@ -80,15 +115,8 @@ class Schedule:
         return tuple(matrices)
 
     def slices(self, num_coordinates: int) -> list[slice]:
-        """The d slices of range(num_coordinates), one for each piece; sizes differ by at most 1, larger ones first."""
-        d = self.num_pieces
-        if d == 1:
-            return [slice(0, num_coordinates, 1)]
-        if self.split is Split.interleaved:
-            return [slice(h, None, d) for h in range(d)]
-        size, larger = divmod(num_coordinates, d)
-        starts = [h * size + min(h, larger) for h in range(d + 1)]
-        return [slice(start, stop) for start, stop in pairwise(starts)]
+        """The d slices of range(num_coordinates), one for each piece; see the function `slices`."""
+        return slices(num_coordinates, self.num_pieces, self.split)
 
     def graphs(self) -> tuple[np.ndarray, ...]:
         """The graph of each piece of a static schedule, bool [n, n]: entry [i, j] says whether j sends to i."""

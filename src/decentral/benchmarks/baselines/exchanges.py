@@ -44,7 +44,7 @@ class PointToPoint:
     def __call__(self, world: World) -> Work:
         """For the worker of this process."""
         assert self.config.num_workers is not None
-        return _PointToPoint(self.config.topology.schedule(self.config.num_workers), self.num_coordinates, world.rank)
+        return _PointToPoint(self.config.rounds(), self.num_coordinates, world.rank)
 
 
 class _PointToPoint(Work):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import socket
-from enum import IntEnum
+from collections import Counter, defaultdict
 
 import torch
 import torch.distributed as dist
@@ -13,11 +13,8 @@ import torch.distributed as dist
 _GREETING_BYTES, _GREETING_S = 20, 5.0
 
 
-class Bell(IntEnum):
-    """What a byte says."""
-
-    ready = 1  # what you wait for can be read
-    done = 2  # what you gave has been read
+READY = 1
+"""The kind of bell that says: what you wait for can be read. Other kinds, up to 255, mean what their users agree on."""
 
 
 class Doorbells:
@@ -33,18 +30,17 @@ class Doorbells:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.timeout_s = timeout_s
         self._sockets: dict[int, socket.socket] = {}
-        self._heard = {bell: [0] * self.size for bell in Bell}
+        self._heard: defaultdict[tuple[int, int], int] = defaultdict(int)  # by process and kind
         self._connect()
 
-    def ring(self, peer: int, bell: Bell) -> None:
+    def ring(self, peer: int, kind: int) -> None:
         """Tell `peer`. Whoever waits for one that is gone hears of it then."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._sockets[peer].sendall(bytes([bell]))
+            self._sockets[peer].sendall(bytes([kind]))
 
-    def wait(self, peer: int, bell: Bell, count: int) -> None:
+    def wait(self, peer: int, kind: int, count: int) -> None:
         """Until `peer` has rung `count` times since the group was made."""
-        heard = self._heard[bell]
-        while heard[peer] < count:
+        while self._heard[peer, kind] < count:
             self._listen(peer)
 
     def close(self) -> None:
@@ -64,8 +60,8 @@ class Doorbells:
             rung = b""
         if not rung:
             raise self._gone(peer)
-        for bell in Bell:
-            self._heard[bell][peer] += rung.count(bell)
+        for kind, times in Counter(rung).items():
+            self._heard[peer, kind] += times
 
     def _connect(self) -> None:
         """Everybody listens at an address of the kernel's choice, calls those before it, and hears those after it."""

@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentral.network.transports.doorbells import Bell, Doorbells
-from decentral.network.transports.transport import CutLink, Row, Transport
+from decentral.network.transports.doorbells import READY, Doorbells
+from decentral.network.transports.transport import CutLink, Row, Shared, Transport
 
 _MAILBOXES_KEPT = 8
+_MOST_BOARDS = 254  # a bell is a byte
 
 
 def possible() -> bool:
@@ -74,7 +75,29 @@ class _Board:
     """Where every process shows rows to others, and how often each reader has to be done before ours may change."""
 
     rows: list[Tensor]  # by process: [k_p, ..., P]
-    readers: dict[int, int]
+    done: int  # the kind of bell by which readers say that they are
+    readers: dict[int, int]  # process -> how often
+    shown: dict[int, int]  # process -> how often we have shown it something here
+    busy: bool = False
+
+
+class _Shown(Shared):
+    """Rows on a board; those of process p can be read when it has rung `awaited[p]` times."""
+
+    def __init__(self, bells: Doorbells, board: _Board, awaited: dict[int, int], received: list[Tensor]) -> None:
+        self.bells, self.board, self.awaited, self.received = bells, board, awaited, received
+
+    def rows(self) -> list[Tensor]:
+        """See `Shared`."""
+        for peer, count in self.awaited.items():
+            self.bells.wait(peer, READY, count)
+        return self.received
+
+    def release(self) -> None:
+        """See `Shared`."""
+        for peer in self.awaited:
+            self.bells.ring(peer, self.board.done)
+        self.board.busy = False
 
 
 class SharedMemory(Transport):
@@ -92,17 +115,16 @@ class SharedMemory(Transport):
         self.layout, self.rank = layout, dist.get_rank()
         self.bells = Doorbells(timeout_s)
         self.others = [p for p in range(len(layout)) if p != self.rank]
-        self._shown, self._awaited = [0] * len(layout), [0] * len(layout)  # to and from each process
-        self._boards: dict[tuple[object, ...], _Board] = {}
-        self._owners: list[int] = []
+        self._awaited = [0] * len(layout)  # how often each process has had to ring so far
+        self._boards: dict[tuple[object, ...], list[_Board]] = {}
         self._mailboxes: list[list[Tensor]] = []  # by process: [2, E_p, W]
         self._totals: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor]]] = {}
 
-    def share(self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row]) -> list[Tensor]:
+    def share(self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row]) -> Shared:
         """See `Transport`."""
         board = self._board(x)
         for peer, count in board.readers.items():
-            self.bells.wait(peer, Bell.done, count)
+            self.bells.wait(peer, board.done, count)
         own = board.rows[self.rank]
         for worker, piece in dict.fromkeys((row.worker, row.piece) for row in sends):
             own[worker][..., pieces[piece]].copy_(x[worker][..., pieces[piece]])
@@ -110,19 +132,13 @@ class SharedMemory(Transport):
             self._count(x[row.worker][..., pieces[row.piece]])
         readers = sorted({row.peer for row in sends})
         for peer in readers:
-            self._shown[peer] += 1
-        board.readers = {peer: self._shown[peer] for peer in readers}
-        self._owners = sorted({row.peer for row in receives})
-        self._tell(readers, self._owners)
-        return [
+            board.shown[peer] = board.shown.get(peer, 0) + 1
+            self.bells.ring(peer, READY)
+        board.readers, board.busy = {peer: board.shown[peer] for peer in readers}, True
+        received = [
             board.rows[row.peer][row.worker - self.layout[row.peer].start][..., pieces[row.piece]] for row in receives
         ]
-
-    def release(self) -> None:
-        """See `Transport`."""
-        for peer in self._owners:
-            self.bells.ring(peer, Bell.done)
-        self._owners = []
+        return _Shown(self.bells, board, self._await(sorted({row.peer for row in receives})), received)
 
     def open(self, m: Tensor, links: Sequence[CutLink]) -> tuple[Tensor, list[Tensor | None]]:
         """See `Transport`. The messages of two rounds take turns in the memory.
@@ -167,17 +183,31 @@ class SharedMemory(Transport):
     def _tell(self, readers: Sequence[int], writers: Sequence[int]) -> None:
         """Say that what was written is there, and wait for what others write."""
         for peer in readers:
-            self.bells.ring(peer, Bell.ready)
+            self.bells.ring(peer, READY)
+        for peer, count in self._await(writers).items():
+            self.bells.wait(peer, READY, count)
+
+    def _await(self, writers: Sequence[int]) -> dict[int, int]:
+        """How often each of them has to have rung for what it writes next."""
         for peer in writers:
             self._awaited[peer] += 1
-            self.bells.wait(peer, Bell.ready, self._awaited[peer])
+        return {peer: self._awaited[peer] for peer in writers}
 
     def _board(self, x: Tensor) -> _Board:
-        key = x.shape[1:], x.dtype
-        if key not in self._boards:
-            shapes = [(len(workers), *x.shape[1:]) for workers in self.layout]
-            self._boards[key] = _Board(Segments(shapes, x.dtype).tensors, {})
-        return self._boards[key]
+        """One that is not in use; all processes take theirs in the same order, so that they take the same."""
+        boards = self._boards.setdefault((x.shape[1:], x.dtype), [])
+        for board in boards:
+            if not board.busy:
+                return board
+        shapes = [(len(workers), *x.shape[1:]) for workers in self.layout]
+        number = sum(map(len, self._boards.values()))
+        if number >= _MOST_BOARDS:
+            raise RuntimeError(
+                f"more than {_MOST_BOARDS} different shapes of rows go through shared memory: use "
+                "network.transport=torch"
+            )
+        boards.append(_Board(Segments(shapes, x.dtype).tensors, READY + 1 + number, {}, {}))
+        return boards[-1]
 
     def _mailbox(self, m: Tensor) -> tuple[list[Tensor], int]:
         """The mailboxes in one half of which m lies, and the number of the other half; new ones for any other m."""

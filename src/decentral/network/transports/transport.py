@@ -32,6 +32,18 @@ class CutLink(NamedTuple):
     back_tag: int  # of the message that goes
 
 
+class Shared(ABC):
+    """Rows on their way."""
+
+    @abstractmethod
+    def rows(self) -> list[Tensor]:
+        """Wait for those that come [..., P'], in the order of `receives`; readable until `release`."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """They are not needed any more, and the rows that were sent may change."""
+
+
 class Transport(ABC):
     """Every process calls the same methods in the same order. `wire_bytes` and `wire_messages` count what it sends."""
 
@@ -43,15 +55,11 @@ class Transport(ABC):
         self.wire_messages = 0
 
     @abstractmethod
-    def share(self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row]) -> list[Tensor]:
-        """Send pieces of the local rows x [k, ..., P]; the received ones [..., P'], in order.
+    def share(self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row]) -> Shared:
+        """Send pieces of the local rows x [k, ..., P], which must not change until `Shared.release`.
 
-        They are readable until `release`, before which x must not change.
+        Does not wait for those who receive. Several may be on their way, which all processes begin in the same order.
         """
-
-    @abstractmethod
-    def release(self) -> None:
-        """What the last `share` gave is not needed any more."""
 
     @abstractmethod
     def open(self, m: Tensor, links: Sequence[CutLink]) -> tuple[Tensor, list[Tensor | None]]:

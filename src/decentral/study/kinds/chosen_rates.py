@@ -26,7 +26,7 @@ class RateCell(TunedCell):
         lr = math.nan if all_diverged or first.lr is None else first.lr
         config = self.final.config
         assert config.num_workers is not None
-        dilution = config.algo.dilution(config.topology.schedule(config.num_workers))
+        dilution = config.algo.dilution(config.rounds())
         common = first._replace(
             worst=None,
             mean=None,

@@ -153,7 +153,7 @@ class CourseStudy(Study):
             labels["root"] = ""
         if self.vectors:
             assert config.num_workers is not None
-            W = config.topology.schedule(config.num_workers).matrices(0)[0]
+            W = config.rounds().matrices(0)[0]
             labels["vectors_per_step"] = int((W != 0).sum()) - config.num_workers
         return labels
 
