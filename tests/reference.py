@@ -192,13 +192,50 @@ def exact_diffusion(s: Setting) -> Iterates:
     yield from d2(s, lazy=True)
 
 
-def gradient_tracking(s: Setting) -> Iterates:
+def extra(s: Setting) -> Iterates:
+    """In the form x^{t+1} = (I + W) x^t - (I + W)/2 x^{t-1} + u^t - u^{t-1}; the first step is W x^0 + u^0."""
+    x = s.start()
+    mixed_before, u_before = x, np.zeros_like(x)
+    for t in itertools.count():
+        u, mixed = s.update(x, t), s.mix(x, t, lazy=True)
+        x = 2 * mixed - mixed_before + u - u_before
+        mixed_before, u_before = mixed, u
+        yield x
+
+
+def gradient_tracking(s: Setting, mode: str = "atc") -> Iterates:
+    yield from with_corrections(s) if mode == "atc" else diging(s)
+
+
+def with_corrections(s: Setting) -> Iterates:
     x = s.start()
     c = np.zeros_like(x)
     for t in itertools.count():
         u = s.update(x, t)
         x, c = s.mix(x + u + c, t), s.mix(c + u, t) - u
         yield x
+
+
+def diging(s: Setting) -> Iterates:
+    """q is the tracked update: x+ = W x + q, q+ = W q + u(x+) - u(x), q^0 = u^0."""
+    x = s.start()
+    q = u = s.update(x, 0)
+    for t in itertools.count():
+        x = s.mix(x, t) + q
+        yield x
+        u, u_before = s.update(x, t + 1), u
+        q = s.mix(q, t) + u - u_before
+
+
+def push_diging(s: Setting, mode: str = "atc") -> Iterates:
+    """Yields z = x / w; q is the tracked update, and mixed with the matrix of the step before its own."""
+    x, w = s.start(), np.ones_like(s.start())
+    q = u = s.update(x, 0)
+    for t in itertools.count():
+        x, w = s.mix(x + q, t), s.mix(w, t)
+        yield x / w
+        u, u_before = s.update(x / w, t + 1), u
+        q = s.mix(q + u - u_before, t) if mode == "atc" else s.mix(q, t) + u - u_before
 
 
 def sgp(s: Setting, rounds: int = 1, authors_rounds: bool = False) -> Iterates:
@@ -212,15 +249,43 @@ def sgp(s: Setting, rounds: int = 1, authors_rounds: bool = False) -> Iterates:
         yield x / w
 
 
-def qg_dpsgd(s: Setting, beta: float = 0.9, nesterov: bool = True) -> Iterates:
+def dmsgd(s: Setting, form: str = "yu", beta: float = 0.9) -> Iterates:
     x = s.start()
     m = np.zeros_like(x)
+    for t in itertools.count():
+        d, lr = -s.optimizer.update(s.gradient(x), 1.0), s.lr(t)
+        if form == "yu":
+            m = beta * m + d
+            x, m = s.mix(x - lr * m, t), s.mix(m, t)
+        else:
+            x, m = s.mix(x - lr * m, t), s.mix(beta * m + d, t)
+        yield x
+
+
+def decentlam(s: Setting, beta: float = 0.9) -> Iterates:
+    x = s.start()
+    m = np.zeros_like(x)
+    for t in itertools.count():
+        mixed, lr = s.mix(x + s.update(x, t), t), s.lr(t)
+        if lr == 0:
+            x = mixed
+        else:
+            m = beta * m + (x - mixed) / lr
+            x = x - lr * m
+        yield x
+
+
+def qg_dpsgd(s: Setting, beta: float = 0.9, nesterov: bool = True, a: float | None = None) -> Iterates:
+    x = s.start()
+    m = np.zeros_like(x)
+    if a is None:
+        a = 1 - beta
     for t in itertools.count():
         g, lr = s.gradient(x), s.lr(t)
         b = beta * m + g
         new = s.mix(x + s.optimizer.update(g + beta * b if nesterov else b, lr), t)
         if lr != 0:
-            m = beta * m + (1 - beta) * (x - new) / lr
+            m = (1 - a) * m + a * (x - new) / lr
         x = new
         yield x
 

@@ -6,6 +6,7 @@ Written from the specification; shares no line with `decentral` and imports noth
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,20 +43,33 @@ def grid(n: int, wrap: bool) -> Edges:
     return both_ways(pairs)
 
 
-def graph(name: str, n: int) -> Edges:
-    """The undirected graphs of the specification, and `exponential`, which is directed."""
+def is_power(number: int, base: int) -> bool:
+    while number % base == 0:
+        number //= base
+    return number == 1
+
+
+def circulant(n: int, hops: Any) -> Edges:
+    return {(i, (i + hop) % n) for i in range(n) for hop in hops if hop % n}
+
+
+def graph(name: str, n: int, *, base: int = 2, direction: str = "both", center: int = 0) -> Edges:
+    """The static graphs of the specification: all undirected but `exponential` and a ring in one direction."""
     bits = range((n - 1).bit_length())
     return {
         "chain": lambda: both_ways((i, i + 1) for i in range(n - 1)),
-        "ring": lambda: both_ways((i, (i + 1) % n) for i in range(n)),
-        "star": lambda: both_ways((0, i) for i in range(1, n)),
+        "ring": lambda: circulant(n, {"both": (1, -1), "left": (-1,), "right": (1,)}[direction]),
+        "star": lambda: both_ways((center, i) for i in range(n)),
         "complete": lambda: both_ways(itertools.combinations(range(n), 2)),
         "bt": lambda: both_ways(heap(n)),
         "grid": lambda: grid(n, wrap=False),
         "torus": lambda: grid(n, wrap=True),
         "hypercube": lambda: both_ways((i, i ^ 2**k) for i in range(n) for k in bits),
         "social": social,
-        "exponential": lambda: {(i, (i + 2**k) % n) for i in range(n) for k in bits},
+        "exponential": lambda: circulant(n, [d for d in range(1, n) if is_power(d, base)]),
+        "symmetric_exponential": lambda: circulant(
+            n, [d for d in range(1, n) if is_power(d if d <= n // 2 else n - d, base)]
+        ),
     }[name]()
 
 
@@ -81,6 +95,47 @@ def hops(edges: Edges, n: int) -> Array:
     return np.array([[nx.shortest_path_length(undirected, i, j) for j in range(n)] for i in range(n)])
 
 
+# --- graphs that change with the round ------------------------------------------------------------------------------
+
+
+def one_peer(edges: Edges, n: int) -> list[Edges]:
+    """Every worker sends to its out-neighbours in turn, in clockwise order from itself."""
+    targets = [sorted((j for i, j in edges if i == me), key=lambda j: (j - me) % n) for me in range(n)]
+    period = math.lcm(*(len(of_me) for of_me in targets if of_me))
+    return [{(me, of_me[t % len(of_me)]) for me, of_me in enumerate(targets) if of_me} for t in range(period)]
+
+
+def inner_outer(n: int, L: int, exponential: bool) -> list[Edges]:
+    """Place t mod L of every machine of L workers sends to another machine, the other places inside, without it."""
+    M = n // L
+    outer = [2**k for k in range(1 + math.floor(math.log2(M - 1)))] if exponential and M > 1 else [1]
+    inner = [2**k for k in range(1 + math.floor(math.log2(L - 2)))] if exponential else [1]
+    rounds = []
+    for t in range(math.lcm(L, len(outer), len(inner))):
+        edges = set()
+        for machine, place in itertools.product(range(M), range(L)):
+            to_leaver = (t - place) % L
+            if to_leaver == 0:
+                target = (machine + outer[t % len(outer)]) % M * L + place
+            else:
+                hop = inner[t % len(inner)]
+                target = machine * L + (place + hop + (hop >= to_leaver)) % L
+            edges.add((machine * L + place, target))
+        rounds.append({(source, target) for source, target in edges if source != target})
+    return rounds
+
+
+def rounds(name: str, n: int, place: dict[str, Any]) -> list[Edges] | None:
+    """The edges of every round of a topology that changes; none for a static one."""
+    if name == "one_peer":
+        return one_peer(graph(place.get("graph", "exponential"), n), n)
+    if name == "one_peer_exponential":
+        return [circulant(n, [2**k]) for k in range(max(1, (n - 1).bit_length()))]
+    if name.startswith("inner_outer_"):
+        return inner_outer(n, place.get("workers_per_machine", 4), name == "inner_outer_exponential")
+    return None
+
+
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
@@ -102,6 +157,19 @@ def push(edges: Edges, n: int) -> Array:
     return W / W.sum(axis=0)
 
 
+def pull(edges: Edges, n: int) -> Array:
+    """Every worker takes equally from itself and those that send to it."""
+    return push({(j, i) for i, j in edges}, n).T
+
+
+def weigh(edges: Edges, n: int, weights: str) -> Array:
+    """A rule of the program; auto is metropolis where every edge goes both ways, and push elsewhere."""
+    two_way = all((i, j) in edges for j, i in edges)
+    if weights == "auto":
+        weights = "metropolis" if two_way else "uniform"
+    return {"metropolis": metropolis, "uniform": push, "pull": pull}[weights](edges, n)
+
+
 @dataclass
 class Piece:
     """A part of the coordinates with its own graph: its mixing matrix by round, or its edges to relay over."""
@@ -112,7 +180,15 @@ class Piece:
 
 
 def pieces(
-    name: str, n: int, d: int, *, split: str = "contiguous", edges: Edges | None = None, root: int = 0
+    name: str,
+    n: int,
+    d: int,
+    *,
+    split: str = "contiguous",
+    edges: Edges | None = None,
+    root: int = 0,
+    weights: str = "auto",
+    **place: Any,
 ) -> list[Piece]:
     """A topology of the program. `edges` belongs to `file`; spanning trees are those of `social`."""
     everything = np.arange(d)
@@ -124,11 +200,14 @@ def pieces(
         }[split]
         trees = (both_ways(heap(n)), both_ways(mirror))
         return [Piece(half, [metropolis(tree, n)], tree) for half, tree in zip(halves, trees, strict=True)]
-    if name == "one_peer_exponential":
-        rounds = [{(i, (i + 2**k) % n) for i in range(n)} for k in range(max(1, (n - 1).bit_length()))]
-        return [Piece(everything, [push(one, n) for one in rounds])]
+    changing = rounds(name, n, place)
+    if changing is not None:
+        if name == "one_peer" and weights == "metropolis":
+            changing = [both_ways(one) for one in changing]
+        return [Piece(everything, [weigh(one, n, weights) for one in changing])]
     if name == "spanning_tree":
         edges = spanning_tree(social(), n, root)
-    edges = graph(name, n) if edges is None else edges
-    two_way = all((i, j) in edges for j, i in edges)
-    return [Piece(everything, [(metropolis if two_way else push)(edges, n)], edges)]
+    if name == "symmetric_exponential":
+        place.setdefault("base", 4)
+    edges = graph(name, n, **place) if edges is None else edges
+    return [Piece(everything, [weigh(edges, n, weights)], edges)]

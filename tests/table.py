@@ -54,13 +54,28 @@ PAIR = Net("chain", 2)  # the only tree on which everybody is everybody's neighb
 ALGORITHMS: dict[str, AlgorithmCase] = {
     "allreduce": AlgorithmCase((RING,), Optimum.exact, RING),
     "d2": AlgorithmCase((RING, Net("grid", 6)), Optimum.exact, COMPLETE, overrides=("topology.weights=metropolis",)),
+    "decentlam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE, as_sgd=("algo.beta=0",)),
+    "dmsgd": AlgorithmCase(
+        (RING, Net("dbt", 5), Net("one_peer_exponential", 5)),
+        Optimum.biased,
+        COMPLETE,
+        as_sgd=("algo.beta=0",),
+        overrides=("algo.beta=0.5",),
+    ),
     "dpsgd": AlgorithmCase((RING, Net("dbt", 5), Net("one_peer_exponential", 5)), Optimum.biased, COMPLETE),
     "exact_diffusion": AlgorithmCase((RING, Net("star", 5), Net("dbt", 6)), Optimum.exact, None),
+    "extra": AlgorithmCase((RING, Net("star", 5), Net("dbt", 6)), Optimum.exact, None),
     "gradient_tracking": AlgorithmCase((RING, Net("dbt", 5), Net("exponential", 5)), Optimum.exact, COMPLETE),
     "local_sgd": AlgorithmCase(
         (RING,), Optimum.biased, RING, as_sgd=("algo.period_steps=1",), overrides=("algo.period_steps=3",)
     ),
     "model_averaging": AlgorithmCase((RING,), Optimum.exact, RING),
+    "push_diging": AlgorithmCase(
+        (Net("star", 5), Net("one_peer_exponential", 5)),
+        Optimum.exact,
+        COMPLETE,
+        overrides=("topology.weights=uniform",),
+    ),
     "qg_dpsgd": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE, as_sgd=("algo.beta=0",)),
     "relay_mean": AlgorithmCase(TREES, Optimum.other, None, task="mean_estimation"),
     "relaysgd": AlgorithmCase(TREES, Optimum.exact, PAIR),
@@ -71,9 +86,12 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
 }
 
 VARIANTS: dict[str, list[str]] = {
+    "dmsgd": ["algo.form=ying"],
     "dpsgd": ["algo.mode=awc"],
+    "gradient_tracking": ["algo.mode=awc"],
+    "push_diging": ["algo.mode=awc"],
     "relaysgd": ["algo.overlap=true", "algo.fill=own", "algo.fill=previous", "algo.fill=count", "algo.correct_lr=true"],
-    "qg_dpsgd": ["algo.nesterov=false"],
+    "qg_dpsgd": ["algo.nesterov=false", "algo.a=0.3"],
     "relaysgd_grad": ["algo.receiver_lr=true"],
     "sgp": ["algo.rounds=2"],
 }
@@ -97,11 +115,15 @@ TOPOLOGIES: dict[str, TopologyCase] = {
     "file": TopologyCase(5),
     "grid": TopologyCase(6),
     "hypercube": TopologyCase(8),
+    "inner_outer_exponential": TopologyCase(8),
+    "inner_outer_ring": TopologyCase(8),
+    "one_peer": TopologyCase(5),
     "one_peer_exponential": TopologyCase(5),
     "ring": TopologyCase(5),
     "social": TopologyCase(32),
     "spanning_tree": TopologyCase(6, tree=True),
     "star": TopologyCase(6, tree=True),
+    "symmetric_exponential": TopologyCase(6),
     "torus": TopologyCase(6),
 }
 
@@ -109,6 +131,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "images": ("data=digits", "model=mlp", "model.hidden=[8]", "batch_size=8", "alpha=1"),
     "mean_estimation": ("task.dimension=3", "schedule=inverse", "lr=1"),
     "quadratics": ("task.dimension=4", "task.noise=0.1"),
+    "regression": ("task.dimension=3", "task.loss=logistic"),
 }
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = {
@@ -123,4 +146,4 @@ def topology_overrides(name: str, folder: Path) -> list[str]:
         path = folder / "graph.csv"
         path.write_text("source,target\n0,1\n1,2\n2,3\n3,0\n3,4\n")
         return [f"topology.path={path}"]
-    return ["topology.graph=grid"] if name == "spanning_tree" else []
+    return {"one_peer": ["topology.graph=ring"], "spanning_tree": ["topology.graph=grid"]}.get(name, [])

@@ -14,7 +14,7 @@ from PIL import Image
 
 from configure import configure
 from decentral.composition import compose, conf_directory
-from decentral.config import GROUPS, Config, dump, load
+from decentral.config import GROUPS, NODES, Config, dump, load
 from decentral.identity import identity, run_directory, run_id
 from decentral.registry import components
 from table import ALGORITHMS, TOPOLOGIES, topology_overrides
@@ -114,7 +114,7 @@ def test_the_identity_does_not_depend_on(base, override):
     [
         "lr=0.2", "seed=1", "num_workers=8", "steps=7", "epochs=7", "eval_every_epochs=7", "trace=true",
         "optim=momentum", "optim=adam", "schedule=inverse", "topology=torus", "topology.weights=uniform",
-        "algo.mode=awc", "algo=d2", "network.drop_probability=0.1",
+        "algo.mode=awc", "algo=d2", "network.drop_probability=0.1", "communication.every=2",
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("base", [QUADRATICS, IMAGES], ids=["quadratics", "images"])
@@ -175,4 +175,4 @@ def test_a_run_lives_under_its_id_unless_told_otherwise():
 
 def test_every_top_level_setting_is_a_choice_or_explained():
     for f in dataclasses.fields(Config):
-        assert f.name in GROUPS or f.name == "network" or f.metadata.get("help")
+        assert f.name in GROUPS or f.name in NODES or f.metadata.get("help")

@@ -36,6 +36,14 @@ CASES = [
     Case("exact_diffusion", "star", 5),
     Case("gradient_tracking", "ring", 6),
     Case("gradient_tracking", "dbt", 5),
+    Case("gradient_tracking", "ring", 6, {"mode": "awc"}),
+    Case("extra", "star", 5),
+    Case("dmsgd", "ring", 6),
+    Case("dmsgd", "dbt", 6, {"form": "ying"}),
+    Case("decentlam", "ring", 5, {"beta": 0.5}),
+    Case("push_diging", "one_peer_exponential", 6),
+    Case("push_diging", "file", 5, edges=one_way(5)),
+    Case("push_diging", "file", 5, {"mode": "awc"}, edges=one_way(5)),
     Case("sgp", "one_peer_exponential", 6, {"rounds": 2}),
     Case("sgp", "file", 5, {"rounds": 2}, edges=one_way(5)),
     Case("sgp", "dbt", 6, {"rounds": 2}),
@@ -47,6 +55,7 @@ CASES = [
 SPREAD = [
     Case("dpsgd", "ring", 4),
     Case("sgp", "file", 4, {"rounds": 2}, edges=one_way(4)),
+    Case("push_diging", "file", 4, edges=one_way(4)),
     Case("relaysgd", "dbt", 4, {"fill": "count"}),
 ]
 

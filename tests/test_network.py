@@ -219,7 +219,7 @@ def test_the_verbs_do_the_same_over_processes_and_send_what_they_count(
     worlds, build, name, processes, drop_probability, carrier
 ):
     topology, case, losses = build(name), TOPOLOGIES[name], Losses(drop_probability, seed=5)
-    n = case.n if name in ("social", "hypercube") else 5
+    n = case.n if name in ("social", "hypercube", "inner_outer_exponential", "inner_outer_ring") else 5
     x = whole_numbers(n, 2, P)
     net = LocalNetwork(topology.schedule(n), losses)
     expected = use_every_verb(net, x) | (relay_three_times(net, x) if case.tree else {})

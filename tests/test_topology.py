@@ -17,7 +17,7 @@ from decentral.topology.topology import Topology
 from decentral.topology.weights import Weights
 
 TOPOLOGIES = components("topology")
-DIRECTED = {"exponential", "one_peer_exponential"}
+DIRECTED = {"exponential", "inner_outer_exponential", "inner_outer_ring", "one_peer", "one_peer_exponential"}
 SIZES = [1, 2, 3, 5, 8, 16, 32]
 
 
@@ -26,12 +26,14 @@ def exists(name: str, num_workers: int) -> bool:
         return num_workers == 32
     if name == "hypercube":
         return num_workers in (1, 2, 4, 8, 16, 32)
+    if name.startswith("inner_outer"):
+        return num_workers >= 1 and num_workers % 4 == 0
     return num_workers >= 2 or name != "dbt"
 
 
 @pytest.fixture
 def build(tmp_path):
-    """name -> topology; `file` gets a ring with a chord, `spanning_tree` the grid."""
+    """name -> topology; `file` gets a ring with a chord, `spanning_tree` the grid, `one_peer` the ring."""
 
     def _build(name: str, num_workers: int, **fields) -> Topology:
         if name == "file":
@@ -40,8 +42,8 @@ def build(tmp_path):
             )
             np.savez(tmp_path / "graph.npz", edges=np.array(sorted(edges), dtype=np.int64).reshape(-1, 2))
             fields["path"] = str(tmp_path / "graph.npz")
-        if name == "spanning_tree":
-            fields["graph"] = "grid"
+        if name in ("spanning_tree", "one_peer"):
+            fields["graph"] = {"spanning_tree": "grid", "one_peer": "ring"}[name]
         return TOPOLOGIES[name](**fields)
 
     return _build
@@ -113,10 +115,27 @@ def test_uniform_weights_are_column_stochastic_and_split_a_column_equally(build,
 
 
 @pytest.mark.parametrize(("name", "n"), cases())
+def test_pull_weights_are_row_stochastic_and_take_equally(build, name, n):
+    for W in all_matrices(build(name, n, weights=Weights.pull).schedule(n)):
+        np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-13)
+        for row in W:
+            assert len(set(row[row != 0])) == 1
+
+
+@pytest.mark.parametrize(("name", "n"), cases())
+def test_pull_and_push_weights_are_transposes_on_undirected_graphs_and_equal_on_regular_ones(build, name, n):
+    push, pull = (all_matrices(build(name, n, weights=w).schedule(n)) for w in (Weights.uniform, Weights.pull))
+    for one, other in zip(push, pull, strict=True):
+        A = support(one)
+        assert not is_undirected(A) or np.array_equal(one, other.T)
+        assert np.array_equal(one, other) == (len({*A.sum(axis=0), *A.sum(axis=1)}) == 1)
+
+
+@pytest.mark.parametrize(("name", "n"), cases())
 def test_metropolis_weights_follow_the_larger_degree_and_refuse_one_way_edges(build, name, n):
     default = build(name, n).schedule(n)
     topology = build(name, n, weights=Weights.metropolis)
-    if not all(is_undirected(support(W)) for W in all_matrices(default)):
+    if name != "one_peer" and not all(is_undirected(support(W)) for W in all_matrices(default)):
         with pytest.raises(ConfigError, match=f"topology={name} is directed: use topology.weights=uniform"):
             topology.schedule(n)
         return

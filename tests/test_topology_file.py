@@ -125,7 +125,7 @@ def test_a_rule_for_weights_contradicts_weights_in_the_file(csv, weights):
     ("fields", "num_workers", "says"),
     [
         ({"graph": "rnig"}, 8, "topology.graph=rnig .* Did you mean 'ring'"),
-        ({"graph": "spanning_tree"}, 8, "topology.graph=spanning_tree is not a topology with spanning trees"),
+        ({"graph": "spanning_tree"}, 8, "topology.graph=spanning_tree is not another topology"),
         ({"graph": "ring", "path": "x.csv"}, 8, "topology.path=x.csv is read with topology.graph=file only"),
         ({"graph": "ring", "root": 8}, 8, "topology.root=8 is not a worker: with num_workers=8 use 0 to 7"),
         ({"graph": "dbt"}, 8, "topology.graph=dbt is 2 graphs"),

@@ -10,6 +10,7 @@ Symbols, the same in every file (where a paper uses another letter, the docstrin
         k local workers                 c   counts of models in a message, or corrections (each file says which)
     t   step                            w   push-sum weights  [n, d];  z = x / w
     W   mixing matrix: W[i, j] is what i takes from j
+    q   tracked updates [k, P]: over all n workers they add up to what the u add up to
 
 Two rules make this fast without making it unreadable:
 

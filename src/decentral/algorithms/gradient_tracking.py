@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.dpsgd import Mode
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -19,16 +20,20 @@ if TYPE_CHECKING:
 class GradientTracking(Algorithm):
     """Gradient tracking: every worker also tracks the mean of all updates, by gossip on a second vector.
 
-        x^{t+1} = W (x^t + u^t + c^t)
+        x^{t+1} = W (x^t + u^t + c^t)                        mode=atc
+        x^{t+1} = W x^t + u^t + c^t                          mode=awc
         c^{t+1} = W (c^t + u^t) - u^t                        c^0 = 0: a correction here
 
-    RelaySum paper, Algorithm 3 (Lorenzo & Scutari 2016). u + c is the tracked update: its mean over the workers is the
-    mean of the u. Two vectors per step; they lie side by side in one row and travel as one message. W is doubly
-    stochastic, static or time-varying. Lost messages: both vectors are lost together and the weights are rescaled; the
-    corrections then do not sum to zero any more, and the method is not exact any more.
+    q = u + c is the tracked update, q^{t+1} = W q^t + u^{t+1} - u^t: its mean over the workers is the mean of the u.
+    atc is the RelaySum paper's Algorithm 3 (Lorenzo & Scutari 2016). awc is DIGing (Nedic, Olshevsky & Shi, SIAM J.
+    Optim. 2017) and BlueFog's example: it needs smaller learning rates, and the memory of one row more. `push_diging`
+    has the form that mixes u^{t+1} - u^t too. Two vectors per step; they lie side by side in one row and travel as one
+    message. W is doubly stochastic, static or time-varying. Lost messages: both vectors are lost together and the
+    weights are rescaled; the corrections then do not sum to zero any more, and the method is not exact any more.
     """
 
     name: str = "gradient_tracking"
+    mode: Mode = field(default=Mode.atc, metadata={"older": Mode.atc})
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 
     class State(NamedTuple):
@@ -47,9 +52,14 @@ class GradientTracking(Algorithm):
         """One gradient, one round of mixing of two vectors."""
         x, c = s.xc[:, 0], s.xc[:, 1]
         u, opt = self.local(oracle(x), x, s.opt, t)
-        c.add_(u)  # c + u
-        x.add_(c)  # x + u + c
-        xc = net.mix(s.xc, t)
+        q = c.add_(u)
+        if self.mode is Mode.atc:
+            x.add_(q)
+            xc = net.mix(s.xc, t)
+        else:
+            q = q.clone()
+            xc = net.mix(s.xc, t)
+            xc[:, 0].add_(q)
         xc[:, 1].sub_(u)
         return self.State(xc, opt)
 

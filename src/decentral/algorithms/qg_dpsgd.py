@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.optim.optimizer import check_range, move
+from decentral.errors import ConfigError
+from decentral.optim.optimizer import check_range, is_zero, move
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -22,22 +23,26 @@ class QGDPSGD(Algorithm):
 
         b = beta m_i + g_i                                   a buffer that is thrown away
         x_i^{t+1} = sum_j W_ij (x_j + Opt(g_j + beta b_j))   (nesterov=false: Opt(b_j))
-        m_i <- beta m_i + (1 - beta) (x_i^t - x_i^{t+1}) / lr
+        m_i <- (1 - a) m_i + a (x_i^t - x_i^{t+1}) / lr      a = 1 - beta by default
 
-    Lin et al., ICML 2021 (arXiv:2102.04761), in the RelaySum paper's form. g includes the weight decay. The local
-    optimizer acts on the quasi-global direction: plain `optim=sgd` is the published method; with momentum or Adam there
-    it is a combination (and not the paper's QG-Adam, which keeps a second quasi-global moment). Departure: where lr =
-    0, as in the first step of a warm-up, m is left alone; the authors divide rounding errors by 1e-8 there. W is doubly
-    stochastic. Lost messages: as dpsgd.
+    Lin et al., ICML 2021 (arXiv:2102.04761), in the RelaySum paper's form; the QG authors' code has `a` as a setting of
+    its own, 0.1 whatever beta is (the same for beta=0.9). g includes the weight decay. The local optimizer acts on the
+    quasi-global direction: plain `optim=sgd` is the published method; with momentum or Adam there it is a combination
+    (and not the paper's QG-Adam, which keeps a second quasi-global moment). Departures: where lr = 0, as in the first
+    step of a warm-up, m is left alone, where the authors divide rounding errors by 1e-8; their option to update m in
+    every k-th step only, from k moves, is not offered. W is doubly stochastic. Lost messages: as dpsgd.
     """
 
     name: str = "qg_dpsgd"
     beta: float = 0.9
     nesterov: bool = True
+    a: float | None = field(default=None, metadata={"older": None})
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 
     def __post_init__(self) -> None:
         check_range("algo.beta", self.beta, 0.0, 1.0)
+        if self.a is not None and not 0 < self.a <= 1:
+            raise ConfigError(f"algo.a={self.a:g} makes no sense: it has to be in (0, 1], or null for 1 - algo.beta.")
 
     class State(NamedTuple):
         """Models, quasi-global momentum and the local optimizer."""
@@ -59,5 +64,7 @@ class QGDPSGD(Algorithm):
             b = b.mul_(1 + beta).sub_(s.m, alpha=beta)  # g + beta b
         d, opt = self.local.optimizer.direction(b, s.opt, t)
         x = net.mix(move(s.x, d, lr, out=b), t)
-        m = s.m.mul_(beta).add_(s.x.sub_(x), alpha=(1 - beta) / lr) if lr else s.m
-        return self.State(s.x.copy_(x), m, opt)
+        if not is_zero(lr):
+            kept = beta if self.a is None else 1 - self.a
+            move(s.m.mul_(kept), s.x.sub_(x), (kept - 1) / lr, out=s.m)
+        return self.State(s.x.copy_(x), s.m, opt)

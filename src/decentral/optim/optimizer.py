@@ -74,6 +74,11 @@ def move(x: Tensor, d: Tensor, lr: float | Tensor, out: Tensor) -> Tensor:
     return torch.add(x, d, alpha=-lr, out=out)
 
 
+def is_zero(lr: float | Tensor) -> bool:
+    """Whether a learning rate is 0, or each of a row of them: as in the first step of a warm-up."""
+    return not (lr if isinstance(lr, float | int) else lr.any())
+
+
 def check_range(key: str, value: float, low: float, high: float) -> None:
     """Refuse a value outside [low, high)."""
     if not low <= value < high:

@@ -85,9 +85,13 @@ _TOPOLOGY_WORDS = {
     "bt": "binary tree",
     "dbt": "double binary trees",
     "complete": "fully connected",
+    "inner_outer_exponential": "inner-outer exponential",
+    "inner_outer_ring": "inner-outer ring",
+    "one_peer": "one-peer",
     "one_peer_exponential": "one-peer exponential",
     "social": "social network",
     "spanning_tree": "spanning tree",
+    "symmetric_exponential": "symmetric exponential",
 }
 _SYMBOLS = {"alpha": "\N{GREEK SMALL LETTER ALPHA}", "zeta2": "ζ²", "lr": "learning rate", "drop": "message loss"}
 _PHRASES = {"num_workers": "{} workers", "workers": "{} workers", "after_steps": "after {} steps", "steps": "{} steps"}

@@ -14,6 +14,6 @@ Conventions, the same in every module of this package:
   needs it.
 
 `schedule` holds what the rest of the program reads, `topology` the contract, `weights` the mixing weights,
-`requirements` what algorithms may ask of a schedule, `facts` numbers about it; the other modules are one topology
-each.
+`requirements` what algorithms may ask of a schedule, `facts` numbers about it, `communication` what is done with the
+rounds of any topology, `another` finds a topology that one is made from; the other modules are one topology each.
 """

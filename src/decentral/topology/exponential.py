@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from decentral.errors import ConfigError
 from decentral.topology.graph import directed
 from decentral.topology.topology import GraphTopology
 
 
+def powers(base: int, below: int) -> np.ndarray:
+    """1, base, base^2, ... as far as they are smaller than `below`: integers, so none is missed by rounding.
+
+    Raises:
+        ConfigError: the base is smaller than 2.
+    """
+    if base < 2:
+        raise ConfigError(f"topology.base={base} must be at least 2: hops are its powers.")
+    found, power = [], 1
+    while power < below:
+        found.append(power)
+        power *= base
+    return np.array(found, dtype=np.int64)
+
+
 @dataclass
 class Exponential(GraphTopology):
-    """Directed: worker i sends to the workers i + 1, i + 2, i + 4, ... modulo n, all hops 2^k < n in every round.
+    """Directed: worker i sends to the workers i + 1, i + b, i + b^2, ... modulo n, all hops b^k < n in every round.
 
-    Every entry of W, the diagonal too, is 1 / (1 + number of hops), which is doubly stochastic. Ying et al., NeurIPS
-    2021.
+    b is `base`, 2 in the paper. Every entry of W, the diagonal too, is 1 / (1 + number of hops), which is doubly
+    stochastic. For b = 2 and even n, |lambda_2| = 1 - 2 / (1 + ceil(log2 n)). Ying et al., NeurIPS 2021.
     """
 
     name: str = "exponential"
+    base: int = field(default=2, metadata={"older": 2})
 
     def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
-        """i -> i + 2^k modulo n, for all 2^k < n."""
-        i, hop = np.arange(num_workers)[:, None], 1 << np.arange((num_workers - 1).bit_length())
+        """i -> i + b^k modulo n, for all b^k < n; ConfigError unless b >= 2."""
+        i, hop = np.arange(num_workers)[:, None], powers(self.base, num_workers)
         return [(directed(num_workers, i, (i + hop) % num_workers),)]

@@ -15,6 +15,7 @@ from decentral.topology.graph import is_connected, is_undirected, support
 from decentral.topology.schedule import Schedule
 
 _TOLERANCE = 1e-9
+_PUSH_SUM = "an algorithm with push-sum, such as algo=sgp"
 
 
 class Need(Enum):
@@ -24,8 +25,9 @@ class Need(Enum):
     - undirected: every edge has its opposite.
     - connected: over one period, every worker's messages can reach every other one, in every piece.
     - tree: static, undirected, connected and without cycles, in every piece (RelaySum).
+    - row_stochastic: W 1 = 1, agreement stays. Pull weights have no more: repeated, they agree on a weighted mean.
     - column_stochastic: 1^T W = 1^T, the sum over workers is kept (push-sum).
-    - doubly_stochastic: also W 1 = 1, so that the mean is kept and agreement stays (gossip).
+    - doubly_stochastic: both, so that the mean is kept and agreement stays (gossip).
     - symmetric: W = W^T.
     - d2_spectrum: symmetric with smallest eigenvalue >= -1/3, up to 1e-9. D2's analysis wants it above -1/3; rings of
       even length with metropolis weights sit exactly there, where the RelaySGD paper runs D2: equality passes.
@@ -35,6 +37,7 @@ class Need(Enum):
     undirected = "undirected"
     connected = "connected"
     tree = "tree"
+    row_stochastic = "row_stochastic"
     column_stochastic = "column_stochastic"
     doubly_stochastic = "doubly_stochastic"
     symmetric = "symmetric"
@@ -76,7 +79,10 @@ def _static(schedule: Schedule, where: str) -> str | None:
 def _undirected(schedule: Schedule, where: str) -> str | None:
     if all(is_undirected(support(W)) for W in _matrices(schedule)):
         return None
-    return f"needs links that go both ways, but {where} is directed: use an undirected topology, such as ring"
+    return (
+        f"needs links that go both ways, but {where} is directed: use an undirected topology, such as grid, "
+        f"or {_PUSH_SUM}"
+    )
 
 
 def _connected(schedule: Schedule, where: str) -> str | None:
@@ -101,8 +107,18 @@ def _tree(schedule: Schedule, where: str) -> str | None:
     return None
 
 
+def _row_stochastic(schedule: Schedule, where: str) -> str | None:
+    worst = _furthest_from_one(schedule, axis=1)
+    if worst is None:
+        return None
+    return (
+        f"needs a row-stochastic mixing matrix, but a row of {where} sums to {worst:.6g} instead of 1: "
+        "use topology.weights=pull"
+    )
+
+
 def _column_stochastic(schedule: Schedule, where: str) -> str | None:
-    worst = _furthest_from_one([W.sum(axis=0) for W in _matrices(schedule)])
+    worst = _furthest_from_one(schedule, axis=0)
     if worst is None:
         return None
     return (
@@ -112,18 +128,26 @@ def _column_stochastic(schedule: Schedule, where: str) -> str | None:
 
 
 def _doubly_stochastic(schedule: Schedule, where: str) -> str | None:
-    for axis, line in ((1, "row"), (0, "column")):
-        worst = _furthest_from_one([W.sum(axis=axis) for W in _matrices(schedule)])
-        if worst is not None:
-            return (
-                f"needs a doubly stochastic mixing matrix, but a {line} of {where} sums to {worst:.6g} instead of 1: "
-                "use topology.weights=metropolis on an undirected topology, or an algorithm with push-sum"
-            )
+    metropolis = "topology.weights=metropolis on an undirected topology"
+    row = _furthest_from_one(schedule, axis=1)
+    if row is not None:
+        return (
+            f"needs a doubly stochastic mixing matrix, but a row of {where} sums to {row:.6g} instead of 1: "
+            f"use {metropolis}, or {_PUSH_SUM}"
+        )
+    column = _furthest_from_one(schedule, axis=0)
+    if column is not None:
+        return (
+            f"needs a doubly stochastic mixing matrix, but a column of {where} sums to {column:.6g} instead of 1, so "
+            f"that the workers would agree on a wrong mean: use {metropolis}, "
+            f"or topology.weights=uniform with {_PUSH_SUM}"
+        )
     return None
 
 
-def _furthest_from_one(sums: list[np.ndarray]) -> float | None:
-    """The sum that is furthest from 1, none if all are 1 up to the tolerance."""
+def _furthest_from_one(schedule: Schedule, axis: int) -> float | None:
+    """The sum of a row (axis 1) or column (axis 0) that is furthest from 1; none if all are 1 up to the tolerance."""
+    sums = [W.sum(axis=axis) for W in _matrices(schedule)]
     worst = max((s[np.abs(s - 1).argmax()] for s in sums), key=lambda value: abs(value - 1))
     return None if abs(worst - 1) <= _TOLERANCE else float(worst)
 
@@ -166,6 +190,7 @@ _CHECKS: dict[Need, Callable[[Schedule, str], str | None]] = {
     Need.undirected: _undirected,
     Need.connected: _connected,
     Need.tree: _tree,
+    Need.row_stochastic: _row_stochastic,
     Need.column_stochastic: _column_stochastic,
     Need.doubly_stochastic: _doubly_stochastic,
     Need.symmetric: _symmetric,

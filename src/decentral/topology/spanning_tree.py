@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from decentral.errors import ConfigError, suggest
-from decentral.registry import components
+from decentral.errors import ConfigError
+from decentral.topology.another import check_choice, graphs_of
 from decentral.topology.graph import is_connected, is_undirected, undirected
 from decentral.topology.topology import GraphTopology
 
@@ -29,13 +29,7 @@ class SpanningTree(GraphTopology):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        known = sorted(components("topology").keys() - {self.name})
-        if self.graph not in known:
-            raise ConfigError(
-                f"topology.graph={self.graph} is not a topology with spanning trees.{suggest(self.graph, known)}"
-            )
-        if self.path is not None and self.graph != "file":
-            raise ConfigError(f"topology.path={self.path} is read with topology.graph=file only, not {self.graph}.")
+        check_choice(self.name, self.graph, self.path)
 
     def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
         """The tree; ConfigError if there is no such root, or no spanning tree."""
@@ -47,8 +41,7 @@ class SpanningTree(GraphTopology):
 
     def _base(self, num_workers: int) -> np.ndarray:
         """The graph to span, checked to have spanning trees."""
-        topology = components("topology")[self.graph]
-        rounds = topology(path=self.path).graphs(num_workers) if self.path else topology().graphs(num_workers)
+        rounds = graphs_of(self.graph, self.path, num_workers)
         wrong = None
         if len(rounds) > 1:
             wrong = "changes with the round"

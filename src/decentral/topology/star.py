@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from decentral.errors import ConfigError
 from decentral.topology.graph import undirected
 from decentral.topology.topology import GraphTopology
 
 
 @dataclass
 class Star(GraphTopology):
-    """Worker 0 talks to all others, and they only to it."""
+    """The worker `center` talks to all others, and they only to it.
+
+    With metropolis weights all edges and the centre itself have weight 1/n and a leaf keeps 1 - 1/n; |lambda_2| is
+    1 - 1/n for n > 2.
+    """
 
     name: str = "star"
+    center: int = field(default=0, metadata={"older": 0})
 
     def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
-        """0 -- i for all i >= 1."""
-        leaf = np.arange(1, num_workers)
-        return [(undirected(num_workers, np.zeros_like(leaf), leaf),)]
+        """center -- i for all i != center; ConfigError if there is no such worker."""
+        if not 0 <= self.center < num_workers:
+            raise ConfigError(
+                f"topology.center={self.center} is not a worker: with num_workers={num_workers} "
+                f"use 0 to {num_workers - 1}."
+            )
+        i = np.arange(num_workers)
+        return [(undirected(num_workers, np.full_like(i, self.center), i),)]

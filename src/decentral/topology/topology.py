@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +29,21 @@ class Topology(ABC):
 
 
 MAX_WORKERS = 8192
+MAX_ROUNDS = 10_000
+
+
+@dataclass(frozen=True)
+class Repeating:
+    """The graphs of `period` rounds; those of round t are `repeating[t]`, 0 <= t < period, computed when asked for."""
+
+    period: int
+    graphs: Callable[[int], tuple[np.ndarray, ...]]
+
+    def __len__(self) -> int:
+        return self.period
+
+    def __getitem__(self, round: int) -> tuple[np.ndarray, ...]:
+        return self.graphs(round)
 
 
 @dataclass
@@ -55,8 +71,10 @@ class GraphTopology(Topology):
             raise ConfigError(f"topology.edge_weight={self.edge_weight:g} must be a positive number.")
 
     @abstractmethod
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
-        """The graphs of every round (list) and piece (tuple), bool [n, n]: entry [i, j] says whether j sends to i.
+    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]] | Repeating:
+        """The graphs of every round and piece (tuple), bool [n, n]: entry [i, j] says whether j sends to i.
+
+        A list of few rounds, or `repeating` for many.
 
         Raises ConfigError if there is no such graph with `num_workers` >= 1 vertices.
         """
@@ -71,8 +89,29 @@ class GraphTopology(Topology):
             raise ConfigError(
                 f"num_workers={num_workers} must be from 1 to {MAX_WORKERS}: mixing matrices are dense, n x n numbers."
             )
-        rounds = [tuple(self.matrix(A) for A in pieces) for pieces in self.graphs(num_workers)]
-        return Schedule(num_workers, rounds.__getitem__, num_pieces=len(rounds[0]), period=len(rounds))
+        graphs = self.graphs(num_workers)
+        schedule = Schedule(
+            num_workers,
+            lambda round: tuple(self.matrix(A) for A in graphs[round]),
+            num_pieces=len(graphs[0]),
+            period=len(graphs),
+        )
+        for round in range(schedule.period):
+            schedule.matrices(round)  # refuses weights that do not suit this round
+        return schedule
+
+    def repeating(self, num_workers: int, period: int, graphs: Callable[[int], tuple[np.ndarray, ...]]) -> Repeating:
+        """Graphs that repeat after `period` rounds.
+
+        Raises:
+            ConfigError: these are more rounds than are gone through to check them before a run.
+        """
+        if period > MAX_ROUNDS:
+            raise ConfigError(
+                f"topology={self.name} with num_workers={num_workers} repeats only after more than {MAX_ROUNDS} "
+                "rounds, too many to check: use another num_workers, or a topology whose rounds repeat earlier."
+            )
+        return Repeating(period, graphs)
 
     def matrix(self, A: np.ndarray) -> np.ndarray:
         """The mixing matrix of one graph."""

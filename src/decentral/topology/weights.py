@@ -16,13 +16,20 @@ class Weights(Enum):
     - metropolis: W_ij = 1 / (1 + max(deg_i, deg_j)), symmetric and doubly stochastic; undirected graphs only.
     - uniform: j splits what it has equally among itself and those it sends to, W_ij = W_jj = 1 / (1 + outdeg_j):
       column-stochastic on every graph (push), doubly stochastic where all degrees are equal.
+    - pull: i takes equally from itself and those that send to it, W_ij = W_ii = 1 / (1 + indeg_i): row-stochastic on
+      every graph, and the same matrix as uniform where all degrees are equal. Elsewhere the workers agree on a wrong
+      mean, which weighs those more that are heard by more: only algorithms that ask for no more than rows take it.
     - constant: W_ij = edge_weight on every edge, W_ii = 1 - the rest of the row.
     - auto: metropolis where every edge goes both ways, uniform otherwise.
+
+    What an algorithm needs of its matrices is checked before the run (`requirements`): gossip averages need doubly
+    stochastic ones, push-sum column-stochastic ones.
     """
 
     auto = "auto"
     metropolis = "metropolis"
     uniform = "uniform"
+    pull = "pull"
     constant = "constant"
 
 
@@ -34,6 +41,8 @@ def mixing_matrix(A: np.ndarray, weights: Weights, edge_weight: float | None, to
     """
     if weights is Weights.uniform or (weights is Weights.auto and not is_undirected(A)):
         return (A | np.eye(len(A), dtype=bool)) / (1.0 + A.sum(axis=0))
+    if weights is Weights.pull:
+        return (A | np.eye(len(A), dtype=bool)) / (1.0 + A.sum(axis=1, keepdims=True))
     if weights is Weights.constant:
         assert edge_weight is not None
         return _fill_diagonal(A * _checked(edge_weight, A, topology))

@@ -1,0 +1,77 @@
+"""Decentralized momentum SGD that averages the momentum too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.optim.optimizer import check_range, move
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.network.network import Network
+
+
+class Form(Enum):
+    """The two printed forms, by the first author."""
+
+    yu = "yu"
+    ying = "ying"
+
+
+@dataclass
+class DmSGD(Algorithm):
+    """Decentralized momentum SGD: gossip averaging of the models and of their momentum.
+
+        form=yu      m_i^{t+1/2} = beta m_i^t + g_i                       m^0 = 0
+                     x_i^{t+1} = sum_j W_ij (x_j^t - lr m_j^{t+1/2})
+                     m_i^{t+1} = sum_j W_ij m_j^{t+1/2}
+        form=ying    x_i^{t+1} = sum_j W_ij (x_j^t - lr m_j^t)            the momentum of the step before: a gradient
+                     m_i^{t+1} = sum_j W_ij (beta m_j^t + g_j)            moves the models one step later
+
+    Yu, Jin & Yang, ICML 2019 (arXiv:1905.03817), and Ying et al., NeurIPS 2021 (arXiv:2110.13363), Algorithm 1.
+    "Vanilla" DmSGD, whose momentum stays with its worker, is algo=dpsgd with optim=momentum. Two vectors per step; they
+    lie side by side in one row and travel as one message. g includes the weight decay, and is what the local optimizer
+    makes of it: plain `optim=sgd` is the published method. W is doubly stochastic, static or time-varying. Lost
+    messages: both vectors are lost together and the weights are rescaled.
+    """
+
+    name: str = "dmsgd"
+    form: Form = Form.yu
+    beta: float = 0.9
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
+
+    def __post_init__(self) -> None:
+        check_range("algo.beta", self.beta, 0.0, 1.0)
+
+    class State(NamedTuple):
+        """Models with their momentum, and the local optimizer."""
+
+        xm: Rows  # [k, 2, P]: x_i and m_i
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """No momentum yet."""
+        xm = x.new_zeros(x.shape[0], 2, x.shape[1])
+        xm[:, 0] = x
+        return self.State(xm, self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One gradient, one round of mixing of two vectors."""
+        x, m, lr = s.xm[:, 0], s.xm[:, 1], self.local.lr(t)
+        g, opt = self.local.optimizer.direction(self.local.optimizer.regularised(oracle(x), x), s.opt, t)
+        if self.form is Form.ying:
+            move(x, m, lr, out=x)
+        m.mul_(self.beta).add_(g)
+        if self.form is Form.yu:
+            move(x, m, lr, out=x)
+        return self.State(net.mix(s.xm, t), opt)
+
+    def models(self, s: State) -> Tensor:
+        """x_i."""
+        return s.xm[:, 0]

@@ -1,0 +1,68 @@
+"""Machines of several workers: a ring between machines, a ring within each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from decentral.errors import ConfigError
+from decentral.topology.graph import directed
+from decentral.topology.topology import GraphTopology, Repeating
+
+
+@dataclass
+class InnerOuterRing(GraphTopology):
+    """Directed, changing: in every round one worker of each machine sends to another machine, the others inside.
+
+    Machine m holds the L = `workers_per_machine` workers m L .. m L + L-1, its places 0 .. L-1; there are M = n / L
+    machines. In round t the worker at place t mod L sends to the same place of machine m+1 (modulo M); the other L-1
+    workers of a machine form a ring without it: each sends to the next place, or to the one after it where that is
+    place t mod L. Everybody sends and receives one message, so all weights are 1/2: doubly stochastic. The rounds
+    repeat after L. With one machine, the worker whose turn it is sends nothing and keeps its model.
+
+    Source: Ying et al., "BlueFog", 2021 (its inner-outer ring schedule, which is refused for L = 2 as well).
+    """
+
+    name: str = "inner_outer_ring"
+    workers_per_machine: int = 4
+
+    def graphs(self, num_workers: int) -> Repeating:
+        """Round t: place t mod L goes outside; ConfigError unless L > 2 divides n."""
+        M, L = num_machines(self.name, num_workers, self.workers_per_machine), self.workers_per_machine
+        return self.repeating(num_workers, L, lambda t: (inner_outer(M, L, t % L, outer_hop=1, inner_hop=1),))
+
+
+def num_machines(topology: str, num_workers: int, workers_per_machine: int) -> int:
+    """n / L.
+
+    Raises:
+        ConfigError: L is smaller than 3, or does not divide n.
+    """
+    if workers_per_machine < 3:
+        raise ConfigError(
+            f"topology.workers_per_machine={workers_per_machine} must be at least 3 for topology={topology}: while one "
+            "worker of a machine talks to another machine, the others talk among themselves; "
+            "use topology=one_peer_exponential for smaller machines."
+        )
+    if num_workers % workers_per_machine:
+        above = -(-num_workers // workers_per_machine) * workers_per_machine
+        raise ConfigError(
+            f"topology={topology} needs full machines, but num_workers={num_workers} is not a multiple of "
+            f"topology.workers_per_machine={workers_per_machine}: use num_workers={above}, or another "
+            "topology.workers_per_machine."
+        )
+    return num_workers // workers_per_machine
+
+
+def inner_outer(machines: int, places: int, leaver: int, outer_hop: int, inner_hop: int) -> np.ndarray:
+    """One round, bool [n, n]: the place `leaver` sends `outer_hop` machines further, the others inside.
+
+    The others of a machine, in clockwise order without the leaver, each send `inner_hop` further among themselves.
+    """
+    worker = np.arange(machines * places).reshape(machines, places)
+    target = np.empty_like(worker)
+    target[:, leaver] = np.roll(worker[:, leaver], -outer_hop)
+    staying = np.delete(np.arange(places), leaver)
+    target[:, staying] = worker[:, np.roll(staying, -inner_hop)]
+    return directed(worker.size, worker, target)

@@ -1,0 +1,28 @@
+"""The symmetric exponential graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from decentral.topology.exponential import powers
+from decentral.topology.graph import undirected
+from decentral.topology.topology import GraphTopology
+
+
+@dataclass
+class SymmetricExponential(GraphTopology):
+    """Worker i talks to the workers i +- 1, i +- b, i +- b^2, ... modulo n, all hops b^k <= n/2; b is `base`.
+
+    Every entry of W, the diagonal too, is 1 / (1 + number of neighbours): symmetric and doubly stochastic. BlueFog
+    (Ying et al., 2021) has it with b = 4.
+    """
+
+    name: str = "symmetric_exponential"
+    base: int = 4
+
+    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+        """i -- i + b^k modulo n, for all b^k <= n/2; ConfigError unless b >= 2."""
+        i, hop = np.arange(num_workers)[:, None], powers(self.base, num_workers // 2 + 1)
+        return [(undirected(num_workers, i, (i + hop) % num_workers),)]

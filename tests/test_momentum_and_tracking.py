@@ -1,0 +1,170 @@
+"""What sets the methods with momentum and those that track the mean update apart, in numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from configure import configure
+from decentral.algorithms.dpsgd import Mode
+from decentral.composition import compose
+from decentral.errors import ConfigError
+from decentral.identity import identity
+from decentral.network.local import LocalNetwork
+from decentral.network.rounds import Losses
+from decentral.optim.optimizer import LocalRule
+from decentral.optim.sgd import SGD
+from decentral.registry import components
+from decentral.tasks.problems.least_squares import random_problem
+from decentral.topology.requirements import check
+from decentral.topology.schedule import Schedule
+from table import ALGORITHMS, VARIANTS, Optimum
+
+SMALL = [
+    "task=quadratics",
+    "task.dimension=6",
+    "task.initial_distance=1",
+    "num_workers=6",
+    "trace=true",
+    "eval_every_epochs=5000",
+]
+EXACT_VARIANTS = [
+    (name, variant)
+    for name, variants in VARIANTS.items()
+    if ALGORITHMS[name].optimum is Optimum.exact
+    for variant in variants
+]
+
+
+@pytest.fixture(autouse=True)
+def no_picture(monkeypatch):
+    """The learning curves take ten times as long to draw as the runs here take to compute."""
+    monkeypatch.setattr("decentral.report.learning_curves.save_learning_curves", lambda directory: None)
+
+
+# -- momentum ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def rest(start, tmp_path):
+    """Where all workers' models come to rest on a ring, [6, 6]."""
+
+    def _rest(*overrides: str) -> np.ndarray:
+        name = "-".join(overrides).replace("=", "_")
+        return start(*SMALL, "topology=ring", "steps=2500", *overrides, directory=name).iterates[-1]
+
+    return _rest
+
+
+def test_decentlam_with_momentum_rests_where_dpsgd_without_does(rest):
+    plain = rest("algo=dpsgd", "lr=0.05")
+    np.testing.assert_allclose(rest("algo=decentlam", "lr=0.05"), plain, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(rest("algo=decentlam", "lr=0.05", "algo.beta=0.5"), plain, rtol=0, atol=1e-12)
+
+
+def test_dpsgd_with_momentum_rests_where_a_larger_learning_rate_does(rest):
+    """By 1 / (1 - momentum): the bias that DecentLaM does not have."""
+    with_momentum = rest("algo=dpsgd", "lr=0.05", "optim=momentum")
+    np.testing.assert_allclose(with_momentum, rest("algo=dpsgd", "lr=0.5"), rtol=0, atol=1e-12)
+    assert np.abs(with_momentum - rest("algo=dpsgd", "lr=0.05")).max() > 0.01
+
+
+@pytest.mark.parametrize("topology", ["exponential", "one_peer_exponential"])
+def test_decentlam_refuses_directed_graphs(topology: str):
+    with pytest.raises(ConfigError, match=r"algo=decentlam needs a symmetric mixing matrix"):
+        compose([*SMALL, "algo=decentlam", f"topology={topology}"])
+
+
+def test_in_the_form_of_ying_a_gradient_moves_the_models_one_step_later(start):
+    one = start(*SMALL, "algo=dmsgd", "algo.form=ying", "topology=ring", "steps=2", directory="ying").iterates
+    np.testing.assert_allclose(one[1], one[0], rtol=0, atol=1e-12)
+    assert np.abs(one[2] - one[1]).max() > 1e-3
+
+
+def test_the_weight_of_a_move_is_one_minus_beta_unless_said(start):
+    common = [*SMALL, "algo=qg_dpsgd", "topology=ring", "algo.beta=0.75", "steps=20"]
+    default, same, other = (
+        start(*common, *more, directory=f"run{i}").iterates
+        for i, more in enumerate([[], ["algo.a=0.25"], ["algo.a=0.1"]])
+    )
+    np.testing.assert_array_equal(same, default)
+    assert np.abs(other - default).max() > 1e-3
+
+
+@pytest.mark.parametrize("a", ["0", "1.5", "-0.1", "nan"])
+def test_the_weight_of_a_move_is_above_0_and_at_most_1(a: str):
+    with pytest.raises(ConfigError, match=rf"algo\.a={a} makes no sense: it has to be in \(0, 1\]"):
+        compose([*SMALL, "algo=qg_dpsgd", f"algo.a={a}"])
+
+
+@pytest.mark.parametrize(("algo", "field"), [("qg_dpsgd", "a"), ("gradient_tracking", "mode")])
+def test_runs_from_before_a_setting_keep_their_ids(algo: str, field: str):
+    assert field not in identity(configure(*SMALL, f"algo={algo}", "topology=ring"))["algo"]
+
+
+@pytest.mark.parametrize(
+    ("algo", "vectors", "messages"),
+    [("dpsgd", 1, 1), ("decentlam", 1, 1), ("extra", 1, 1), ("dmsgd", 2, 1), ("push_diging", 2, 2)],
+)
+def test_what_a_step_costs_on_a_ring(start, algo: str, vectors: int, messages: int):
+    """Push-DIGing's first step has nothing to mix but the models."""
+    facts = start(*SMALL, f"algo={algo}", "topology=ring", "steps=4").facts
+    sends = 4 * messages - (algo == "push_diging")
+    assert facts["messages_sent"] == sends * 2 * 6
+    assert facts["bytes_sent"] == sends * vectors / messages * 2 * 6 * 6 * 8
+
+
+# -- exact methods -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "variant"), EXACT_VARIANTS)
+def test_a_variant_of_an_exact_method_is_exact(start, tmp_path, name: str, variant: str):
+    case = ALGORITHMS[name]
+    overrides = [f"algo={name}", *case.nets[0].overrides(tmp_path), *case.overrides, variant]
+    result = start(*SMALL, *overrides, "lr=0.1", "steps=700")
+    assert abs(result.last("suboptimality", "worst")) < 1e-10
+    assert result.last("distance_to_optimum", "worst") < 1e-6
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_push_diging_is_exact_on_one_peer_rounds_of_a_grid(start, mode: Mode):
+    """As in Ying et al. 2021, Listing 7; gradient tracking without push-sum refuses them."""
+    place = ["topology=one_peer", "topology.graph=grid", "steps=1500"]
+    result = start(*SMALL, "algo=push_diging", f"algo.mode={mode.value}", *place)
+    assert abs(result.last("suboptimality", "worst")) < 1e-10
+    assert result.last("distance_to_optimum", "worst") < 1e-6
+    with pytest.raises(ConfigError, match="algo=gradient_tracking needs a doubly stochastic mixing matrix"):
+        compose([*SMALL, "algo=gradient_tracking", *place])
+
+
+def one_way_streets() -> Schedule:
+    """Directed graphs that change with the round: none of them connected, no two workers alike."""
+    rounds = []
+    for edges in ([(0, 1), (1, 2)], [(2, 0), (3, 4)], [(2, 3), (4, 0), (4, 1)]):
+        W = np.eye(5)
+        for source, target in edges:
+            W[target, source] = 1
+        rounds.append((W / W.sum(axis=0),))
+    return Schedule(5, rounds.__getitem__, period=3)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("mode", Mode)
+def test_push_diging_is_exact_on_one_way_streets_that_change_and_lose_messages(mode: Mode, momentum: float, p: float):
+    problem = random_problem(5, 4, 0.5, 1.0, 1.0, 1.0, seed=0)
+    cls, schedule = components("algorithms")["push_diging"], one_way_streets()
+    check(schedule, cls.needs, algo="push_diging", topology="one_way_streets")
+    net = LocalNetwork(schedule, Losses(p, 7))
+    algorithm = cls(mode=mode).using(LocalRule(SGD(momentum=momentum), lambda t: 0.1 if t < 300 else 0.06))
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        residual = torch.einsum("nij,nj->ni", problem.A, x) - problem.b
+        return torch.einsum("nij,ni->nj", problem.A, residual)
+
+    state = algorithm.init(problem.x0.repeat(5, 1), net)
+    for t in range(1500):
+        state = algorithm.step(state, gradient, net, t)
+    assert state.w.sum().item() == pytest.approx(5) and (state.w - 1).abs().max() > 0.1
+    torch.testing.assert_close(algorithm.models(state), problem.optimum().repeat(5, 1), rtol=0, atol=1e-10)
