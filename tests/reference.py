@@ -227,6 +227,22 @@ def diging(s: Setting) -> Iterates:
         q = s.mix(q, t) + u - u_before
 
 
+def async_push_sum(s: Setting) -> Iterates:
+    """Workers in step: all leave their shares, then all take what lies there. A share that is lost stays at home."""
+    x, p = s.start(), np.ones_like(s.start())
+    for t in itertools.count():
+        x = x + s.update(x / p, t)
+        shares, weights = np.zeros_like(x), np.zeros_like(p)
+        for number, piece in enumerate(s.pieces):
+            c, W = piece.coordinates, piece.matrices[t % len(piece.matrices)]
+            for i, j in itertools.product(range(s.n), repeat=2):
+                to = j if i != j and W[i, j] and s.lost(t, number, j, i) else i
+                shares[to, c] += W[i, j] * x[j, c]
+                weights[to, c] += W[i, j] * p[j, c]
+        x, p = shares, weights
+        yield x / p
+
+
 def push_diging(s: Setting, mode: str = "atc") -> Iterates:
     """Yields z = x / w; q is the tracked update, and mixed with the matrix of the step before its own."""
     x, w = s.start(), np.ones_like(s.start())

@@ -53,6 +53,12 @@ PAIR = Net("chain", 2)  # the only tree on which everybody is everybody's neighb
 
 ALGORITHMS: dict[str, AlgorithmCase] = {
     "allreduce": AlgorithmCase((RING,), Optimum.exact, RING),
+    "async_push_sum": AlgorithmCase(
+        (Net("star", 5), Net("one_peer_exponential", 5), Net("dbt", 5)),
+        Optimum.biased,
+        COMPLETE,
+        overrides=("topology.weights=uniform",),
+    ),
     "d2": AlgorithmCase((RING, Net("grid", 6)), Optimum.exact, COMPLETE, overrides=("topology.weights=metropolis",)),
     "decentlam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE, as_sgd=("algo.beta=0",)),
     "dmsgd": AlgorithmCase(

@@ -41,6 +41,9 @@ CASES = [
     Case("dmsgd", "ring", 6),
     Case("dmsgd", "dbt", 6, {"form": "ying"}),
     Case("decentlam", "ring", 5, {"beta": 0.5}),
+    Case("async_push_sum", "one_peer_exponential", 6),
+    Case("async_push_sum", "file", 5, edges=one_way(5)),
+    Case("async_push_sum", "dbt", 6),
     Case("push_diging", "one_peer_exponential", 6),
     Case("push_diging", "file", 5, edges=one_way(5)),
     Case("push_diging", "file", 5, {"mode": "awc"}, edges=one_way(5)),
@@ -55,6 +58,7 @@ CASES = [
 SPREAD = [
     Case("dpsgd", "ring", 4),
     Case("sgp", "file", 4, {"rounds": 2}, edges=one_way(4)),
+    Case("async_push_sum", "file", 4, edges=one_way(4)),
     Case("push_diging", "file", 4, edges=one_way(4)),
     Case("relaysgd", "dbt", 4, {"fill": "count"}),
 ]

@@ -92,6 +92,13 @@ def test_a_figure_without_data_is_not_drawn_and_an_old_one_is_removed(tmp_path: 
     assert not (directory / "course.png").exists()
 
 
+def test_a_line_of_which_a_logarithmic_axis_shows_nothing_is_left_out(tmp_path: Path) -> None:
+    curves = courses("RelaySGD", "dbt", 1, 90) + [[*row[:-1], 0.0] for row in courses("D2", "ring", 1, 0)]
+    figure = {"name": "course", "kind": "curves", "worker": "worst", "lines": ["method"], "logy": True}
+    made = make(write(tmp_path / "relaysum" / "mine" / "small", table1(), {"figures": [figure]}, curves))
+    assert [path.name for path in made.figures] == ["course.png"]
+
+
 # What is drawn
 
 

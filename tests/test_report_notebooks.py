@@ -18,7 +18,7 @@ from decentral.study import catalogue
 from handmade import TABLE, courses, table1, write
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
-STUDIES = {"relaysum": "relaysum_table1", "thesis": "thesis_fig5_2"}
+STUDIES = {"bluefog": "bluefog_linear_regression", "relaysum": "relaysum_table1", "thesis": "thesis_fig5_2"}
 FIGURE = {"kind": "curves", "worker": "worst", "panels": "alpha", "lines": ["method"]}
 RUN = """
 import json, sys, nbformat

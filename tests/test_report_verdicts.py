@@ -274,6 +274,31 @@ def test_close_means_a_small_difference_of_two_cells(tmp_path: Path, limit: dict
     assert claim(tmp_path, kind="close", first=GOSSIP, second=RELAY, **limit)["verdict"] == verdict
 
 
+@pytest.mark.parametrize(("limit", "verdict"), [
+    ({"at_most": 86}, "met"), ({"at_most": 85.9}, "not met"),
+    ({"at_least": 86}, "met"), ({"at_least": 86.1}, "not met"),
+])  # fmt: skip
+def test_a_bound_is_a_limit_for_one_cell(tmp_path: Path, limit: dict, verdict: str) -> None:
+    line = claim(tmp_path, kind="bound", cell=RELAY, **limit)
+    assert (line["verdict"], line["ours"], line["why"]) == (verdict, "86", "86 ± 1")
+    ((word, number),) = limit.items()
+    assert line["tolerance"] == f"{word.replace('_', ' ')} {number:g}"
+
+
+def test_a_cell_that_only_diverged_keeps_no_bound(tmp_path: Path) -> None:
+    values = [value("D-PSGD", "ring", 0.01, "nan", status="diverged")]
+    for limit in ({"at_most": 1}, {"at_least": 1}):
+        for larger in (True, False):
+            line = claim(tmp_path, values, kind="bound", cell=GOSSIP, larger_is_better=larger, **limit)
+            assert line["verdict"] == "not met"
+
+
+@pytest.mark.parametrize("limits", [{}, {"at_most": 1, "at_least": 0}])
+def test_a_bound_needs_one_limit(tmp_path: Path, limits: dict) -> None:
+    with pytest.raises(ConfigError, match="needs either `at_most` or `at_least`"):
+        claim(tmp_path, kind="bound", cell=RELAY, **limits)
+
+
 @pytest.mark.parametrize(("cell", "complaint"), [
     ({"metod": "D2"}, "the claim 'So it is.' names a label 'metod'. Did you mean 'method'?"),
     ({"method": "D-PSGD"}, "means both method=D-PSGD, topology=ring, alpha=1 and method=D-PSGD, topology=ring, "),

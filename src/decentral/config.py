@@ -164,7 +164,9 @@ def resolve(config: Config) -> Config:
             f"precision={config.precision.name} is for networks: task={config.task.name} always computes in float64, "
             "leave precision= out."
         )
+    config.network.check_workers(config.num_workers)
     config.task.check(config)
+    _check_communication(config)
     check(config.rounds(), config.algo.needs, config.algo.name, config.topology.name)
     if config.network.drop_probability and not config.algo.survives_loss:
         raise ConfigError(
@@ -173,18 +175,26 @@ def resolve(config: Config) -> Config:
             "an all-reduce is reliable; message loss is for algorithms that talk to neighbours, such as relaysgd "
             "or dpsgd."
         )
-    _check_communication(config)
     config.logger.check()
     return config
 
 
 def _check_communication(config: Config) -> None:
+    from decentral.topology.requirements import Need
+
     if config.communication.plain:
         return
     if not config.algo.uses_topology:
         raise ConfigError(
             f"algo={config.algo.name} does not use the topology, so that communication.{_first_key(config)} has no "
             "meaning for it: leave it out."
+        )
+    changes = config.communication.every > 1 or config.communication.global_every is not None
+    if Need.tree in config.algo.needs or (changes and Need.static in config.algo.needs):
+        kind = "relays over the same trees" if Need.tree in config.algo.needs else "needs the same graph"
+        raise ConfigError(
+            f"algo={config.algo.name} {kind} in every step, so that communication.{_first_key(config)} cannot be "
+            "used: leave it out, or use an algorithm that mixes, such as dpsgd."
         )
     if config.network.drop_probability and config.communication != Communication(every=config.communication.every):
         raise ConfigError(

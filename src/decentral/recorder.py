@@ -63,6 +63,8 @@ class Recorder:
             print(message, flush=True)
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
         facts = collect([str(self.world.device)], self.world.size)
+        if r.algorithm.asynchronous and self.world.size > 1:
+            facts["asynchronous"] = True
         self.store.write_provenance(facts | {"restarts": self.store.restarts} | dict(r.problem.facts) | r.net.facts)
         r.problem.save_tables(self.store.path)
         self.sink = Guarded(self.config.logger, run_id(self.config), as_dict(self.config), self.store.path)

@@ -89,6 +89,7 @@ def assemble(config: Config, world: World) -> Run:
         net = join(schedule, losses, world.device, world.rank, world.size, config.network)
     else:
         net = LocalNetwork(schedule, losses)
+    net.delay_s = config.network.delay_s(net.workers)
     problem = config.task.open(config, net.workers, world.device)
     algorithm = config.algo.using(LocalRule(config.optim, learning_rate(config, problem)))
     x = problem.init(config.seed).repeat(len(net.workers), 1)
@@ -129,6 +130,7 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
     for t in range(r.start, r.total_steps + 1):
         evaluated = evaluates_at(t, r) and (t > r.start or t == 0)
         if evaluated:
+            s = r.algorithm.settle(s, r.net)
             synchronize(r.world)
             r.wall_s += time.perf_counter() - began
             found = examine(r, s, t, oracle.mean_loss(), recorder, progress)
@@ -140,6 +142,7 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
         if t > r.start and (evaluated or wishes.due(t)):
             checkpoint, stop = wishes.ask(t, recorder.checkpoint_due(evaluated), interrupt.requested)
             if checkpoint or stop:
+                s = r.algorithm.settle(s, r.net)
                 r.wall_s += time.perf_counter() - began
                 save(r, s, t, recorder)
                 began = time.perf_counter()
@@ -150,6 +153,7 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
             injector.at(t)
         s = r.algorithm.step(s, oracle, r.net, t)
         if r.config.trace:
+            s = r.algorithm.settle(s, r.net)
             models = r.net.gather(r.algorithm.models(s))
             if r.trace is not None:
                 r.trace.record(t + 1, models)

@@ -50,6 +50,9 @@ class Algorithm(ABC):
     uses_topology: ClassVar[bool] = True
     """Whether the topology makes a difference; if not, it is no part of the run's identity."""
 
+    asynchronous: ClassVar[bool] = False
+    """Whether processes go on without each other, so that the result of several depends on their pace."""
+
     local: LocalRule
     """The local optimizer with its learning rate, bound by `using`. Not configuration, and no state."""
 
@@ -66,6 +69,14 @@ class Algorithm(ABC):
     @abstractmethod
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
         """The state after step t = 0, 1, ... It calls the oracle once: steps and epochs mean the same for everyone."""
+
+    def settle(self, s: Any, net: Network) -> Any:
+        """The state with all that was on its way brought home, so that it is complete.
+
+        Called on all processes after the same step, before the workers are looked at together: evaluations,
+        checkpoints, a trace. In one process iterates stay as they are.
+        """
+        return s
 
     def dilution(self, schedule: Schedule) -> float:
         """By how much less a single local update counts in the long run than with all-reduce, at the same rate."""

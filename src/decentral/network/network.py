@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -54,6 +55,8 @@ class Network(ABC):
         self.reliable = losses.probability == 0
         self.bytes_sent = 0
         self.messages_sent = 0
+        self.delay_s = 0.0
+        """How long this process sleeps before each round of communication: a straggler."""
         self.scratch = kernels.Scratch()
         self._relay_scratch = kernels.Scratch()
         self._ones = torch.ones(self.n, schedule.num_pieces, dtype=torch.float64)
@@ -70,6 +73,7 @@ class Network(ABC):
         Several may be on their way, which all processes begin in the same order. Of a round of several exchanges the
         first is in the background.
         """
+        self._straggle()
         exchanges = self.rounds.planned(round, lazy)
         for each in exchanges:
             self._count_exchange(each, x)
@@ -77,14 +81,46 @@ class Network(ABC):
 
     def mix_with(self, x: Tensor, W: np.ndarray) -> Tensor:
         """x_i <- sum_j W_ij x_j with a matrix [n, n] that depends on data, the same on all processes."""
+        self._straggle()
         once = exchange((W,), Split.contiguous)
         self._count_exchange(once, x)
         return Mixing(self, x, [once], halve=False).wait()
 
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
+        self._straggle()
         self._count_mean(x)
         return self._mean(x)
+
+    def push(self, x: Tensor, p: Tensor, round: int) -> tuple[Tensor, Tensor]:
+        """Push-sum without waiting: shares are left with their receivers, and what has been left here is taken.
+
+            slot_ji += W_ji (x_i, p_i) for all j != i, (x_i, p_i) <- W_ii (x_i, p_i);  (x_i, p_i) += sum_j slot_ij,
+            slot_ij := 0
+
+        with W of this round, column-stochastic. x [k, P] and the push-sum weights p [k, d] (float64, on the CPU) are
+        donated. In one process, all leave their shares before all take theirs: x <- W x, p <- W p. Between processes
+        the sums of x and p are kept over workers and slots, and with the slots only; see `drain`. A share stays with
+        its sender, whatever W, if it is lost, or if its receiver has not taken the one before. A message is a share of
+        a row, and 8 bytes for that of p; one that stays is counted.
+        """
+        self._straggle()
+        shares = self.rounds.shares(round)
+        self._count_exchange(shares, x)
+        self.bytes_sent += 8 * sum(shares.num_messages)
+        return self._push(x, p, shares)
+
+    def drain(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """Bring home the shares that `push` left on their way: all processes call this after the same round.
+
+        Raises LostMass if the p of all workers do not add up to n.
+        """
+        return x, p
+
+    @property
+    def settled(self) -> bool:
+        """Whether no share is on its way, so that there is nothing to `drain`; the same answer on all processes."""
+        return True
 
     def relay(self, y: Tensor, m: Tensor, round: int) -> Tensor:
         """RelaySum: m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}, delivered. y [k, P] is left as it is, m is
@@ -92,6 +128,7 @@ class Network(ABC):
 
         Both m are indexed by the receiver: row e holds the last message over link e = (i -> j) to a local j.
         """
+        self._straggle()
         for num_links, width in zip(self._links_of_piece, self.piece_widths(y.shape[-1]), strict=True):
             self._count(num_links, y[0, :width])
         m = self._relay(y, m)
@@ -127,10 +164,13 @@ class Network(ABC):
 
     def weigh(self, x: Tensor, a: Tensor) -> Tensor:
         """Piece h of x_i <- a[i, h] times it: [k, ..., P], [n, d] -> [k, ..., P]."""
-        local = a[self.workers.start : self.workers.stop]
-        if bool((local == 1).all()):
+        return self.scale(x, a[self.workers.start : self.workers.stop])
+
+    def scale(self, x: Tensor, a: Tensor) -> Tensor:
+        """Piece h of x_i <- a[i, h] times it, for the local workers: [k, ..., P], [k, d] -> [k, ..., P]."""
+        if bool((a == 1).all()):
             return x
-        factors = local.to(x).view(len(local), *[1] * (x.dim() - 2), -1)
+        factors = a.to(x).view(len(a), *[1] * (x.dim() - 2), -1)
         for h, piece in enumerate(self.schedule.slices(x.shape[-1])):
             x[..., piece].mul_(factors[..., h : h + 1])
         return x
@@ -189,6 +229,9 @@ class Network(ABC):
 
     @abstractmethod
     def _mean(self, x: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def _push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]: ...
 
     @abstractmethod
     def _relay(self, y: Tensor, m: Tensor) -> Tensor: ...
@@ -255,6 +298,10 @@ class Network(ABC):
     @cached_property
     def _mean_delays(self) -> dict[bool, float]:
         return {overlap: mean_delay(self.schedule, overlap) for overlap in (False, True)}
+
+    def _straggle(self) -> None:
+        if self.delay_s:
+            time.sleep(self.delay_s)
 
     def _count_exchange(self, exchange: Exchange, x: Tensor) -> None:
         if not exchange.pieces:

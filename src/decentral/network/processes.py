@@ -18,6 +18,7 @@ from decentral.network.rounds import Exchange, Losses, Terms
 from decentral.network.settings import NetworkSettings
 from decentral.network.transports.choose import open_transport
 from decentral.network.transports.transport import CutLink, Row, Transport
+from decentral.network.windows.pushes import Pushes
 from decentral.topology.schedule import Schedule, slices
 
 
@@ -33,7 +34,7 @@ def join(
 ) -> ProcessNetwork:
     """The network of process `rank` of `size`; all of them call this at once. Raises what `open_transport` raises."""
     layout = split_workers(schedule.num_workers, size)
-    return ProcessNetwork(schedule, losses, device, rank, layout, open_transport(settings, layout, device))
+    return ProcessNetwork(schedule, losses, device, rank, layout, open_transport(settings, layout, device), settings)
 
 
 class _Crossings(NamedTuple):
@@ -64,21 +65,28 @@ class ProcessNetwork(Network):
         rank: int,
         layout: Sequence[range],
         transport: Transport,
+        settings: NetworkSettings | None = None,
     ) -> None:
-        """`layout` are the workers of each process, from `split_workers`; this is process `rank`."""
+        """`layout` are the workers of each process, from `split_workers`; this is process `rank`.
+
+        `settings` are for windows, which are opened when they are needed.
+        """
         super().__init__(schedule, layout[rank], losses)
+        self.settings = settings or NetworkSettings()
+        self._pushes: Pushes | None = None
+        self._settled = True
         self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
         self.owner = [p for p, workers in enumerate(layout) for _ in workers]
 
     @property
     def wire_bytes(self) -> int:
         """What this process has sent to others."""
-        return self.transport.wire_bytes
+        return self.transport.wire_bytes + (self._pushes.wire_bytes if self._pushes else 0)
 
     @property
     def wire_messages(self) -> int:
         """In how many messages."""
-        return self.transport.wire_messages
+        return self.transport.wire_messages + (self._pushes.wire_messages if self._pushes else 0)
 
     @property
     def facts(self) -> dict[str, str]:
@@ -86,7 +94,9 @@ class ProcessNetwork(Network):
         return {"transport": self.transport.name}
 
     def close(self) -> None:
-        """Let go of the transport."""
+        """Let go of the transport and of windows."""
+        if self._pushes is not None:
+            self._pushes.close()
         self.transport.close()
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -101,6 +111,24 @@ class ProcessNetwork(Network):
     def average(self, x: Tensor) -> Tensor:
         """1/n sum_j x_j: [k, P] -> [P]."""
         return self.transport.total(x.sum(0), 1 / self.n)
+
+    def _push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
+        if self._pushes is None:
+            self._pushes = Pushes(self.settings, self.schedule, self.layout, x)
+        self._settled = False
+        return self._pushes.push(x, p, shares)
+
+    def drain(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """See `Network`."""
+        if self._settled or self._pushes is None:
+            return x, p
+        self._settled = True
+        return self._pushes.drain(x, p)
+
+    @property
+    def settled(self) -> bool:
+        """See `Network`."""
+        return self._settled
 
     def _mean(self, x: Tensor) -> Tensor:
         kernels.total_rows(x)

@@ -56,9 +56,13 @@ class Rounds:
     def __init__(self, schedule: Schedule, losses: Losses) -> None:
         self.schedule, self.losses = schedule, losses
         self._planned: dict[tuple[int, bool], list[Exchange]] = {}
+        self._shares: dict[int, Exchange] = {}
 
-    def matrix(self, round: int, piece: int, lazy: bool) -> np.ndarray:
-        """W [n, n] of this round and piece, after losses; lazy: (W + I) / 2 before them."""
+    def matrix(self, round: int, piece: int, lazy: bool, push: bool = False) -> np.ndarray:
+        """W [n, n] of this round and piece, after losses; lazy: (W + I) / 2 before them.
+
+        With `push`, senders keep what they could not deliver wherever rows sum to one, too.
+        """
         W = self.schedule.matrices(round)[piece]
         if lazy:
             W = (W + np.eye(len(W))) / 2
@@ -68,7 +72,7 @@ class Rounds:
         gone = self.losses.lost(round, piece, src, dst) & (src != dst)
         kept = W.copy()
         kept[dst[gone], src[gone]] = 0.0
-        if not np.allclose(W.sum(1), 1):
+        if push or not np.allclose(W.sum(1), 1):
             np.add.at(kept, (src[gone], src[gone]), W[dst[gone], src[gone]])
             return kept
         left = kept.sum(1)
@@ -90,6 +94,20 @@ class Rounds:
             phases = self.schedule.phases(round)
             self._planned[key] = [self._exchange(round, phase, lazy and in_one(phases)) for phase in phases]
         return self._planned[key]
+
+    def shares(self, round: int) -> Exchange:
+        """What workers give each other in a round of push-sum, in one exchange: W, after losses that senders keep.
+
+        Kept over rounds unless messages get lost.
+        """
+        key, sent, split = round % self.schedule.period, self.schedule.matrices(round), self.schedule.split
+        if self.losses.probability:
+            return exchange(tuple(self.matrix(round, h, False, push=True) for h in range(len(sent))), split, sent)
+        if key not in self._shares:
+            if len(self._shares) >= _ROUNDS_KEPT:
+                del self._shares[next(iter(self._shares))]
+            self._shares[key] = exchange(sent, split)
+        return self._shares[key]
 
     def in_several(self, round: int) -> bool:
         """Whether a round is anything but a single exchange with the matrices of the schedule, or nothing."""

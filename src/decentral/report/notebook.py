@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decentral.errors import ConfigError, suggest
-from decentral.report.figures import canvas
 from decentral.report.figures.figure import StudyFigure
 from decentral.report.items import SCALES
 from decentral.report.results import Results, read
@@ -81,7 +80,7 @@ class Studies:
             return Text(f"**{study}** has no data for `{wanted.file}` at scale={results.scale}.")
         with settings(f"{study}/{wanted.file}"):
             data = BytesIO()
-            canvas.draw(wanted, results, lines).savefig(data, format="png", dpi=110)
+            wanted.draw(results, lines).savefig(data, format="png", dpi=110)
         return Picture(data.getvalue())
 
     def table(self, study: str) -> Text:

@@ -69,10 +69,15 @@ class Published:
 
 @dataclass
 class ReportSpec:
-    """All of it. `larger_is_better`: null means yes for a table in percent, no for one in steps, else not known."""
+    """All of it.
+
+    larger_is_better   null: yes for a table in percent, no for one in steps, else not known
+    repeats            what the values of a cell are told apart by: seed, or round where times are taken
+    """
 
     caption: str = ""
     larger_is_better: bool | None = None
+    repeats: str = "seed"
     table: Table | None = None
     figures: list[StudyFigure] = field(default_factory=list)
     published: Published | None = None

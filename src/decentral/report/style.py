@@ -94,7 +94,14 @@ _TOPOLOGY_WORDS = {
     "symmetric_exponential": "symmetric exponential",
 }
 _SYMBOLS = {"alpha": "\N{GREEK SMALL LETTER ALPHA}", "zeta2": "ζ²", "lr": "learning rate", "drop": "message loss"}
-_PHRASES = {"num_workers": "{} workers", "workers": "{} workers", "after_steps": "after {} steps", "steps": "{} steps"}
+_PHRASES = {
+    "num_workers": "{} workers",
+    "workers": "{} workers",
+    "after_steps": "after {} steps",
+    "after_rounds": "after {} rounds",
+    "steps": "{} steps",
+    "slowdown": "{} times slower",
+}
 _VARIANT = re.compile(r"\s*(?:[,+(]|\bwith\b)")
 """What follows the algorithm in a display name: 'RelaySGD + momentum', 'D-PSGD, own model'."""
 _ORDERED = ("#440154", "#3B528B", "#21918C", "#5DC863", "#C9B400")

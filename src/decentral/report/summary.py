@@ -104,7 +104,9 @@ def _how(run_dir: Path) -> list[str]:
     number = facts["processes"]
     words = [f"{number} process{'es' if number != 1 else ''}"]
     words += [f"{key}={facts[key]}" for key in ("transport", "execution") if key in facts]
-    return [f"How:      {', '.join(words)} (makes no difference to the result but rounding)"]
+    usual = "makes no difference to the result but rounding"
+    matters = "the result depends on their pace" if facts.get("asynchronous") else usual
+    return [f"How:      {', '.join(words)} ({matters})"]
 
 
 def _provenance(run_dir: Path) -> dict[str, Any]:

@@ -216,7 +216,7 @@ def notes(results: Results, found: list[Grid]) -> list[str]:
     entries = [entry for grid in found for entry in grid.cells.values()]
     parts = []
     if any(entry.std is not None for entry in entries):
-        parts.append("Mean ± standard deviation over seeds (n - 1).")
+        parts.append(f"Mean ± standard deviation over {results.spec.repeats}s (n - 1).")
     if any(entry.std is None and entry.runs == 1 for entry in entries):
         parts.append("Where there is no ±, there is one run.")
     if results.spec.table and results.spec.table.bold and results.spec.direction is not None:

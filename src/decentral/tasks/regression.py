@@ -34,7 +34,7 @@ class Regression(Task):
 
         F_i(x) = 1/m sum_s loss(a_is^T x, b_is) + l2/2 ||x||^2              f = 1/n sum_i F_i
         a_is standard normal in R^d;  worker i's true model w_i = w + heterogeneity z_i, with w and z_i standard normal
-        linear: b_is = a_is^T w_i + noise e_is, e normal          logistic: b_is = sign(a_is^T w_i + noise e_is), e logistic
+        linear: b_is = a_is^T w_i + noise e_is, e normal    logistic: b_is = sign(a_is^T w_i + noise e_is), e logistic
 
     m samples and d = dimension for each worker, full gradients. The optimum is the solution of the normal equations
     (linear), or is found by Newton's method to machine precision (logistic). The metrics are f(x) - f(x*),

@@ -16,16 +16,24 @@ from decentral.network.transports.transport import Transport
 def open_transport(settings: NetworkSettings, layout: Sequence[range], device: torch.device) -> Transport:
     """The transport that `network.transport` asks for; all processes of the group call this at once.
 
-    `layout` are the workers of each process. Raises ConfigError if shared memory is asked for and cannot be had.
+    `layout` are the workers of each process. Raises what `shares_memory` raises.
+    """
+    shared = shares_memory(settings, layout, device)
+    return SharedMemory(layout, settings.timeout_s) if shared else TorchDistributed()
+
+
+def shares_memory(settings: NetworkSettings, layout: Sequence[range], device: torch.device) -> bool:
+    """Whether rows go through shared memory, as `network.transport` asks for; to be called by all processes at once.
+
+    Raises ConfigError if shared memory is asked for and cannot be had.
     """
     if settings.transport is Carrier.torch or len(layout) == 1:  # alone, nothing has to be carried
-        return TorchDistributed()
-    able = device.type == "cpu" and possible()
-    if able:
-        return SharedMemory(layout, settings.timeout_s)
+        return False
+    if device.type == "cpu" and possible():
+        return True
     if settings.transport is Carrier.shared_memory:
         raise ConfigError(
             "network.transport=shared_memory needs all processes of the run on one Linux host, in one container, and "
             "on CPUs: use network.transport=auto."
         )
-    return TorchDistributed()
+    return False

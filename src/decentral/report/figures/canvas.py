@@ -41,7 +41,7 @@ def save(figure: StudyFigure, results: Results) -> list[Path]:
     if not any(math.isfinite(value) for line in lines for value in line.y):
         return []
     with style.settings(f"{results.study}/{figure.file}"):
-        drawn = draw(figure, results, lines)
+        drawn = figure.draw(results, lines)
         paths = []
         for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
             data = io.BytesIO()
@@ -58,8 +58,7 @@ def draw(figure: StudyFigure, results: Results, lines: list[Line] | None = None)
     panels = list(dict.fromkeys(line.panel for line in lines)) or [""]
     looks = _looks(figure, lines)
     entries = _legend_entries(figure, lines, looks, published=bool(theirs))
-    title = figure.title or str(results.facts.get("title") or results.study)
-    drawn, axes = _sheet(len(panels), title, _subtitle(results, figure.seeds(results)), entries)
+    drawn, axes = _sheet(len(panels), *heads(figure, results), entries)
     for number, (panel, ax) in enumerate(zip(panels, axes, strict=True)):
         here = [line for line in lines if line.panel == panel]
         _fill(ax, here, looks, figure)
@@ -79,30 +78,42 @@ def draw(figure: StudyFigure, results: Results, lines: list[Line] | None = None)
 
 def _sheet(panels: int, title: str, subtitle: str, entries: list[Line2D]) -> tuple[Figure, list[Axes]]:
     """An empty figure with its title above and its legend below; panels are equally large in all figures."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = _columns(panels)
     rows = math.ceil(panels / columns)
     width = {1: 6.4, 2: 8.8}.get(columns, 3.3 * columns + 0.6)
-    words = textwrap.wrap(title, int(width * 11.5))
-    longest = max((len(str(entry.get_label())) for entry in entries), default=0)
-    per_row = max(1, min(len(entries), int(width / (0.062 * longest + 0.7))))
-    head, foot = 0.19 * len(words) + 0.3, 0.2 * math.ceil(len(entries) / per_row) if entries else 0.0
-    height = head + foot + (3.3 if rows == 1 else 2.6 * rows + 0.3)
-    drawn = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(drawn)
-    drawn.get_layout_engine().set(rect=(0, 0, 1, 1 - head / height))  # type: ignore[union-attr,call-arg]
-    drawn.text(0.01, 1 - 0.06 / height, "\n".join(words), fontsize=10.5, fontweight="bold", va="top")
-    drawn.text(0.01, 1 - (head - 0.2) / height, subtitle, fontsize=8.5, color="#555555", va="top")
+    drawn = blank(width, 3.3 if rows == 1 else 2.6 * rows + 0.3, title, subtitle, entries)
     axes = drawn.subplots(rows, columns, squeeze=False, sharey=True, sharex=rows > 1).flatten()
     for unused in axes[panels:]:
         unused.set_visible(False)
     for lowest in axes[max(0, panels - columns) : panels]:  # of its column, even where the last row is not full
         lowest.tick_params(labelbottom=True)
+    return drawn, list(axes[:panels])
+
+
+def blank(width: float, body: float, title: str, subtitle: str, entries: list[Line2D]) -> Figure:
+    """A figure without axes, `body` inches high between its title and its legend."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    words = textwrap.wrap(title, int(width * 11.5))
+    longest = max((len(str(entry.get_label())) for entry in entries), default=0)
+    per_row = max(1, min(len(entries), int(width / (0.062 * longest + 0.7))))
+    head, foot = 0.19 * len(words) + 0.3, 0.2 * math.ceil(len(entries) / per_row) if entries else 0.0
+    height = head + foot + body
+    drawn = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(drawn)
+    drawn.get_layout_engine().set(rect=(0, 0, 1, 1 - head / height))  # type: ignore[union-attr,call-arg]
+    drawn.text(0.01, 1 - 0.06 / height, "\n".join(words), fontsize=10.5, fontweight="bold", va="top")
+    drawn.text(0.01, 1 - (head - 0.2) / height, subtitle, fontsize=8.5, color="#555555", va="top")
     if entries:
         drawn.legend(handles=entries, loc="outside lower center", ncols=per_row, frameon=False, handlelength=3)
-    return drawn, list(axes[:panels])
+    return drawn
+
+
+def heads(figure: StudyFigure, results: Results) -> tuple[str, str]:
+    """A figure's title, and the line below it."""
+    title = figure.title or str(results.facts.get("title") or results.study)
+    return title, _subtitle(results, figure.seeds(results))
 
 
 def _columns(panels: int) -> int:
@@ -111,11 +122,11 @@ def _columns(panels: int) -> int:
 
 
 def _subtitle(results: Results, seeds: int) -> str:
-    """Which item of which paper, at which scale, over how many seeds."""
+    """Which item of which paper, at which scale, over how many seeds (or rounds)."""
     name = paper(str(results.facts.get("paper") or "")).short
     item = str(results.facts.get("item") or "")
     scale = f"scale={results.scale}" + (" (changed)" if results.changes else "")
-    parts = [f"{name}, {item}".strip(", "), scale, f"{seeds} seed{'s' * (seeds != 1)}"]
+    parts = [f"{name}, {item}".strip(", "), scale, f"{seeds} {results.spec.repeats}{'s' * (seeds != 1)}"]
     return "  \N{MIDDLE DOT}  ".join(part for part in parts if part)
 
 
@@ -136,6 +147,8 @@ def _looks(figure: StudyFigure, lines: list[Line]) -> Looks:
 def _fill(ax: Axes, lines: list[Line], looks: Looks, figure: StudyFigure) -> None:
     for number, line in enumerate(lines):
         look = looks[line.panel, line.key]
+        if not any(math.isfinite(y) and (y > 0 or not figure.logy) for y in line.y):
+            continue  # matplotlib cannot place markers on a line of which nothing is seen
         if line.thin:
             ax.plot(line.x, line.y, color=look.colour, lw=0.6, alpha=0.5, zorder=2)
             continue

@@ -11,6 +11,7 @@ from decentral.errors import ConfigError, suggest
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 
     from decentral.report.results import Results
 
@@ -40,7 +41,8 @@ class StudyFigure(ABC):
     panels    a label: one panel per value of it; '': one panel
     lines     labels that tell lines apart
     center    of what is not told apart (seeds): mean or median
-    spread    band around it: none, std (standard deviation) or range
+    spread    band around it: none, std (standard deviation), range, or confidence: where the mean lies with 90 %
+              (Student's t, as if the series were independent and normal)
     only      labels and the values that are drawn, for example {alpha: [0.01]}
     title     '': the study's
     """
@@ -53,7 +55,7 @@ class StudyFigure(ABC):
     lines: list[str] = field(default_factory=list)
     only: dict[str, list[Any]] = field(default_factory=dict)
     center: Literal["mean", "median"] = "mean"
-    spread: Literal["none", "std", "range"] = "none"
+    spread: Literal["none", "std", "range", "confidence"] = "none"
     logx: bool = False
     logy: bool = False
     xlabel: str = ""
@@ -72,6 +74,12 @@ class StudyFigure(ABC):
     def data(self, results: Results) -> list[Line]:
         """What is drawn. Raises ConfigError if a label or metric does not exist."""
 
+    def draw(self, results: Results, lines: list[Line]) -> Figure:
+        """The matplotlib Figure of what `data` gave: lines on panels, unless a kind draws otherwise."""
+        from decentral.report.figures import canvas
+
+        return canvas.draw(self, results, lines)
+
     def seeds(self, results: Results) -> int:
         """How many seeds there are in it."""
         return int(results.values[results.values["chosen"]]["seed"].nunique())
@@ -83,6 +91,15 @@ class StudyFigure(ABC):
     def selected(self, table: pandas.DataFrame, results: Results, extra: tuple[str, ...] = ()) -> pandas.DataFrame:
         """The rows of one metric and of `only`. Raises ConfigError for a label or metric that the study does not
         have."""
+        limited = self.limited(table, results, extra)
+        metrics = list(dict.fromkeys(table["metric"]))
+        if self.metric and metrics and self.metric not in metrics and not results.values.empty:
+            where = f"study {results.study}: the figure '{self.file}'"
+            raise ConfigError(f"{where} shows metric={self.metric}.{suggest(self.metric, metrics)}")
+        return limited[limited["metric"] == (self.metric or (metrics[0] if metrics else ""))]
+
+    def limited(self, table: pandas.DataFrame, results: Results, extra: tuple[str, ...] = ()) -> pandas.DataFrame:
+        """The rows of `only`, of all metrics. Raises ConfigError for a label that the study does not have."""
         from decentral.report.entries import plain
 
         if results.values.empty:
@@ -91,10 +108,6 @@ class StudyFigure(ABC):
         for label in (*self.lines, *([self.panels] if self.panels else ()), *self.only, *extra):
             if label not in results.labels:
                 raise ConfigError(f"{where} uses a label '{label}'.{suggest(label, results.labels)}")
-        metrics = list(dict.fromkeys(table["metric"]))
-        if self.metric and metrics and self.metric not in metrics:
-            raise ConfigError(f"{where} shows metric={self.metric}.{suggest(self.metric, metrics)}")
-        table = table[table["metric"] == (self.metric or (metrics[0] if metrics else ""))]
         for label, values in self.only.items():
             table = table[table[label].isin([plain(value) for value in values])]
         return table
@@ -114,8 +127,18 @@ class StudyFigure(ABC):
         least, most = table.min(axis=1), table.max(axis=1)
         if self.spread == "range":
             return center.tolist(), least.tolist(), most.tolist()
-        std = table.std(axis=1).fillna(0.0)
-        low = center - std
+        half = table.std(axis=1)
+        if self.spread == "confidence":
+            half = half * _half_width(table.count(axis=1))
+        half = half.fillna(0.0)
+        low = center - half
         if self.logy:  # a band that reaches below zero ends at the smallest value
             low = low.where(low > 0, least)
-        return center.tolist(), low.tolist(), (center + std).tolist()
+        return center.tolist(), low.tolist(), (center + half).tolist()
+
+
+def _half_width(counts: pandas.Series) -> pandas.Series:
+    """t / sqrt(n) with the 95 % quantile t of Student's distribution, n - 1 degrees of freedom; nan for n = 1."""
+    from scipy.stats import t
+
+    return counts.map(lambda n: float(t.ppf(0.95, n - 1)) / n**0.5 if n > 1 else float("nan"))

@@ -1,0 +1,69 @@
+"""Asynchronous stochastic gradient push."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.network.network import Network
+
+
+@dataclass
+class AsyncPushSum(Algorithm):
+    """Asynchronous stochastic gradient push: stochastic gradient push in which nobody waits for anybody.
+
+        z_i = x_i / p_i
+        x_i <- x_i + u_i(z_i)                                gradient at z_i
+        slot_ji += W_ji (x_i, p_i) for out-neighbours j;  (x_i, p_i) <- W_ii (x_i, p_i)
+        (x_i, p_i) += sum_j slot_ij;  slot_ij := 0           whatever has come by now
+
+    With W column-stochastic, p^0 = 1 and empty slots: asynchronous push-sum, (19)-(21) of Ying et al., 2021
+    (arXiv:2111.04287), with a gradient before it as in SGP (Assran et al., ICML 2019). Step t of a worker uses the
+    matrix of round t, whatever the step of the others. The sums of x and p over workers and slots change by gradients
+    only. Departure: a share whose receiver has not taken the one before stays with its sender. Otherwise all that is
+    awake pours its mass into the slots of what is asleep, and x_i + u_i moves z_i by u_i / p_i, without bound.
+
+    Workers of one process take turns: all push, then all collect, which is sgp. Between processes shares wait in
+    windows (`network/windows`): iterates depend on the pace of each, and a run is not reproducible. Where the workers
+    are looked at together (evaluations, checkpoints, `trace`) processes wait for each other, and what is on its way is
+    brought home: with trace=true that is every step, so that the steps are those of sgp. They also ask each other every
+    20 steps, or every second, whether to go on: nobody is further ahead than that.
+
+    The state holds z, and p of the local workers: with windows nobody can compute the others'. Weight decay and the
+    reported models use z. A lost message stays with its sender, in x and p alike.
+    """
+
+    name: str = "async_push_sum"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
+    asynchronous: ClassVar[bool] = True
+
+    class State(NamedTuple):
+        """De-biased models, push-sum weights and the local optimizer."""
+
+        x: Rows  # [k, P]: z
+        p: Rows  # [k, d]
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """All weights are one."""
+        return self.State(x, net.known_ones()[: len(x)], self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One gradient at z, one push, and what has come."""
+        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
+        x, p = net.push(net.scale(s.x, s.p).add_(u), s.p, t)
+        return self.State(net.scale(x, 1 / p), p, opt)
+
+    def settle(self, s: State, net: Network) -> State:
+        """Bring home the shares that are on their way."""
+        if net.settled:
+            return s
+        x, p = net.drain(net.scale(s.x, s.p), s.p)
+        return self.State(net.scale(x, 1 / p), p, s.opt)

@@ -1,0 +1,76 @@
+"""How the workers approach their mean, round by round: a job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from decentral.ensembles.job import Computation
+from decentral.identity import component_identity
+from decentral.randomness import normal
+from decentral.store.lines import LineFile
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ConsensusRounds(Computation):
+    """config.algo without gradients from x^0 [n, d], standard normal; a line of errors.jsonl for each seed.
+
+    The error after t rounds is ||x^t - 1 mean||_F / ||1 mean||_F with the mean of x^0.
+    """
+
+    seeds: tuple[int, ...] = ()
+    rounds: int = 100
+    dimension: int = 100
+
+    folder: ClassVar[str] = "consensus"
+    lines: ClassVar[str] = "errors.jsonl"
+
+    def asked(self) -> dict[str, Any]:
+        """Seeds, rounds and dimension; and the topology, whatever the algorithm."""
+        own = {"seeds": list(self.seeds), "rounds": self.rounds, "dimension": self.dimension}
+        return {**own, "over": component_identity(self.config.topology)}
+
+    def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
+        """One seed after the other."""
+        known = {line["seed"] for line in lines.known}
+        for number, seed in enumerate(self.seeds):
+            if seed in known:
+                continue
+            if stop():
+                return False
+            lines.append({"seed": seed, "errors": self._errors(seed)})
+            show((number + 1) / len(self.seeds), f"seed {seed}")
+        return True
+
+    def _errors(self, seed: int) -> list[float]:
+        """After 0, 1, ..., `rounds` rounds."""
+        from decentral.ensembles.ensemble import network
+        from decentral.optim.optimizer import LocalRule
+
+        net = network(self.config)
+        x = starts(net.n, self.dimension, seed)
+        mean = x.mean(0)
+        algorithm = self.config.algo.using(LocalRule(self.config.optim, lambda t: 1.0))
+        state, errors = algorithm.init(x.clone(), net), [error(x, mean)]
+        for t in range(self.rounds):
+            state = algorithm.step(state, lambda x: x.new_zeros(x.shape), net, t)
+            errors.append(error(algorithm.models(state), mean))
+        return errors
+
+
+def starts(n: int, d: int, seed: int) -> Tensor:
+    """The vectors of all workers at the start: [n, d], float64."""
+    import torch
+
+    return torch.from_numpy(normal(seed, "vectors to average", np.arange(n)[:, None], np.arange(d)))
+
+
+def error(x: Tensor, mean: Tensor) -> float:
+    """||x - 1 mean||_F / ||1 mean||_F for rows x [k, d]."""
+    return float((x - mean).norm() / (mean.norm() * len(x) ** 0.5))

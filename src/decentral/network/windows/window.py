@@ -1,0 +1,215 @@
+"""The contract of a window: rows with slots that neighbours write into, at any time and without being waited for."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+
+import torch
+from torch import Tensor
+
+from decentral.network.windows.edges import Edges
+from decentral.network.windows.memory import Memory
+
+LEAST_P = 1e-3
+"""A push-sum weight below this gives an alarm: x / p divides what is mostly rounding."""
+
+_TOLERANCE = 1e-9
+
+
+class LostMass(RuntimeError):
+    """The push-sum weights of all workers and slots do not add up to what they were at first."""
+
+
+class SmallWeight(RuntimeWarning):
+    """The push-sum weight of a worker is so small that x / p means little."""
+
+
+class Window(ABC):
+    """A row t_i [P] with a number p_i for each of n workers, and for each directed edge j -> i a slot at worker i.
+
+    p_i is a float64 that starts at 1 and undergoes whatever t_i undergoes, so that t_i / p_i is the push-sum estimate;
+    a slot is a row with its p as well. Worker i may be hosted by any process; a process calls the operations of its own
+    workers, from one thread. None of them waits for a call of another process, only for the lock of a slot, which is
+    held while a row is written or read. An accumulation and a collection of one slot lose nothing and count nothing
+    twice.
+
+    A version is the number of writes into a slot since its last `update`. Locks: `mutex(i, j)` is that of the slot of
+    edge j -> i, `mutex(i, i)` that of t_i. Whoever wants both takes slots in ascending order of j, then the row.
+    """
+
+    def __init__(self, edges: Edges, layout: Sequence[range], rank: int, memory: Memory) -> None:
+        """`layout` are the workers of each process; `memory` is that of this one, number `rank`."""
+        self.edges, self.layout, self.rank = edges, layout, rank
+        self.workers = layout[rank]
+        self.wire_bytes = 0
+        self.wire_messages = 0
+        self._memory = memory
+        self._first_slot = edges.of_owners(self.workers).start
+        self._process = [process for process, workers in enumerate(layout) for _ in workers]
+        self._mass = float("nan")
+        self._alarmed = False
+
+    def _begin(self, t: Tensor, zero_init: bool) -> None:
+        """Register t [k, P]; when this returns, all processes have."""
+        owners = [i - self.workers.start for i in self.workers for _ in self.edges.senders(i)]
+        self._memory.begin(t, None if zero_init else owners)
+        self._mass = float(self.edges.num_workers + (0 if zero_init else len(self.edges)))
+        self.barrier()
+
+    @property
+    def t(self) -> Tensor:
+        """The registered rows of the local workers [k, P]: theirs to change while no `get` can come."""
+        return self._memory.t
+
+    @property
+    def p(self) -> Tensor:
+        """p of the local workers [k], float64 on the CPU."""
+        return self._memory.p
+
+    # -- operations of worker j, on slots elsewhere --------------------------------------------------------------------
+
+    def put(self, sender: int, weights: Mapping[int, float], self_weight: float = 1.0) -> None:
+        """slot_ij := w_i (t_j, p_j) for every out-neighbour i in `weights`; then (t_j, p_j) *= self_weight."""
+        self._push(sender, weights, self_weight, add=False)
+
+    def accumulate(self, sender: int, weights: Mapping[int, float], self_weight: float = 1.0) -> None:
+        """slot_ij += w_i (t_j, p_j) for every out-neighbour i in `weights`; then (t_j, p_j) *= self_weight.
+
+        Where the weights and self_weight add up to one, no mass is made or lost.
+        """
+        self._push(sender, weights, self_weight, add=True)
+
+    def get(self, owner: int, weights: Mapping[int, float]) -> None:
+        """slot_ij := w_j (t_j, p_j) for every in-neighbour j in `weights`: worker i reads what j has registered."""
+        for sender in weights:
+            self.edges.number(owner, sender)
+        for sender, weight in weights.items():
+            self._fetch(owner, sender, weight)
+
+    def _push(self, sender: int, weights: Mapping[int, float], self_weight: float, add: bool) -> None:
+        for owner in weights:
+            self.edges.number(owner, sender)
+        for owner, weight in weights.items():
+            self._deliver(owner, sender, weight, add)
+        if self_weight != 1:
+            with self.mutex(sender, sender):
+                self._memory.scale(sender - self.workers.start, self_weight)
+
+    # -- operations of worker i, on its own slots ----------------------------------------------------------------------
+
+    def update(self, owner: int, weights: Mapping[int, float], self_weight: float, reset: bool = False) -> None:
+        """(t_i, p_i) := self_weight (t_i, p_i) + sum_j w_j slot_ij over the in-neighbours j in `weights`.
+
+        The versions of these slots go back to zero, and with `reset` the slots too.
+        """
+        places = {sender: self._place(owner, sender) for sender in sorted(weights)}
+        own = owner - self.workers.start
+        with ExitStack() as held:
+            for sender in (*places, owner):
+                held.enter_context(self.mutex(owner, sender))
+            self._memory.scale(own, self_weight)
+            for sender, place in places.items():
+                self._memory.take(own, place, weights[sender], reset)
+        if reset:
+            for sender in places:
+                self._taken(owner, sender)
+
+    def collect(self, owner: int) -> None:
+        """(t_i, p_i) += sum_j slot_ij, slot_ij := 0: takes what is there by now."""
+        waiting = [j for j in self.edges.senders(owner) if not self._memory.is_empty(self._place(owner, j))]
+        if waiting:
+            self.update(owner, dict.fromkeys(waiting, 1.0), 1.0, reset=True)
+        self._watch(owner)
+
+    def versions(self, owner: int) -> dict[int, int]:
+        """In-neighbour j -> how often slot_ij was written since the last update."""
+        return {j: self._memory.version(self._place(owner, j)) for j in self.edges.senders(owner)}
+
+    @abstractmethod
+    def vacant(self, owner: int, sender: int) -> bool:
+        """Whether the slot of a local sender is empty, as far as this process has heard."""
+
+    @abstractmethod
+    def mutex(self, owner: int, sender: int) -> AbstractContextManager[None]:
+        """Hold slot_{owner,sender}, or t_owner where both are the same: others wait. May be nested."""
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def fence(self) -> None:
+        """Wait for all processes: what any of them has written before is there when this returns."""
+        self._flush()
+        self.barrier()
+
+    def drain(self) -> None:
+        """Bring home what is on its way; to be called by all processes at once, when they have stopped pushing.
+
+        Waits for all of them, collects for every worker, and checks that no mass was lost. After this all slots are
+        empty.
+
+        Raises:
+            LostMass: the sum of all p is not that of the beginning (n for empty slots) up to 1e-9: something died
+                while it wrote, or other operations were used than accumulate, with weights that add up to one, and
+                collect.
+        """
+        self.fence()
+        for owner in self.workers:
+            self.collect(owner)
+        total = float(self._total(self.p.sum()))
+        if not abs(total - self._mass) <= _TOLERANCE * self._mass:
+            raise LostMass(
+                f"the push-sum weights of all workers add up to {total:.12g} instead of {self._mass:g}: what was on "
+                "its way has been lost, or was weighted so that it does not add up"
+            )
+
+    def barrier(self) -> None:
+        """Wait for all processes."""
+        self._total(torch.zeros((), dtype=torch.float64))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what is held; nobody uses the window afterwards."""
+
+    # -- what an implementation does -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _deliver(self, owner: int, sender: int, weight: float, add: bool) -> None:
+        """Write weight (t_j, p_j) of a local worker into its slot at `owner`, or add it there."""
+
+    @abstractmethod
+    def _fetch(self, owner: int, sender: int, weight: float) -> None:
+        """Write weight (t_j, p_j) into the slot of a local owner."""
+
+    def _taken(self, owner: int, sender: int) -> None:
+        """A slot of a local owner has been emptied."""
+        return None
+
+    def _flush(self) -> None:
+        """Wait until what this process has written is where it belongs."""
+        return None
+
+    @abstractmethod
+    def _total(self, value: Tensor) -> Tensor:
+        """The sum over processes of a float64 on the CPU; waits for all of them."""
+
+    def _place(self, owner: int, sender: int) -> int:
+        """Where a slot of a local worker lies in this process's memory."""
+        return self.edges.number(owner, sender) - self._first_slot
+
+    def _count(self, row: Tensor) -> None:
+        """A row with its p has left this process."""
+        self.wire_bytes += row.numel() * row.element_size() + 8
+        self.wire_messages += 1
+
+    def _watch(self, owner: int) -> None:
+        p = float(self.p[owner - self.workers.start])
+        if p < LEAST_P and not self._alarmed:
+            self._alarmed = True
+            warnings.warn(
+                f"the push-sum weight of worker {owner} has fallen to {p:.3g}, below {LEAST_P:g}: its estimate x / p "
+                "means little; it gives away more than it hears, because others are slower or have stopped",
+                SmallWeight,
+                stacklevel=2,
+            )

@@ -1,0 +1,189 @@
+"""Joining the other processes."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from decentral.errors import ConfigError, suggest
+from decentral.launch.group import stay_on_this_machine
+from decentral.launch.launch import under_torchrun
+from decentral.peers.agreement import Proposal, agree
+from decentral.peers.given import topology_from
+from decentral.peers.peers import Peers
+from decentral.topology.communication import Communication
+from decentral.topology.requirements import Need
+from decentral.topology.requirements import check as check_needs
+from decentral.topology.schedule import Schedule
+from decentral.topology.topology import Topology
+from decentral.typed import convert
+from decentral.world import World
+
+_ROUNDS_COMPARED = 64
+
+
+def join(
+    topology: object = "exponential",
+    *,
+    workers_per_machine: int = 1,
+    every: int = 1,
+    global_every: int | None = None,
+    needs: Iterable[str | Need] = (),
+    check: bool | None = None,
+    device: str = "auto",
+    timeout_s: float = 120.0,
+    **settings: Any,
+) -> Peers:
+    """This process as one worker among the others, with mixing matrices W for every round. All ranks call this at once.
+
+    Under torchrun the ranks are its processes, and torch.distributed is initialised (gloo for CPUs, and nccl for GPUs)
+    unless that has been done. Without torchrun this is a group of one.
+
+    topology              the name of a topology, whose `settings` may follow (`decentral-run --help topology=ring`); a
+                          `decentral.topology.topology.Topology`; a matrix W [n, n]; or a list of such, one for each
+                          round of a period. W[i, j] is what rank i takes from rank j, and is authoritative. Entries
+                          are at least 0; rows sum to 1 (pull), or columns do (push).
+    workers_per_machine   L > 1: ranks i L to i L + L - 1 are on machine i, and the topology connects machines:
+                          x_i <- sum_J W_IJ (mean of machine J)
+    every                 communicate in the rounds every - 1, 2 every - 1, ... only; in the others W = I
+    global_every          every so many communications, the mean of all ranks instead of the topology
+    needs                 what your algorithm asks of W, by name, checked now: doubly_stochastic, row_stochastic,
+                          column_stochastic, connected, undirected, static, symmetric, tree, d2_spectrum
+    check                 whether verbs compare what all ranks are about to do before they send, so that a mistake is an
+                          error on every rank instead of a hang: True, False, or None, which checks calls that name
+                          ranks. Costs a small all-gather; each call may say otherwise.
+    device                cpu, cuda, or auto: cuda if every process of this host can have a GPU
+    timeout_s             how long a rank waits for another
+
+    Raises:
+        ConfigError: on every rank, for arguments that make no sense on one of them or are not the same on all.
+    """
+    plan, problem = None, ""
+    try:
+        shape = _communication(workers_per_machine, every, global_every)
+        plan = _plan(topology_from(topology, settings), shape, needs, check)
+        cuda, timeout_s = _wants_cuda(device), _patience(timeout_s)
+    except ConfigError as error:  # the others have to hear of it
+        problem, cuda, timeout_s = str(error), _wants_cuda("auto"), 120.0
+    ours = _initialise(cuda, timeout_s)
+    try:
+        world = _world()
+        agree(world, Proposal("join", plan.content if plan else "", (), (), problem=problem))
+        assert plan is not None
+        return Peers(world, plan.topology, plan.schedule, check=check, timeout_s=timeout_s, leaves=ours)
+    except BaseException:
+        if ours:
+            dist.destroy_process_group()
+        raise
+
+
+class _Plan(NamedTuple):
+    topology: Topology
+    communication: Communication
+    schedule: Schedule
+    check: bool | None
+
+    @property
+    def content(self) -> str:
+        """What has to be the same on all ranks."""
+        checksum = 0
+        for round in range(min(self.schedule.period, _ROUNDS_COMPARED)):
+            for W in self.schedule.matrices(round):
+                checksum = zlib.crc32(W.tobytes(), checksum)
+        settings = {f"{key}={value}" for key, value in vars(self.communication).items()}
+        told = ", ".join([self.topology.name, *sorted(settings), f"check={self.check}"])
+        return f"topology {told} with the matrices {checksum:08x} (period {self.schedule.period})"
+
+
+def _plan(topology: Topology, communication: Communication, needs: Iterable[str | Need], check: bool | None) -> _Plan:
+    n = _size()
+    implied = topology.implied_num_workers()
+    members = n // communication.workers_per_machine
+    if implied is not None and implied != members:
+        raise ConfigError(
+            f"topology={topology.name} is made for {implied}, but there are {members} "
+            f"{'ranks' if members == n else 'machines'}: start torchrun with another --nproc-per-node, or use another "
+            "topology."
+        )
+    schedule = communication.schedule(topology, n)
+    try:
+        check_needs(schedule, {_need(need) for need in needs}, "peers", topology.name)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("algo=peers", "your algorithm", 1)) from None
+    return _Plan(topology, communication, schedule, check)
+
+
+def _need(name: str | Need) -> Need:
+    if isinstance(name, Need):
+        return name
+    if name not in Need.__members__:
+        raise ConfigError(f"needs names '{name}', which does not exist.{suggest(str(name), Need.__members__)}")
+    return Need[name]
+
+
+def _communication(workers_per_machine: int, every: int, global_every: int | None) -> Communication:
+    return Communication(
+        every=convert(int, every, "every"),
+        global_every=convert(int | None, global_every, "global_every"),
+        workers_per_machine=convert(int, workers_per_machine, "workers_per_machine"),
+    )
+
+
+def _patience(timeout_s: float) -> float:
+    number: float = convert(float, timeout_s, "timeout_s")
+    if not 0 < number <= 1e6:
+        raise ConfigError(f"timeout_s={number:g} has to be a number of seconds, up to 1e6.")
+    return number
+
+
+def _wants_cuda(device: str) -> bool:
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device='{device}' does not exist.{suggest(str(device), ('auto', 'cpu', 'cuda'))}")
+    if device == "cuda" and gpus < here:
+        raise ConfigError(
+            f"device=cuda needs a GPU for each of the {here} processes of this host, which shows {gpus}: use "
+            "device=auto, or start fewer."
+        )
+    return device != "cpu" and gpus >= here
+
+
+def _size() -> int:
+    """How many ranks there are or will be."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return int(os.environ["WORLD_SIZE"]) if under_torchrun() else 1
+
+
+def _initialise(cuda: bool, timeout_s: float) -> bool:
+    """Initialise torch.distributed unless somebody has; whether this did."""
+    if dist.is_initialized():
+        return False
+    import torch.distributed.nn.functional  # later, its default arguments would keep the group for ever
+
+    timeout = timedelta(seconds=timeout_s)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    if cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if not under_torchrun():
+        stay_on_this_machine()
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        return True
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        stay_on_this_machine()
+    dist.init_process_group(backend, timeout=timeout)
+    return True
+
+
+def _world() -> World:
+    """This process, with the device that small things are exchanged on: the CPU if gloo is there."""
+    on_cpu = "cpu:gloo" in dist.get_backend_config()
+    device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
+    return World(dist.get_rank(), dist.get_world_size(), device, distributed=True)

@@ -1,0 +1,228 @@
+"""One worker among others: partial averaging."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.peers import calls
+from decentral.peers.agreement import Proposal, meet
+from decentral.peers.bundle import Bundle, Values
+from decentral.peers.group import Group
+from decentral.peers.handle import Handle
+from decentral.peers.scheduled import Networks
+from decentral.peers.weights import Named, Weights, read
+from decentral.topology.schedule import Schedule
+from decentral.topology.topology import Topology
+from decentral.world import World
+
+
+class Peers(Group):
+    """This process as worker `rank` of `size`, from `decentral.join`; a context manager that leaves at its end.
+
+    All ranks call the same verbs in the same order. A verb takes a tensor of any shape, layout and dtype, on `device`
+    or on the CPU; or a list of tensors, or a module, whose parameters are meant: these travel fused, one message for
+    each dtype, and a list comes back. Gradients do not flow through verbs.
+
+    - The result is new memory; x itself is changed only with `inplace=True`, which then is the result.
+    - With `async_op=True` a verb returns a `Handle` at once: `handle.wait()` gives the result. Until then, x must not
+      change.
+    - `check` overrides the `check` of `join` for a call: True compares, before anything is sent, what all ranks are
+      about to do, and raises ConfigError on every one of them if it does not fit together. The group works on
+      afterwards.
+
+    `schedule` holds the matrices W of all rounds, `topology` what it was made from.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        topology: Topology,
+        schedule: Schedule,
+        *,
+        check: bool | None = None,
+        timeout_s: float = 120.0,
+        leaves: bool = False,
+    ) -> None:
+        """See `decentral.join`. `leaves`: whether `close` ends the process group, too."""
+        super().__init__(world, check, leaves)
+        self.topology, self.schedule, self.timeout_s = topology, schedule, timeout_s
+        self._networks = Networks(world, topology, schedule, timeout_s)
+
+    def neighbor_allreduce(
+        self,
+        x: Values,
+        round: int = 0,
+        *,
+        self_weight: float | None = None,
+        src_weights: Named | None = None,
+        dst_weights: Named | None = None,
+        inplace: bool = False,
+        check: bool | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """x_i <- sum_j W_ij x_j with W of this round; or, with weights, x_i <- w_ii x_i + sum_j r_ij (s_ij x_j).
+
+        Without weights, this is a round of the schedule (hierarchical and global ones too). With them, it is a call on
+        a graph of its own, which may change with data: `self_weight` is w_ii; `src_weights` {j: r_ij}, with which this
+        rank weighs what it receives from j; `dst_weights` {j: s_ji}, with which it scales what it sends to j before it
+        is sent. Ranks without weights mean 1.
+
+        - push: self_weight and dst_weights. Who sends to this rank is found out (r = 1).
+        - pull: self_weight and src_weights. Who wants to hear from this rank is found out (s = 1).
+        - push-pull: all three. src_weights and dst_weights of all ranks have to match, which is checked unless
+          check=False; only then ranks without neighbours need not call.
+
+        The sum is taken in order: x_i first, then sources ascending. Ying et al., "BlueFog", 2021, (10) to (12).
+        """
+        verb = "neighbor_allreduce"
+        if self_weight is None and src_weights is None and dst_weights is None:
+            return self._run(verb, async_op, lambda: self._scheduled(verb, x, round, 1, inplace, check))
+
+        def weights() -> Weights:
+            return read(self_weight, src_weights, dst_weights, self.rank, self.size)
+
+        checked = self._checks(check, True) or src_weights is None or dst_weights is None
+        return self._run(verb, async_op, lambda: calls.begin_weighted(self.world, verb, x, weights, checked, inplace))
+
+    def hierarchical_neighbor_allreduce(
+        self,
+        x: Values,
+        workers_per_machine: int,
+        round: int = 0,
+        *,
+        self_weight: float | None = None,
+        src_machine_weights: Named | None = None,
+        dst_machine_weights: Named | None = None,
+        inplace: bool = False,
+        check: bool | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """x_m <- w_mm mean_m + sum_k r_mk (s_mk mean_k), for machines m with L ranks each; mean_k is that of machine k.
+
+        Machine m has the ranks m L to m L + L - 1, all of which give the same weights. Without weights, w is the matrix
+        of this round that the topology of `join` has for size / L machines. Otherwise as in `neighbor_allreduce`.
+
+        Reduce-scatter in the machine, every shard between the ranks of one place on all machines, all-gather in the
+        machine: all network cards are used, and each rank sends 1/L of x to other machines. With async_op, the first of
+        the three is in the background.
+        """
+        verb, L = "hierarchical_neighbor_allreduce", workers_per_machine
+        if self_weight is None and src_machine_weights is None and dst_machine_weights is None:
+            return self._run(verb, async_op, lambda: self._scheduled(verb, x, round, L, inplace, check))
+
+        def weights() -> Weights:
+            calls.check_machines(L, self.size)
+            m, place = divmod(self.rank, L)
+            given = read(self_weight, src_machine_weights, dst_machine_weights, m, self.size // L, "machine")
+            return given.renamed(lambda machine: machine * L + place)
+
+        checked = self._checks(check, True) or src_machine_weights is None or dst_machine_weights is None
+        return self._run(
+            verb, async_op, lambda: calls.begin_weighted(self.world, verb, x, weights, checked, inplace, L, 1 / L)
+        )
+
+    def pair_gossip(
+        self,
+        x: Values,
+        target: int | None,
+        self_weight: float = 0.5,
+        pair_weight: float = 0.5,
+        *,
+        inplace: bool = False,
+        check: bool | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """x_i <- self_weight x_i + pair_weight x_target; the two ranks name each other.
+
+        The others need not call, unless check=True; a rank that sits out names None and keeps x.
+        """
+
+        def weights() -> Weights:
+            if target is None:
+                return Weights(1.0, {}, {})
+            partner = calls.rank_of("target", target, self.size)
+            return read(self_weight, {partner: pair_weight}, [partner], self.rank, self.size)
+
+        verb, checked = "pair_gossip", self._checks(check, False)
+        return self._run(verb, async_op, lambda: calls.begin_weighted(self.world, verb, x, weights, checked, inplace))
+
+    def neighbor_allgather(
+        self,
+        x: Tensor,
+        src_ranks: Sequence[int] | None = None,
+        dst_ranks: Sequence[int] | None = None,
+        round: int = 0,
+        *,
+        check: bool | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """What neighbours have, one after the other along dimension 0, in which lengths may differ; not x itself.
+
+        The neighbours are those of the round, sources ascending; or `src_ranks`, in this order, and `dst_ranks`, of
+        which one suffices: the other is found out.
+        """
+        verb, named = "neighbor_allgather", src_ranks is not None or dst_ranks is not None
+        if src_ranks is None and dst_ranks is None:
+            src_ranks, dst_ranks = self.in_neighbors(round), self.out_neighbors(round)
+        sources, destinations = src_ranks, dst_ranks
+        checked = self._checks(check, named) or sources is None or destinations is None
+        return self._run(
+            verb, async_op, lambda: calls.begin_neighbor_allgather(self.world, x, sources, destinations, checked)
+        )
+
+    def infer_ranks(
+        self, src_ranks: Sequence[int] | None = None, dst_ranks: Sequence[int] | None = None
+    ) -> tuple[list[int], list[int]]:
+        """The sources and destinations of this rank, ascending, when every rank names one side, or both.
+
+        For a graph that stays: ask once, then call with both sides and check=False. Raises ConfigError on every rank if
+        what they name does not match.
+        """
+
+        def propose(named: Weights) -> Proposal:
+            return calls.proposal("infer_ranks", "ranks", named)
+
+        def prepare() -> Weights:
+            return read(0, src_ranks, dst_ranks, self.rank, self.size, key="ranks")
+
+        _, agreement = meet(self.world, True, prepare, propose)
+        assert agreement is not None
+        return agreement.sources, agreement.destinations
+
+    def in_neighbors(self, round: int = 0) -> list[int]:
+        """The ranks that this one takes from in a round, ascending."""
+        return [int(j) for j in np.flatnonzero(self._edges(round)[self.rank])]
+
+    def out_neighbors(self, round: int = 0) -> list[int]:
+        """The ranks that take from this one in a round, ascending."""
+        return [int(j) for j in np.flatnonzero(self._edges(round)[:, self.rank])]
+
+    def _edges(self, round: int) -> np.ndarray:
+        edges = np.logical_or.reduce([W != 0 for W in self.schedule.matrices(round)])
+        np.fill_diagonal(edges, False)
+        return edges
+
+    def _scheduled(
+        self, verb: str, x: Values, round: int, workers_per_machine: int, inplace: bool, check: bool | None
+    ) -> Handle:
+        def prepare() -> Bundle:
+            if not hasattr(round, "__index__") or round < 0:
+                raise ConfigError(f"round={round!r} has to be a whole number from 0.")
+            calls.check_machines(workers_per_machine, self.size)
+            return calls.bundle_of(x, verb, weighted=True)
+
+        def propose(bundle: Bundle) -> Proposal:
+            machines = f", {workers_per_machine} ranks per machine" if workers_per_machine > 1 else ""
+            return Proposal(verb, f"{bundle.content} in round {round}{machines}", (), ())
+
+        bundle, _ = meet(self.world, self._checks(check, False), prepare, propose)
+        return self._networks.begin(verb, bundle, int(round), workers_per_machine, inplace)
+
+    def _close(self, wait: bool) -> None:
+        self._networks.close()
+        super()._close(wait)

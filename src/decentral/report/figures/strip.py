@@ -1,0 +1,140 @@
+"""Places in a plane, a picture for each of a few steps: rows of small panels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from decentral.errors import ConfigError
+from decentral.report import style
+from decentral.report.figures import canvas
+from decentral.report.figures.figure import Line, StudyFigure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    from decentral.report.results import Results
+
+_SIDE = 2.2
+"""Inches of a panel that is as high as wide."""
+_LINK, _RED = "#A9BCCB", "#C00000"
+_PLACE, _HEADING, _ESTIMATE, _LEADER = "place", "heading", "estimate", "leader"
+
+
+@dataclass
+class Strip(StudyFigure):
+    """curves.csv: where everybody is after a few steps; a row for each value of `panels`, a column for each step.
+
+    The metrics 'place x' and 'place y' of every worker of the first seed; where there are some, their 'heading'
+    (radians; they are drawn as arrows) and what they believe ('estimate x', 'estimate y').
+
+    xlim, ylim  what is shown, the same everywhere
+    leader      a worker that is drawn apart from the others: the one whose place they estimate
+    radius      workers nearer than this are linked by a line; 0: no lines
+    words       what workers, estimates, the leader and links are called in the legend
+    """
+
+    name: str = "strip"
+    leader: str = ""
+    radius: float = 0.0
+    words: list[str] = field(default_factory=lambda: ["worker", "estimate", "leader", "neighbours"])
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.panels:
+            raise ConfigError(f"the figure '{self.file}' needs `panels`, the label whose values are its rows.")
+        if None in (*self.xlim, *self.ylim) or not (self.xlim and self.ylim):
+            raise ConfigError(
+                f"the figure '{self.file}' needs `xlim` and `ylim`, two numbers each: all panels show it."
+            )
+        if len(self.words) != 4:
+            raise ConfigError(f"the figure '{self.file}' needs four words: of workers, estimates, leader, links.")
+
+    def data(self, results: Results) -> list[Line]:
+        """For each row and step: places, headings (as unit vectors) and estimates, and the leader's place.
+
+        The key of a line is (what, step).
+        """
+        import numpy as np
+
+        wanted = ["place x", "place y", "heading", "estimate x", "estimate y"]
+        table = self.limited(results.curves, results)
+        table = table[table["metric"].isin(wanted) & (table["seed"] == table["seed"].min())]
+        found: list[Line] = []
+        for panel, _, rows in self.parts(table):
+            for step, here in rows.groupby("step", sort=True):
+                wide = here.pivot(index="worker", columns="metric", values="value").reindex(columns=wanted)
+                leader, others = wide[wide.index == self.leader], wide[wide.index != self.leader]
+                heading = others["heading"].to_numpy()
+                pairs = {
+                    _PLACE: (others["place x"], others["place y"]),
+                    _HEADING: (np.cos(heading), np.sin(heading)),
+                    _ESTIMATE: (others["estimate x"], others["estimate y"]),
+                    _LEADER: (leader["place x"], leader["place y"]),
+                }
+                found += [Line(panel, (what, f"{step:g}"), list(x), list(y)) for what, (x, y) in pairs.items()]
+        return found
+
+    def seeds(self, results: Results) -> int:
+        """The first one only."""
+        return 1
+
+    def draw(self, results: Results, lines: list[Line]) -> Figure:
+        """A panel for each row and step, all with the same axes."""
+        rows = list(dict.fromkeys(line.panel for line in lines))
+        of_row = {row: sorted({line.key[1] for line in lines if line.panel == row}, key=float) for row in rows}
+        columns = max(map(len, of_row.values()))
+        width, height = (float(last or 0) - float(first or 0) for first, last in (self.xlim, self.ylim))
+        size = columns * _SIDE + 0.7, len(rows) * (_SIDE * height / width + 0.28) + 0.4
+        drawn = canvas.blank(*size, *canvas.heads(self, results), self._legend())
+        axes = drawn.subplots(len(rows), columns, squeeze=False, sharex=True, sharey=True)
+        for row, panels in zip(rows, axes, strict=True):
+            for ax, step in zip(panels, of_row[row], strict=False):
+                self._fill(ax, {line.key[0]: line for line in lines if line.panel == row and line.key[1] == step})
+                ax.set_title(f"{self.xlabel} {step}".strip(), fontsize=8.5, loc="left")
+            for unused in panels[len(of_row[row]) :]:
+                unused.set_visible(False)
+            panels[0].set_ylabel(style.pretty(self.panels, row), fontsize=10)
+        return drawn
+
+    def _fill(self, ax: Axes, here: dict[str, Line]) -> None:
+        ax.set_aspect("equal")
+        ax.set(xlim=tuple(self.xlim), ylim=tuple(self.ylim))
+        ax.tick_params(labelsize=7, length=2)
+        ax.spines[:].set_color("#CCCCCC")
+        place, heading = here[_PLACE], here[_HEADING]
+        self._link(ax, place)
+        ax.plot(
+            here[_ESTIMATE].x, here[_ESTIMATE].y, ls="none", marker="o", ms=1.8, mew=0, color=style.ORANGE, zorder=2
+        )
+        arrows: dict[str, Any] = {
+            **{"scale": 22, "width": 0.009, "pivot": "mid"},
+            **{"headwidth": 4.5, "headlength": 6.5, "headaxislength": 5.5},
+        }
+        ax.quiver(place.x, place.y, heading.x, heading.y, color=style.BLUE, zorder=3, **arrows)
+        ax.plot(here[_LEADER].x, here[_LEADER].y, ls="none", marker="X", ms=8, mec="white", color=_RED, zorder=4)
+
+    def _link(self, ax: Axes, place: Line) -> None:
+        """A line between any two that are nearer than `radius`."""
+        import numpy as np
+
+        at = np.array([place.x, place.y]).T
+        one, other = np.triu_indices(len(at), 1)
+        near = np.hypot(*(at[one] - at[other]).T) <= self.radius
+        nothing = np.full((int(near.sum()), 2), np.nan)  # ends a line
+        path = np.stack([at[one[near]], at[other[near]], nothing], axis=1).reshape(-1, 2)
+        ax.plot(*path.T, lw=0.5, color=_LINK, zorder=1)
+
+    def _legend(self) -> list[Line2D]:
+        from matplotlib.lines import Line2D
+
+        worker, estimate, leader, link = self.words
+        shapes = [
+            Line2D([], [], ls="none", marker=(3, 0, -90), ms=6, mew=0, color=style.BLUE, label=worker),
+            Line2D([], [], ls="none", marker="o", ms=3, mew=0, color=style.ORANGE, label=estimate),
+            Line2D([], [], ls="none", marker="X", ms=8, mec="white", color=_RED, label=leader),
+            Line2D([], [], lw=0.8, color=_LINK, label=link),
+        ]
+        return shapes if self.radius else shapes[:-1]

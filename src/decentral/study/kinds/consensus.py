@@ -1,0 +1,105 @@
+"""Average consensus, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from decentral.composition import compose_all
+from decentral.consensus.rounds import ConsensusRounds
+from decentral.ensembles.job import check_losses, same
+from decentral.errors import ConfigError
+from decentral.launch.job import Job
+from decentral.study.study import Cell, Curve, Labels, Study, Value
+
+ERROR = "relative error"
+
+
+@dataclass
+class Graph:
+    """A row: which graph, as tables and figures show it, how the workers average on it, and overrides of its runs."""
+
+    graph: str = ""
+    averaging: str = ""
+    base: list[str] = field(default_factory=list)
+
+
+@dataclass
+class ConsensusCell(Cell):
+    """One graph, for all seeds."""
+
+    labels: Labels
+    job: ConsensusRounds
+    at: list[int]
+
+    def jobs(self) -> list[Job]:
+        """The one."""
+        return [self.job]
+
+    def values(self) -> list[Value]:
+        """The error after some rounds."""
+        if self.job.finished() is None:
+            return []
+        wall_s = self.job.wall_s() / len(self.job.seeds) / len(self.at)
+        return [
+            Value(
+                self.labels | {"after_rounds": t},
+                line["errors"][t],
+                ERROR,
+                line["seed"],
+                run=self.job.id,
+                wall_s=wall_s,
+            )
+            for line in self.job.found()
+            for t in self.at
+        ]
+
+    def curves(self) -> list[Curve]:
+        """The error after every round."""
+        if self.job.finished() is None:
+            return []
+        return [
+            Curve(self.labels, ERROR, "", line["seed"], [(t, t, error) for t, error in enumerate(line["errors"])])
+            for line in self.job.found()
+        ]
+
+    def wanted(self) -> int:
+        """The seeds."""
+        return len(self.job.seeds)
+
+
+@dataclass
+class Consensus(Study):
+    """The relative distance of all workers' vectors from their mean, for each of `rows`, over `rounds` rounds.
+
+    at          the rounds whose error is a value
+    dimension   of the vectors
+    """
+
+    name: str = "consensus"
+    rows: list[Graph] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    rounds: int = 100
+    at: list[int] = field(default_factory=list)
+    dimension: int = 100
+
+    def __post_init__(self) -> None:
+        if not all(0 <= t <= self.rounds for t in self.at) or not self.at:
+            raise ConfigError(f"at={self.at} has to name rounds from 0 to rounds={self.rounds}.")
+
+    def decided_keys(self) -> set[str]:
+        """Also the rate: there are no gradients."""
+        return super().decided_keys() | {"lr"}
+
+    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
+        """Row by row."""
+        cells: list[Cell] = []
+        configs = compose_all([[*self.base, *row.base, *overrides] for row in self.rows], config_dir)
+        for row, config in zip(self.rows, configs, strict=True):
+            check_losses(config)
+            own = tuple(self.seeds), self.rounds, self.dimension
+            job = ConsensusRounds(same(config, results_dir), f"{row.graph}, {row.averaging}", *own)
+            labels: Labels = {"graph": row.graph, "averaging": row.averaging, "after_rounds": ""}
+            cells.append(ConsensusCell(labels, job, self.at))
+        return cells

@@ -1,0 +1,179 @@
+"""Average consensus: over rounds equal to powers of W, and in a race with a straggler, where nothing is lost."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from decentral.composition import compose
+from decentral.config import Config
+from decentral.consensus.race import Course, Race
+from decentral.consensus.rounds import ConsensusRounds, error, starts
+from decentral.errors import ConfigError
+from decentral.launch.job import Demand
+from decentral.store import Status
+from decentral.study import catalogue
+from decentral.study.kinds.straggler import END, ERROR, MASS_ERROR, P_ERROR, SMALLEST_P, TURNS, StragglerCell
+
+
+def config_of(folder: Path, *overrides: str) -> Config:
+    return compose(["task=mean_estimation", "algo=dpsgd", *overrides, f"results_dir={folder}", "progress=false"])
+
+
+# Rounds
+
+
+@pytest.mark.parametrize("topology", ["ring", "star", "exponential", "one_peer_exponential"])
+def test_the_error_after_t_rounds_is_that_of_the_product_of_the_matrices(topology: str, tmp_path: Path) -> None:
+    n, d, rounds = 6, 3, 12
+    config = config_of(tmp_path, f"topology={topology}", f"num_workers={n}")
+    job = ConsensusRounds(config, "", (4,), rounds, d)
+    assert job.carry_out() is Status.done
+    ((line,)) = job.found()
+    x, schedule = starts(n, d, 4).numpy(), config.rounds()
+    mean = x.mean(0)
+    for t, found in enumerate(line["errors"]):
+        expected = np.linalg.norm(x - mean) / np.linalg.norm(np.tile(mean, (n, 1)))
+        assert found == pytest.approx(expected, rel=1e-9, abs=1e-14)
+        x = schedule.matrices(t)[0] @ x
+
+
+def test_one_peer_exponential_is_exact_after_log2_n_rounds_and_push_sum_unbiased_on_a_grid(tmp_path: Path) -> None:
+    exact = ConsensusRounds(config_of(tmp_path, "topology=one_peer_exponential", "num_workers=8"), "", (1,), 3, 5)
+    grid = "topology=one_peer", "topology.graph=grid", "num_workers=6"
+    pushed = ConsensusRounds(config_of(tmp_path, *grid, "algo=sgp"), "", (1,), 300, 5)
+    for job in (exact, pushed):
+        job.carry_out()
+        errors = job.found()[0]["errors"]
+        assert errors[-1] < 1e-12 and min(errors[:3]) > 0.1
+
+
+def test_the_error_is_relative_to_the_mean() -> None:
+    mean = torch.tensor([3.0, 4.0])
+    x = torch.stack([mean + torch.tensor([0.5, 0.0]), mean - torch.tensor([0.5, 0.0])])
+    assert error(x, mean) == pytest.approx(0.1)
+    assert error(x[:1], mean) == pytest.approx(0.1)
+
+
+def test_the_starts_of_a_worker_do_not_depend_on_the_others() -> None:
+    assert torch.equal(starts(3, 4, 0), starts(9, 4, 0)[:3])
+    assert not torch.equal(starts(3, 4, 0), starts(3, 4, 1))
+
+
+# The race
+
+
+def race(folder: Path, slowdown: float = 5.0) -> Race:
+    config = config_of(folder, "topology=chain", "num_workers=3", "processes=3", "device=cpu")
+    return Race(config, "", (5, 6), (slowdown,), Course(0.001, 0.25, 20))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Race:
+    job = race(tmp_path_factory.mktemp("race"))
+    assert job.carry_out() is Status.done
+    return job
+
+
+def test_asynchronous_push_sum_loses_nothing(run: Race) -> None:
+    lines = run.of(5.0, asynchronous=True)
+    assert [line["seed"] for line in lines] == [5, 6]
+    for line in lines:
+        assert line["p_error"] < 1e-12 and line["mass_error"] < 1e-12
+        assert len(line["workers"]) == 3
+        for one in line["workers"]:
+            assert math.isfinite(one["end"]) and 0 < one["smallest_p"] <= 1
+            assert len(one["seconds"]) == len(one["errors"]) > 0
+            assert one["seconds"] == sorted(one["seconds"])
+        assert len(line["workers"][-1]["errors"]) <= 0.25 / 0.005 + 1, "the straggler works 5 ms in each of its turns"
+
+
+def test_synchronous_averaging_takes_equally_many_turns_everywhere(run: Race) -> None:
+    lines = run.of(5.0, asynchronous=False)
+    assert [line["seed"] for line in lines] == [5, 6]
+    for line in lines:
+        assert {len(one["errors"]) for one in line["workers"]} == {math.ceil(0.25 / 0.005)}
+        assert line["mass_error"] < 1e-12
+        assert max(one["end"] for one in line["workers"]) < 1e-3
+
+
+def test_a_race_has_the_machine_for_itself_and_goes_on_after_the_heats_that_are_done(tmp_path: Path) -> None:
+    job = race(tmp_path)
+    assert job.demand == Demand(3, "cpu", alone=True)
+    job.directory.mkdir(parents=True)
+    (job.directory / "config.yaml").write_text(f"# run {job.id}\n")
+    line = '{"seed": 5, "slowdown": 5.0, "asynchronous": true, "workers": [], "p_error": 0.5, "mass_error": 0.5}\n'
+    (job.directory / "races.jsonl").write_text(line + '{"seed": 5, "slow')
+    assert job.carry_out() is Status.done
+    found = [(line["seed"], line["asynchronous"], line["p_error"] == 0.5) for line in job.found()]
+    assert found == [(5, True, True), (5, False, False), (6, True, False), (6, False, False)]
+
+
+def test_another_course_is_another_job(tmp_path: Path) -> None:
+    one = race(tmp_path)
+    longer = Race(one.config, "", one.seeds, one.slowdowns, one.course._replace(duration_s=1.0))
+    assert len({one.id, longer.id, race(tmp_path, slowdown=6.0).id}) == 3
+
+
+# The study
+
+
+def cell_of(job: Race, target: float) -> StragglerCell:
+    return StragglerCell({"method": "push", "topology": "chain", "slowdown": 5.0, "who": ""}, job, 5.0, True, target)
+
+
+def test_the_values_are_about_the_fast_workers_the_straggler_and_the_sums(run: Race) -> None:
+    cell = cell_of(run, 1e-1)
+    values = {(value.metric, value.labels["who"]) for value in cell.values()}
+    assert {("seconds to 0.1", who) for who in ("fast workers", "straggler")} <= values
+    assert {metric for metric, who in values if who == ""} == {P_ERROR, MASS_ERROR, SMALLEST_P}
+    assert {metric for metric, who in values if who == "straggler"} == {"seconds to 0.1", TURNS, END}
+    assert sum(value.wall_s for value in cell.values()) == pytest.approx(run.wall_s() / 2)
+    curves = cell.curves()
+    assert {(curve.labels["who"], curve.metric, curve.seed) for curve in curves} == {
+        (who, ERROR, seed) for who in ("fast workers", "straggler") for seed in (5, 6)
+    }
+    assert all(0 < t <= 0.25 for curve in curves for t, _, _ in curve.points)
+
+
+def test_a_target_that_is_not_reached_has_no_time(run: Race) -> None:
+    times = [value for value in cell_of(run, 1e-300).values() if value.metric == "seconds to 1e-300"]
+    assert len(times) == 4 and all(math.isnan(one.value) and one.status == "not reached" for one in times)
+
+
+@pytest.mark.parametrize(
+    ("study", "override", "words"),
+    [
+        ("bluefog_consensus", "num_workers=1", "num_workers=1 cannot be used"),
+        ("bluefog_consensus", "network.drop_probability=0.5", "network.drop_probability=0.5 cannot be used"),
+        ("bluefog_consensus_graphs", "network.drop_probability=0.5", "network.drop_probability=0.5 cannot be used"),
+    ],
+)
+def test_what_cannot_work_is_refused(study: str, override: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        catalogue.load(study, "small").cells([override], tmp_path)
+
+
+def test_a_graph_that_changes_with_the_round_cannot_be_raced(tmp_path: Path) -> None:
+    study = catalogue.load("bluefog_consensus", "small")
+    study.rows = study.rows[:1]
+    study.rows[0].base = ["topology=one_peer_exponential"]
+    with pytest.raises(ConfigError, match="topology=one_peer_exponential changes from round to round"):
+        study.cells([], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("study", "change", "words"),
+    [
+        ("bluefog_consensus", "slowdowns=[0.5]", "slowdowns"),
+        ("bluefog_consensus", "duration_s=0", "duration_s=0"),
+        ("bluefog_consensus_graphs", "at=[1000]", "at="),
+    ],
+)
+def test_a_study_that_makes_no_sense_is_refused(study: str, change: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        catalogue.load(study, "small", overrides=[change])

@@ -1,0 +1,555 @@
+"""One-sided windows: what each operation does, in one process and in several, and that no mass is ever lost."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import decentral
+from decentral.errors import ConfigError
+from decentral.network.processes import split_workers
+from decentral.network.settings import Carrier, NetworkSettings
+from decentral.network.transports import choose
+from decentral.network.transports.shared_memory import Segments
+from decentral.network.windows.addressed import OneProcessWindow, SharedMemoryWindow
+from decentral.network.windows.choose import open_window
+from decentral.network.windows.edges import Edges
+from decentral.network.windows.locks import ByteLocks
+from decentral.network.windows.messages import MessageWindow
+from decentral.network.windows.window import LostMass, SmallWeight, Window
+from decentral.registry import components
+from decentral.topology.graph import support
+from decentral.world import World
+
+N, P = 5, 3
+CARRIERS = [Carrier.shared_memory, Carrier.torch]
+GRAPHS: dict[str, Edges] = {
+    name: Edges.of(support(components("topology")[name]().schedule(N).matrices(0)[0]))
+    for name in ("ring", "star", "complete")
+} | {
+    "one-way ring with a short cut": Edges(N, [(i, (i + 1) % N) for i in range(N)] + [(0, 3)]),
+    "two of five": Edges(N, [(1, 0), (0, 1)]),
+}
+
+
+def start_values(n: int = N) -> Tensor:
+    return torch.arange(n * P, dtype=torch.float64).view(n, P).sin() + 1
+
+
+def opened(world: World, carrier: Carrier, edges: Edges, zero_init: bool = True) -> Window:
+    """For the workers of this process; with one process, in plain memory."""
+    layout = split_workers(edges.num_workers, world.size)
+    own = layout[world.rank]
+    t = start_values(edges.num_workers)[own.start : own.stop]
+    return open_window(NetworkSettings(transport=carrier, timeout_s=20), edges, layout, t, zero_init)
+
+
+def alone(edges: Edges, **settings: bool) -> OneProcessWindow:
+    return OneProcessWindow(edges, start_values(edges.num_workers), **settings)
+
+
+def with_small_weights(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called does not mind them: it pushes without end, or its weights are anything."""
+
+    @functools.wraps(function)
+    def quiet(*arguments: Any) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SmallWeight)
+            return function(*arguments)
+
+    return quiet
+
+
+# -- what the operations do --------------------------------------------------------------------------------------------
+
+
+class Model:
+    """The same in as many words: dictionaries of vectors [P + 1], the last number of which is p."""
+
+    def __init__(self, edges: Edges, zero_init: bool) -> None:
+        self.t = {i: np.append(row, 1.0) for i, row in enumerate(start_values().numpy())}
+        self.slot = {(i, j): self.t[i] * (not zero_init) for i, j in edges.slots}
+        self.version = dict.fromkeys(edges.slots, 0)
+
+    def put(self, sender: int, weights: dict[int, float], self_weight: float) -> None:
+        for i, w in weights.items():
+            self.slot[i, sender] = w * self.t[sender]
+            self.version[i, sender] += 1
+        self.t[sender] = self_weight * self.t[sender]
+
+    def accumulate(self, sender: int, weights: dict[int, float], self_weight: float) -> None:
+        for i, w in weights.items():
+            self.slot[i, sender] = self.slot[i, sender] + w * self.t[sender]
+            self.version[i, sender] += 1
+        self.t[sender] = self_weight * self.t[sender]
+
+    def get(self, owner: int, weights: dict[int, float]) -> None:
+        for j, w in weights.items():
+            self.slot[owner, j] = w * self.t[j]
+            self.version[owner, j] += 1
+
+    def update(self, owner: int, weights: dict[int, float], self_weight: float, reset: bool) -> None:
+        self.t[owner] = self_weight * self.t[owner]
+        for j, w in weights.items():
+            self.t[owner] = self.t[owner] + w * self.slot[owner, j]
+            self.slot[owner, j] = self.slot[owner, j] * (not reset)
+            self.version[owner, j] = 0
+
+    def collect(self, owner: int) -> None:
+        mine = [j for i, j in self.slot if i == owner]
+        self.update(owner, dict.fromkeys(mine, 1.0), 1.0, True)
+
+    def state(self, workers: range) -> list:
+        rows = [[*self.t[i].tolist()] for i in workers]
+        return [rows, [{j: v for (i, j), v in self.version.items() if i == worker} for worker in workers]]
+
+
+def random_calls(edges: Edges, num_calls: int) -> Iterator[tuple[int, str, tuple]]:
+    """(worker that acts, operation, arguments): every operation, with some or all neighbours and any weights."""
+    draw = np.random.default_rng(0)
+    for _ in range(num_calls):
+        worker, operation = int(draw.integers(N)), str(draw.choice(["put", "accumulate", "get", "update", "collect"]))
+        near = edges.receivers(worker) if operation in ("put", "accumulate") else edges.senders(worker)
+        chosen = [i for i in near if draw.random() < 0.7]
+        weights = {i: float(draw.uniform(-1, 1)) for i in chosen}
+        own = float(draw.uniform(0.2, 1.5))
+        rest = {"get": (weights,), "collect": (), "update": (weights, own, bool(draw.random() < 0.5))}
+        yield worker, operation, (worker, *rest.get(operation, (weights, own)))
+
+
+def follow(window: Window, edges: Edges) -> list:
+    """What the local workers have after each of many calls, each of which is seen by all before the next."""
+    seen = []
+    for worker, operation, arguments in random_calls(edges, 50):
+        if worker in window.workers:
+            getattr(window, operation)(*arguments)
+        window.fence()
+        rows = torch.cat([window.t, window.p[:, None]], dim=1).tolist()
+        seen.append([rows, [window.versions(i) for i in window.workers]])
+        window.barrier()
+    return seen
+
+
+def expected(edges: Edges, zero_init: bool, workers: range) -> list:
+    model, seen = Model(edges, zero_init), []
+    for _, operation, arguments in random_calls(edges, 50):
+        getattr(model, operation)(*arguments)
+        seen.append(model.state(workers))
+    return seen
+
+
+def compare(found: list, wanted: list) -> None:
+    for (rows, versions), (wanted_rows, wanted_versions) in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(rows, wanted_rows, rtol=1e-12, atol=1e-12)
+        assert versions == wanted_versions
+
+
+@pytest.mark.parametrize("zero_init", [True, False])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_operations_in_one_process_do_what_they_say(graph, zero_init):
+    edges = GRAPHS[graph]
+    seen = with_small_weights(follow)(alone(edges, zero_init=zero_init), edges)
+    compare(seen, expected(edges, zero_init, range(N)))
+
+
+@with_small_weights
+def follow_apart(world: World, carrier: Carrier, graph: str, zero_init: bool) -> list:
+    window = opened(world, carrier, GRAPHS[graph], zero_init)
+    assert type(window) is {Carrier.shared_memory: SharedMemoryWindow, Carrier.torch: MessageWindow}[carrier]
+    seen = follow(window, GRAPHS[graph])
+    window.close()
+    return seen
+
+
+@pytest.mark.parametrize("processes", [2, 5])
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_operations_over_processes_do_the_same(worlds, graph, carrier, processes):
+    zero_init = graph != "star"
+    found = worlds(processes).call(follow_apart, carrier, graph, zero_init)
+    for seen, workers in zip(found, split_workers(N, processes), strict=True):
+        compare(seen, expected(GRAPHS[graph], zero_init, workers))
+
+
+def test_what_is_no_edge_is_refused_before_anything_is_written():
+    window = alone(GRAPHS["star"])
+    before = window.t.clone()
+    for call in (
+        lambda: window.put(1, {0: 0.5, 2: 0.5}, self_weight=0.0),
+        lambda: window.get(1, {0: 0.5, 2: 0.5}),
+        lambda: window.update(1, {2: 0.5}, 0.5),
+        lambda: window.mutex(1, 2),
+    ):
+        with pytest.raises(ConfigError, match=r"does not send to worker . in this window: the senders"):
+            call()
+    assert torch.equal(window.t, before) and window.versions(0) == {1: 0, 2: 0, 3: 0, 4: 0}
+
+
+# -- concurrency -------------------------------------------------------------------------------------------------------
+
+
+@with_small_weights
+def hammer(world: World, carrier: Carrier) -> tuple[float, Tensor, float]:
+    """Worker 0 pushes as fast as it can, worker 1 collects as fast as it can and gives back now and then."""
+    window = opened(world, carrier, Edges(2, [(0, 1), (1, 0)]))
+    flag = Segments([(1,), (1,)], torch.int64).tensors[0]
+    if world.rank == 0:
+        for push in range(1500):
+            window.accumulate(0, {1: 0.25}, self_weight=0.75)
+            if push % 16 == 0:
+                window.collect(0)
+        flag.fill_(1)
+    else:
+        rounds = 0
+        while not flag.item():
+            window.collect(1)
+            rounds += 1
+            if rounds % 4 == 0:
+                window.accumulate(1, {0: 0.5}, self_weight=0.5)
+    window.drain()
+    found = float(window.p[0]), window.t[0].clone(), float(window.wire_messages)
+    window.close()
+    return found
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_hammering_a_slot_from_both_sides_loses_nothing(worlds, carrier):
+    found = worlds(2).call(hammer, carrier)
+    assert sum(p for p, _, _ in found) == pytest.approx(2, rel=1e-12)
+    torch.testing.assert_close(sum(t for _, t, _ in found), start_values(2).sum(0), rtol=1e-12, atol=1e-12)
+    assert found[0][2] == 1500
+
+
+def hold(world: World, carrier: Carrier) -> list[float]:
+    """Worker 0 holds its slot at worker 1, which tries to read it meanwhile."""
+    window = opened(world, carrier, Edges(2, [(0, 1), (1, 0)]))
+    if world.rank == 0:
+        with window.mutex(1, 0):
+            dist.barrier()
+            time.sleep(0.1)
+            for _ in range(3):
+                with window.mutex(1, 0):
+                    window.accumulate(0, {1: 1.0})
+    else:
+        dist.barrier()
+        window.update(1, {0: 1.0}, self_weight=0.0)
+    window.fence()
+    window.close()
+    return window.t[0].tolist()
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_who_holds_a_slot_is_alone_with_it(worlds, carrier):
+    _, seen = worlds(2).call(hold, carrier)
+    assert seen == pytest.approx((3 * start_values(2)[0]).tolist())
+
+
+def hold_a_row(world: World, carrier: Carrier) -> list[float]:
+    """Worker 0 changes its row in two steps, and worker 1 never gets what is in between."""
+    window = opened(world, carrier, Edges(2, [(0, 1)]))
+    if world.rank == 0:
+        with window.mutex(0, 0):
+            window.t[0].fill_(-7)
+            dist.barrier()
+            time.sleep(0.1)
+            window.t[0].fill_(7)
+    else:
+        dist.barrier()
+        window.get(1, {0: 1.0})
+        window.update(1, {0: 1.0}, self_weight=0.0)
+    window.fence()
+    window.close()
+    return window.t[0].tolist()
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_row_that_is_held_is_not_read(worlds, carrier):
+    assert worlds(2).call(hold_a_row, carrier) == [[7.0] * P] * 2
+
+
+HOLDER = """
+import fcntl, os, sys, time
+file = os.open(sys.argv[1], os.O_RDWR)
+fcntl.lockf(file, fcntl.LOCK_EX, 1, 3)
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def outlive(world: World) -> str:
+    """Another process holds lock 3 and is killed: what happens to who waits for it before and afterwards."""
+    locks = ByteLocks(timeout_s=0.05)
+    said = ""
+    if world.rank == 0:
+        command = [sys.executable, "-c", HOLDER, f"/proc/{os.getpid()}/fd/{locks._file}"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
+            assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+            with locks.hold(2, "the slot before"):
+                pass
+            with pytest.raises(TimeoutError) as error, locks.hold(3, "the slot of worker 1 at worker 0"):
+                pass
+            said = str(error.value)
+            holder.send_signal(signal.SIGKILL)
+        with locks.hold(3, "the slot of worker 1 at worker 0"):
+            pass
+    world.barrier()
+    locks.close()
+    return said
+
+
+def test_a_killed_holder_of_a_lock_blocks_nobody_for_ever(worlds):
+    said, _ = worlds(2).call(outlive)
+    assert said == "timed out after 0.05 s of waiting for the slot of worker 1 at worker 0"
+
+
+# -- push-sum with a straggler -----------------------------------------------------------------------------------------
+
+
+@with_small_weights
+def push_sum(world: World, carrier: Carrier) -> list:
+    """Asynchronous push-sum, until all estimates are right; the last worker sleeps ten times as long as the others."""
+    edges = Edges(4, [(i, (i + d) % 4) for i in range(4) for d in (1, 2)])
+    window, own, mean = opened(world, carrier, edges), world.rank, start_values(4).mean(0)
+    errors = Segments([(1,)] * 4, torch.float64).tensors
+    errors[own].fill_(1)
+    world.barrier()
+    while max(float(error) for error in errors) > 1e-10:
+        push(window, edges, own)
+        errors[own].fill_((window.t[0] / window.p[0] - mean).abs().max())
+        time.sleep(0.002 if own == 3 else 0.0002)
+    window.drain()
+    found = [window.t[0].tolist(), float(window.p[0])]
+    window.close()
+    return found
+
+
+def push(window: Window, edges: Edges, worker: int) -> None:
+    """One step of push-sum with equal shares."""
+    share = 1 / (1 + len(edges.receivers(worker)))
+    window.accumulate(worker, dict.fromkeys(edges.receivers(worker), share), self_weight=share)
+    window.collect(worker)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_push_sum_averages_although_one_is_ten_times_slower(worlds, carrier):
+    found = worlds(4).call(push_sum, carrier)
+    x, p = np.array([t for t, _ in found]), np.array([p for _, p in found])
+    assert p.sum() == pytest.approx(4, rel=1e-12)
+    np.testing.assert_allclose(x.sum(0), start_values(4).sum(0).numpy(), rtol=1e-12)
+    np.testing.assert_allclose(x / p[:, None], np.tile(start_values(4).mean(0).numpy(), (4, 1)), rtol=1e-9)
+
+
+@with_small_weights
+def push_past_one_who_does_nothing(world: World, carrier: Carrier) -> float:
+    """The last worker does nothing before the others have finished."""
+    window = opened(world, carrier, GRAPHS["complete"])
+    finished = Segments([(1,)] * N, torch.int64).tensors
+    while world.rank == N - 1 and sum(int(flag) for flag in finished) < N - 1:
+        time.sleep(0.001)
+    for _ in range(30):
+        push(window, GRAPHS["complete"], world.rank)
+    finished[world.rank].fill_(1)
+    window.drain()
+    window.close()
+    return float(window.p[0])
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_nobody_waits_for_a_partner(worlds, carrier):
+    assert sum(worlds(N).call(push_past_one_who_does_nothing, carrier)) == pytest.approx(N, rel=1e-12)
+
+
+# -- the drain and its alarms ------------------------------------------------------------------------------------------
+
+
+def test_a_drain_notices_lost_mass():
+    window = alone(GRAPHS["ring"])
+    window.accumulate(0, {1: 0.5}, self_weight=0.5)
+    window.drain()
+    assert window.p.tolist() == [0.5, 1.5, 1, 1, 1] and set(window.versions(1).values()) == {0}
+    window.accumulate(1, {0: 0.5}, self_weight=0.5)
+    window.put(1, {0: 0.5}, self_weight=0.5)  # over what had not been collected
+    with pytest.raises(LostMass, match=r"add up to 4\.25 instead of 5"):
+        window.drain()
+
+
+def test_a_push_sum_weight_that_vanishes_gives_one_alarm():
+    window = alone(GRAPHS["ring"])
+    window.accumulate(2, {1: 1 - 1e-4}, self_weight=1e-4)
+    with pytest.warns(SmallWeight, match=r"of worker 2 has fallen to 0\.0001, below 0\.001") as alarms:
+        window.collect(2)
+        window.collect(2)
+    assert len(alarms) == 1
+
+
+# -- which window ------------------------------------------------------------------------------------------------------
+
+
+def test_shared_memory_that_cannot_be_had_is_refused_by_name():
+    settings = NetworkSettings(transport=Carrier.shared_memory)
+    with mock.patch.object(choose, "possible", return_value=False), pytest.raises(ConfigError) as refusal:
+        open_window(settings, GRAPHS["ring"], split_workers(N, 2), start_values())
+    assert "network.transport=shared_memory" in str(refusal.value)
+
+
+def chosen_by_itself(world: World, edges: Edges) -> str:
+    window = opened(world, Carrier.auto, edges)
+    window.barrier()
+    window.close()
+    return type(window).__name__
+
+
+def test_shared_memory_is_taken_where_it_can_be_had(worlds):
+    assert worlds(2).call(chosen_by_itself, GRAPHS["ring"]) == ["SharedMemoryWindow"] * 2
+
+
+def end_at_different_times(world: World, carrier: Carrier, operation: Callable[..., None]) -> bool:
+    window = opened(world, carrier, GRAPHS["ring"])
+    operation(window, world)
+    window.fence()
+    time.sleep(0.05 * world.rank)
+    window.close()
+    return True
+
+
+def push_once(window: Window, world: World) -> None:
+    for worker in window.workers:
+        window.accumulate(worker, {(worker + 1) % N: 0.5}, self_weight=0.5)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_windows_close_one_by_one_and_new_ones_can_be_opened(worlds, carrier):
+    for _ in range(3):
+        assert all(worlds(5).call(end_at_different_times, carrier, push_once))
+
+
+# -- the class for loops of one's own ----------------------------------------------------------------------------------
+
+
+def value(rank: int) -> Tensor:
+    return torch.arange(6, dtype=torch.float64).view(2, 3) + 10 * rank
+
+
+def use_all_of_it(world: World, transport: str) -> dict[str, Any]:
+    """What a rank of a ring of 4 sees, step by step; between the steps everybody waits."""
+    seen: dict[str, Any] = {}
+    with decentral.join("ring") as peers, decentral.Window(value(world.rank), peers, transport=transport) as window:
+
+        def see(name: str, what: Any) -> None:
+            window.fence()
+            seen[name] = what() if callable(what) else what
+            window.fence()
+
+        see("copies of t at first", window.update().clone())
+        window.put(self_weight=0.5)
+        see("put", lambda: (window.version, window.p, window.update(0, window.in_neighbors, reset=True).clone()))
+        window.t.copy_(value(world.rank))
+        window.accumulate([window.out_neighbors[0]])
+        window.accumulate({window.out_neighbors[0]: 2})
+        see("accumulate", lambda: (window.version, window.collect().clone(), window.version))
+        with window.mutex():
+            window.t.copy_(value(world.rank))
+        window.fence()
+        window.get({window.in_neighbors[-1]: 0.5})
+        see("get", lambda: window.update(0.0, window.in_neighbors).clone())
+    return seen
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "torch"])
+def test_a_loop_of_ones_own_has_the_same_operations(worlds, transport):
+    n = 4
+    for i, seen in enumerate(worlds(n).call(use_all_of_it, transport)):
+        near = sorted({(i - 1) % n, (i + 1) % n})
+        torch.testing.assert_close(seen["copies of t at first"], value(i))
+        versions, p, t = seen["put"]
+        assert versions == dict.fromkeys(near, 1) and p == 0.5
+        torch.testing.assert_close(t, sum(value(j) for j in near))
+        first_of = {j: min((j - 1) % n, (j + 1) % n) for j in near}
+        told = [j for j in near if first_of[j] == i]
+        before, t, after = seen["accumulate"]
+        assert before == {j: 2 * (j in told) for j in near} and after == dict.fromkeys(near, 0)
+        torch.testing.assert_close(t, value(i) + sum(3 * value(j) for j in told))
+        torch.testing.assert_close(seen["get"], 0.5 * value(near[-1]))
+
+
+@with_small_weights
+def push_sum_in_a_loop(world: World, transport: str) -> tuple[Tensor, float]:
+    """The example of the docstring."""
+    with (
+        decentral.join("exponential") as peers,
+        decentral.Window(value(world.rank), peers, zero_init=True, transport=transport) as window,
+    ):
+        share = 1 / (1 + len(window.out_neighbors))
+        for _ in range(100):
+            window.accumulate(dict.fromkeys(window.out_neighbors, share), share)
+            window.collect()
+        window.drain()
+        for _ in range(60):  # now in step, so that all agree
+            window.accumulate(dict.fromkeys(window.out_neighbors, share), share)
+            window.drain()
+        return window.estimate, window.p
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "torch"])
+def test_push_sum_in_a_loop_of_ones_own_finds_the_mean(worlds, transport):
+    found = worlds(5).call(push_sum_in_a_loop, transport)
+    assert sum(p for _, p in found) == pytest.approx(5, rel=1e-12)
+    for estimate, _ in found:
+        torch.testing.assert_close(estimate, sum(value(i) for i in range(5)) / 5, rtol=1e-9, atol=1e-9)
+
+
+def ask_for_nonsense(world: World) -> list[str]:
+    """Each is refused on all ranks, and the group goes on working."""
+    wrongs: list[tuple[Any, dict[str, Any]]] = [
+        (torch.ones(3, dtype=torch.int64), {}),
+        (torch.ones(3 + world.rank), {}),
+        (torch.ones(3), {"edges": [(0, 5)]}),
+        (torch.ones(3), {"transport": "pigeons"}),
+        (torch.ones(3), {"edges": [3, 4] if world.rank else None}),
+    ]
+    said = []
+    with decentral.join("ring") as peers:
+        for t, settings in wrongs:
+            with pytest.raises(ConfigError) as error:
+                decentral.Window(t, peers, **settings)
+            said.append(str(error.value))
+        with decentral.Window(torch.ones(3), peers, edges=[(0, 1)]) as window:
+            with pytest.raises(ConfigError) as error:
+                window.put([1 - world.rank] if world.rank else [0])
+            said.append(str(error.value))
+    return said
+
+
+def test_nonsense_is_refused_on_every_rank(worlds):
+    for rank, said in enumerate(worlds(2).call(ask_for_nonsense)):
+        assert "floating-point tensor, not one of torch.int64" in said[0]
+        assert "[3]" in said[1] and "[4]" in said[1]
+        assert "edges has (0, 5)" in said[2]
+        assert "transport='pigeons' does not exist" in said[3]
+        assert "edges has to be pairs (source, destination)" in said[4]
+        assert ("which is the caller's own" if rank == 0 else "worker 1 does not send to worker 0") in said[5]
+
+
+def alone_in_the_group(world: World) -> float:
+    with decentral.join("ring") as peers, decentral.Window(torch.ones(3), peers, zero_init=True) as window:
+        window.accumulate()
+        window.collect()
+        return float(window.drain().sum())
+
+
+def test_one_rank_alone_keeps_what_it_has(worlds):
+    assert worlds(1).call(alone_in_the_group) == [3.0]
