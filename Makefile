@@ -40,6 +40,10 @@ reproduce-relaysum-exact: $(VENV)/.installed  ## RelaySum, Figures 2, 3 and 5 to
 	$(BIN)/decentral-study relaysum_fig2 relaysum_fig3 relaysum_fig5 relaysum_fig6 relaysum_fig7 \
 		relaysum_fig7_rates relaysum_fig8 relaysum_fig9 relaysum_fig10 relaysum_mixing scale=paper $(ARGS)
 
+reproduce-bluefog-exact: $(VENV)/.installed  ## BlueFog: regression, consensus, fish school in full: under ten minutes on 2 cores
+	$(BIN)/decentral-study bluefog_linear_regression bluefog_consensus bluefog_consensus_graphs bluefog_fish_school \
+		scale=paper $(ARGS)
+
 report: $(VENV)/.installed  ## tables, figures, verdicts and the scoreboard, again, from what is stored in results/
 	$(BIN)/decentral-report
 
@@ -78,4 +82,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 SWEEPS := sweep-thesis-lr sweep-thesis-topologies sweep-relaysum-alpha sweep-relaysum-workers
-.PHONY: help run studies study $(SWEEPS) throughput reproduce-relaysum-exact report test check format bench readme clean
+.PHONY: help run studies study $(SWEEPS) throughput reproduce-relaysum-exact reproduce-bluefog-exact report test check format bench readme clean
