@@ -54,6 +54,15 @@ _OTHERS = (
     Method("model_averaging", ("algo=model_averaging", "topology=ring")),
 )
 
+_BLUEFOG = (
+    Method("dpsgd awc, ring", (*_RING.settings, "algo.mode=awc")),
+    Method("dmsgd, ring", ("algo=dmsgd", "topology=ring")),
+    Method("decentlam, ring", ("algo=decentlam", "topology=ring")),
+    Method("extra, ring", ("algo=extra", "topology=ring")),
+    Method("push_diging, one_peer_exponential", ("algo=push_diging", "topology=one_peer_exponential")),
+    Method("async_push_sum, one_peer_exponential", ("algo=async_push_sum", "topology=one_peer_exponential")),
+)
+
 
 class Case(NamedTuple):
     """A model, by how many processes, with which batches; the sets of methods that fit into memory together."""
@@ -68,7 +77,7 @@ class Case(NamedTuple):
 
 
 _CASES = (
-    Case("narrow VGG-11, batch 32", "narrow", (8, 4), 32, (_FEW, _OTHERS), 5, True),
+    Case("narrow VGG-11, batch 32", "narrow", (8, 4), 32, (_FEW, _OTHERS, _BLUEFOG), 5, True),
     Case("narrow VGG-11, batch 8", "narrow", (8,), 8, (_FEW,), 7, True),
     Case("VGG-11, batch 32", "vgg11", (8, 4), 32, (_FEW,), 2, True),
     Case("ResNet-50, batch 2", "resnet50", (8, 4), 2, (_FEW[:1], _FEW[1:2], _FEW[2:]), 2, False),

@@ -12,26 +12,10 @@ import torch
 from torch import Tensor
 
 from decentral.network import gathered, kernels
+from decentral.network.mixing import Mixing
 from decentral.network.rounds import Exchange, Losses, Rounds, exchange
 from decentral.topology.facts import mean_delay
 from decentral.topology.schedule import Links, Schedule, Split, slices
-
-
-class Mixing:
-    """Rows that are being mixed, from `Network.begin_mix`."""
-
-    def __init__(self, net: Network, x: Tensor, exchanges: Sequence[Exchange], halve: bool) -> None:
-        self._net, self._x, self._later = net, x, list(exchanges[1:])
-        self._own = x.clone() if halve else None
-        self._finish = net._begin(x, exchanges[0]) if exchanges else None
-
-    def wait(self) -> Tensor:
-        """The mixed rows, in the memory of x. To be called once."""
-        if self._finish is not None:
-            self._finish()
-        for later in self._later:
-            self._net._begin(self._x, later)()
-        return self._x if self._own is None else self._x.add_(self._own).mul_(0.5)
 
 
 class Network(ABC):
@@ -77,14 +61,14 @@ class Network(ABC):
         exchanges = self.rounds.planned(round, lazy)
         for each in exchanges:
             self._count_exchange(each, x)
-        return Mixing(self, x, exchanges, lazy and self.rounds.in_several(round))
+        return Mixing(self._begin, x, exchanges, lazy and self.rounds.in_several(round))
 
     def mix_with(self, x: Tensor, W: np.ndarray) -> Tensor:
         """x_i <- sum_j W_ij x_j with a matrix [n, n] that depends on data, the same on all processes."""
         self._straggle()
         once = exchange((W,), Split.contiguous)
         self._count_exchange(once, x)
-        return Mixing(self, x, [once], halve=False).wait()
+        return Mixing(self._begin, x, [once], halve=False).wait()
 
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""

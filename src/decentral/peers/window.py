@@ -66,16 +66,8 @@ class Window:
         """
         self._rank, n = peers.rank, peers.size
         named, problem = _edges_of(peers) if edges is None else _pairs(edges, n)
-        agree(
-            peers.world,
-            Proposal(
-                "Window",
-                f"a tensor {list(t.shape)} {t.dtype} with edges {named}, zero_init={zero_init}, transport={transport}",
-                (),
-                (),
-                problem=_problem(t, transport) or problem,
-            ),
-        )
+        content = f"a tensor {list(t.shape)} {t.dtype} with edges {named}, zero_init={zero_init}, transport={transport}"
+        agree(peers.world, Proposal("Window", content, (), (), problem=_problem(t, transport) or problem))
         self._edges, self._size = Edges(n, named), n
         self._weights = _weights_of(peers, self._rank, self._edges) if edges is None else None
         settings = NetworkSettings(timeout_s=peers.timeout_s, transport=Carrier[transport])
