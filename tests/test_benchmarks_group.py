@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from configure import configure
-from decentral.benchmarks import communication, data, distributed, gpu
+from decentral.benchmarks import averaging, communication, data, distributed, gpu
 from decentral.benchmarks.baselines.exchanges import PointToPoint, messages
 from decentral.benchmarks.baselines.narrow_vgg import NarrowVGG
 from decentral.benchmarks.baselines.thesis_relay import ThesisRelay
@@ -130,6 +130,30 @@ def test_a_floor_is_what_bytes_and_the_least_passes_take_where_that_is_too_much(
     found = Together(Times(seconds), Times(seconds), {})
     floor = communication._floor(found, config, communication._ALLREDUCE, 0.83)  # 0.3 s + 9 passes of 0.1 s
     assert (says in floor) and bool(floor) == bool(says)
+
+
+def test_averages_are_held_against_all_reduce() -> None:
+    found = averaging.Averaging().measure(QUICK)
+    (table,) = found.tables
+    labels = [row["exchange"] for row in table.rows]
+    averages = ["ring, one neighbour", "ring, both neighbours", "one-peer exponential", "inner-outer exponential"]
+    assert [label for label in labels if "all-reduce" not in label and "bytes" not in label] == averages
+    assert len(labels) == 2 + 2 * len(averages) and all(row["wall_ms"] > 0 for row in table.rows)
+    judged = [f"{label}, 0.01 MB ({clock})" for label in averages[:3] for clock in ("wall", "CPU")]
+    assert [(one.measure, one.at_least) for one in found.targets] == [(f"all-reduce / {one}", 1.0) for one in judged]
+
+
+@pytest.mark.parametrize(("raw_s", "says"), [(0.25, "would reach 0.80"), (0.2, "")])
+def test_the_floor_of_an_average_is_what_its_bytes_take(raw_s: float, says: str) -> None:
+    seconds = {
+        averaging._ALLREDUCE: [0.2],
+        "ring, one neighbour": [0.3],
+        "ring, one neighbour, its bytes alone": [raw_s],
+    }
+    found = Together(Times(seconds), Times(seconds), {})
+    for clock in ("wall", "CPU"):
+        floor = averaging._floor(found, "ring, one neighbour", clock)
+        assert (says in floor) and bool(floor) == bool(says)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,10 @@ from torch import nn
 
 from decentral.errors import ConfigError
 from decentral.models.cnn import CNN
+from decentral.models.efficientnet_b0 import EfficientNetB0
 from decentral.models.layers.evonorm import EvoNormS0
 from decentral.models.mlp import MLP
+from decentral.models.mobilenet_v2 import MobileNetV2
 from decentral.models.model import Model
 from decentral.models.residual import Stem
 from decentral.models.resnet18 import ResNet18
@@ -21,6 +23,7 @@ from decentral.models.resnet50 import ResNet50
 from decentral.models.resnet_evonorm import ResNetEvoNorm
 from decentral.models.statistics import has_batch_statistics, recompute_batch_statistics
 from decentral.models.vgg11 import VGG11
+from decentral.models.vgg16 import VGG16, Head
 from decentral.registry import components
 
 DIGITS, CIFAR, IMAGENET = (1, 8, 8), (3, 32, 32), (3, 224, 224)
@@ -38,7 +41,12 @@ def num_parameters(module):
 
 
 def test_every_architecture_is_found():
-    assert NAMES == ["cnn", "mlp", "resnet18", "resnet50", "resnet_evonorm", "vgg11"]
+    small, residual, mobile = (
+        ["cnn", "mlp"],
+        ["resnet18", "resnet50", "resnet_evonorm"],
+        ["efficientnet_b0", "mobilenet_v2"],
+    )
+    assert sorted([*small, *residual, *mobile, "vgg11", "vgg16"]) == NAMES
 
 
 def test_finding_the_architectures_does_not_import_torch():
@@ -56,6 +64,13 @@ def test_finding_the_architectures_does_not_import_torch():
     ("model", "image_shape", "num_classes", "expected"),
     [
         (VGG11(), CIFAR, 10, 9_750_922),
+        (VGG16(), IMAGENET, 1000, 138_357_544),
+        (VGG16(), CIFAR, 10, 15_245_130),
+        (VGG16(head=Head.imagenet), CIFAR, 1000, 138_357_544),
+        (MobileNetV2(), IMAGENET, 1000, 3_504_872),
+        (MobileNetV2(), CIFAR, 1000, 3_504_872),
+        (EfficientNetB0(), IMAGENET, 1000, 5_288_548),
+        (EfficientNetB0(), CIFAR, 1000, 5_288_548),
         (ResNet18(), IMAGENET, 1000, 11_689_512),
         (ResNet50(), IMAGENET, 1000, 25_557_032),
         (ResNetEvoNorm(), IMAGENET, 1000, 11_691_496),
@@ -141,6 +156,25 @@ def test_the_stem_of_a_residual_network_suits_the_images(model, stem, size, kern
     assert maps[0][2:] == (map_size, map_size)
 
 
+@pytest.mark.parametrize("model", [MobileNetV2(), EfficientNetB0()], ids=lambda model: model.name)
+@pytest.mark.parametrize(("channels", "size", "map_size"), [(3, 224, 7), (1, 64, 2), (3, 32, 2), (1, 8, 1)])
+def test_the_mobile_networks_halve_small_images_once_less(model, channels, size, map_size):
+    with torch.device("meta"):
+        module = model.build((channels, size, size), 10)
+        assert module.features(torch.empty(2, channels, size, size)).shape[2:] == (map_size, map_size)
+
+
+@pytest.mark.parametrize(
+    ("head", "size", "units"),
+    [(Head.auto, 32, 512), (Head.auto, 64, 4096), (Head.imagenet, 32, 4096), (Head.cifar, 64, 512)],
+)
+def test_the_head_of_vgg16_suits_the_images(head, size, units):
+    with torch.device("meta"):
+        module = VGG16(head=head).build((1, size, size), 10)
+        assert module(torch.empty(2, 1, size, size)).shape == (2, 10)
+    assert module[-1].in_features == units
+
+
 @pytest.mark.parametrize("learn_v", [True, False])
 def test_evonorm_is_the_formula_of_its_paper(learn_v):
     layer = EvoNormS0(12, groups=4, learn_v=learn_v).double()
@@ -185,8 +219,13 @@ def test_resnet_evonorm_normalizes_before_every_activation_and_keeps_no_statisti
 @pytest.mark.parametrize(
     ("model", "image_shape", "words"),
     [
-        (VGG11(), DIGITS, ["model=vgg11", "data=", "8 x 8", "32 x 32", "(model=cnn, mlp, ", "data.image_size=32"]),
+        (
+            VGG11(),
+            DIGITS,
+            ["model=vgg11", "data=", "8 x 8", "32 x 32", "(model=cnn, efficientnet_b0, mlp, ", "data.image_size=32"],
+        ),
         (VGG11(), (3, 40, 31), ["model=vgg11", "40 x 31"]),
+        (MobileNetV2(), (3, 7, 9), ["model=mobilenet_v2", "8 x 8"]),
         (CNN(), (1, 3, 3), ["model=cnn", "3 x 3", "4 x 4", "(model=mlp)", "data.image_size=4"]),
         (ResNet50(), (1, 7, 7), ["model=resnet50", "8 x 8", "data.image_size=8"]),
         (ResNet18(stem=Stem.imagenet), (1, 28, 28), ["model=resnet18", "model.stem=imagenet", "28 x 28", "cifar"]),
@@ -202,8 +241,9 @@ def test_images_too_small_for_a_model_are_refused_with_what_would_work(model, im
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0, float("nan")])
 def test_a_dropout_that_is_no_probability_below_one_is_refused(dropout):
-    with pytest.raises(ConfigError, match=r"model\.dropout"):
-        VGG11(dropout=dropout)
+    for model in (VGG11, VGG16):
+        with pytest.raises(ConfigError, match=r"model\.dropout"):
+            model(dropout=dropout)
 
 
 def test_hidden_layers_without_width_are_refused():
@@ -218,7 +258,16 @@ def with_statistics():
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("resnet18", True), ("resnet50", True), ("resnet_evonorm", False), ("vgg11", False), ("cnn", False)],
+    [
+        ("resnet18", True),
+        ("resnet50", True),
+        ("resnet_evonorm", False),
+        ("vgg11", False),
+        ("vgg16", False),
+        ("cnn", False),
+        ("mobilenet_v2", True),
+        ("efficientnet_b0", True),
+    ],
 )
 def test_only_tracked_batch_norm_has_batch_statistics(name, expected):
     assert has_batch_statistics(build(components("models")[name](), CIFAR)) is expected

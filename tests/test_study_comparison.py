@@ -306,18 +306,25 @@ def test_the_thesis_studies_run_what_its_experiment_says(tmp_path):
     assert run_id(job.config) == run_id(same)
 
 
-@pytest.mark.parametrize("name", COMPARISONS)
-def test_every_comparison_composes_at_every_scale_and_has_a_cell_for_every_published_number(name, tmp_path):
+@pytest.fixture(scope="module")
+def imagenet(tmp_path_factory) -> Path:
+    """What looks like ImageNet with as many pictures as 64 workers need for a batch."""
+    path = tmp_path_factory.mktemp("imagenet")
     for split in ("train", "val"):
-        folder = tmp_path / split / "cat"
+        folder = path / split / "cat"
         folder.mkdir(parents=True)
-        for number in range(512):
+        for number in range(64 * 32):
             (folder / f"{number}.jpeg").touch()
-    Image.new("RGB", (32, 32)).save(tmp_path / "train" / "cat" / "0.jpeg")
+    Image.new("RGB", (32, 32)).save(path / "train" / "cat" / "0.jpeg")
+    return path
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_every_comparison_composes_at_every_scale_and_has_a_cell_for_every_published_number(name, tmp_path, imagenet):
     for scale in catalogue.scales(name):
         study = catalogue.load(name, scale)
-        imagenet = [f"data.path={tmp_path}"] if any(o == "data=imagenet" for o in study.base) else []
-        cells = study.cells([f"results_dir={tmp_path}", *imagenet], tmp_path)
+        data = [f"data.path={imagenet}"] if any(o == "data=imagenet" for o in study.base) else []
+        cells = study.cells([f"results_dir={tmp_path}", *data], tmp_path)
         spec = parse(study.report, name)
         assert all(cell.jobs() for cell in cells) and spec.caption and study.departures
         if scale == "paper":

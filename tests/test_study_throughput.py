@@ -16,6 +16,8 @@ from decentral.data.synthetic import Synthetic
 from decentral.errors import ConfigError
 from decentral.launch.job import Demand
 from decentral.launch.slots import Slots
+from decentral.report.published import numbers
+from decentral.report.spec import parse
 from decentral.store import RunStore, Status
 from decentral.store.files import read_json
 from decentral.store.lines import LineFile
@@ -24,6 +26,7 @@ from decentral.study.kinds.throughput import IMAGES, RATIO
 from decentral.throughput import Pace, cudnn_by_times
 from toy_jobs import wait_until
 
+STUDIES = [name for name in catalogue.names() if catalogue.load(name, "smoke").name == "throughput"]
 SMALL = ["model=mlp", "num_workers=2", "batch_size=2", "data.image_size=8", "data.num_classes=4", "device=cpu"]
 
 
@@ -163,11 +166,54 @@ def test_a_job_that_takes_times_has_the_machine_to_itself():
     assert slots.seat(other, 1) is not None
 
 
-def test_every_scale_of_the_study_composes(tmp_path: Path):
-    for scale in catalogue.scales("thesis_table5_1"):
-        study = catalogue.load("thesis_table5_1", scale)
+def test_what_carries_rows_is_part_of_the_question(tmp_path):
+    carriers = ("auto", "torch", "shared_memory")
+    jobs = [cells_of(tmp_path, f"network.transport={carrier}")[0].jobs()[0] for carrier in carriers]
+    assert len({job.id for job in jobs}) == 3
+    assert "transports" not in jobs[0].asked(), "the ids of earlier results stay"
+
+
+def test_columns_are_settings_of_methods_and_baseline_alike(tmp_path):
+    values = {"kind": "throughput", "base": ["task=images", "data=synthetic", *SMALL[1:], "processes=${num_workers}"]}
+    values |= {
+        "baseline": ["algo=allreduce"],
+        "columns": {"model": ["mlp", "cnn"], "n": [2, 3]},
+        "keys": {"n": "num_workers"},
+    }
+    ring = {"method": "AWC", "topology": "ring", "base": ["algo=dpsgd"], "published": "awc|ring", "only": {"n": [3]}}
+    rows = [{"method": "All-reduce", "base": ["algo=allreduce"]}, ring]
+    study = catalogue.build("mine", {**values, "rows": rows, "setting": "{model}, {n} workers", "compares": "ratio"})
+    cells = study.cells([f"results_dir={tmp_path}"], tmp_path)
+    assert len(cells) == 4 + 2 and study.decided_keys() >= {"model", "num_workers"}
+    last = cells[-1]
+    assert last.labels == {"method": "AWC", "topology": "ring", "model": "cnn", "n": 3}
+    assert last.published == "awc|ring|cnn, 3 workers" and last.compared == RATIO
+    for config in (last.job.config, last.job.baseline):
+        assert (config.model.name, config.num_workers, config.processes) == ("cnn", 3, "3")
+    assert len({cell.job.id for cell in cells}) == 6
+
+
+def test_the_published_numbers_are_speeds_or_ratios(tmp_path):
+    (cell, *_), published = cells_of(tmp_path), "a|b|c"
+    cell.job.carry_out()
+    for compared in (IMAGES, RATIO):
+        found = replace(cell, published=published, compared=compared).values()
+        assert [value.metric for value in found] == sorted(
+            (value.metric for value in found), key=lambda m: m != compared
+        )
+        assert {value.metric for value in found if value.published} == {compared}
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_every_study_composes_at_every_scale_and_has_a_cell_for_every_published_number(name: str, tmp_path: Path):
+    for scale in catalogue.scales(name):
+        study = catalogue.load(name, scale)
         cells = study.cells([f"results_dir={tmp_path}", "device=cpu"], tmp_path)
-        assert len({job.id for cell in cells for job in cell.jobs()}) == 5
+        assert len({job.id for cell in cells for job in cell.jobs()}) == len(cells)
+        spec = parse(study.report, name)
+        if scale == "paper" and spec.published is not None:
+            keys = sorted(cell.published for cell in cells if cell.published)
+            assert keys == sorted(number.key for number in numbers(study.paper, spec.published.item))
 
 
 def test_synthetic_batches_are_fixed_for_each_worker_and_differ_between_workers():

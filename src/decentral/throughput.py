@@ -16,6 +16,7 @@ from decentral.ensembles.job import Computation
 from decentral.errors import ConfigError
 from decentral.identity import identity
 from decentral.launch.job import Demand
+from decentral.network.settings import Carrier
 from decentral.precision import Precision
 from decentral.store import Status
 from decentral.store.lines import LineFile
@@ -75,11 +76,14 @@ class Throughput(Computation):
     def asked(self) -> dict[str, Any]:
         """What the times depend on, less the machine. The lines say on which device an `auto` was measured."""
         assert self.baseline is not None
+        carriers = [config.network.transport for config in (self.config, self.baseline)]
+        given = {} if set(carriers) == {Carrier.auto} else {"transports": [carrier.name for carrier in carriers]}
         return {
             "baseline": identity(self.baseline),
             "processes": self.processes,
             "device": self._device,
             "pace": self.pace._asdict(),
+            **given,
         }
 
     def provenance(self) -> dict[str, Any]:

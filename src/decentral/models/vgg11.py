@@ -42,18 +42,10 @@ class VGG11(Model):
         """See `Model.build`."""
         from torch import nn
 
-        from decentral.models.layers.convolution import he_convolution
+        from decentral.models.layers.vgg import convolutions, small_head
 
         channels, height, width = image_shape
-        layers: list[nn.Module] = []
-        for stage in _STAGES:
-            for next_channels in stage:
-                layers += [he_convolution(channels, next_channels, "fan_out"), nn.ReLU(inplace=True)]
-                channels = next_channels
-            layers.append(nn.MaxPool2d(2))
+        layers = convolutions(channels, _STAGES)
         if max(height, width) >= 2 * 2 ** len(_STAGES):
             layers.append(nn.AdaptiveAvgPool2d(1))
-        layers.append(nn.Flatten())
-        for _ in range(2):
-            layers += [nn.Dropout(self.dropout), nn.Linear(channels, channels), nn.ReLU(inplace=True)]
-        return nn.Sequential(*layers, nn.Linear(channels, num_classes))
+        return nn.Sequential(*layers, nn.Flatten(), *small_head(_STAGES[-1][-1], num_classes, self.dropout))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +12,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.published import key as published_key
 from decentral.registry import components
 from decentral.study.catalogue import typed
+from decentral.study.columns import overrides_of, points
 from decentral.study.kinds.comparison_cell import Asked, TunedCell
 from decentral.study.measure import Measure
 from decentral.study.row import Row
@@ -69,20 +69,19 @@ class Comparison(Study):
 
     def decided_keys(self) -> set[str]:
         """Also the keys of the columns, and the learning rate where it is tuned."""
-        columns = {self.keys.get(label, label) for label in self.columns}
+        known = {self.keys.get(label, label) for label in self.columns}
         tuned = set() if self.tune.get("rule", "fixed") == "fixed" else {"lr"}
-        return super().decided_keys() | columns | tuned
+        return super().decided_keys() | known | tuned
 
     def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
         """Row by row, column by column."""
         rule = self._rule()
-        settings = [(row, point) for row in self.rows for point in self._points(row)]
+        settings = [(row, point) for row in self.rows for point in points(self.columns, row.only)]
         commands = []
         for row, point in settings:
-            columns = [f"{self.keys.get(label, label)}={value}" for label, value in point.items()]
             rate = self._rate(row, point)
             lr = [f"lr={rate}"] if rate is not None and "lr" not in point else []
-            commands.append([*self.base, *row.base, *lr, *columns, *overrides])
+            commands.append([*self.base, *row.base, *lr, *overrides_of(point, self.keys), *overrides])
         final = _asked(commands, config_dir)
         tuning = final
         if self.tune_base:
@@ -106,10 +105,6 @@ class Comparison(Study):
         if name not in rules:
             raise ConfigError(f"tune.rule={name} does not exist.{suggest(str(name), rules)}")
         return typed(rules[name], values, f"tune.rule={name}")
-
-    def _points(self, row: ComparisonRow) -> list[dict[str, Any]]:
-        values = {label: row.only.get(label, listed) for label, listed in self.columns.items()}
-        return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
 
     def _rate(self, row: ComparisonRow, point: dict[str, Any]) -> float | None:
         if not row.lrs:

@@ -6,11 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from decentral.composition import compose_all
 from decentral.errors import ConfigError
 from decentral.launch.job import Job
 from decentral.published import key as published_key
+from decentral.study.columns import overrides_of, points
+from decentral.study.row import Row
 from decentral.study.study import Cell, Labels, Study, Value
 from decentral.throughput import Pace
 from decentral.throughput import Throughput as TimedJob
@@ -19,13 +22,10 @@ IMAGES, RATIO = "throughput (images/s)", "ratio to all-reduce"
 
 
 @dataclass
-class Timed:
-    """A method: as the table shows it, overrides of its runs, and 'algorithm|topology' of its published number."""
+class Timed(Row):
+    """A method; `only`: columns that it is timed at, if not all: {num_workers: [16]}."""
 
-    method: str = ""
-    topology: str = ""
-    base: list[str] = field(default_factory=list)
-    published: str = ""
+    only: dict[str, list[Any]] = field(default_factory=dict)
 
 
 @dataclass
@@ -33,37 +33,52 @@ class Throughput(Study):
     """A row for every method; each is timed in turn with the baseline, in the same processes.
 
     rows        the methods
+    columns     label -> values, for methods and baseline alike, such as {model: [resnet50, vgg16]}; every combination
+                is a column
+    keys        label -> key of decentral-run, where the label is not the key itself
     baseline    overrides of what each is held against
     warm_up     steps before the clock starts
     iterations  how often the clock is read: each is a value of its own, with its number as `seed`
     steps       steps in an iteration
     setting     how the published table writes the set-up
+    compares    which of the two the published numbers are: speed, or ratio
     """
 
     name: str = "throughput"
     rows: list[Timed] = field(default_factory=list)
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
     baseline: list[str] = field(default_factory=list)
     warm_up: int = 10
     iterations: int = 10
     steps: int = 10
     setting: str = ""
+    compares: Literal["speed", "ratio"] = "speed"
 
     def __post_init__(self) -> None:
         if min(self.iterations, self.steps) < 1 or self.warm_up < 0:
             raise ConfigError(f"iterations={self.iterations} and steps={self.steps} have to be at least 1.")
 
+    def decided_keys(self) -> set[str]:
+        """Also the keys of the columns."""
+        return super().decided_keys() | {self.keys.get(label, label) for label in self.columns}
+
     def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
-        """Row by row."""
-        commands = [[*self.base, *base, *overrides] for base in (self.baseline, *(row.base for row in self.rows))]
-        baseline, *configs = compose_all(commands, config_dir)
-        if any(config.processes == "auto" for config in (baseline, *configs)):
+        """Row by row, column by column."""
+        asked = [(row, point) for row in self.rows for point in points(self.columns, row.only)]
+        both = [(base, point) for row, point in asked for base in (row.base, self.baseline)]
+        commands = [[*self.base, *base, *overrides_of(point, self.keys), *overrides] for base, point in both]
+        configs = compose_all(commands, config_dir)
+        if any(config.processes == "auto" for config in configs):
             raise ConfigError("processes=auto cannot be used: how fast training is depends on it, give a number.")
         pace = Pace(self.warm_up, self.iterations, self.steps)
         found: list[Cell] = []
-        for row, config in zip(self.rows, configs, strict=True):
-            job = TimedJob(config, f"{row.method}, {row.topology}", baseline, pace)
-            published = published_key(row.published, self.setting)
-            found.append(ThroughputCell({"method": row.method, "topology": row.topology}, job, published))
+        for (row, point), config, baseline in zip(asked, configs[::2], configs[1::2], strict=True):
+            labels: Labels = {"method": row.method, "topology": row.topology, **point}
+            words = [f"{value}" if key in ("method", "topology") else f"{key} {value}" for key, value in labels.items()]
+            job = TimedJob(config, ", ".join(words), baseline, pace)
+            published = published_key(row.published, self.setting, **point)
+            found.append(ThroughputCell(labels, job, published, IMAGES if self.compares == "speed" else RATIO))
         return found
 
 
@@ -74,6 +89,8 @@ class ThroughputCell(Cell):
     labels: Labels
     job: TimedJob
     published: str
+    compared: str
+    """The metric that the published number is one of."""
 
     def jobs(self) -> list[Job]:
         """The one."""
@@ -88,6 +105,8 @@ class ThroughputCell(Cell):
             speed, baseline = float(line["images_per_s"]), float(line["baseline_images_per_s"])
             common = Value(self.labels, speed, IMAGES, int(line["iteration"]), lr=self.job.config.lr, run=self.job.id)
             common = common._replace(wall_s=self.job.wall_s() / self.job.pace.iterations)
-            found.append(common._replace(published=self.published))
-            found.append(common._replace(metric=RATIO, value=speed / baseline if baseline > 0 else math.nan))
-        return sorted(found, key=lambda value: value.metric != IMAGES)
+            numbers = {IMAGES: speed, RATIO: speed / baseline if baseline > 0 else math.nan}
+            for metric, value in numbers.items():
+                published = self.published if metric == self.compared else ""
+                found.append(common._replace(metric=metric, value=value, published=published))
+        return sorted(found, key=lambda value: value.metric != self.compared)

@@ -1,0 +1,120 @@
+"""Averaging with neighbours against all-reduce: Figure 11 of the BlueFog paper (Ying et al., 2021), over gloo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from decentral.benchmarks.baselines.exchanges import AllReduce, PointToPoint
+from decentral.benchmarks.benchmark import Benchmark, Effort, Findings, Table, Target
+from decentral.benchmarks.communication import carried, composed
+from decentral.benchmarks.group import Together, Turns, in_group
+from decentral.benchmarks.verbs import Verb
+
+if TYPE_CHECKING:
+    from decentral.benchmarks.group import Setup
+
+_ALLREDUCE, _MEAN = "all-reduce (gloo's, a sum)", "all-reduce as the network's mean"
+_RING, _BOTH = "ring, one neighbour", "ring, both neighbours"
+_ONE_PEER, _INNER_OUTER = "one-peer exponential", "inner-outer exponential"
+_RAW = "{}, its bytes alone"
+_BYTES_PER_NUMBER, _BYTES_PER_MB = 4, 1_000_000
+_REPEATED = 3_000_000  # numbers that are averaged before the clock is read
+_COLUMNS = {
+    "exchange": "exchange",
+    "megabytes": "MB",
+    "wall_ms": "ms wall (least)",
+    "cpu_ms": "ms CPU",
+    "wall": "all-reduce / this, wall",
+    "cpu": "all-reduce / this, CPU",
+}
+
+
+@dataclass
+class Averaging(Benchmark):
+    """Eight processes, a worker in each; every exchange goes over gloo."""
+
+    name: str = "averaging"
+    title: ClassVar[str] = "all-reduce / averaging with neighbours, 8 processes over gloo"
+
+    def measure(self, effort: Effort) -> Findings:
+        """1, 10 and 44 MB (11 million numbers in float32); the largest is judged."""
+        sizes: tuple[float, ...]
+        processes, sizes = (6, (0.01,)) if effort.quick else (8, (1, 10, 44))
+        found = timed(processes, sizes, effort)
+        rows = [
+            _row(label, megabytes, times)
+            for megabytes, times in zip(sizes, found, strict=True)
+            for label in times.wall.seconds
+        ]
+        notes = [
+            "All-reduce is one all_reduce of a flat tensor, which only adds up; the others end with the average.",
+            "Over the loopback and on shared cores it is bytes that cost: for each worker all-reduce sends "
+            "2 (n - 1) / n times its row, the ring to both neighbours sends it twice, the others once. What the paper "
+            "gains besides, few messages over a slow network, is not seen here.",
+            "The bytes alone are batch_isend_irecv from and to memory that is there already; nothing is averaged.",
+        ]
+        title = f"An average between {processes} processes"
+        return Findings([Table(title, _COLUMNS, rows)], judged(found[-1], sizes[-1]), notes)
+
+
+def timed(processes: int, megabytes: tuple[float, ...], effort: Effort) -> list[Together]:
+    """Times of all exchanges, in turn, for each size of a worker's row."""
+    machines = f"topology.workers_per_machine={processes // 2}"
+    settings = {
+        _RING: ("topology=ring", "topology.direction=right"),
+        _BOTH: ("topology=ring",),
+        _ONE_PEER: ("topology=one_peer_exponential",),
+        _INNER_OUTER: ("topology=inner_outer_exponential", machines),
+    }
+    configs = [
+        carried(one, "torch") for one in composed([("algo=dpsgd", *each) for each in settings.values()], processes)
+    ]
+    turns = []
+    for numbers in (round(size * _BYTES_PER_MB / _BYTES_PER_NUMBER) for size in megabytes):
+        setups: dict[str, Setup] = {_ALLREDUCE: AllReduce(numbers), _MEAN: Verb(configs[0], numbers, "mean")}
+        for label, config in zip(settings, configs, strict=True):
+            setups |= {label: Verb(config, numbers, "mix"), _RAW.format(label): PointToPoint(config, numbers)}
+        repeats = 1 if effort.quick else max(1, _REPEATED // numbers)
+        turns.append(Turns(setups, effort.rounds, repeats, warm_up=configs[-1].topology.schedule(processes).period))
+    return in_group(processes, turns)
+
+
+def judged(found: Together, megabytes: float) -> list[Target]:
+    """Averaging on rings and on the one-peer graph should not take longer than all-reduce, in wall and in CPU time."""
+    return [
+        Target(
+            f"all-reduce / {label}, {megabytes:g} MB ({clock})",
+            faster(found, label, clock),
+            at_least=1.0,
+            floor=_floor(found, label, clock),
+        )
+        for label in (_RING, _BOTH, _ONE_PEER)
+        for clock in ("wall", "CPU")
+    ]
+
+
+def faster(found: Together, label: str, clock: str) -> float:
+    """How many times as fast as all-reduce: the least wall times, or the median of the rounds' ratios of CPU times."""
+    if clock == "wall":
+        return found.wall.least(_ALLREDUCE) / found.wall.least(label)
+    return found.cpu.ratio(_ALLREDUCE, label).median
+
+
+def _floor(found: Together, label: str, clock: str) -> str:
+    """What stands in the way of being faster, if it is the bytes."""
+    reached = faster(found, _RAW.format(label), clock)
+    if reached >= 1:
+        return ""
+    return f"its bytes alone, sent and received by gloo with nothing averaged, would reach {reached:.2f}"
+
+
+def _row(label: str, megabytes: float, found: Together) -> dict[str, Any]:
+    return {
+        "exchange": label,
+        "megabytes": megabytes,
+        "wall_ms": 1e3 * found.wall.least(label),
+        "cpu_ms": 1e3 * found.cpu.median(label),
+        "wall": faster(found, label, "wall"),
+        "cpu": found.cpu.ratio(_ALLREDUCE, label),
+    }

@@ -1,0 +1,41 @@
+"""What the VGG networks are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from decentral.models.layers.convolution import he_convolution
+
+
+def convolutions(channels: int, stages: Sequence[Sequence[int]]) -> list[nn.Module]:
+    """3x3 convolutions with ReLU to as many channels as each stage lists; 2x2 max pooling ends a stage."""
+    layers: list[nn.Module] = []
+    for stage in stages:
+        for next_channels in stage:
+            layers += [he_convolution(channels, next_channels, "fan_out"), nn.ReLU(inplace=True)]
+            channels = next_channels
+        layers.append(nn.MaxPool2d(2))
+    return layers
+
+
+def small_head(units: int, num_classes: int, dropout: float) -> list[nn.Module]:
+    """Dropout, `units` units and ReLU, twice, then the classes: torch's initial values."""
+    layers: list[nn.Module] = []
+    for _ in range(2):
+        layers += [nn.Dropout(dropout), nn.Linear(units, units), nn.ReLU(inplace=True)]
+    return [*layers, nn.Linear(units, num_classes)]
+
+
+def large_head(features: int, units: int, num_classes: int, dropout: float) -> list[nn.Module]:
+    """`units` units, ReLU and dropout, twice, then the classes: weights ~ N(0, 0.01^2), bias 0."""
+    layers: list[nn.Module] = []
+    for width in (features, units):
+        layers += [nn.Linear(width, units), nn.ReLU(inplace=True), nn.Dropout(dropout)]
+    layers.append(nn.Linear(units, num_classes))
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.01)
+            nn.init.zeros_(layer.bias)
+    return layers

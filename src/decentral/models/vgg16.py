@@ -1,0 +1,63 @@
+"""VGG-16."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar
+
+from decentral.errors import ConfigError
+from decentral.models.model import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # channels
+_SIDE, _UNITS = 7, 4096  # of what the large head looks at; in each of its layers
+
+
+class Head(Enum):
+    """The last layers of VGG-16."""
+
+    auto = "auto"  # `cifar` for images below 64 pixels, else `imagenet`
+    imagenet = "imagenet"  # 7 x 7 averages of each channel, then two layers of 4096 units
+    cifar = "cifar"  # one average of each channel, then two layers of 512 units
+
+
+@dataclass
+class VGG16(Model):
+    """VGG-16 without normalization.
+
+    Simonyan and Zisserman, ICLR 2015, configuration D, with torchvision's initial values: 138,357,544 parameters on
+    colour images with 1000 classes and `head=imagenet`; 15,245,130 on those with 10 classes and `head=cifar`, which is
+    the head of `vgg11`.
+
+    `dropout` is a probability.
+
+    Raises:
+        ConfigError: `dropout` is not in [0, 1).
+    """
+
+    name: str = "vgg16"
+    head: Head = Head.auto
+    dropout: float = 0.5
+    min_image_size: ClassVar[int] = 32
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"model.dropout={self.dropout} must be a probability below 1, like 0.5 (0 turns it off).")
+
+    def build(self, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+        """See `Model.build`."""
+        from torch import nn
+
+        from decentral.models.layers.vgg import convolutions, large_head, small_head
+
+        channels, height, width = image_shape
+        layers, last = convolutions(channels, _STAGES), _STAGES[-1][-1]
+        small = self.head is Head.cifar or (self.head is Head.auto and min(height, width) < 64)
+        if small:
+            head = small_head(last, num_classes, self.dropout)
+        else:
+            head = large_head(last * _SIDE**2, _UNITS, num_classes, self.dropout)
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1 if small else _SIDE), nn.Flatten(), *head)
