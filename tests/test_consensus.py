@@ -19,6 +19,8 @@ from decentral.store import Status
 from decentral.study import catalogue
 from decentral.study.kinds.straggler import END, ERROR, MASS_ERROR, P_ERROR, SMALLEST_P, TURNS, StragglerCell
 
+TIME = "seconds to a relative error of"
+
 
 def config_of(folder: Path, *overrides: str) -> Config:
     return compose(["task=mean_estimation", "algo=dpsgd", *overrides, f"results_dir={folder}", "progress=false"])
@@ -129,9 +131,9 @@ def cell_of(job: Race, target: float) -> StragglerCell:
 def test_the_values_are_about_the_fast_workers_the_straggler_and_the_sums(run: Race) -> None:
     cell = cell_of(run, 1e-1)
     values = {(value.metric, value.labels["who"]) for value in cell.values()}
-    assert {("seconds to 0.1", who) for who in ("fast workers", "straggler")} <= values
+    assert {(f"{TIME} 0.1", who) for who in ("fast workers", "straggler")} <= values
     assert {metric for metric, who in values if who == ""} == {P_ERROR, MASS_ERROR, SMALLEST_P}
-    assert {metric for metric, who in values if who == "straggler"} == {"seconds to 0.1", TURNS, END}
+    assert {metric for metric, who in values if who == "straggler"} == {f"{TIME} 0.1", TURNS, END}
     assert sum(value.wall_s for value in cell.values()) == pytest.approx(run.wall_s() / 2)
     curves = cell.curves()
     assert {(curve.labels["who"], curve.metric, curve.seed) for curve in curves} == {
@@ -141,7 +143,7 @@ def test_the_values_are_about_the_fast_workers_the_straggler_and_the_sums(run: R
 
 
 def test_a_target_that_is_not_reached_has_no_time(run: Race) -> None:
-    times = [value for value in cell_of(run, 1e-300).values() if value.metric == "seconds to 1e-300"]
+    times = [value for value in cell_of(run, 1e-300).values() if value.metric == f"{TIME} 1e-300"]
     assert len(times) == 4 and all(math.isnan(one.value) and one.status == "not reached" for one in times)
 
 

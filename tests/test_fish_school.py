@@ -189,7 +189,7 @@ def test_the_study_has_numbers_for_every_seed_and_places_for_the_first(tmp_path:
     (job,) = cell.jobs()
     job.carry_out()
     values = cell.values()
-    assert [(one.metric, one.seed) for one in values] == [(m, seed) for seed in (3, 4) for m in (ERROR, NEAREST, GAP)]
+    assert [(one.metric, one.seed) for one in values] == [(m, seed) for seed in (3, 4) for m in (ERROR, NEAREST)]
     curves = cell.curves()
     assert {(one.metric, one.seed) for one in curves if not one.worker} == {
         (m, s) for m in CURVES.values() for s in (3, 4)
@@ -199,17 +199,30 @@ def test_the_study_has_numbers_for_every_seed_and_places_for_the_first(tmp_path:
     assert {tuple(step for step, _, _ in one.points) for one in placed} == {(0, 10)}
 
 
+def test_only_a_school_that_encircles_has_a_widest_gap(tmp_path: Path) -> None:
+    for cell in catalogue.load("bluefog_fish_school", "smoke").cells([], tmp_path):
+        (job,) = cell.jobs()
+        job.carry_out()
+        assert (GAP in {one.metric for one in cell.values()}) == (cell.labels["behaviour"] == "encircle")
+
+
 @pytest.fixture
 def drawn(tmp_path: Path) -> Results:
     places = {"0": (0.0, 0.0), "1": (1.0, 0.0), "2": (9.0, 0.0), "shark": (5.0, 5.0)}
     curves: list[list] = [["a", "error", "", 1, 0, 0, 0.5]]
     for seed, step in ((1, 0), (1, 7), (2, 0)):
         for who, (x, y) in places.items():
-            numbers = {"place x": x + step, "place y": y, "heading": math.pi / 2, "estimate x": 5.0, "estimate y": 5.0}
+            numbers = {
+                "place x": x + step,
+                "place y": y,
+                "heading": math.pi / 2,
+                "estimate x": 5.0,
+                "estimate y": y + 2 * step,
+            }
             known = list(numbers.items())[: 2 if who == "shark" else None]
             curves += [["a", metric, who, seed, step, step, number] for metric, number in known]
     figure = {"name": "fish", "kind": "strip", "panels": "behaviour", "leader": "shark", "radius": 2}
-    figure |= {"xlim": [-1, 20], "ylim": [-1, 7]}
+    figure |= {"xlim": [-1, 20], "ylim": [-1, 7], "xlabel": "round", "unit": "m"}
     values = [{"behaviour": "a", "metric": "error", "value": 1.0, "seed": 1, "chosen": True, "status": "done"}]
     directory = tmp_path / "bluefog" / "mine" / "small"
     return read(write(directory, values, {"figures": [figure]}, curves, labels=["behaviour"]))
@@ -222,7 +235,7 @@ def test_a_strip_has_a_picture_for_each_step_of_the_first_seed(drawn: Results) -
     assert (lines["place", "7"].x, lines["place", "7"].y) == ([7, 8, 16], [0, 0, 0])
     assert (lines["leader", "0"].x, lines["leader", "0"].y) == ([5], [5])
     assert lines["heading", "0"].y == pytest.approx([1, 1, 1])
-    assert lines["estimate", "0"].x == [5, 5, 5]
+    assert (lines["estimate", "0"].x, lines["estimate", "7"].y) == ([5, 5, 5], [14, 14, 14])
 
 
 def test_a_strip_is_drawn_with_links_between_those_that_are_near(drawn: Results) -> None:
@@ -230,7 +243,8 @@ def test_a_strip_is_drawn_with_links_between_those_that_are_near(drawn: Results)
     assert {path.name for path in made.figures} == {"fish.png"} and not made.remarks
     (figure,) = drawn.spec.figures
     axes = figure.draw(drawn, figure.data(drawn)).axes
-    assert [ax.get_title(loc="left") for ax in axes] == ["0", "7"]
+    assert [ax.get_title(loc="left") for ax in axes] == ["round 0", "round 7 (3 estimates outside)"]
+    assert axes[0].get_ylabel() == "a\nm" and [ax.get_xlabel() for ax in axes] == ["m", "m"]
     links = axes[0].lines[0].get_xydata()
     assert np.isfinite(links).all(1).sum() == 2, "only the first two are within the radius"
     first = (drawn.directory / "fish.svg").read_bytes()

@@ -192,3 +192,24 @@ def test_importing_the_package_does_not_import_torch():
     assert {"join", "Peers", "Window", "wrap", "ConfigError"} <= set(dir(decentral))
     with pytest.raises(AttributeError, match="no attribute 'jion'"):
         decentral.jion  # noqa: B018
+
+
+AGAIN = """
+import torch
+import decentral
+
+for _ in range(3):
+    with decentral.join("ring") as peers:
+        assert peers.neighbor_allreduce(torch.ones(2) * peers.rank).tolist() == [0.5, 0.5]
+        with decentral.Window(torch.ones(2), peers, zero_init=True) as window:
+            window.push()
+            window.drain()
+"""
+
+
+def test_a_group_can_be_left_and_joined_again(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(AGAIN)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
+    done = subprocess.run(torchrun, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr

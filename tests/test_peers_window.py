@@ -96,6 +96,9 @@ def ask_for_nonsense(world: World) -> list[str]:
         (torch.ones(3), {"edges": [(0, 5)]}),
         (torch.ones(3), {"transport": "pigeons"}),
         (torch.ones(3), {"edges": [3, 4] if world.rank else None}),
+        (None if world.rank else torch.ones(3), {}),
+        (torch.ones(3), {"transport": ["x"] if world.rank else "auto"}),
+        (torch.ones(3).to_sparse() if world.rank else torch.ones(3), {}),
     ]
     said = []
     with decentral.join("ring") as peers:
@@ -107,6 +110,10 @@ def ask_for_nonsense(world: World) -> list[str]:
             with pytest.raises(ConfigError) as error:
                 window.put([1 - world.rank] if world.rank else [0])
             said.append(str(error.value))
+            for owner, sender in ((99, 99), (-1, -1), (None, 7), (0, "one")):
+                with pytest.raises(ConfigError) as error:
+                    window.mutex(owner, sender)
+                said.append(str(error.value))
     return said
 
 
@@ -117,7 +124,68 @@ def test_nonsense_is_refused_on_every_rank(worlds):
         assert "edges has (0, 5)" in said[2]
         assert "transport='pigeons' does not exist" in said[3]
         assert "edges has to be pairs (source, destination)" in said[4]
-        assert ("which is the caller's own" if rank == 0 else "worker 1 does not send to worker 0") in said[5]
+        own = rank == 1
+        assert said[5] == ("" if own else "rank 1: ") + "a window takes a dense tensor, not NoneType."
+        assert said[6] == ("" if own else "rank 1: ") + (
+            "transport=['x'] does not exist: use auto, shared_memory or torch."
+        )
+        assert "dense tensor, not a tensor of layout torch.sparse_coo" in said[7]
+        assert ("which is the caller's own" if rank == 0 else "worker 1 does not send to worker 0") in said[8]
+        assert said[9:] == [
+            "owner=99 is no rank: ranks are numbered 0 to 1.",
+            "owner=-1 is no rank: ranks are numbered 0 to 1.",
+            "sender=7 is no rank: ranks are numbered 0 to 1.",
+            "sender='one' is no rank: ranks are numbered 0 to 1.",
+        ]
+
+
+def use_what_is_gone(world: World, transport: str) -> tuple[list[str], list[int]]:
+    said = []
+    with decentral.join("ring") as peers:
+        with decentral.Window(torch.ones(3), peers, transport=transport) as window:
+            window.free()
+        window.free()
+        for name in ("t", "p", "estimate", "version"):
+            with pytest.raises(RuntimeError) as error:
+                getattr(window, name)
+            said.append(str(error.value))
+        for name in ("put", "accumulate", "push", "get", "update", "collect", "mutex", "fence", "drain"):
+            with pytest.raises(RuntimeError) as error:
+                getattr(window, name)()
+            said.append(str(error.value))
+    return said, window.in_neighbors
+
+
+@pytest.mark.parametrize(("transport", "ranks"), [("auto", 1), ("shared_memory", 2), ("torch", 2)])
+def test_a_freed_window_says_so_whatever_it_is_asked(worlds, transport, ranks):
+    names = "t p estimate version put accumulate push get update collect mutex fence drain".split()
+    for rank, (said, near) in enumerate(worlds(ranks).call(use_what_is_gone, transport)):
+        assert said == [f"{name} after the window was freed: make another decentral.Window" for name in names]
+        assert near == [i for i in range(ranks) if i != rank]
+
+
+def leave_alone(world: World) -> list[str]:
+    """Rank 0 frees its window, and rank 1 comes too late."""
+    said = []
+    with decentral.join("ring", timeout_s=0.5) as peers:
+        window = decentral.Window(torch.ones(3), peers, transport="torch")
+        if world.rank == 0:
+            with pytest.raises(TimeoutError) as error:
+                window.free()
+            with pytest.raises(RuntimeError, match="put after the window was freed"):
+                window.put()
+            said.append(str(error.value))
+        world.barrier()
+        if world.rank == 1:
+            with pytest.raises((TimeoutError, ConnectionError)):
+                window.free()
+        world.barrier()
+    return said
+
+
+def test_a_window_is_freed_although_another_rank_does_not_come(worlds):
+    said, _ = worlds(2).call(leave_alone)
+    assert said == ["timed out after 0.5 s of waiting for the other processes of this run"]
 
 
 def alone_in_the_group(world: World) -> float:

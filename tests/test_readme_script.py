@@ -1,4 +1,4 @@
-"""The README's training script runs as it stands, alone and under torchrun, and trains."""
+"""The scripts of the README and of docs/own_script.md run as they stand, alone and under torchrun."""
 
 from __future__ import annotations
 
@@ -9,28 +9,39 @@ from pathlib import Path
 
 import pytest
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+TOP = Path(__file__).parents[1]
 
 
-def script() -> str:
-    found = re.search(r"<!-- example -->\n```python\n(.*?)```", README, re.S)
+def script(name: str, page: str = "README.md") -> str:
+    found = re.search(rf"<!-- {name} -->\n```python\n(.*?)```", (TOP / page).read_text(), re.S)
     assert found is not None
     return found[1]
 
 
+def run(source: str, ranks: int, folder: Path) -> str:
+    """What a script prints, under torchrun if there are several ranks."""
+    (folder / "train.py").write_text(source)
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launcher, "train.py"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
 def test_it_has_twenty_lines() -> None:
-    lines = [line for line in script().splitlines() if line.strip()]
+    lines = [line for line in script("example").splitlines() if line.strip()]
     assert len(lines) <= 21
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_it_trains(tmp_path: Path, ranks: int) -> None:
-    (tmp_path / "train.py").write_text(script())
-    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    ended = subprocess.run(
-        [sys.executable, *launcher, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    assert ended.returncode == 0, ended.stderr
-    told = sorted(re.findall(r"rank (\d+): ([\d.]+)% of the test pictures", ended.stdout))
+    told = sorted(re.findall(r"rank (\d+): ([\d.]+)% of the test pictures", run(script("example"), ranks, tmp_path)))
     assert [int(rank) for rank, _ in told] == list(range(ranks))
-    assert all(float(accuracy) > 90 for _, accuracy in told), ended.stdout
+    assert all(float(accuracy) > 90 for _, accuracy in told), told
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("verbs", 3), ("verbs", 4), ("window", 1), ("window", 4)])
+def test_verbs_and_windows_find_the_mean(tmp_path: Path, name: str, ranks: int) -> None:
+    told = sorted(re.findall(r"rank (\d+): ([\d.]+)", run(script(name, "docs/own_script.md"), ranks, tmp_path)))
+    assert [int(rank) for rank, _ in told] == list(range(ranks))
+    assert all(abs(float(mean) - (ranks - 1) / 2) < 1e-2 for _, mean in told), told

@@ -99,6 +99,16 @@ def test_a_line_of_which_a_logarithmic_axis_shows_nothing_is_left_out(tmp_path: 
     assert [path.name for path in made.figures] == ["course.png"]
 
 
+def test_what_is_exactly_zero_can_be_drawn_at_a_floor(tmp_path: Path) -> None:
+    curves = [[*row[:-1], 0.0] for row in courses("D2", "ring", 1, 0)] + courses("RelaySGD", "dbt", 1, 90)
+    results = read(write(tmp_path / "relaysum" / "mine" / "small", table1(), {}, curves))
+    figure = Curves(worker="worst", lines=["method"], logy=True, floor=1e-17)
+    zeros, others = figure.data(results)
+    assert zeros.y == [1e-17] * 4 and others.y == [1.5, 31.5, 61.5, 91.5]
+    drawn = canvas.draw(figure, results)
+    assert len(drawn.axes[0].lines) == len(drawn.legends[0].get_texts()) == 2
+
+
 # What is drawn
 
 
@@ -229,6 +239,20 @@ def test_methods_that_are_not_known_get_colours_that_do_not_depend_on_the_others
     one, other = style.looks(["mine", "yours"]), style.looks(["yours", "mine"])
     assert one == other[::-1] and one[0] != one[1]
     assert style.looks(["mine"])[0].colour not in {style.VERMILLION, style.BLUE, style.GREEN, style.BLACK}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5, 7, 12])
+def test_no_two_lines_without_a_method_have_one_colour(count: int) -> None:
+    colours = [look.colour for look in style.ordered_looks(count)]
+    assert len(set(colours)) == count and all(re.fullmatch("#[0-9A-F]{6}", colour) for colour in colours)
+    assert (colours[0], colours[-1]) == ("#440154", {1: "#440154", 2: "#C9B400", 5: "#C9B400"}.get(count, "#A50026"))
+
+
+def test_up_to_five_ordered_lines_have_the_colours_of_the_scale_itself() -> None:
+    assert [[look.colour for look in style.ordered_looks(count)] for count in (3, 5)] == [
+        ["#440154", "#21918C", "#C9B400"],
+        ["#440154", "#3B528B", "#21918C", "#5DC863", "#C9B400"],
+    ]
 
 
 def test_lines_without_a_method_go_from_dark_to_light(results: Results) -> None:

@@ -108,6 +108,13 @@ def test_a_papers_page_has_claim_command_result_departures_and_provenance(result
         assert (results_dir / "relaysum" / link).is_file()
 
 
+@pytest.mark.parametrize(("own", "head"), [({}, "The paper claims"), ({"claimed_by": "us"}, "Checked here")])
+def test_claims_are_the_papers_unless_the_study_says_otherwise(tmp_path: Path, own: dict, head: str) -> None:
+    make(write(tmp_path / "own" / "mine" / "small", table1(), {"table": TABLE, "claims": CLAIMS, **own}))
+    report_pages(tmp_path)
+    assert f"\n\n{head}:\n\n- RelaySGD wins.\n" in (tmp_path / "own" / "README.md").read_text()
+
+
 def test_a_changed_study_is_a_variant_that_counts_for_nothing(results_dir: Path) -> None:
     report_all(results_dir)
     board = (results_dir / "README.md").read_bytes()
@@ -226,6 +233,13 @@ def test_a_study_that_is_not_in_the_catalogue_has_a_row_too(tmp_path: Path) -> N
     assert "[Mine](own/README.md#my_study)" in rows(tmp_path / "README.md")
 
 
+def test_a_summary_says_what_its_table_shows_and_how_many_tables_there_are(tmp_path: Path) -> None:
+    values = [value("D2", "ring", 1, 9.0), value("D2", "ring", 1, 3.0, metric="seconds")]
+    summary = make(write(tmp_path / "own" / "mine" / "small", values, {"table": TABLE})).summary()
+    assert "\n\nTest accuracy (%); the first of 2 tables in table.md.\n\nmethod" in summary
+    assert "±" not in summary, "there is one run"
+
+
 # The command
 
 
@@ -241,7 +255,8 @@ def test_the_command_makes_all_reports_and_says_where_they_are(results_dir: Path
 def test_a_name_and_a_scale_choose_what_is_made(results_dir: Path, capsys) -> None:
     main(["relaysum_table1", "scale=small", f"results_dir={results_dir}"])
     said = capsys.readouterr().out
-    assert said.startswith("relaysum_table1, scale=small: Heterogeneous data\n\nmethod    topology ")
+    about = "Test accuracy (%): mean ± standard deviation over seeds."
+    assert said.startswith(f"relaysum_table1, scale=small: Heterogeneous data\n\n{about}\n\nmethod    topology ")
     assert "Numbers:  0 met, 0 not met, 30 not run\nClaims:   1 met, 1 not met, 0 not run\n" in said
     assert not (results_dir / "relaysum" / "relaysum_table1" / "paper" / "table.md").exists()
 

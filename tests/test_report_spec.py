@@ -34,6 +34,7 @@ def test_a_section_becomes_typed_objects() -> None:
 
 @pytest.mark.parametrize(("change", "complaint"), [
     ({"captoin": "x"}, "study mine: report has no key 'captoin'. Did you mean 'caption'?"),
+    ({"claimed_by": "them"}, "report.claimed_by='them' does not fit: it should be one of paper, us."),
     ({"caption": [1]}, "study mine: report.caption=[1] does not fit: it should be text."),
     ({"table": 3}, "study mine: report.table should be keys with values, not 3."),
     ({"table": {}}, "report.table.rows is missing: it should be a list, each item text."),

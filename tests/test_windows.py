@@ -10,6 +10,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 from unittest import mock
 
@@ -33,6 +34,7 @@ from decentral.network.windows.window import LostMass, SmallWeight, Window
 from decentral.registry import components
 from decentral.topology.graph import support
 from decentral.world import World
+from worlds import Processes
 
 N, P = 5, 3
 CARRIERS = [Carrier.shared_memory, Carrier.torch]
@@ -49,12 +51,12 @@ def start_values(n: int = N) -> Tensor:
     return torch.arange(n * P, dtype=torch.float64).view(n, P).sin() + 1
 
 
-def opened(world: World, carrier: Carrier, edges: Edges, zero_init: bool = True) -> Window:
+def opened(world: World, carrier: Carrier, edges: Edges, zero_init: bool = True, timeout_s: float = 20) -> Window:
     """For the workers of this process; with one process, in plain memory."""
     layout = split_workers(edges.num_workers, world.size)
     own = layout[world.rank]
     t = start_values(edges.num_workers)[own.start : own.stop]
-    return open_window(NetworkSettings(transport=carrier, timeout_s=20), edges, layout, t, zero_init)
+    return open_window(NetworkSettings(transport=carrier, timeout_s=timeout_s), edges, layout, t, zero_init)
 
 
 def alone(edges: Edges, **settings: bool) -> OneProcessWindow:
@@ -198,6 +200,26 @@ def test_what_is_no_edge_is_refused_before_anything_is_written():
     assert torch.equal(window.t, before) and window.versions(0) == {1: 0, 2: 0, 3: 0, 4: 0}
 
 
+def lock_nobody(world: World, carrier: Carrier) -> list[str]:
+    window = opened(world, carrier, Edges(2, [(0, 1)]))
+    said = []
+    for owner, sender in ((99, 99), (-1, -1), (99, 0), (0, 1)):
+        with pytest.raises(ConfigError) as error:
+            window.mutex(owner, sender)
+        said.append(str(error.value))
+    window.close()
+    return said
+
+
+@pytest.mark.parametrize(("carrier", "processes"), [(Carrier.auto, 1), *((carrier, 2) for carrier in CARRIERS)])
+def test_a_lock_of_nobody_is_refused_with_those_there_are(worlds, carrier, processes):
+    for said in worlds(processes).call(lock_nobody, carrier):
+        assert said[0] == "worker 99 does not exist: the workers are numbered 0 to 1."
+        assert said[1] == "worker -1 does not exist: the workers are numbered 0 to 1."
+        assert "worker 0 does not send to worker 99" in said[2]
+        assert "worker 1 does not send to worker 0 in this window: the senders of worker 0 are none" in said[3]
+
+
 # -- concurrency -------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +302,34 @@ def test_a_row_that_is_held_is_not_read(worlds, carrier):
     assert worlds(2).call(hold_a_row, carrier) == [[7.0] * P] * 2
 
 
+def ask_in_vain(world: World, carrier: Carrier, holder: int) -> list[str]:
+    """One holds the row of worker 0 for longer than the other waits; then each of them has it once more."""
+    window = opened(world, carrier, Edges(2, [(0, 1), (1, 0)]), timeout_s=0.3)
+    said = []
+    with window.mutex(0, 0) if world.rank == holder else nullcontext():
+        world.barrier()
+        if world.rank != holder:
+            with pytest.raises(TimeoutError) as error, window.mutex(0, 0):
+                pass
+            said.append(str(error.value))
+        world.barrier()
+    for rank in (holder, 1 - holder, holder):
+        with window.mutex(0, 0) if world.rank == rank else nullcontext():
+            pass
+        world.barrier()
+    window.close()
+    return said
+
+
+@pytest.mark.parametrize("holder", [0, 1])
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_lock_that_came_too_late_is_given_back(worlds, carrier, holder):
+    said = worlds(2).call(ask_in_vain, carrier, holder)
+    assert said[holder] == []
+    assert said[1 - holder][0].startswith("timed out after 0.3 s of waiting for")
+    assert said[1 - holder][0].endswith("the row of worker 0")
+
+
 HOLDER = """
 import fcntl, os, sys, time
 file = os.open(sys.argv[1], os.O_RDWR)
@@ -313,6 +363,70 @@ def outlive(world: World) -> str:
 def test_a_killed_holder_of_a_lock_blocks_nobody_for_ever(worlds):
     said, _ = worlds(2).call(outlive)
     assert said == "timed out after 0.05 s of waiting for the slot of worker 1 at worker 0"
+
+
+# -- processes that do not come, or die --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pair() -> Iterator[Processes]:
+    """Two processes whose group may break."""
+    processes = Processes(2)
+    yield processes
+    processes.stop()
+
+
+def how_it_ends(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except OSError as error:  # as TimeoutError and ConnectionError are
+        return f"{type(error).__name__}: {error}"
+    return "it went well"
+
+
+def meet_nobody(world: World, carrier: Carrier) -> list[str]:
+    """The first process calls what both have to; the second one does nothing, but lives."""
+    said = []
+    for timeout_s, name in ((0.3, "fence"), (0.4, "drain"), (0.5, "barrier")):
+        window = opened(world, carrier, Edges(2, [(0, 1), (1, 0)]), timeout_s=timeout_s)
+        if world.rank == 0:
+            said.append(how_it_ends(getattr(window, name)))
+        world.barrier()
+        window.close()
+    if world.rank == 0 and carrier is Carrier.torch:
+        said.append(how_it_ends(lambda: opened(world, carrier, Edges(2, [(0, 1)]), timeout_s=0.6)))
+    world.barrier()
+    return said
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_nobody_waits_longer_than_the_timeout_for_who_does_not_come(pair, carrier):
+    said, _ = pair.call(meet_nobody, carrier)
+    assert len(said) == (4 if carrier is Carrier.torch else 3)
+    for timeout_s, sentence in zip((0.3, 0.4, 0.5, 0.6), said, strict=False):
+        wanted = f"TimeoutError: timed out after {timeout_s:g} s of waiting for the other processes of this run"
+        assert sentence == wanted
+
+
+def outlive_a_holder(world: World) -> str:
+    """The second process takes the row of the first one, by message, and is killed."""
+    window = opened(world, Carrier.torch, Edges(2, [(0, 1), (1, 0)]))
+    if world.rank == 1:
+        with window.mutex(0, 0):
+            world.barrier()
+            os.kill(os.getpid(), signal.SIGKILL)
+    world.barrier()
+    with pytest.raises(ConnectionError) as error, window.mutex(0, 0):
+        pass
+    window.close()
+    return str(error.value)
+
+
+def test_who_waits_for_a_killed_holder_of_its_row_hears_of_it(pair):
+    for pipe in pair.pipes:
+        pipe.send((outlive_a_holder, ()))
+    kind, said = pair.pipes[0].recv()
+    assert (kind, said) == ("done", "connection closed by a process of this run")
 
 
 # -- push-sum with a straggler -----------------------------------------------------------------------------------------
@@ -389,7 +503,7 @@ def test_a_drain_notices_lost_mass():
 def test_a_push_sum_weight_that_vanishes_gives_one_alarm():
     window = alone(GRAPHS["ring"])
     window.accumulate(2, {1: 1 - 1e-4}, self_weight=1e-4)
-    with pytest.warns(SmallWeight, match=r"of worker 2 has fallen to 0\.0001, below 0\.001") as alarms:
+    with pytest.warns(SmallWeight, match=r"of worker \(rank\) 2 has fallen to 0\.0001, below 0\.001") as alarms:
         window.collect(2)
         window.collect(2)
     assert len(alarms) == 1

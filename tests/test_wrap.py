@@ -217,6 +217,9 @@ def mistakes(world: World) -> list[str]:
     said(lambda: decentral.wrap(model, sgd(model.parameters()), "rign"))
     said(lambda: decentral.wrap(model, sgd(other.parameters())))
     said(lambda: decentral.wrap(model, sgd(model.parameters()), "star", weights="uniform"))
+    said(lambda: decentral.wrap(model, sgd(model.parameters()), np.eye(3), peers=decentral.join("ring")))
+    said(lambda: decentral.wrap(model, sgd(model.parameters()), "ring", mode="allreduce", every=2))
+    said(lambda: decentral.wrap(model, sgd(model.parameters()), "ring", evry=2))
     different = nn.Linear(3, 2 + world.rank)
     said(lambda: decentral.wrap(different, sgd(different.parameters())))
     opt = decentral.wrap(model, sgd(model.parameters()), "ring", overlap=True, bucket_mb=1e-4)
@@ -232,6 +235,13 @@ def mistakes(world: World) -> list[str]:
     model.float()
     said(opt.step)
     opt.close()
+    model = network()
+    opt = decentral.wrap(model, sgd(model.parameters()), "ring")
+    with opt.averaged():
+        said(opt.step)
+    opt.close()
+    opt.peers.close()
+    said(lambda: opt.peers.allreduce(torch.ones(2)))
     return told
 
 
@@ -240,7 +250,10 @@ def test_mistakes_are_named_on_every_rank(worlds):
         "mode='act' does not exist. Did you mean",
         "rign",
         "parameters that the model does not have",
-        "mode='atc' needs a doubly stochastic mixing matrix",
+        "use weights='metropolis' on an undirected topology",
+        "topology and its settings belong to decentral.join",
+        "leave out every, global_every",
+        "Did you mean 'every'?",
         "do not agree",
         "decentralized already",
         "takes no closure",
@@ -248,6 +261,8 @@ def test_mistakes_are_named_on_every_rank(worlds):
         "state_dict() between",
         "a second backward() before step()",
         "are not where decentral.wrap has put them",
+        "step() inside averaged() would be undone",
+        "allreduce after the group was closed",
     ]
     for told in worlds(3).call(mistakes):
         assert len(told) == len(expected)
@@ -256,16 +271,22 @@ def test_mistakes_are_named_on_every_rank(worlds):
 
 
 def evaluated(world: World) -> tuple[Tensor, Tensor, Tensor]:
-    model = network()
-    opt = decentral.wrap(model, OPTIMIZERS["sgd"](model.parameters()), "ring")
+    """Parameters and statistics of batch norm before, inside and after."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)).double()
+    opt = decentral.wrap(model, OPTIMIZERS["sgd"](model.parameters()), decentral.join("ring"))
     x, y = batch(world.rank, 0)
     F.cross_entropy(model(x), y).backward()
     opt.step()
-    before = flat(model)
+
+    def everything() -> Tensor:
+        return torch.cat([flat(model), model[1].running_mean, model[1].running_var])
+
+    before = everything()
     with opt.averaged():
-        inside = flat(model)
+        inside = everything()
     opt.close()
-    return before, inside, flat(model)
+    return before, inside, everything()
 
 
 def test_inside_averaged_everybody_has_the_mean(worlds):
@@ -288,3 +309,93 @@ def test_alone_it_is_the_optimizer_itself():
             each.step()
     opt.close()
     torch.testing.assert_close(flat(model), flat(plain), rtol=0, atol=0)
+
+
+def evaluated_carelessly(world: World) -> Tensor:
+    """With gradients and in training mode, inside `averaged`: nothing may start to travel from there."""
+    model = nn.Linear(1, 1, bias=False).double()
+    opt = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.0), "complete", mode="awc")
+    with torch.no_grad():
+        model.weight.fill_(float(world.rank))
+    with opt.averaged():
+        model(torch.ones(1, 1, dtype=torch.float64))
+    opt.zero_grad()
+    model(torch.ones(1, 1, dtype=torch.float64)).backward()
+    opt.step()
+    opt.close()
+    return flat(model)
+
+
+def test_an_evaluation_does_not_start_to_mix(worlds):
+    for found in worlds(2).call(evaluated_carelessly):
+        assert found.tolist() == [0.5]
+
+
+def unlike(world: World) -> list[str]:
+    """Ranks that wrap differently: the sentence that each hears."""
+    told = []
+    for number in range(4):
+        model = network()
+        parameters = list(model.parameters())
+        mine = world.rank == 1
+        try:
+            decentral.wrap(
+                model,
+                OPTIMIZERS["sgd"](parameters[:2] if mine and number == 0 else parameters),
+                "complete",
+                bucket_mb=1.0 if mine and number == 1 else 8.0,
+                broadcast_from=9 if number == 2 else 0,
+                mode=["atc"] if mine and number == 3 else "atc",  # type: ignore[arg-type]
+            )
+        except ConfigError as error:
+            told.append(str(error))
+    return told
+
+
+def test_ranks_that_wrap_differently_all_hear_of_it(worlds):
+    for told in worlds(2).call(unlike):
+        assert len(told) == 4
+        assert "do not agree" in told[0] and "do not agree" in told[1]
+        assert "broadcast_from=9 is no rank" in told[2] and "unhashable" in told[3]
+
+
+def partly_frozen(world: World) -> list[Tensor]:
+    model = network()
+    model[0].requires_grad_(False)
+    calls: list[int] = []
+    opt = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "complete", overlap=True, bucket_mb=1e-6)
+    opt.register_step_post_hook(lambda *_: calls.append(1))
+    before = model[0].weight.clone()
+    for step in range(2):
+        opt.zero_grad()
+        x, y = batch(world.rank, step)
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+    opt.close()
+    return [flat(model), model[0].weight - before, torch.tensor(len(calls))]
+
+
+def test_frozen_parameters_stay_and_hooks_are_called(worlds):
+    found = worlds(3).call(partly_frozen)
+    for everything, moved, calls in found:
+        torch.testing.assert_close(everything, found[0][0], rtol=1e-12, atol=1e-12)
+        assert not moved.any() and calls > 0
+
+
+def many_buckets(world: World) -> Tensor:
+    """Hundreds of bells that nobody hears until the end of a step."""
+    torch.manual_seed(world.rank)
+    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(150)]).double()
+    opt = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.0), "complete", bucket_mb=1e-6)
+    model(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+    opt.step()
+    handles = [opt.peers.neighbor_allreduce(torch.ones(3) * world.rank, async_op=True) for _ in range(250)]
+    assert all(torch.equal(handle.wait(), torch.full((3,), 0.5)) for handle in handles)
+    opt.close()
+    opt.peers.close()
+    return flat(model)
+
+
+def test_hundreds_of_exchanges_can_be_on_their_way(worlds):
+    one, other = worlds(2).call(many_buckets)
+    torch.testing.assert_close(one, other, rtol=0, atol=0)

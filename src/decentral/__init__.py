@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from decentral.errors import ConfigError as ConfigError
     from decentral.peers.joining import join as join
+    from decentral.peers.optimizer import DecentralizedOptimizer as DecentralizedOptimizer
     from decentral.peers.peers import Peers as Peers
     from decentral.peers.window import Window as Window
     from decentral.peers.wrap import wrap as wrap
@@ -23,6 +24,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "ConfigError": "decentral.errors",
+    "DecentralizedOptimizer": "decentral.peers.optimizer",
     "Peers": "decentral.peers.peers",
     "Window": "decentral.peers.window",
     "join": "decentral.peers.joining",

@@ -35,6 +35,8 @@ def identity(config: Config) -> dict[str, Any]:
     known |= {group: component_identity(getattr(config, group)) for group in groups}
     if config.algo.uses_topology and not config.communication.plain:
         known["communication"] = component_identity(config.communication)
+    if config.algo.asynchronous:  # what comes out depends on the pace of the processes
+        known["processes"] = config.processes
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if f.name in _KEYS and f.metadata.get("group") in (None, *config.task.uses) and _counts(f, value):

@@ -114,7 +114,7 @@ def _node_lines(node: str, cls: type) -> list[tuple[str, str]]:
     found = []
     for f in dataclasses.fields(cls):
         key = f"{node}.{f.name}"
-        line = f"  {key + '=' + _show(f.default):<{_KEY_WIDTH}}  {documented.get(f.name, '')}"
+        line = f"  {key + '=' + _show(_default(f)):<{_KEY_WIDTH}}  {documented.get(f.name, '')}"
         found.append((key, textwrap.fill(line, _WIDTH, subsequent_indent=(_KEY_WIDTH + 4) * " ")))
     return found
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from importlib import import_module
 
 import torch
 import torch.distributed as dist
@@ -45,6 +46,14 @@ def find_store(port: int, size: int, timeout_s: float) -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
 
 
+def store_of_torchrun(rank: int, size: int, timeout_s: float) -> dist.TCPStore:
+    """The store at MASTER_ADDR and MASTER_PORT, which rank 0 serves unless torchrun does."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    timeout = timedelta(seconds=timeout_s)
+    return dist.TCPStore(address, port, size, is_master=serves, timeout=timeout, wait_for_workers=False)
+
+
 def _wait_for_leader(world: World, store: dist.Store) -> None:
     """Until the leader has written everything, which may take longer than anybody waits for a message."""
     if world.leader:
@@ -72,16 +81,14 @@ def joined(
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=config.network.timeout_s)
-    if store is None:
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        serves = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = dist.TCPStore(address, port, size, is_master=serves, timeout=timeout, wait_for_workers=False)
+    store = store or store_of_torchrun(rank, size, config.network.timeout_s)
     kind = device_kind(config)
     device = (
         torch.device("cuda", local_rank % max(1, torch.cuda.device_count())) if kind == "cuda" else torch.device("cpu")
     )
     if kind == "cuda":
         torch.cuda.set_device(device)
+    import_module("torch.distributed.nn.functional")  # later, its default arguments would keep the group for ever
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo",
         store=dist.PrefixStore(f"attempt{attempt}", store),

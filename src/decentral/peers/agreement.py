@@ -73,11 +73,27 @@ def meet(
     """Prepare a call, and agree about it if it is `checked`: then all ranks raise what `prepare` raises on one."""
     try:
         prepared = prepare()
-    except ConfigError as error:
+    except (ConfigError, TypeError, ValueError, AttributeError) as error:
         if checked:
             agree(world, Proposal("", "", (), (), problem=str(error)))
         raise
     return prepared, agree(world, propose(prepared)) if checked else None
+
+
+def meet_once(
+    world: World, checked: bool, prepare: Callable[[], T], propose: Callable[[T], Proposal], seen: set[str]
+) -> tuple[T, Agreement | None]:
+    """The same for a verb of everybody; what has not been proposed before is checked anyhow.
+
+    So ranks that begin differently hear of it, and nothing is spent on the calls that follow.
+    """
+    prepared, agreement = meet(world, checked, prepare, propose)
+    proposed = propose(prepared)
+    content = f"{proposed.verb} {proposed.content}"
+    if content not in seen:
+        agreement = agreement or agree(world, proposed)
+        seen.add(content)
+    return prepared, agreement
 
 
 def _table(world: World, proposal: Proposal) -> np.ndarray:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.peers import gathering
-from decentral.peers.agreement import Proposal, meet
+from decentral.peers.agreement import Proposal, meet, meet_once
 from decentral.peers.bundle import Bundle, Values, as_bytes
 from decentral.peers.handle import Handle, Work
 from decentral.peers.neighbours import Star, begin_between_machines, begin_sum, machine_of
@@ -121,14 +121,17 @@ def begin_neighbor_allgather(
     return gathering.begin_neighbours(ready, order, agreement.destinations, lengths)
 
 
-def begin_total(world: World, x: Values, op: str, checked: bool, inplace: bool) -> Handle:
-    """The sum or mean over all ranks."""
+def begin_total(world: World, x: Values, op: str, checked: bool, inplace: bool, seen: set[str]) -> Handle:
+    """The sum or mean over all ranks. What is not in `seen` is checked, and is there afterwards."""
 
     def prepare() -> Bundle:
         check_op(op)
         return bundle_of(x, "allreduce", weighted=op == "mean")
 
-    bundle, _ = meet(world, checked, prepare, lambda bundle: Proposal("allreduce", f"{op} of {bundle.content}", (), ()))
+    def propose(bundle: Bundle) -> Proposal:
+        return Proposal("allreduce", f"{op} of {bundle.content}", (), ())
+
+    bundle, _ = meet_once(world, checked, prepare, propose, seen)
     rows = bundle.rows()
     totals = [row.values if row.owned or inplace else row.values.clone() for row in rows]
     works = [dist.all_reduce(total, async_op=True) for total in totals if total.numel()]
@@ -142,16 +145,17 @@ def begin_total(world: World, x: Values, op: str, checked: bool, inplace: bool) 
     return Handle("allreduce", _works(works), finish)
 
 
-def begin_broadcast(world: World, x: Values, root: int, checked: bool, inplace: bool) -> Handle:
-    """The values of rank `root`."""
+def begin_broadcast(world: World, x: Values, root: int, checked: bool, inplace: bool, seen: set[str]) -> Handle:
+    """The values of rank `root`. What is not in `seen` is checked, and is there afterwards."""
 
     def prepare() -> Bundle:
         rank_of("root", root, world.size)
         return bundle_of(x, "broadcast", weighted=False)
 
-    bundle, _ = meet(
-        world, checked, prepare, lambda bundle: Proposal("broadcast", f"{bundle.content} from rank {root}", (), ())
-    )
+    def propose(bundle: Bundle) -> Proposal:
+        return Proposal("broadcast", f"{bundle.content} from rank {root}", (), ())
+
+    bundle, _ = meet_once(world, checked, prepare, propose, seen)
     rows = bundle.rows()
     values = [row.values if row.owned or inplace else row.values.clone() for row in rows]
     works = [dist.broadcast(as_bytes(value), src=root, async_op=True) for value in values if value.numel()]

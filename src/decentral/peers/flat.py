@@ -10,6 +10,11 @@ from torch import Tensor, nn
 from decentral.errors import ConfigError
 
 
+def travels(parameter: nn.Parameter, trained: set[nn.Parameter]) -> bool:
+    """Whether a parameter changes in training: the optimizer has it, and it is not frozen."""
+    return parameter in trained and parameter.requires_grad
+
+
 class Bucket:
     """Some consecutive parameters of one flat row: what travels together."""
 
@@ -26,8 +31,10 @@ class FlatParameters:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], bucket_bytes: int) -> None:
-        """Raises ConfigError for parameters on several devices."""
+        """Raises ConfigError for parameters on several devices, and for none at all."""
         devices = {parameter.device for parameter in parameters}
+        if not devices:
+            raise ConfigError("the optimizer has no parameters that require a gradient: there is nothing to train.")
         if len(devices) != 1:
             raise ConfigError(
                 f"the parameters are on {len(devices)} devices ({', '.join(sorted(map(str, devices)))}): put the model "

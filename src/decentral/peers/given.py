@@ -38,6 +38,12 @@ def topology_from(given: object, settings: dict[str, Any]) -> Topology:
     return given if isinstance(given, Topology) else Matrices(_numbers(given))
 
 
+def has_setting(given: object, key: str) -> bool:
+    """Whether the topology of this name has such a setting of its own."""
+    known = components("topology")
+    return isinstance(given, str) and given in known and key in _settings(known[given])
+
+
 def _by_name(name: str, settings: dict[str, Any]) -> Topology:
     known = components("topology")
     if name not in known:
@@ -46,7 +52,8 @@ def _by_name(name: str, settings: dict[str, Any]) -> Topology:
     hints = {key: hint for key, hint in get_type_hints(cls).items() if key in _settings(cls)}
     for key in settings:
         if key not in hints:
-            raise ConfigError(f"topology={name} has no setting '{key}'.{suggest(key, hints)}")
+            known_keys = (*hints, "every", "global_every", "workers_per_machine")
+            raise ConfigError(f"topology={name} has no setting '{key}'.{suggest(key, known_keys)}")
     values = {key: _value(hints[key], value, f"topology.{key}") for key, value in settings.items()}
     built = cls(**values)
     assert isinstance(built, Topology)

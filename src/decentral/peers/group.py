@@ -20,6 +20,7 @@ from decentral.peers.bundle import Values
 from decentral.peers.handle import Handle
 from decentral.peers.timeline import timeline
 from decentral.peers.weights import Weights
+from decentral.peers.wording import hinted
 from decentral.world import World
 
 
@@ -30,7 +31,8 @@ class Group:
         """`leaves`: whether `close` ends the process group of torch.distributed."""
         self.rank, self.size = world.rank, world.size
         self.world = world
-        self._check, self._leaves = check, leaves
+        self._check, self._leaves, self._closed = check, leaves, False
+        self._seen: set[str] = set()
         if leaves:  # gloo's threads must be gone before the interpreter is, or they abort it
             atexit.register(self._close, wait=False)
         if self.device.type == "cuda":  # nccl wants all ranks to take part in the first call
@@ -56,7 +58,9 @@ class Group:
         """1/n sum_j x_j, or sum_j x_j, over all ranks; or, with `workers_per_machine`, over those of this machine."""
         checked, L = self._checks(check, False), workers_per_machine
         if L is None:
-            return self._run("allreduce", async_op, lambda: calls.begin_total(self.world, x, op, checked, inplace))
+            return self._run(
+                "allreduce", async_op, lambda: calls.begin_total(self.world, x, op, checked, inplace, self._seen)
+            )
 
         def weights() -> Weights:
             calls.check_op(op)
@@ -76,7 +80,9 @@ class Group:
     ) -> Any:
         """x of rank `root`, on every rank; the others give tensors of the same shapes and dtypes."""
         checked = self._checks(check, False)
-        return self._run("broadcast", async_op, lambda: calls.begin_broadcast(self.world, x, root, checked, inplace))
+        return self._run(
+            "broadcast", async_op, lambda: calls.begin_broadcast(self.world, x, root, checked, inplace, self._seen)
+        )
 
     def allgather(self, x: Tensor, *, async_op: bool = False) -> Any:
         """The x of all ranks, one after the other along dimension 0, in which lengths may differ."""
@@ -141,13 +147,15 @@ class Group:
                 self.world.barrier()  # nobody leaves while another still talks
             dist.destroy_process_group()
         atexit.unregister(self._close)
-        self._leaves = False
+        self._leaves, self._closed = False, True
 
     def _checks(self, check: bool | None, default: bool) -> bool:
         """Whether a call is checked: as it says, or as the group says, or as is usual."""
         return next(choice for choice in (check, self._check, default) if choice is not None)
 
     def _run(self, verb: str, async_op: bool, begin: Callable[[], Handle]) -> Any:
-        with torch.no_grad(), record_function(f"decentral.{verb}"):
+        if self._closed:
+            raise RuntimeError(f"{verb} after the group was closed: call decentral.join again")
+        with torch.no_grad(), record_function(f"decentral.{verb}"), hinted():
             handle = begin()
         return handle if async_op else handle.wait()

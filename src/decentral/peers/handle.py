@@ -10,6 +10,7 @@ import torch
 from torch.profiler import record_function
 
 from decentral.errors import ConfigError
+from decentral.peers.wording import hinted
 
 
 class Work(Protocol):
@@ -60,12 +61,12 @@ class Handle:
     def wait(self) -> Any:
         """The result, when all messages have come and those sent have gone; the same one when asked again."""
         if self._finish is not None:
-            with torch.no_grad(), record_function(f"decentral.{self.verb}.wait"):
+            with torch.no_grad(), record_function(f"decentral.{self.verb}.wait"), hinted():
                 if self._arrival is not None:
                     self._arrival.wait()
                 for work in self._works or ():
                     work.wait()
-            with torch.no_grad(), record_function(f"decentral.{self.verb}.finish"):
+            with torch.no_grad(), record_function(f"decentral.{self.verb}.finish"), hinted():
                 self._result = self._finish()
             self._finish, self._works = None, None
         return self._result

@@ -6,17 +6,20 @@ import os
 import zlib
 from collections.abc import Iterable
 from datetime import timedelta
+from functools import cache
+from itertools import count
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
 from decentral.errors import ConfigError, suggest
-from decentral.launch.group import stay_on_this_machine
+from decentral.launch.group import stay_on_this_machine, store_of_torchrun
 from decentral.launch.launch import under_torchrun
 from decentral.peers.agreement import Proposal, agree
-from decentral.peers.given import topology_from
+from decentral.peers.given import has_setting, topology_from
 from decentral.peers.peers import Peers
+from decentral.peers.wording import in_a_script
 from decentral.topology.communication import Communication
 from decentral.topology.requirements import Need
 from decentral.topology.requirements import check as check_needs
@@ -26,6 +29,7 @@ from decentral.typed import convert
 from decentral.world import World
 
 _ROUNDS_COMPARED = 64
+_STORE_TIMEOUT_S = 120.0
 
 
 def join(
@@ -51,7 +55,8 @@ def join(
                           are at least 0; rows sum to 1 (pull), or columns do (push).
     workers_per_machine   L > 1: ranks i L to i L + L - 1 are on machine i, and the topology connects machines:
                           x_i <- sum_J W_IJ (mean of machine J)
-    every                 communicate in the rounds every - 1, 2 every - 1, ... only; in the others W = I
+    every                 local steps: communicate in every so many rounds, the last of each (every=4: in the rounds
+                          3, 7, 11, ...); in the others W = I
     global_every          every so many communications, the mean of all ranks instead of the topology
     needs                 what your algorithm asks of W, by name, checked now: doubly_stochastic, row_stochastic,
                           column_stochastic, connected, undirected, static, symmetric, tree, d2_spectrum
@@ -66,17 +71,29 @@ def join(
     """
     plan, problem = None, ""
     try:
+        if workers_per_machine != 1 and has_setting(
+            topology, "workers_per_machine"
+        ):  # inner_outer_ring, say: it is the graph that has machines
+            settings["workers_per_machine"], workers_per_machine = workers_per_machine, 1
         shape = _communication(workers_per_machine, every, global_every)
         plan = _plan(topology_from(topology, settings), shape, needs, check)
         cuda, timeout_s = _wants_cuda(device), _patience(timeout_s)
     except ConfigError as error:  # the others have to hear of it
-        problem, cuda, timeout_s = str(error), _wants_cuda("auto"), 120.0
+        problem, cuda, timeout_s = in_a_script(str(error)), _wants_cuda("auto"), 120.0
     ours = _initialise(cuda, timeout_s)
     try:
         world = _world()
         agree(world, Proposal("join", plan.content if plan else "", (), (), problem=problem))
         assert plan is not None
-        return Peers(world, plan.topology, plan.schedule, check=check, timeout_s=timeout_s, leaves=ours)
+        return Peers(
+            world,
+            plan.topology,
+            plan.schedule,
+            communication=plan.communication,
+            check=check,
+            timeout_s=timeout_s,
+            leaves=ours,
+        )
     except BaseException:
         if ours:
             dist.destroy_process_group()
@@ -178,8 +195,26 @@ def _initialise(cuda: bool, timeout_s: float) -> bool:
         return True
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         stay_on_this_machine()
-    dist.init_process_group(backend, timeout=timeout)
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    served = _store(rank, size)
+    served.set_timeout(timeout)
+    store = dist.PrefixStore(_next_prefix(), served)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     return True
+
+
+@cache
+def _store(rank: int, size: int) -> dist.TCPStore:
+    """One for all groups of this process, since rank 0 may be the one who serves it."""
+    return store_of_torchrun(rank, size, _STORE_TIMEOUT_S)
+
+
+_groups = count()
+
+
+def _next_prefix() -> str:
+    """Each group, and each attempt of torchrun, has its own addresses: those of the last one are dead."""
+    return f"decentral {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {next(_groups)}"
 
 
 def _world() -> World:

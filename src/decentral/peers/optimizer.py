@@ -13,6 +13,9 @@ from torch.optim import Optimizer
 
 from decentral.network.network import Mixing, Network
 from decentral.peers.flat import Bucket, FlatParameters
+from decentral.peers.parameters import mean
+from decentral.peers.peers import Peers
+from decentral.peers.wording import hinted
 
 _KEY = "decentral"
 
@@ -48,18 +51,26 @@ class DecentralizedOptimizer(Optimizer):
     """
 
     def __init__(
-        self, net: Network, model: nn.Module, optimizer: Optimizer, mode: Mode, *, overlap: bool, bucket_bytes: int
+        self,
+        peers: Peers,
+        net: Network,
+        model: nn.Module,
+        flat: FlatParameters,
+        optimizer: Optimizer,
+        mode: Mode,
+        *,
+        overlap: bool,
     ) -> None:
-        """The parameters must be the same on all ranks."""
+        """See `decentral.wrap`. The parameters must be the same on all ranks."""
+        self.peers = peers
         self.net, self.inner, self.mode, self.round = net, optimizer, mode, 0
         self.overlap = overlap
-        own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
         self._model = model
-        self._flat = FlatParameters([p for p in model.parameters() if p in own], bucket_bytes)
+        self._flat = flat
         self._weights = net.known_ones()
         self._mixings: list[Mixing] = []  # of the first buckets, those that are on their way
         self._missing: list[set[nn.Parameter]] = []  # by bucket: whose gradients have not come yet
-        self._accumulating = False
+        self._accumulating, self._away, self._closed = False, False, False
         self._hooks: list[Any] = []
         self._forget()
         if overlap and mode is Mode.awc:
@@ -76,13 +87,18 @@ class DecentralizedOptimizer(Optimizer):
         """One step of this rank; waits for those it averages with. Raises what the network raises."""
         if closure is not None:
             raise TypeError("a decentralized step takes no closure: call backward() before it")
+        if self._closed:
+            raise RuntimeError("step() after close(): the wrapped optimizer's own step() still works")
+        if self._away:
+            raise RuntimeError("step() inside averaged() would be undone at its end: call it outside")
         self._flat.require_in_place()
-        {
-            Mode.atc: self._adapt_then_combine,
-            Mode.awc: self._adapt_while_combining,
-            Mode.push_sum: self._push_sum,
-            Mode.allreduce: self._all_reduce,
-        }[self.mode]()
+        with hinted():
+            {
+                Mode.atc: self._adapt_then_combine,
+                Mode.awc: self._adapt_while_combining,
+                Mode.push_sum: self._push_sum,
+                Mode.allreduce: self._all_reduce,
+            }[self.mode]()
         self.round += 1
         self._forget()
 
@@ -97,22 +113,31 @@ class DecentralizedOptimizer(Optimizer):
 
     @contextmanager
     def averaged(self) -> Iterator[None]:
-        """Inside, all ranks have the mean of their parameters, for evaluation; afterwards their own again."""
+        """Inside, all ranks have the mean of their parameters and floating-point buffers (the statistics of batch norm)
+        for evaluation; afterwards their own again. All ranks enter it."""
         self._require_idle("averaged()")
-        own = self._flat.copy()
-        with torch.no_grad():
+        buffers = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
+        own, own_buffers = self._flat.copy(), [buffer.clone() for buffer in buffers]
+        with torch.no_grad(), hinted():
             for bucket in self._flat.buckets:
                 self.net.mean(bucket.row)
+            mean(buffers, self.peers.size)
+        self._away = True
         try:
             yield
         finally:
+            self._away = False
             self._flat.restore(own)
+            with torch.no_grad():
+                for buffer, saved in zip(buffers, own_buffers, strict=True):
+                    buffer.copy_(saved)
 
     def close(self) -> Optimizer:
         """Take the hooks off the model and let go of the network; the optimizer that was wrapped."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._closed = True
         self.net.close()
         return self.inner
 
@@ -146,7 +171,7 @@ class DecentralizedOptimizer(Optimizer):
     def _all_reduce(self) -> None:
         for bucket in self._flat.buckets:
             parameters = [p for p in self._model.parameters() if p in bucket.parameters]
-            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in parameters]
             mean = self.net.mean(torch.cat([g.reshape(-1) for g in gradients]).view(1, -1)).view(-1)
             for parameter, part in zip(parameters, mean.split([g.numel() for g in gradients]), strict=True):
                 parameter.grad = part.view_as(parameter)
@@ -172,7 +197,7 @@ class DecentralizedOptimizer(Optimizer):
         self._missing = [set(bucket.parameters) for bucket in self._flat.buckets]
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        if module.training and torch.is_grad_enabled():
+        if module.training and torch.is_grad_enabled() and not self._away:
             with torch.no_grad():
                 self._flat.require_in_place()
                 self._begin_all()
@@ -213,7 +238,10 @@ class DecentralizedOptimizer(Optimizer):
 
     def _require_idle(self, what: str) -> None:
         if self._mixings:
-            raise RuntimeError(f"{what} between a forward or backward pass and its step(): call it after step()")
+            raise RuntimeError(
+                f"{what} between a training pass and its step(): call it after step(), and before the next pass of "
+                "model.train() with gradients (evaluate under torch.no_grad())"
+            )
 
     # -- as torch optimizers do ----------------------------------------------------------------------------------------
 
@@ -249,6 +277,14 @@ class DecentralizedOptimizer(Optimizer):
             raise ValueError("this state_dict is not of a decentralized optimizer: load it before decentral.wrap")
         self.inner.load_state_dict({key: value for key, value in state_dict.items() if key != _KEY})
         self.round, self._weights = int(own["round"]), own["weights"].clone()
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """One of the wrapped optimizer, whose steps are called with it."""
+        return self.inner.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        """One of the wrapped optimizer."""
+        return self.inner.register_step_post_hook(hook)
 
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
         """Not possible any more."""

@@ -16,6 +16,7 @@ from decentral.peers.group import Group
 from decentral.peers.handle import Handle
 from decentral.peers.scheduled import Networks
 from decentral.peers.weights import Named, Weights, read
+from decentral.topology.communication import Communication
 from decentral.topology.schedule import Schedule
 from decentral.topology.topology import Topology
 from decentral.world import World
@@ -35,7 +36,8 @@ class Peers(Group):
       about to do, and raises ConfigError on every one of them if it does not fit together. The group works on
       afterwards.
 
-    `schedule` holds the matrices W of all rounds, `topology` what it was made from.
+    `topology` and `communication` are what `join` was told. `schedule.matrices(round)` has W [n, n] of a round as a
+    tuple of read-only arrays, one for each piece that the topology cuts tensors into (nearly always a single one).
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Peers(Group):
         topology: Topology,
         schedule: Schedule,
         *,
+        communication: Communication | None = None,
         check: bool | None = None,
         timeout_s: float = 120.0,
         leaves: bool = False,
@@ -51,7 +54,11 @@ class Peers(Group):
         """See `decentral.join`. `leaves`: whether `close` ends the process group, too."""
         super().__init__(world, check, leaves)
         self.topology, self.schedule, self.timeout_s = topology, schedule, timeout_s
+        self.communication = communication or Communication()
         self._networks = Networks(world, topology, schedule, timeout_s)
+
+    def __repr__(self) -> str:
+        return f"Peers(rank {self.rank} of {self.size}, topology={self.topology.name}, {self.communication})"
 
     def neighbor_allreduce(
         self,
@@ -166,11 +173,11 @@ class Peers(Group):
         The neighbours are those of the round, sources ascending; or `src_ranks`, in this order, and `dst_ranks`, of
         which one suffices: the other is found out.
         """
-        verb, named = "neighbor_allgather", src_ranks is not None or dst_ranks is not None
+        verb = "neighbor_allgather"
         if src_ranks is None and dst_ranks is None:
             src_ranks, dst_ranks = self.in_neighbors(round), self.out_neighbors(round)
         sources, destinations = src_ranks, dst_ranks
-        checked = self._checks(check, named) or sources is None or destinations is None
+        checked = self._checks(check, True) or sources is None or destinations is None
         return self._run(
             verb, async_op, lambda: calls.begin_neighbor_allgather(self.world, x, sources, destinations, checked)
         )

@@ -8,6 +8,7 @@ from decentral.network.processes import ProcessNetwork
 from decentral.network.processes import join as join_network
 from decentral.network.rounds import Losses
 from decentral.network.settings import Carrier, NetworkSettings
+from decentral.peers.agreement import Proposal, agree
 from decentral.peers.bundle import Bundle
 from decentral.peers.handle import Handle
 from decentral.topology.communication import Communication
@@ -21,6 +22,8 @@ _SHAPES_IN_SHARED_MEMORY = 64
 class Networks:
     """A network for each kind of device, opened at its first use, by all ranks at once.
 
+    The first time that rows of a length and dtype come, all ranks compare them: later mistakes end in an error, too.
+
     Shared memory keeps a place for every length of rows that it has seen, so rows of more than a few different lengths
     go through torch.distributed.
     """
@@ -30,6 +33,7 @@ class Networks:
         self._schedules = {1: schedule}
         self._networks: dict[tuple[int, str, Carrier], ProcessNetwork] = {}
         self._shapes: set[tuple[int, torch.dtype]] = set()
+        self._compared: set[tuple[int, torch.dtype]] = set()
 
     def begin(self, verb: str, bundle: Bundle, round: int, workers_per_machine: int, inplace: bool) -> Handle:
         """x_i <- sum_j W_ij x_j with W of this round, or with W (x) J / L of the topology for machines of L ranks."""
@@ -37,7 +41,7 @@ class Networks:
         mixings = []
         for row in rows:
             x = row.values if row.owned or inplace else row.values.clone()
-            mixings.append(self._network(x, workers_per_machine).begin_mix(x[None], round))
+            mixings.append(self._network(verb, x, workers_per_machine).begin_mix(x[None], round))
         return Handle(
             verb, None, lambda: bundle.restore(rows, [mixing.wait()[0] for mixing in mixings], inplace=inplace)
         )
@@ -48,8 +52,11 @@ class Networks:
             network.close()
         self._networks = {}
 
-    def _network(self, x: torch.Tensor, workers_per_machine: int) -> ProcessNetwork:
+    def _network(self, verb: str, x: torch.Tensor, workers_per_machine: int) -> ProcessNetwork:
         carrier, shape = Carrier.auto, (x.numel(), x.dtype)
+        if shape not in self._compared:
+            agree(self.world, Proposal(verb, f"{shape[0]} numbers of {shape[1]}", (), ()))
+            self._compared.add(shape)
         if len(self._shapes) < _SHAPES_IN_SHARED_MEMORY:
             self._shapes.add(shape)
         if shape not in self._shapes:

@@ -7,17 +7,18 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from decentral.network.settings import Carrier, NetworkSettings
+from decentral.network.windows import window as network
 from decentral.network.windows.choose import open_window
 from decentral.network.windows.edges import Edges
-from decentral.peers.agreement import Proposal, agree
+from decentral.network.windows.meeting import in_time
+from decentral.peers.agreement import Proposal, meet
+from decentral.peers.calls import rank_of
 from decentral.peers.peers import Peers
 from decentral.peers.weights import Named, read
-from decentral.topology.graph import support
+from decentral.peers.window_given import check, edges_of, pairs, weights_of
 
 
 class Window:
@@ -25,23 +26,27 @@ class Window:
 
         put             slot_ij := s_ij (t_j, p_j) for out-neighbours i; then (t_j, p_j) *= self_weight
         accumulate      slot_ij += s_ij (t_j, p_j) for out-neighbours i; then (t_j, p_j) *= self_weight
+        push            accumulate, in equal shares unless told otherwise, where the last share was taken
         get             slot_ij := r_ij (t_j, p_j) for in-neighbours j of rank i, from what j has by now
         update          (t_i, p_i) := self_weight (t_i, p_i) + sum_j r_ij slot_ij
         collect         (t_i, p_i) += sum_j slot_ij;  slot_ij := 0
 
     No call waits for a call of another rank, only for the lock of a slot, which is held while it is written or read.
     p_i starts at 1 and undergoes what t_i undergoes, in float64: t_i / p_i is the push-sum estimate. Asynchronous
-    push-sum (Ying et al., "BlueFog", 2021, (19) to (21)), for d out-neighbours:
+    push-sum (Ying et al., "BlueFog", 2021, (19) to (21)):
 
         with decentral.Window(x, peers, zero_init=True) as window:
             for _ in range(100):
-                window.accumulate(dst_weights=dict.fromkeys(window.out_neighbors, 1 / (d + 1)), self_weight=1 / (d + 1))
+                window.push()
                 window.collect()
             window.drain()
             mean = window.estimate
 
     Between ranks of one Linux host slots are shared memory, for tensors on the CPU; otherwise messages that a thread of
     the receiving rank carries out. All ranks make, `drain`, `fence` and `free` a window at once.
+
+    Raises TimeoutError, from anything that waits, if a rank does not do its part within the `timeout_s` of
+    `decentral.join`, ConnectionError if one is gone, RuntimeError after the window was freed.
     """
 
     def __init__(
@@ -64,16 +69,24 @@ class Window:
             ConfigError: on every rank: tensors that differ in shape or dtype or are not floating-point, edges that
                 differ or name no rank, shared memory that cannot be had.
         """
-        self._rank, n = peers.rank, peers.size
-        named, problem = _edges_of(peers) if edges is None else _pairs(edges, n)
-        content = f"a tensor {list(t.shape)} {t.dtype} with edges {named}, zero_init={zero_init}, transport={transport}"
-        agree(peers.world, Proposal("Window", content, (), (), problem=_problem(t, transport) or problem))
-        self._edges, self._size = Edges(n, named), n
-        self._weights = _weights_of(peers, self._rank, self._edges) if edges is None else None
-        settings = NetworkSettings(timeout_s=peers.timeout_s, transport=Carrier[transport])
-        layout = [range(i, i + 1) for i in range(n)]
-        self._window = open_window(settings, self._edges, layout, t.detach().reshape(1, -1), zero_init)
-        self._shape = t.shape
+        self._rank, self._size = peers.rank, peers.size
+
+        def prepare() -> list[tuple[int, int]]:
+            check(t, transport)
+            return edges_of(peers) if edges is None else pairs(edges, peers.size)
+
+        def propose(named: list[tuple[int, int]]) -> Proposal:
+            rest = f"{zero_init=}, {transport=}"
+            return Proposal("Window", f"a tensor {list(t.shape)} {t.dtype} with edges {named}, {rest}", (), ())
+
+        with in_time():
+            named, _ = meet(peers.world, True, prepare, propose)
+            self._edges = Edges(peers.size, named)
+            self._weights = weights_of(peers, self._edges) if edges is None else None
+            settings = NetworkSettings(timeout_s=peers.timeout_s, transport=Carrier[transport])
+            layout = [range(i, i + 1) for i in range(peers.size)]
+            self._opened = open_window(settings, self._edges, layout, t.detach().reshape(1, -1), zero_init)
+        self._shape, self._freed = t.shape, False
 
     # -- what is there -------------------------------------------------------------------------------------------------
 
@@ -83,22 +96,23 @@ class Window:
 
         Others may `get` it at any time; `with window.mutex():` they do not while you change it.
         """
-        return self._window.t[0].view(self._shape)
+        return self._window("t").t[0].view(self._shape)
 
     @property
     def p(self) -> float:
         """The push-sum weight of t."""
-        return float(self._window.p[0])
+        return float(self._window("p").p[0])
 
     @property
     def estimate(self) -> Tensor:
         """t / p, as a new tensor."""
-        return self.t / self.p
+        window = self._window("estimate")
+        return window.t[0].view(self._shape) / float(window.p[0])
 
     @property
     def version(self) -> dict[int, int]:
         """In-neighbour -> how often its slot here was written since the last `update` or `collect` of it."""
-        return self._window.versions(self._rank)
+        return self._window("version").versions(self._rank)
 
     @property
     def in_neighbors(self) -> list[int]:
@@ -117,21 +131,32 @@ class Window:
 
         Raises ConfigError for a rank that is no out-neighbour, TimeoutError or ConnectionError if one is stuck or gone.
         """
-        self._window.put(self._rank, *self._outgoing(dst_weights, self_weight))
+        self._window("put").put(self._rank, *self._outgoing(dst_weights, self_weight))
 
     def accumulate(self, dst_weights: Named | None = None, self_weight: float = 1.0) -> None:
         """slot_ij += s_ij (t_j, p_j) at the destinations i, by default all with weight 1; then t_j, p_j *= self_weight.
 
         The sum of all t and slots is kept where self_weight and the weights add up to one. Raises as `put` does.
         """
-        self._window.accumulate(self._rank, *self._outgoing(dst_weights, self_weight))
+        self._window("accumulate").accumulate(self._rank, *self._outgoing(dst_weights, self_weight))
+
+    def push(self, dst_weights: Named | None = None, self_weight: float | None = None) -> None:
+        """`accumulate` for push-sum: by default 1 / (out-degree + 1) for every destination and for this rank.
+
+        A share whose receiver has not taken the one before stays here: a rank that is faster than its neighbours keeps
+        its mass, where `accumulate` would let its p go to zero. Raises as `put` does.
+        """
+        equal = 1 / (1 + len(self.out_neighbors))
+        weights = dict.fromkeys(self.out_neighbors, equal) if dst_weights is None else dst_weights
+        own = equal if self_weight is None else self_weight
+        self._window("push").push(self._rank, *self._outgoing(weights, own))
 
     def get(self, src_weights: Named | None = None) -> None:
         """slot_ij := r_ij (t_j, p_j) for the sources j, by default all with weight 1. Raises as `put` does.
 
         The sources take no part, but across hosts this waits for their answer.
         """
-        self._window.get(self._rank, self._incoming(src_weights))
+        self._window("get").get(self._rank, self._incoming(src_weights))
 
     def update(
         self, self_weight: float | None = None, src_weights: Named | None = None, *, reset: bool = False
@@ -147,7 +172,7 @@ class Window:
         else:
             found = read(self_weight, src_weights, None, self._rank, self._size)
             own, weights = found.own, found.sources or {}
-        self._window.update(self._rank, weights, own, reset)
+        self._window("update").update(self._rank, weights, own, reset)
         return self.t
 
     def collect(self) -> Tensor:
@@ -155,22 +180,23 @@ class Window:
 
         Warns once, with SmallWeight, if p falls below 0.001. Raises as `put` does.
         """
-        self._window.collect(self._rank)
+        self._window("collect").collect(self._rank)
         return self.t
 
     def mutex(self, owner: int | None = None, sender: int | None = None) -> AbstractContextManager[None]:
-        """`with window.mutex(i, j):` hold the slot of rank j at rank i, so that others wait; without ranks: one's owt.
+        """`with window.mutex(i, j):` hold the slot of rank j at rank i: others wait. Without ranks: one's own t.
 
-        May be nested: the slots of an owner in ascending order, and t last. Released if this rank dies.
+        May be nested: the slots of an owner in ascending order, and t last. If this rank dies, shared memory releases
+        it. With messages nothing does: who waits hears ConnectionError (rank i) or TimeoutError. Raises as `put` does.
         """
-        owner = self._rank if owner is None else owner
-        return self._window.mutex(owner, owner if sender is None else sender)
+        at = self._rank if owner is None else rank_of("owner", owner, self._size)
+        return self._window("mutex").mutex(at, at if sender is None else rank_of("sender", sender, self._size))
 
     # -- all ranks at once ---------------------------------------------------------------------------------------------
 
     def fence(self) -> None:
         """Wait for all ranks: what any of them wrote before is there when this returns."""
-        self._window.fence()
+        self._window("fence").fence()
 
     def drain(self) -> Tensor:
         """Bring home what is on its way, when all ranks have stopped pushing: a fence, and a last `collect`. Returns t.
@@ -179,13 +205,17 @@ class Window:
             LostMass: the p of all ranks do not add up to what they were at first, up to 1e-9: something was lost, or
                 other operations were used than accumulate, with weights that add up to one, and collect.
         """
-        self._window.drain()
+        self._window("drain").drain()
         return self.t
 
     def free(self) -> None:
-        """A fence, and the end of the window."""
-        self._window.fence()
-        self._window.close()
+        """A fence, and the end of the window, also if the fence fails. Does nothing the second time."""
+        if self._freed:
+            return
+        try:
+            self._opened.fence()
+        finally:
+            self._close()
 
     def __enter__(self) -> Self:
         return self
@@ -196,7 +226,18 @@ class Window:
         if error is None:
             self.free()
         else:
-            self._window.close()  # the others may be anywhere
+            self._close()  # without the others, who may be anywhere
+
+    def _window(self, verb: str) -> network.Window:
+        """What carries out a verb, as long as it is there."""
+        if self._freed:
+            raise RuntimeError(f"{verb} after the window was freed: make another decentral.Window")
+        return self._opened
+
+    def _close(self) -> None:
+        if not self._freed:
+            self._freed = True
+            self._opened.close()
 
     def _outgoing(self, weights: Named | None, self_weight: float) -> tuple[Mapping[int, float], float]:
         found = read(self_weight, None, self.out_neighbors if weights is None else weights, self._rank, self._size)
@@ -205,39 +246,3 @@ class Window:
     def _incoming(self, weights: Named | None) -> Mapping[int, float]:
         found = read(1.0, self.in_neighbors if weights is None else weights, None, self._rank, self._size)
         return found.sources or {}
-
-
-def _edges_of(peers: Peers) -> tuple[list[tuple[int, int]], str]:
-    """(source, destination) wherever some round has an edge."""
-    rounds = range(peers.schedule.period)
-    union = np.logical_or.reduce([support(W) for r in rounds for W in peers.schedule.matrices(r)])
-    return sorted((int(j), int(i)) for i, j in np.argwhere(union)), ""
-
-
-def _weights_of(peers: Peers, rank: int, edges: Edges) -> tuple[float, dict[int, float]] | None:
-    """W_ii and the W_ij of a topology with one matrix."""
-    if peers.schedule.period > 1 or peers.schedule.num_pieces > 1:
-        return None
-    row = peers.schedule.matrices(0)[0][rank]
-    return float(row[rank]), {j: float(row[j]) for j in edges.senders(rank)}
-
-
-def _pairs(edges: Iterable[tuple[int, int]], size: int) -> tuple[list[tuple[int, int]], str]:
-    """The edges that a caller gives, and what is wrong with them, in a sentence."""
-    try:
-        named = sorted({(int(j), int(i)) for j, i in edges})
-    except (TypeError, ValueError):
-        return [], "edges has to be pairs (source, destination) of ranks, such as [(0, 1), (1, 0)]."
-    wrong = [(j, i) for j, i in named if i == j or not (0 <= i < size and 0 <= j < size)]
-    if wrong:
-        return named, f"edges has {wrong[0]}, but an edge leads from one of the ranks 0 to {size - 1} to another one."
-    return named, ""
-
-
-def _problem(t: Tensor, transport: str) -> str:
-    """What is wrong on this rank with the rest, in a sentence."""
-    if not torch.is_floating_point(t):
-        return f"a window takes a floating-point tensor, not one of {t.dtype}: convert it first."
-    if transport not in Carrier.__members__:
-        return f"transport='{transport}' does not exist: use auto, shared_memory or torch."
-    return ""

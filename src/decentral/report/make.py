@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,9 @@ from decentral.report.results import Results, find, read
 from decentral.report.verdicts import Verdict
 from decentral.store.files import write_text
 
+_WIDTH = 100
+"""Columns of what is said on a terminal about a table."""
+
 
 @dataclass(frozen=True)
 class Made:
@@ -27,11 +31,11 @@ class Made:
     """What is odd about it, a sentence each: a figure without data, a key without a published number."""
 
     def summary(self) -> str:
-        """The table, the verdicts counted, and where everything is, for a terminal."""
+        """The first table and what it is about, the verdicts counted, and where everything is, for a terminal."""
         facts = self.results.facts
         scale = f"scale={self.results.scale}" + (" (changed)" if self.results.changes else "")
         head = f"{self.results.study}, {scale}: {facts.get('title') or facts.get('item') or ''}"
-        blocks = [head.rstrip(": "), tables.as_text(self.results)]
+        blocks = [head.rstrip(": "), _about(self.results), tables.as_text(self.results)]
         lines = [
             f"{words}{verdicts.told(verdicts.count(self.verdicts, kind))}"
             for kind, words in (("number", "Numbers:  "), ("reference", "Computed: "), ("claim", "Claims:   "))
@@ -79,6 +83,21 @@ def make(directory: Path) -> Made:
         item = spec.published.item if spec.published else ""
         remarks.append(f"{len(extra)} of our cells have no number in {item}, for example '{extra[0]}'.")
     return Made(results, files, found, remarks)
+
+
+def _about(results: Results) -> str:
+    """What the numbers of the first table are: 'Test accuracy (%): mean ± standard deviation over seeds.'; '' if there
+    is none."""
+    found = tables.grids(results)
+    if not found:
+        return ""
+    heading, cells = found[0].heading, found[0].cells.values()
+    words = f"{heading[:1].upper()}{heading[1:]}"
+    if any(one.std is not None for one in cells):
+        words += f": mean ± standard deviation over {results.spec.repeats}s"
+    if len(found) > 1:
+        words += f"; the first of {len(found)} tables in table.md"
+    return textwrap.fill(f"{words}.", _WIDTH)
 
 
 def report_all(results_dir: Path, names: Sequence[str] = (), scale: str = "") -> tuple[list[Made], list[str]]:

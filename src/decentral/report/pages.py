@@ -14,6 +14,8 @@ from decentral.report.tables import markdown_table
 from decentral.report.verdicts import Verdict
 from decentral.store.files import write_text
 
+_CLAIMS = {"paper": "The paper claims", "us": "Checked here"}
+
 
 def report_pages(results_dir: Path) -> list[Path]:
     """Write `results_dir/README.md` (the scoreboard) and a README.md for each paper; returns their paths.
@@ -56,7 +58,8 @@ def paper_page(items: list[Item], paper: str) -> str:
 def _section(item: Item) -> list[str]:
     blocks = [f'<a id="{item.study}"></a>', f"## {item.item}: {item.title}"]
     if item.spec.claims:
-        blocks.append("The paper claims:\n\n" + "\n".join(f"- {claim.says}" for claim in item.spec.claims))
+        claims = "\n".join(f"- {claim.says}" for claim in item.spec.claims)
+        blocks.append(f"{_CLAIMS[item.spec.claimed_by]}:\n\n{claims}")
     if not item.runs:
         needs = f" It needs {item.needs}." if item.needs else ""
         command = f"decentral-study {item.study} scale=paper"

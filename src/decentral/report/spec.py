@@ -71,11 +71,13 @@ class Published:
 class ReportSpec:
     """All of it.
 
+    claimed_by         who says what the claims say: the paper, or we, where it only describes what it does
     larger_is_better   null: yes for a table in percent, no for one in steps, else not known
     repeats            what the values of a cell are told apart by: seed, or round where times are taken
     """
 
     caption: str = ""
+    claimed_by: Literal["paper", "us"] = "paper"
     larger_is_better: bool | None = None
     repeats: str = "seed"
     table: Table | None = None

@@ -105,6 +105,8 @@ _PHRASES = {
 _VARIANT = re.compile(r"\s*(?:[,+(]|\bwith\b)")
 """What follows the algorithm in a display name: 'RelaySGD + momentum', 'D-PSGD, own model'."""
 _ORDERED = ("#440154", "#3B528B", "#21918C", "#5DC863", "#C9B400")
+_BEYOND = ("#E07B00", "#A50026")
+"""Where a scale of more than five goes on."""
 
 
 def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
@@ -131,13 +133,27 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
 
 
 def ordered_looks(count: int) -> list[Look]:
-    """Looks for lines that are told apart by something else than a method: from dark to light."""
-    last = max(count - 1, 1)
-    places = [round(number * (len(_ORDERED) - 1) / last) for number in range(count)]
+    """Looks for lines that are told apart by something else than a method, no two of one colour: from dark to light;
+    more than five go on to red."""
+    last, few = max(count - 1, 1), count <= len(_ORDERED)
+    scale = _ORDERED if few else (*_ORDERED, *_BEYOND)
+    places = [number * (len(scale) - 1) / last for number in range(count)]
     return [
-        Look(_ORDERED[place], "osD^v<>pX"[number % 9], ("-", "--", "-.", ":")[number // len(_ORDERED) % 4])
+        Look(
+            _mixed(scale, round(place) if few else place),
+            "osD^v<>pX"[number % 9],
+            ("-", "--", "-.", ":")[number // len(_ORDERED) % 4],
+        )
         for number, place in enumerate(places)
     ]
+
+
+def _mixed(scale: Sequence[str], place: float) -> str:
+    """The colour at a place of a scale: between two of its colours, their mixture."""
+    first = min(int(place), len(scale) - 2)
+    one, other = (bytes.fromhex(colour[1:]) for colour in scale[first : first + 2])
+    mixture = bytes(round(low + (place - first) * (high - low)) for low, high in zip(one, other, strict=True))
+    return f"#{mixture.hex().upper()}"
 
 
 def settings(salt: str) -> AbstractContextManager[None]:

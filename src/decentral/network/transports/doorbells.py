@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
+import select
 import socket
 from collections import Counter, defaultdict
 
@@ -36,7 +38,12 @@ class Doorbells:
     def ring(self, peer: int, kind: int) -> None:
         """Tell `peer`. Whoever waits for one that is gone hears of it then."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._sockets[peer].sendall(bytes([kind]))
+            while True:
+                try:
+                    os.write(self._sockets[peer].fileno(), bytes([kind]))  # `send` would wait for room
+                    return
+                except BlockingIOError:
+                    self._make_room(peer)
 
     def wait(self, peer: int, kind: int, count: int) -> None:
         """Until `peer` has rung `count` times since the group was made."""
@@ -49,19 +56,37 @@ class Doorbells:
             connection.close()
         self._sockets.clear()
 
+    def hear(self, wait_s: float = 0.0, room_for: int | None = None) -> bool:
+        """Count the bells that have been rung; wait for one, or for room to ring process `room_for`, if there is none.
+
+        False if nothing happened.
+        """
+        writable = [] if room_for is None else [self._sockets[room_for]]
+        heard, room, _ = select.select(list(self._sockets.values()), writable, [], wait_s)
+        for peer, connection in self._sockets.items():
+            if connection in heard:
+                self._listen(peer)
+        return bool(heard or room)
+
+    def _make_room(self, peer: int) -> None:
+        """`peer` has some hundred bells of ours that it has not heard; perhaps because it cannot ring ours."""
+        if not self.hear(self.timeout_s, room_for=peer):
+            raise self._too_late(peer)
+
     def _listen(self, peer: int) -> None:
         try:
             rung = self._sockets[peer].recv(256)
         except TimeoutError:
-            raise TimeoutError(
-                f"timed out after {self.timeout_s:g} s of waiting for process {peer} of this run"
-            ) from None
+            raise self._too_late(peer) from None
         except ConnectionResetError:
             rung = b""
         if not rung:
             raise self._gone(peer)
         for kind, times in Counter(rung).items():
             self._heard[peer, kind] += times
+
+    def _too_late(self, peer: int) -> TimeoutError:
+        return TimeoutError(f"timed out after {self.timeout_s:g} s of waiting for process {peer} of this run")
 
     def _connect(self) -> None:
         """Everybody listens at an address of the kernel's choice, calls those before it, and hears those after it."""

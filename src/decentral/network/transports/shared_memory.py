@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -203,9 +204,11 @@ class SharedMemory(Transport):
         number = sum(map(len, self._boards.values()))
         if number >= _MOST_BOARDS:
             raise RuntimeError(
-                f"more than {_MOST_BOARDS} different shapes of rows go through shared memory: use "
-                "network.transport=torch"
+                f"more than {_MOST_BOARDS} rows are on their way through shared memory at once, or of different "
+                "shapes: wait for some before others are begun"
             )
+        with contextlib.suppress(ConnectionError):  # who waits for somebody that is gone hears of it then
+            self.bells.hear()  # others may be unable to ring until we do, and a new board needs all of them
         boards.append(_Board(Segments(shapes, x.dtype).tensors, READY + 1 + number, {}, {}))
         return boards[-1]
 

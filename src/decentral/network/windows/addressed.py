@@ -12,6 +12,7 @@ from torch import Tensor
 from decentral.network.transports.shared_memory import Segments
 from decentral.network.windows.edges import Edges
 from decentral.network.windows.locks import ByteLocks
+from decentral.network.windows.meeting import Meeting
 from decentral.network.windows.memory import Memory
 from decentral.network.windows.window import Window
 
@@ -58,8 +59,7 @@ class OneProcessWindow(_Addressed):
 
     def mutex(self, owner: int, sender: int) -> AbstractContextManager[None]:
         """See `Window`: nobody else is there."""
-        if owner != sender:
-            self.edges.number(owner, sender)
+        self.edges.lock(owner, sender)
         return nullcontext()
 
     def close(self) -> None:
@@ -80,7 +80,7 @@ class SharedMemoryWindow(_Addressed):
         self, edges: Edges, layout: Sequence[range], t: Tensor, timeout_s: float, zero_init: bool = True
     ) -> None:
         """t [k, P] are the rows of the local workers."""
-        rank = dist.get_rank()
+        rank, self._meeting = dist.get_rank(), Meeting(timeout_s)
         counts = [(len(workers), len(edges.of_owners(workers))) for workers in layout]
         rows = Segments([(k + e, t.shape[-1]) for k, e in counts], t.dtype).tensors
         weights = Segments([(k + e,) for k, e in counts], torch.float64).tensors
@@ -93,10 +93,7 @@ class SharedMemoryWindow(_Addressed):
 
     def mutex(self, owner: int, sender: int) -> AbstractContextManager[None]:
         """See `Window`. Raises TimeoutError if the lock is not free in time."""
-        if owner == sender:
-            return self._locks.hold(len(self.edges) + owner, f"the row of worker {owner}")
-        number = self.edges.number(owner, sender)
-        return self._locks.hold(number, f"the slot of worker {sender} at worker {owner}")
+        return self._locks.hold(self.edges.lock(owner, sender), self.edges.locked(owner, sender))
 
     def close(self) -> None:
         """See `Window`."""
@@ -104,5 +101,4 @@ class SharedMemoryWindow(_Addressed):
         self._memories = []
 
     def _total(self, value: Tensor) -> Tensor:
-        dist.all_reduce(value)
-        return value
+        return self._meeting.total(value)

@@ -58,6 +58,22 @@ class Edges:
             )
         return self._number[owner, sender]
 
+    def lock(self, owner: int, sender: int) -> int:
+        """The number of a lock: that of a slot, or where both are the same, after those of all slots, of a row.
+
+        Raises:
+            ConfigError: there is no such edge, or no such worker.
+        """
+        if owner != sender:
+            return self.number(owner, sender)
+        if not 0 <= owner < self.num_workers:
+            raise ConfigError(f"worker {owner} does not exist: the workers are numbered 0 to {self.num_workers - 1}.")
+        return len(self) + owner
+
+    def locked(self, owner: int, sender: int) -> str:
+        """What such a lock guards, in words."""
+        return f"the row of worker {owner}" if owner == sender else f"the slot of worker {sender} at worker {owner}"
+
     def of_owners(self, owners: range) -> range:
         """The numbers of the slots of consecutive owners."""
         before = sum(len(self._senders[i]) for i in range(owners.start))

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentral.network.windows.edges import Edges
+from decentral.network.windows.meeting import Meeting
 from decentral.network.windows.memory import Memory
 from decentral.network.windows.post import Kind, Message, Post
 from decentral.network.windows.turns import Turns
@@ -30,6 +31,7 @@ class MessageWindow(Window):
         rank = dist.get_rank()
         memory = Memory.plain(len(t), len(edges.of_owners(layout[rank])), t)
         super().__init__(edges, layout, rank, memory)
+        self._meeting = Meeting(timeout_s)
         self._turns = Turns()
         self._tokens = count()
         self._expected: dict[int, threading.Event] = {}
@@ -46,7 +48,10 @@ class MessageWindow(Window):
 
     def mutex(self, owner: int, sender: int) -> AbstractContextManager[None]:
         """See `Window`. Raises what `Post` raises."""
-        return self._hold_here(owner, sender) if self._process[owner] == self.rank else self._hold_there(owner, sender)
+        lock, what = self.edges.lock(owner, sender), self.edges.locked(owner, sender)
+        if self._process[owner] == self.rank:
+            return self._hold_here(lock, what)
+        return self._hold_there(owner, sender, what)
 
     def drain(self) -> None:
         """See `Window`."""
@@ -58,22 +63,21 @@ class MessageWindow(Window):
         self._post.close()
 
     @contextmanager
-    def _hold_here(self, owner: int, sender: int) -> Iterator[None]:
-        lock, granted = self._lock(owner, sender), threading.Event()
+    def _hold_here(self, lock: int, what: str) -> Iterator[None]:
+        granted = threading.Event()
         self._turns.ask(lock, self.rank, granted.set, keep=True)
-        self._post.wait(granted, self._process[sender], f"to let go of the slot of worker {sender}")
         try:
+            self._post.wait(granted, lambda: self._turns.holder(lock), f"to let go of {what}")
             yield
         finally:
-            self._turns.end(lock)
+            self._turns.give_back(lock, self.rank)
 
     @contextmanager
-    def _hold_there(self, owner: int, sender: int) -> Iterator[None]:
-        self._lock(owner, sender)
+    def _hold_there(self, owner: int, sender: int, what: str) -> Iterator[None]:
         peer, granted = self._process[owner], threading.Event()
         self._post.send(peer, Message(Kind.lock, owner, sender, token=self._expect(granted)))
-        self._post.wait(granted, peer, f"to let go of the slot of worker {sender} at worker {owner}")
         try:
+            self._post.wait(granted, lambda: peer, f"to hand over {what}")
             yield
         finally:
             self._post.send(peer, Message(Kind.unlock, owner, sender))
@@ -98,7 +102,7 @@ class MessageWindow(Window):
                 self._memory.put(self._place(owner, sender), self.t[own], float(self.p[own]), weight)
             return
         self._post.send(peer, Message(Kind.ask, owner, sender, weight, token=self._expect(arrived)))
-        self._post.wait(arrived, peer, f"to answer with the row of worker {sender}")
+        self._post.wait(arrived, lambda: peer, f"to answer with the row of worker {sender}")
 
     def _taken(self, owner: int, sender: int) -> None:
         if self._process[sender] != self.rank:
@@ -107,16 +111,16 @@ class MessageWindow(Window):
     def _flush(self) -> None:
         for peer in range(len(self.layout)):
             if peer != self.rank:
-                arrived = threading.Event()
-                self._post.send(peer, Message(Kind.reached, token=self._expect(arrived)))
-                self._post.wait(arrived, peer, "to receive")
+                self._reach(peer)
 
     def _total(self, value: Tensor) -> Tensor:
-        return self._post.total(value)
+        return self._meeting.total(value)
 
-    def _lock(self, owner: int, sender: int) -> int:
-        """The number of a lock: a slot's, or after those a row's."""
-        return len(self.edges) + owner if owner == sender else self.edges.number(owner, sender)
+    def _reach(self, peer: int) -> None:
+        """Wait until a process has received what was sent to it."""
+        arrived = threading.Event()
+        self._post.send(peer, Message(Kind.reached, token=self._expect(arrived)))
+        self._post.wait(arrived, lambda: peer, "to receive")
 
     def _expect(self, event: threading.Event) -> int:
         """A token for an answer that sets the event."""
@@ -134,15 +138,15 @@ class MessageWindow(Window):
         elif kind is Kind.taken:
             self._occupied.discard(self.edges.number(owner, sender))
         elif kind is Kind.unlock:
-            self._turns.end(self._lock(owner, sender))
+            self._turns.give_back(self.edges.lock(owner, sender), source)
         elif kind is Kind.lock:
             granted = Message(Kind.done, token=token)
-            self._turns.ask(self._lock(owner, sender), source, lambda: self._post.send(source, granted), keep=True)
+            self._turns.ask(self.edges.lock(owner, sender), source, lambda: self._post.send(source, granted), keep=True)
         elif kind is Kind.ask:
-            self._turns.ask(self._lock(sender, sender), source, lambda: self._answer(source, message), keep=False)
+            self._turns.ask(self.edges.lock(sender, sender), source, lambda: self._answer(source, message), keep=False)
         else:
             who = self.rank if kind is Kind.answer else source
-            self._turns.ask(self._lock(owner, sender), who, lambda: self._write(message, row), keep=False)
+            self._turns.ask(self.edges.lock(owner, sender), who, lambda: self._write(message, row), keep=False)
 
     def _answer(self, source: int, message: Message) -> None:
         """Send a registered row to who asked for it."""

@@ -16,9 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from decentral.network.windows.meeting import gloo_group
+
 _UNSENT_ROWS = 4
 _FOREVER = timedelta(days=365)  # a receive that times out would break the connection
-_GLANCE_S, _PARTING_S = 0.05, 10.0
+_GLANCE_S, _KNOCK_S, _PARTING_S = 0.05, 0.5, 10.0
 
 
 class Kind(IntEnum):
@@ -35,6 +37,7 @@ class Kind(IntEnum):
     taken = 8  # a slot has been emptied
     leave = 9  # nothing comes after this
     farewell = 10  # nor after this: it answers `leave`
+    knock = 11  # nothing: only who is there can be sent it
 
 
 _WITH_ROW = (Kind.put, Kind.accumulate, Kind.answer)
@@ -94,17 +97,12 @@ class Post:
 
     def send_patiently(self, peer: int, message: Message, row: Tensor) -> None:
         """The same, but waits while many rows have not been sent; not for the thread that receives."""
-        self._until(lambda: self._room.acquire(timeout=_GLANCE_S), peer, "to take rows")
+        self._until(lambda: self._room.acquire(timeout=_GLANCE_S), lambda: peer, "to take rows")
         self.send(peer, message, row)
 
-    def wait(self, event: threading.Event, peer: int, meaning: str) -> None:
-        """Until the event is set, which depends on a process; `meaning` says what is waited for."""
+    def wait(self, event: threading.Event, peer: Callable[[], int], meaning: str) -> None:
+        """Until the event is set, which depends on a process by now; `meaning` says what is waited for."""
         self._until(lambda: event.wait(_GLANCE_S), peer, meaning)
-
-    def total(self, value: Tensor) -> Tensor:
-        """The sum over processes of a tensor on the CPU; waits for all of them."""
-        dist.all_reduce(value, group=self._group)
-        return value
 
     def close(self) -> None:
         """Leave. Waits for the receivers of the others, but for nothing that they do."""
@@ -118,14 +116,20 @@ class Post:
         for thread in self._threads:
             thread.join(_PARTING_S if self._failure is None else _GLANCE_S)
 
-    def _until(self, done: Callable[[], bool], peer: int, meaning: str) -> None:
-        began = time.monotonic()
+    def _until(self, done: Callable[[], bool], peer: Callable[[], int], meaning: str) -> None:
+        """A receiver does not notice that a process has died, but what sends does: so we knock while we wait."""
+        began = knocked = time.monotonic()
         while not done():
-            if self._failure is not None or peer in self._left:
-                raise ConnectionError(f"connection closed by process {peer} of this run") from self._failure
+            if self._failure is not None:
+                raise ConnectionError("connection closed by a process of this run") from self._failure
+            if (at := peer()) in self._left:
+                raise ConnectionError(f"connection closed by process {at} of this run")
+            if time.monotonic() - knocked > _KNOCK_S and at in self._others:
+                knocked = time.monotonic()
+                self.send(at, Message(Kind.knock))
             if time.monotonic() - began > self.timeout_s:
                 raise TimeoutError(
-                    f"timed out after {self.timeout_s:g} s of waiting for process {peer} of this run {meaning}"
+                    f"timed out after {self.timeout_s:g} s of waiting for process {at} of this run {meaning}"
                 )
 
     def _guarded(self, work: Callable[[], None]) -> None:
@@ -152,6 +156,8 @@ class Post:
             if message.kind in (Kind.leave, Kind.farewell):
                 self._part_with(source, message.kind)
                 continue
+            if message.kind is Kind.knock:
+                continue
             row = None
             if message.kind in _WITH_ROW:
                 row = torch.empty(self._width, dtype=self._dtype)
@@ -174,15 +180,13 @@ class Post:
                 self._outgoing.put((peer, Message(Kind.farewell), None))
 
 
-_made: tuple[object, dist.ProcessGroup, Iterator[int]] | None = None
+_tags: tuple[dist.ProcessGroup | None, Iterator[int]] = None, itertools.count()
 
 
 def _group() -> tuple[dist.ProcessGroup, int]:
     """The group for mail, the same for all windows, with a pair of tags of its own for each."""
-    global _made
-    world = dist.group.WORLD
-    if _made is None or _made[0] is not world:
-        group = dist.new_group(backend="gloo", timeout=_FOREVER)
-        assert isinstance(group, dist.ProcessGroup)
-        _made = world, group, itertools.count(0, 2)
-    return _made[1], next(_made[2])
+    global _tags
+    group = gloo_group(_FOREVER)
+    if _tags[0] is not group:
+        _tags = group, itertools.count(0, 2)
+    return group, next(_tags[1])

@@ -40,10 +40,7 @@ class Pushes:
         self._bring(x, p)
         for window, columns in zip(self.windows, shares.memo["columns"], strict=True):
             for sender in window.workers:
-                weights, own = columns[sender]
-                welcome = {i: weight for i, weight in weights.items() if window.vacant(i, sender)}
-                kept = sum(weight for i, weight in weights.items() if i not in welcome)
-                window.accumulate(sender, welcome, own + kept)
+                window.push(sender, *columns[sender])
             for owner in window.workers:
                 window.collect(owner)
         return self._fetch(x)

@@ -30,7 +30,7 @@ class Turns:
     def ask(self, lock: int, who: int, then: Callable[[], object], keep: bool) -> None:
         """Call `then` when it is the turn of process `who`: now, or later, in the thread that ends the turn before.
 
-        The turn lasts until `end` if it is to be kept, else until `then` returns. Who keeps one need not wait.
+        The turn lasts until `give_back` if it is to be kept, else until `then` returns. Who keeps one need not wait.
         """
         wish = _Wish(who, then, keep)
         with self._guard:
@@ -44,9 +44,23 @@ class Turns:
                 self._begin(lock, wish)
         then()
         if not keep:
-            self.end(lock)
+            self._end(lock)
 
-    def end(self, lock: int) -> None:
+    def give_back(self, lock: int, who: int) -> None:
+        """End a turn that was to be kept; or if it has not come yet, wish for it no more."""
+        with self._guard:
+            if self.holder(lock) != who:
+                waiting = self._waiting[lock]
+                waiting.remove(next(wish for wish in waiting if wish.who == who and wish.keep))
+                return
+        self._end(lock)
+
+    def holder(self, lock: int) -> int:
+        """The process that keeps a turn, or -1."""
+        held = self._held.get(lock)
+        return _NOBODY if held is None else held[0]
+
+    def _end(self, lock: int) -> None:
         """End a turn, and carry out what has waited for that."""
         while True:
             with self._guard:

@@ -73,14 +73,23 @@ class Window(ABC):
 
     def put(self, sender: int, weights: Mapping[int, float], self_weight: float = 1.0) -> None:
         """slot_ij := w_i (t_j, p_j) for every out-neighbour i in `weights`; then (t_j, p_j) *= self_weight."""
-        self._push(sender, weights, self_weight, add=False)
+        self._write_all(sender, weights, self_weight, add=False)
 
     def accumulate(self, sender: int, weights: Mapping[int, float], self_weight: float = 1.0) -> None:
         """slot_ij += w_i (t_j, p_j) for every out-neighbour i in `weights`; then (t_j, p_j) *= self_weight.
 
         Where the weights and self_weight add up to one, no mass is made or lost.
         """
-        self._push(sender, weights, self_weight, add=True)
+        self._write_all(sender, weights, self_weight, add=True)
+
+    def push(self, sender: int, weights: Mapping[int, float], self_weight: float) -> None:
+        """`accumulate`, but a share whose receiver has not taken the one before stays with its sender.
+
+        So nobody gives away all it has to those who are slower or have stopped.
+        """
+        welcome = {i: weight for i, weight in weights.items() if self.vacant(i, sender)}
+        kept = sum(weight for i, weight in weights.items() if i not in welcome)
+        self.accumulate(sender, welcome, self_weight + kept)
 
     def get(self, owner: int, weights: Mapping[int, float]) -> None:
         """slot_ij := w_j (t_j, p_j) for every in-neighbour j in `weights`: worker i reads what j has registered."""
@@ -89,7 +98,7 @@ class Window(ABC):
         for sender, weight in weights.items():
             self._fetch(owner, sender, weight)
 
-    def _push(self, sender: int, weights: Mapping[int, float], self_weight: float, add: bool) -> None:
+    def _write_all(self, sender: int, weights: Mapping[int, float], self_weight: float, add: bool) -> None:
         for owner in weights:
             self.edges.number(owner, sender)
         for owner, weight in weights.items():
@@ -160,8 +169,8 @@ class Window(ABC):
         total = float(self._total(self.p.sum()))
         if not abs(total - self._mass) <= _TOLERANCE * self._mass:
             raise LostMass(
-                f"the push-sum weights of all workers add up to {total:.12g} instead of {self._mass:g}: what was on "
-                "its way has been lost, or was weighted so that it does not add up"
+                f"the push-sum weights of all workers (ranks) add up to {total:.12g} instead of {self._mass:g}: what "
+                "was on its way has been lost, or was weighted so that it does not add up"
             )
 
     def barrier(self) -> None:
@@ -208,8 +217,8 @@ class Window(ABC):
         if p < LEAST_P and not self._alarmed:
             self._alarmed = True
             warnings.warn(
-                f"the push-sum weight of worker {owner} has fallen to {p:.3g}, below {LEAST_P:g}: its estimate x / p "
-                "means little; it gives away more than it hears, because others are slower or have stopped",
+                f"the push-sum weight of worker (rank) {owner} has fallen to {p:.3g}, below {LEAST_P:g}: its estimate "
+                "x / p means little; it gives away more than it hears, because others are slower or have stopped",
                 SmallWeight,
                 stacklevel=2,
             )

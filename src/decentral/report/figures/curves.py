@@ -23,11 +23,13 @@ class Curves(StudyFigure):
     worker   'worst', 'mean', 'averaged', a number, '' (where there is no such thing), or 'each': a thin line for every
              single worker of the first seed
     x        step, epoch, or vectors: steps times the label `vectors_per_step`
+    floor    smaller values are drawn here: a logarithmic axis cannot show 0; null: none
     """
 
     name: str = "curves"
     worker: str = ""
     x: Literal["step", "epoch", "vectors"] = "step"
+    floor: float | None = None
 
     def data(self, results: Results) -> list[Line]:
         """A line for each combination of panel and lines."""
@@ -43,7 +45,8 @@ class Curves(StudyFigure):
         if table.empty:
             return []
         x = table["step"].mul(table[VECTORS].astype(float)) if needs else table[self.x]
-        table = table.assign(x=x, value=table["value"].where(table["value"].abs() < _LARGEST_DRAWN))
+        drawn = table["value"].where(table["value"].abs() < _LARGEST_DRAWN).clip(lower=self.floor)
+        table = table.assign(x=x, value=drawn)
         table = table.assign(series=table.groupby([*results.labels, "worker", "seed"], sort=False).ngroup())
         found: list[Line] = []
         for panel, line, part in self.parts(table):

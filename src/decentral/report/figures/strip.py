@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SIDE = 2.2
 """Inches of a panel that is as high as wide."""
-_LINK, _RED = "#A9BCCB", "#C00000"
+_LINK, _RED = "#7D8F9E", "#C00000"
 _PLACE, _HEADING, _ESTIMATE, _LEADER = "place", "heading", "estimate", "leader"
 
 
@@ -30,13 +30,15 @@ class Strip(StudyFigure):
     The metrics 'place x' and 'place y' of every worker of the first seed; where there are some, their 'heading'
     (radians; they are drawn as arrows) and what they believe ('estimate x', 'estimate y').
 
-    xlim, ylim  what is shown, the same everywhere
+    xlim, ylim  what is shown, the same everywhere; a panel's heading says how many estimates lie outside
+    unit        of both axes
     leader      a worker that is drawn apart from the others: the one whose place they estimate
     radius      workers nearer than this are linked by a line; 0: no lines
     words       what workers, estimates, the leader and links are called in the legend
     """
 
     name: str = "strip"
+    unit: str = ""
     leader: str = ""
     radius: float = 0.0
     words: list[str] = field(default_factory=lambda: ["worker", "estimate", "leader", "neighbours"])
@@ -92,11 +94,14 @@ class Strip(StudyFigure):
         axes = drawn.subplots(len(rows), columns, squeeze=False, sharex=True, sharey=True)
         for row, panels in zip(rows, axes, strict=True):
             for ax, step in zip(panels, of_row[row], strict=False):
-                self._fill(ax, {line.key[0]: line for line in lines if line.panel == row and line.key[1] == step})
-                ax.set_title(f"{self.xlabel} {step}".strip(), fontsize=8.5, loc="left")
+                here = {line.key[0]: line for line in lines if line.panel == row and line.key[1] == step}
+                self._fill(ax, here)
+                ax.set_title(f"{self.xlabel} {step}{self._outside(here[_ESTIMATE])}".strip(), fontsize=8.5, loc="left")
             for unused in panels[len(of_row[row]) :]:
                 unused.set_visible(False)
-            panels[0].set_ylabel(style.pretty(self.panels, row), fontsize=10)
+            panels[0].set_ylabel(f"{style.pretty(self.panels, row)}\n{self.unit}".strip())
+        for ax in axes[-1]:
+            ax.set_xlabel(self.unit)
         return drawn
 
     def _fill(self, ax: Axes, here: dict[str, Line]) -> None:
@@ -125,7 +130,14 @@ class Strip(StudyFigure):
         near = np.hypot(*(at[one] - at[other]).T) <= self.radius
         nothing = np.full((int(near.sum()), 2), np.nan)  # ends a line
         path = np.stack([at[one[near]], at[other[near]], nothing], axis=1).reshape(-1, 2)
-        ax.plot(*path.T, lw=0.5, color=_LINK, zorder=1)
+        ax.plot(*path.T, lw=0.7, color=_LINK, zorder=1)
+
+    def _outside(self, estimate: Line) -> str:
+        """For the heading: how many estimates are not in the picture, if any."""
+        (left, right), (low, high) = ([float(limit or 0) for limit in limits] for limits in (self.xlim, self.ylim))
+        places = zip(estimate.x, estimate.y, strict=True)
+        count = sum(x < left or x > right or y < low or y > high for x, y in places)
+        return f" ({count} estimates outside)" if count else ""
 
     def _legend(self) -> list[Line2D]:
         from matplotlib.lines import Line2D

@@ -13,7 +13,7 @@ from decentral.errors import ConfigError
 from decentral.launch.job import Job
 from decentral.study.study import Cell, Curve, Labels, Study, Value
 
-ERROR = "relative error"
+ERROR = "relative distance of the vectors from their mean"
 
 
 @dataclass

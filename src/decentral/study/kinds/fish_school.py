@@ -16,8 +16,9 @@ from decentral.fish_school.school import BEHAVIOURS, School
 from decentral.launch.job import Job
 from decentral.study.study import Cell, Curve, Labels, Study, Value
 
-ERROR, NEAREST, GAP = "error of the estimates", "nearest fish at the end", "widest gap at the end (degrees)"
-CURVES = {"error": ERROR, "nearest": "nearest fish", "groups": "groups of fish"}
+ERROR = "error of the estimates (body lengths)"
+NEAREST, GAP = "nearest fish at the end (body lengths)", "widest gap at the end (degrees)"
+CURVES = {"error": ERROR, "nearest": "nearest fish (body lengths)", "groups": "groups of fish"}
 """Numbers of each round -> metric of curves.csv."""
 PLACE_X, PLACE_Y, HEADING, ESTIMATE_X, ESTIMATE_Y = "place x", "place y", "heading", "estimate x", "estimate y"
 PREDATOR = "predator"
@@ -61,14 +62,18 @@ class FishSchoolCell(Cell):
         return [self.job]
 
     def values(self) -> list[Value]:
-        """The error (root mean square over the fish, mean over the second half of the rounds), and the end."""
+        """The error (root mean square over the fish, mean over the second half of the rounds), and the end: the nearest
+        fish, and the widest gap where the school means to close it."""
         if self.job.finished() is None:
             return []
         found = []
         for line in self.job.found():
             numbers = line["numbers"]
             error = statistics.fmean(numbers["error"][self.job.rounds // 2 :])
-            for metric, value in ((ERROR, error), (NEAREST, numbers["nearest"][-1]), (GAP, numbers["gap"][-1])):
+            known = {ERROR: error, NEAREST: numbers["nearest"][-1]}
+            if self.job.behaviour == "encircle":
+                known[GAP] = numbers["gap"][-1]
+            for metric, value in known.items():
                 found.append(Value(self.labels, value, metric, line["seed"], run=self.job.id))
         return [value._replace(wall_s=self.job.wall_s() / len(found)) for value in found]
 

@@ -56,7 +56,7 @@ class StragglerCell(Cell):
             for who, workers in _groups(line["workers"]).items():
                 reached = max(_reached(one, self.target) for one in workers)
                 turns = sum(len(one["errors"]) for one in workers) / len(workers)
-                time = self._value(who, f"seconds to {self.target:g}", reached, line)
+                time = self._value(who, f"seconds to a relative error of {self.target:g}", reached, line)
                 found.append(time if math.isfinite(reached) else time._replace(value=math.nan, status="not reached"))
                 found.append(self._value(who, TURNS, turns, line))
                 found.append(self._value(who, END, max(one["end"] for one in workers), line))
