@@ -73,6 +73,16 @@ def worlds() -> Iterator[Callable[[int], Any]]:
 
 
 @pytest.fixture
+def pair() -> Iterator[Any]:
+    """A group of two processes of one's own, which may break."""
+    from worlds import Processes
+
+    processes = Processes(2)
+    yield processes
+    processes.stop()
+
+
+@pytest.fixture
 def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Start:
     """Carry out a run in `directory`, with one or more processes; `crash_at` and `interrupt_at` name a step."""
     import torch

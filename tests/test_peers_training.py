@@ -201,7 +201,7 @@ import decentral
 for _ in range(3):
     with decentral.join("ring") as peers:
         assert peers.neighbor_allreduce(torch.ones(2) * peers.rank).tolist() == [0.5, 0.5]
-        with decentral.Window(torch.ones(2), peers, zero_init=True) as window:
+        with decentral.Window(torch.ones(2), peers, zero_init=True, transport="torch") as window:
             window.push()
             window.drain()
 """

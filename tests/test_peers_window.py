@@ -139,17 +139,21 @@ def test_nonsense_is_refused_on_every_rank(worlds):
         ]
 
 
+PARTS = ["t", "p", "estimate", "version"]
+VERBS = ["put", "accumulate", "push", "get", "update", "collect", "mutex", "fence", "drain"]
+
+
 def use_what_is_gone(world: World, transport: str) -> tuple[list[str], list[int]]:
     said = []
     with decentral.join("ring") as peers:
         with decentral.Window(torch.ones(3), peers, transport=transport) as window:
             window.free()
         window.free()
-        for name in ("t", "p", "estimate", "version"):
+        for name in PARTS:
             with pytest.raises(RuntimeError) as error:
                 getattr(window, name)
             said.append(str(error.value))
-        for name in ("put", "accumulate", "push", "get", "update", "collect", "mutex", "fence", "drain"):
+        for name in VERBS:
             with pytest.raises(RuntimeError) as error:
                 getattr(window, name)()
             said.append(str(error.value))
@@ -158,16 +162,15 @@ def use_what_is_gone(world: World, transport: str) -> tuple[list[str], list[int]
 
 @pytest.mark.parametrize(("transport", "ranks"), [("auto", 1), ("shared_memory", 2), ("torch", 2)])
 def test_a_freed_window_says_so_whatever_it_is_asked(worlds, transport, ranks):
-    names = "t p estimate version put accumulate push get update collect mutex fence drain".split()
     for rank, (said, near) in enumerate(worlds(ranks).call(use_what_is_gone, transport)):
-        assert said == [f"{name} after the window was freed: make another decentral.Window" for name in names]
+        assert said == [f"{name} after the window was freed: make another decentral.Window" for name in PARTS + VERBS]
         assert near == [i for i in range(ranks) if i != rank]
 
 
 def leave_alone(world: World) -> list[str]:
     """Rank 0 frees its window, and rank 1 comes too late."""
     said = []
-    with decentral.join("ring", timeout_s=0.5) as peers:
+    with decentral.join("ring", timeout_s=1) as peers:
         window = decentral.Window(torch.ones(3), peers, transport="torch")
         if world.rank == 0:
             with pytest.raises(TimeoutError) as error:
@@ -183,9 +186,9 @@ def leave_alone(world: World) -> list[str]:
     return said
 
 
-def test_a_window_is_freed_although_another_rank_does_not_come(worlds):
-    said, _ = worlds(2).call(leave_alone)
-    assert said == ["timed out after 0.5 s of waiting for the other processes of this run"]
+def test_a_window_is_freed_although_another_rank_does_not_come(pair):
+    said, _ = pair.call(leave_alone)
+    assert said == ["timed out after 1 s of waiting for the other processes of this run"]
 
 
 def alone_in_the_group(world: World) -> float:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch.distributed as dist
 from torch import Tensor
@@ -22,13 +23,14 @@ class Meeting:
     """
 
     def __init__(self, timeout_s: float) -> None:
+        self._timeout = timedelta(seconds=timeout_s)
         with in_time():
-            self._group = gloo_group(timedelta(seconds=timeout_s))
+            gloo_group(self._timeout)
 
     def total(self, value: Tensor) -> Tensor:
         """The sum over processes of a tensor on the CPU, in place; waits for all of them."""
         with in_time():
-            dist.all_reduce(value, group=self._group)
+            dist.all_reduce(value, group=gloo_group(self._timeout))
         return value
 
 
@@ -48,17 +50,18 @@ def in_time() -> Iterator[None]:
         raise
 
 
-_made: tuple[object, dict[timedelta, dist.ProcessGroup]] = None, {}
+_made: WeakKeyDictionary[object, WeakValueDictionary[timedelta, dist.ProcessGroup]] = WeakKeyDictionary()
 
 
 def gloo_group(timeout: timedelta) -> dist.ProcessGroup:
-    """A gloo group of all processes with this timeout: the same one for all who ask, of a process group."""
-    global _made
-    if _made[0] is not dist.group.WORLD:
-        _made = dist.group.WORLD, {}
-    groups = _made[1]
-    if timeout not in groups:
-        group = dist.new_group(backend="gloo", timeout=timeout)
-        assert isinstance(group, dist.ProcessGroup)
-        groups[timeout] = group
-    return groups[timeout]
+    """A gloo group of all processes with this timeout: the same one for all who ask.
+
+    Nothing here keeps it: when torch.distributed lets go of it, its threads have to end before the interpreter does.
+    """
+    groups = _made.setdefault(dist.group.WORLD, WeakValueDictionary())
+    if (known := groups.get(timeout)) is not None:
+        return known
+    made = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(made, dist.ProcessGroup)
+    groups[timeout] = made
+    return made

@@ -53,11 +53,6 @@ class MessageWindow(Window):
             return self._hold_here(lock, what)
         return self._hold_there(owner, sender, what)
 
-    def drain(self) -> None:
-        """See `Window`."""
-        super().drain()
-        self._occupied.clear()
-
     def close(self) -> None:
         """See `Window`."""
         self._post.close()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from enum import IntEnum
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -180,13 +181,10 @@ class Post:
                 self._outgoing.put((peer, Message(Kind.farewell), None))
 
 
-_tags: tuple[dist.ProcessGroup | None, Iterator[int]] = None, itertools.count()
+_tags: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
 
 
 def _group() -> tuple[dist.ProcessGroup, int]:
     """The group for mail, the same for all windows, with a pair of tags of its own for each."""
-    global _tags
     group = gloo_group(_FOREVER)
-    if _tags[0] is not group:
-        _tags = group, itertools.count(0, 2)
-    return group, next(_tags[1])
+    return group, next(_tags.setdefault(group, itertools.count(0, 2)))

@@ -166,6 +166,7 @@ class Window(ABC):
         self.fence()
         for owner in self.workers:
             self.collect(owner)
+        self._flush()  # all senders know that their slots are empty
         total = float(self._total(self.p.sum()))
         if not abs(total - self._mass) <= _TOLERANCE * self._mass:
             raise LostMass(
