@@ -40,7 +40,7 @@ def test_it_trains(tmp_path: Path, ranks: int) -> None:
     assert all(float(accuracy) > 90 for _, accuracy in told), told
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("verbs", 3), ("verbs", 4), ("window", 1), ("window", 4)])
+@pytest.mark.parametrize(("name", "ranks"), [("verbs", 4), ("window", 1), ("window", 4)])
 def test_verbs_and_windows_find_the_mean(tmp_path: Path, name: str, ranks: int) -> None:
     told = sorted(re.findall(r"rank (\d+): ([\d.]+)", run(script(name, "docs/own_script.md"), ranks, tmp_path)))
     assert [int(rank) for rank, _ in told] == list(range(ranks))

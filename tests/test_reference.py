@@ -71,7 +71,7 @@ CASES = [
     Case("decentlam", "dbt", 6),
     Case("async_push_sum", "file", 5, edges=one_way(5)),
     Case("async_push_sum", "one_peer_exponential", 6),
-    Case("async_push_sum", "dbt", 5),
+    Case("async_push_sum", "dbt", 6),
     Case("push_diging", "file", 5, edges=one_way(5)),
     Case("push_diging", "file", 5, {"mode": "awc"}, edges=one_way(5)),
     Case("push_diging", "one_peer_exponential", 6),

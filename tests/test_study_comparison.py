@@ -327,7 +327,7 @@ def test_every_comparison_composes_at_every_scale_and_has_a_cell_for_every_publi
         cells = study.cells([f"results_dir={tmp_path}", *data], tmp_path)
         spec = parse(study.report, name)
         assert all(cell.jobs() for cell in cells) and spec.caption and study.departures
-        if scale == "paper":
+        if scale == "paper" and "task=regression" not in study.base:  # which a laptop does in full
             assert study.needs
         if scale == "paper" and spec.published is not None:
             keys = sorted(cell.published for cell in cells if cell.published)
