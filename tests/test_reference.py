@@ -71,7 +71,7 @@ CASES = [
     Case("decentlam", "dbt", 6),
     Case("async_push_sum", "file", 5, edges=one_way(5)),
     Case("async_push_sum", "one_peer_exponential", 6),
-    Case("async_push_sum", "dbt", 6),
+    Case("async_push_sum", "dbt", 5),
     Case("push_diging", "file", 5, edges=one_way(5)),
     Case("push_diging", "file", 5, {"mode": "awc"}, edges=one_way(5)),
     Case("push_diging", "one_peer_exponential", 6),
@@ -159,8 +159,9 @@ def test_a_process_for_each_worker_follows_the_same_formula(tmp_path, case: Case
 
 
 def test_no_two_cases_of_the_reference_are_the_same_run():
-    """But those that the formulas make equal: agreement with the reference then tells the cases apart."""
-    x = {str(case): expected(case, LOCALS["adam"], STEPS) for case in CASES if case.n == 5}
+    """So that agreement with the reference tells them apart; but workers in step make asynchronous push-sum sgp."""
+    apart = [case for case in CASES if case.n == 5 and case.algo != "async_push_sum"]
+    x = {str(case): expected(case, LOCALS["adam"], STEPS) for case in apart}
     for one, other in itertools.combinations(x, 2):
         assert np.abs(x[one] - x[other]).max() > 1e-3, f"{one} is {other}"
 
