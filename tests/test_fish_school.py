@@ -33,7 +33,7 @@ def school_job(folder: Path, sharing: str = "neighbours", rounds: int = 30, **se
     config = configure(
         "task=mean_estimation", "algo=dpsgd", "topology=complete", "num_workers=10", f"results_dir={folder}"
     )
-    return FishSchool(config, "", School(**settings), "escape", sharing, (1, 2), rounds, (0, 10))
+    return FishSchool(config, "", (1, 2), School(**settings), "escape", sharing, rounds, (0, 10))
 
 
 # What a fish sees

@@ -311,14 +311,14 @@ def test_alone_it_is_the_optimizer_itself():
     torch.testing.assert_close(flat(model), flat(plain), rtol=0, atol=0)
 
 
-def evaluated_carelessly(world: World) -> Tensor:
+def evaluated_carelessly(world: World, mode: str) -> Tensor:
     """With gradients and in training mode, inside `averaged`: nothing may start to travel from there."""
     model = nn.Linear(1, 1, bias=False).double()
-    opt = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.0), "complete", mode="awc")
+    opt = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.0), "complete", mode=mode, overlap=True)
     with torch.no_grad():
         model.weight.fill_(float(world.rank))
     with opt.averaged():
-        model(torch.ones(1, 1, dtype=torch.float64))
+        model(torch.ones(1, 1, dtype=torch.float64)).backward()
     opt.zero_grad()
     model(torch.ones(1, 1, dtype=torch.float64)).backward()
     opt.step()
@@ -326,8 +326,9 @@ def evaluated_carelessly(world: World) -> Tensor:
     return flat(model)
 
 
-def test_an_evaluation_does_not_start_to_mix(worlds):
-    for found in worlds(2).call(evaluated_carelessly):
+@pytest.mark.parametrize("mode", ["atc", "awc"])
+def test_an_evaluation_does_not_start_to_mix(worlds, mode):
+    for found in worlds(2).call(evaluated_carelessly, mode):
         assert found.tolist() == [0.5]
 
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from decentral.ensembles.job import Computation
+from decentral.ensembles.seeded import SeededComputation
 from decentral.identity import component_identity
 from decentral.randomness import normal
-from decentral.store.lines import LineFile
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 @dataclass(frozen=True)
-class ConsensusRounds(Computation):
+class ConsensusRounds(SeededComputation):
     """config.algo without gradients from x^0 [n, d], standard normal; a line of errors.jsonl for each seed.
 
     The error after t rounds is ||x^t - 1 mean||_F / ||1 mean||_F with the mean of x^0.
     """
 
-    seeds: tuple[int, ...] = ()
     rounds: int = 100
     dimension: int = 100
 
@@ -36,20 +33,8 @@ class ConsensusRounds(Computation):
         own = {"seeds": list(self.seeds), "rounds": self.rounds, "dimension": self.dimension}
         return {**own, "over": component_identity(self.config.topology)}
 
-    def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
-        """One seed after the other."""
-        known = {line["seed"] for line in lines.known}
-        for number, seed in enumerate(self.seeds):
-            if seed in known:
-                continue
-            if stop():
-                return False
-            lines.append({"seed": seed, "errors": self._errors(seed)})
-            show((number + 1) / len(self.seeds), f"seed {seed}")
-        return True
-
-    def _errors(self, seed: int) -> list[float]:
-        """After 0, 1, ..., `rounds` rounds."""
+    def line(self, seed: int) -> dict[str, Any]:
+        """The errors after 0, 1, ..., `rounds` rounds."""
         from decentral.ensembles.ensemble import network
         from decentral.optim.optimizer import LocalRule
 
@@ -61,7 +46,7 @@ class ConsensusRounds(Computation):
         for t in range(self.rounds):
             state = algorithm.step(state, lambda x: x.new_zeros(x.shape), net, t)
             errors.append(error(algorithm.models(state), mean))
-        return errors
+        return {"errors": errors}
 
 
 def starts(n: int, d: int, seed: int) -> Tensor:

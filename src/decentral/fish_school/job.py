@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from decentral.ensembles.job import Computation
+from decentral.ensembles.seeded import SeededComputation
 from decentral.fish_school.school import BEHAVIOURS, School, look, neighbours, swim
-from decentral.store.lines import LineFile
 from decentral.topology.weights import Weights, mixing_matrix
 
 SHARING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -23,7 +22,7 @@ SHARING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @dataclass(frozen=True)
-class FishSchool(Computation):
+class FishSchool(SeededComputation):
     """`rounds` rounds of a school of config.num_workers fish; a line of schools.jsonl for each seed.
 
     In round k, with the places x, velocities v and estimates w of all fish:
@@ -38,7 +37,6 @@ class FishSchool(Computation):
     school: School = field(default_factory=School)
     behaviour: str = "escape"
     sharing: str = "neighbours"
-    seeds: tuple[int, ...] = ()
     rounds: int = 80
     pictures: tuple[int, ...] = ()
     """The rounds whose places, headings and estimates are kept."""
@@ -51,20 +49,8 @@ class FishSchool(Computation):
         own = {"behaviour": self.behaviour, "sharing": self.sharing, "rounds": self.rounds}
         return {**own, "seeds": list(self.seeds), "pictures": list(self.pictures), "school": asdict(self.school)}
 
-    def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
-        """One seed after the other."""
-        known = {line["seed"] for line in lines.known}
-        for number, seed in enumerate(self.seeds):
-            if seed in known:
-                continue
-            if stop():
-                return False
-            lines.append(self._simulate(seed))
-            show((number + 1) / len(self.seeds), f"seed {seed}")
-        return True
-
-    def _simulate(self, seed: int) -> dict[str, Any]:
-        """The line of a seed: see `measure` for the numbers of each round, `_picture` for the pictures."""
+    def line(self, seed: int) -> dict[str, Any]:
+        """See `measure` for the numbers of each round, `_picture` for the pictures."""
         import torch
 
         from decentral.ensembles.ensemble import network
@@ -86,7 +72,7 @@ class FishSchool(Computation):
             x = x + v
             near = neighbours(x, school.radius)
         numbers = {key: [one[key] for one in found] for key in found[0]}
-        return {"seed": seed, "numbers": numbers, "pictures": pictures}
+        return {"numbers": numbers, "pictures": pictures}
 
 
 def checked(W: np.ndarray, near: np.ndarray) -> np.ndarray:

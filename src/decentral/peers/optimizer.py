@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from decentral.network.network import Mixing, Network
+from decentral.network.mixing import Mixing
+from decentral.network.network import Network
 from decentral.peers.flat import Bucket, FlatParameters
 from decentral.peers.parameters import mean
 from decentral.peers.peers import Peers
@@ -207,7 +208,7 @@ class DecentralizedOptimizer(Optimizer):
 
         @torch.no_grad()
         def arrived(parameter: Tensor) -> None:
-            if self._accumulating:
+            if self._accumulating or self._away:
                 return
             if number < len(self._mixings) or parameter not in self._missing[number]:
                 raise RuntimeError(

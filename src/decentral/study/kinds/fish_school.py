@@ -139,7 +139,7 @@ class FishSchoolStudy(Study):
         for one in self.behaviours:
             for row in self.rows:
                 pictures = tuple(k for k in one.pictures if k <= self.rounds) if row.pictures else ()
-                own = one.school, one.behaviour, row.sharing, tuple(self.seeds), self.rounds, pictures
+                own = tuple(self.seeds), one.school, one.behaviour, row.sharing, self.rounds, pictures
                 job = FishSchool(config, f"{one.behaviour}, {row.method}", *own)
                 cells.append(FishSchoolCell({"method": row.method, "behaviour": one.behaviour}, job))
         return cells
