@@ -33,7 +33,7 @@ sweep-relaysum-alpha: $(VENV)/.installed  ## RelaySum, Tables 1, 10, 11 and 14: 
 sweep-relaysum-workers: $(VENV)/.installed  ## RelaySum, Tables 12 and 13: 16, 32 and 64 workers
 	$(BIN)/decentral-study relaysum_table12 relaysum_table13 scale=$(SCALE) $(ARGS)
 
-throughput: $(VENV)/.installed  ## thesis, Table 5.1: pictures per second, beside all-reduce in the same run
+throughput: $(VENV)/.installed  ## thesis, Table 5.1: images per second, beside all-reduce in the same run
 	$(BIN)/decentral-study thesis_table5_1 scale=$(SCALE) $(ARGS)
 
 reproduce-relaysum-exact: $(VENV)/.installed  ## RelaySum, Figures 2, 3 and 5 to 10 in full: under half an hour on 2 cores
@@ -44,11 +44,22 @@ reproduce-bluefog-exact: $(VENV)/.installed  ## BlueFog: regression, consensus, 
 	$(BIN)/decentral-study bluefog_linear_regression bluefog_consensus bluefog_consensus_graphs bluefog_fish_school \
 		scale=paper $(ARGS)
 
-report: $(VENV)/.installed  ## tables, figures, verdicts and the scoreboard, again, from what is stored in results/
+report: $(VENV)/.installed  ## tables, figures, verdicts and the scoreboard, again, from what is stored in results/own/
 	$(BIN)/decentral-report
 
-test: $(VENV)/.installed-dev  ## all tests
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+evidence: $(VENV)/.installed  ## the results that are committed: a study into results/, make evidence STUDY=... [SCALE=...]; without STUDY the reports
+	$(if $(STUDY),$(BIN)/decentral-study $(STUDY) scale=$(SCALE) results_dir=results $(ARGS),$(BIN)/decentral-report results_dir=results)
+
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
+
+test: $(VENV)/.installed-dev  ## the tests, less those that take long and rarely break (under ten minutes on 2 cores)
+	$(PYTEST) -m "not slow"
+
+test-slow: $(VENV)/.installed-dev
+	$(PYTEST) -m slow
+
+test-all: $(VENV)/.installed-dev  ## all tests
+	$(PYTEST)
 
 check: $(VENV)/.installed-dev  ## formatting, lint and types
 	$(BIN)/ruff format --check
@@ -64,6 +75,9 @@ bench: $(VENV)/.installed  ## what everything costs, as ratios, into results/ben
 
 readme: $(VENV)/.installed  ## run what the README reports, and fill in its numbers
 	$(BIN)/python scripts/readme.py
+
+notebooks: $(VENV)/.installed-dev  ## the notebooks of the papers, again, with what is stored in results/
+	$(BIN)/python scripts/notebooks.py
 
 clean:  ## remove the environment (results stay)
 	rm -rf $(VENV)
@@ -82,4 +96,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 SWEEPS := sweep-thesis-lr sweep-thesis-topologies sweep-relaysum-alpha sweep-relaysum-workers
-.PHONY: help run studies study $(SWEEPS) throughput reproduce-relaysum-exact reproduce-bluefog-exact report test check format bench readme clean
+.PHONY: help run studies study $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-slow test-all check format bench readme notebooks clean

@@ -1,7 +1,8 @@
 """Fill in the README's numbers from runs: `python scripts/readme.py` (a few minutes; finished runs are not repeated).
 
 The runs' configurations, final metrics, provenance and curves are kept in results/readme/; the table of `make bench`
-comes from results/bench/. `python scripts/readme.py bench` fills in that one only, and runs nothing.
+comes from results/bench/, that of the studies' times from their study.json. `python scripts/readme.py bench` and
+`python scripts/readme.py times` fill in those only, and run nothing.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from decentral.benchmarks.pages import targets_table
-from decentral.benchmarks.stored import load_all
+from decentral.benchmarks.harness.findings_file import load_all
+from decentral.benchmarks.page import targets_table
+from decentral.terminal.text import duration
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "results" / "readme"
@@ -30,8 +33,10 @@ RUNS = {
 
 def main() -> None:
     """Run, keep, fill in."""
-    if sys.argv[1:] == ["bench"]:
-        (ROOT / "README.md").write_text(fill((ROOT / "README.md").read_text(), "bench", bench()))
+    stored = {"bench": bench, "times": times}
+    if len(sys.argv) == 2 and sys.argv[1] in stored:
+        name = sys.argv[1]
+        (ROOT / "README.md").write_text(fill((ROOT / "README.md").read_text(), name, stored[name]()))
         return
     summaries = {name: carry_out(name, settings) for name, settings in RUNS.items()}
     readme = (ROOT / "README.md").read_text()
@@ -41,12 +46,26 @@ def main() -> None:
     readme = fill(readme, "results", results_table())
     readme = fill(readme, "scoreboard", scoreboard())
     readme = fill(readme, "bench", bench())
+    readme = fill(readme, "times", times())
     (ROOT / "README.md").write_text(readme)
 
 
 def bench() -> str:
     """All targets, and whether they are met, of what is stored in results/bench/."""
     return targets_table(load_all(ROOT / "results" / "bench"))
+
+
+def times() -> str:
+    """How long every study took that has results, by its study.json; a column for each scale."""
+    scales, taken = ("small", "paper"), defaultdict[str, dict[str, str]](dict)
+    for file in sorted((ROOT / "results").glob("*/*/*/study.json")):
+        facts = json.loads(file.read_text())
+        if facts["scale"] in scales:
+            told = f"{duration(facts['wall_s'])}, {facts['jobs']} job{'s' * (facts['jobs'] != 1)}"
+            taken[facts["study"]][facts["scale"]] = told
+    lines = [f"| study | {' | '.join(f'scale={scale}' for scale in scales)} |", "|---|---|---|"]
+    rows = (f"| `{study}` | {' | '.join(told.get(scale, '') for scale in scales)} |" for study, told in taken.items())
+    return "\n".join([*lines, *rows])
 
 
 def scoreboard() -> str:

@@ -9,12 +9,12 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from decentral.composition import conf_directory, register_schema, to_config
-from decentral.config import GROUPS, Config
+from decentral.config.composition import conf_directory, register_schema, to_config
+from decentral.config.schema import GROUPS, Config
 
 
 def configure(*overrides: str) -> Config:
-    """The configuration for these overrides, resolved and checked; as `decentral.composition.compose` gives it."""
+    """The configuration for these overrides, resolved and checked; as `compose` gives it."""
     composed, values = copy.deepcopy(_compose()), []
     for override in overrides:
         group, _, option = override.partition("=")

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 if TYPE_CHECKING:
-    from decentral.config import Config
+    from decentral.config.schema import Config
+    from decentral.conformance.walk import Walk
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: here and in child processes
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -44,6 +45,14 @@ class Result:
         from decentral.store import RunStore
 
         return RunStore.peek(self.directory) or {}
+
+    @property
+    def walk(self) -> Walk:
+        """What `decentral.conformance` looks at."""
+        from decentral.conformance.walk import Walk
+
+        facts = self.facts
+        return Walk(self.iterates, facts["bytes_sent"], facts["messages_sent"], facts["bytes_sent"], False)
 
     def last(self, metric: str, worker: int | str) -> float:
         """The value of a metric in the last evaluation."""
@@ -88,7 +97,7 @@ def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Start:
     import torch
 
     from configure import configure
-    from decentral.world import World
+    from decentral.network.world import World
     from worlds import carry_out
 
     composed: dict[tuple[str, ...], Config] = {}
@@ -107,3 +116,9 @@ def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Start:
         return Result(statuses[0], path)
 
     return _start
+
+
+@pytest.fixture(autouse=True)
+def nothing_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test says with --config-dir is forgotten after it."""
+    monkeypatch.setenv("DECENTRAL_OWN", "")

@@ -9,13 +9,19 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 
-from decentral.cli import main
-from decentral.store import RunStore, read_metrics
+from decentral.cli.run import main
+from decentral.config.files import dump
+from decentral.config.identity import run_id
+from decentral.store import RunStore, Status, read_metrics
+
+if TYPE_CHECKING:
+    from decentral.config.schema import Config
+    from decentral.network.world import World
 
 
 def command(*arguments: str) -> int:
@@ -38,19 +44,49 @@ def same(one: Path, other: Path) -> None:
         assert np.array_equal(ours["iterates"], theirs["iterates"])
 
 
+def be_killed_when_done(config: Config, world: World, directory: Path) -> Status:
+    """What the processes of a run do, as far as the run is concerned, that die after everything has been written."""
+    if world.leader:
+        with RunStore.open(directory, run_id(config), dump(config)) as store:
+            store.set_status(Status.done)
+    world.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+    return Status.failed
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started itself: a fork server, say; dead ones do not count."""
+    return _families().get(pid, [])
+
+
 def below(pid: int) -> list[int]:
     """The processes that a process has started, those that these have started, and so on; dead ones do not count."""
-    parents: dict[int, list[int]] = {}
+    return _below(pid, _families())
+
+
+def workers_of(pid: int) -> list[int]:
+    """The forks of its fork server: not the server itself, nor multiprocessing's resource tracker."""
+    families = _families()
+    return [one for one in _below(pid, families) if one not in families[pid]]
+
+
+def _below(pid: int, families: dict[int, list[int]]) -> list[int]:
+    found = list(families.get(pid, []))
+    for child in found:
+        found += families.get(child, [])
+    return found
+
+
+def _families() -> dict[int, list[int]]:
+    """The children of every process, as they are at this moment."""
+    found: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
         except (OSError, ValueError):
             continue
         if state != "Z":
-            parents.setdefault(int(parent), []).append(int(entry.name))
-    found = list(parents.get(pid, []))
-    for child in found:
-        found += parents.get(child, [])
+            found.setdefault(int(parent), []).append(int(entry.name))
     return found
 
 
@@ -61,23 +97,25 @@ def newest_checkpoint(directory: Path) -> int:
 class Meanwhile:
     """Does something, in a thread, as soon as the run in `directory` has a new checkpoint.
 
-    The deed gets the processes that this one has started since this object was made: those of the run.
+    The deed gets the processes that this one has started since this object was made: those of the run, `found`.
     """
 
     def __init__(self, directory: Path, deed: Callable[[list[int]], None]) -> None:
         self._directory, self._deed = directory, deed
         self._before = newest_checkpoint(directory)
         self._others = set(below(os.getpid()))
+        self.found: list[int] = []
         self._thread = threading.Thread(target=self._wait_and_do, daemon=True)
         self._thread.start()
 
     def processes(self) -> list[int]:
-        return [pid for pid in below(os.getpid()) if pid not in self._others and _is_worker(pid)]
+        return [pid for pid in workers_of(os.getpid()) if pid not in self._others]
 
     def _wait_and_do(self) -> None:
         while newest_checkpoint(self._directory) <= self._before:
             time.sleep(0.005)
-        self._deed(self.processes())
+        self.found = self.processes()
+        self._deed(self.found)
 
     def nobody_is_left(self) -> bool:
         self._thread.join()
@@ -85,7 +123,10 @@ class Meanwhile:
 
 
 class Punisher(Meanwhile):
-    """From the first checkpoint on, strikes a random process of the run at random moments: SIGKILL or SIGSTOP."""
+    """From the first checkpoint on, strikes a random process of the run at random moments: SIGKILL or SIGSTOP.
+
+    The first time soon, so that the run is not over.
+    """
 
     def __init__(self, directory: Path, seed: int, strikes: int, longest_pause_s: float) -> None:
         print(f"the punisher's seed is {seed}")
@@ -94,8 +135,8 @@ class Punisher(Meanwhile):
         super().__init__(directory, self._punish)
 
     def _punish(self, _: list[int]) -> None:
-        for _strike in range(self._strikes):
-            time.sleep(self._random.uniform(0, self._longest_pause_s))
+        for strike in range(self._strikes):
+            time.sleep(self._random.uniform(0, self._longest_pause_s if strike else 0.05))
             number = self._random.choices([signal.SIGKILL, signal.SIGSTOP], [5, 1])[0]
             victims = self.processes()
             if victims:
@@ -103,12 +144,3 @@ class Punisher(Meanwhile):
                     os.kill(self._random.choice(victims), number)
                 except ProcessLookupError:
                     continue
-
-
-def _is_worker(pid: int) -> bool:
-    """Whether it is a fork of a fork server: not the server itself, nor multiprocessing's resource tracker."""
-    try:
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return False
-    return parent != os.getpid()

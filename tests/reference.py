@@ -71,10 +71,10 @@ class Setting:
     def start(self) -> Array:
         return np.array([self.x0] * self.n)
 
-    def gradient(self, x: Array) -> Array:
-        """What the optimizer sees: weight decay is part of it."""
+    def gradient(self, x: Array, decayed: Array | None = None) -> Array:
+        """What the optimizer sees: weight decay, of x or of `decayed`, is part of it."""
         g = [A.T @ (A @ xi - b) for A, b, xi in zip(self.A, self.b, x, strict=True)]
-        return np.array(g) + self.optimizer.weight_decay * x
+        return np.array(g) + self.optimizer.weight_decay * (x if decayed is None else decayed)
 
     def update(self, x: Array, t: int) -> Array:
         return self.optimizer.update(self.gradient(x), self.lr(t))
@@ -172,8 +172,11 @@ def local_sgd(s: Setting, period_steps: int = 4) -> Iterates:
 def dpsgd(s: Setting, mode: str = "atc") -> Iterates:
     x = s.start()
     for t in itertools.count():
-        u = s.update(x, t)
-        x = s.mix(x + u, t) if mode == "atc" else s.mix(x, t) + u
+        if mode == "atc":
+            x = s.mix(x + s.update(x, t), t)
+        else:  # BlueFog's optimizer steps from what has been averaged, with the gradient at x
+            y = s.mix(x, t)
+            x = y + s.optimizer.update(s.gradient(x, decayed=y), s.lr(t))
         yield x
 
 

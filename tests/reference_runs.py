@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 import reference
-from decentral import config as configuration
-from decentral.composition import compose
-from decentral.launch.launch import launch
+from decentral.config.checks import resolve
+from decentral.config.composition import compose
+from decentral.config.files import as_dict, from_dict
+from decentral.runtime.launch import launch
 from decentral.store import Status
 from reference import SGD, Adam, Setting
 from reference_topology import Array, Edges, pieces
@@ -86,7 +87,7 @@ def problem(n: int, d: int) -> dict[str, Array]:
 @functools.cache
 def _composed() -> dict[str, Any]:
     overrides = ["task=quadratics", "algo=allreduce", "topology=complete", "device=cpu", "progress=false", "trace=true"]
-    return configuration.as_dict(compose(overrides))
+    return as_dict(compose(overrides))
 
 
 def program(
@@ -121,7 +122,7 @@ def program(
         "processes": str(processes),
         "run_dir": str(folder / "run"),
     }
-    outcome = launch(configuration.resolve(configuration.from_dict(values | keys)))
+    outcome = launch(resolve(from_dict(values | keys)))
     assert outcome.status is Status.done
     with np.load(outcome.directory / "trace.npz") as trace:
         return trace["iterates"]

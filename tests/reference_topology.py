@@ -128,7 +128,8 @@ def inner_outer(n: int, L: int, exponential: bool) -> list[Edges]:
 def rounds(name: str, n: int, place: dict[str, Any]) -> list[Edges] | None:
     """The edges of every round of a topology that changes; none for a static one."""
     if name == "one_peer":
-        return one_peer(graph(place.get("graph", "exponential"), n), n)
+        settings = {key: place[key] for key in ("base", "direction", "center") if key in place}
+        return one_peer(graph(place.get("graph", "exponential"), n, **settings), n)
     if name == "one_peer_exponential":
         return [circulant(n, [2**k]) for k in range(max(1, (n - 1).bit_length()))]
     if name.startswith("inner_outer_"):

@@ -13,20 +13,20 @@ from torch import Tensor
 
 from configure import configure
 from decentral.algorithms.async_push_sum import AsyncPushSum
+from decentral.config.identity import run_id
 from decentral.errors import ConfigError
-from decentral.identity import run_id
+from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import ProcessNetwork, join
-from decentral.network.rounds import Losses
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.transports.shared_memory import Segments
 from decentral.network.windows.window import SmallWeight
+from decentral.network.world import World
 from decentral.registry import components
 from decentral.report.summary import summary
 from decentral.store import RunStore
-from decentral.topology.schedule import Schedule
+from decentral.topology.rounds import Rounds
 from decentral.topology.weights import Weights
-from decentral.world import World
 
 CERTAIN = Losses(0.0, seed=0)
 CARRIERS = [Carrier.shared_memory, Carrier.torch]
@@ -34,7 +34,7 @@ N, P = 5, 7  # P is odd, so that the two halves of a model differ
 SMALL = ["algo=async_push_sum", "task=quadratics", "task.dimension=5", "num_workers=5", "lr=0.05"]
 
 
-def schedule(name: str, n: int = N) -> Schedule:
+def schedule(name: str, n: int = N) -> Rounds:
     settings = {} if name == "one_peer_exponential" else {"weights": Weights.uniform}
     return components("topology")[name](**settings).schedule(n)
 
@@ -50,7 +50,7 @@ def opened(
     settings = NetworkSettings(transport=carrier, timeout_s=20)
     net = join(schedule(name), losses, world.device, world.rank, world.size, settings)
     rows = start_values()[net.workers.start : net.workers.stop].clone()
-    return net, rows, torch.ones(len(rows), net.schedule.num_pieces, dtype=torch.float64)
+    return net, rows, torch.ones(len(rows), net.rounds.num_pieces, dtype=torch.float64)
 
 
 # -- the verb ----------------------------------------------------------------------------------------------------------
@@ -186,7 +186,7 @@ def do_not_mind(world: World) -> None:
 def test_a_run_with_a_straggler_descends_and_keeps_all_weights(start, worlds, carrier, processes):
     """Every evaluation drains, which raises LostMass if something is lost."""
     overrides = [
-        *SMALL, "topology=exponential", "task.initial_distance=10", "steps=60", "eval_every_epochs=20",
+        *SMALL, "topology=exponential", "task.initial_distance=10", "steps=60", "evaluation.every_epochs=20",
         "checkpoint_every_s=0", f"network.transport={carrier.name}", "network.stragglers=[1]",
         "network.straggler_delay_s=0.001",
     ]  # fmt: skip
@@ -209,7 +209,7 @@ def test_a_run_with_a_straggler_descends_and_keeps_all_weights(start, worlds, ca
 def test_a_checkpoint_holds_all_shares_and_a_run_goes_on_from_it(start, worlds):
     for processes in (2, 5):
         worlds(processes).call(do_not_mind)
-    overrides = [*SMALL, "topology=exponential", "steps=30", "eval_every_epochs=10", "checkpoint_every_s=0"]
+    overrides = [*SMALL, "topology=exponential", "steps=30", "evaluation.every_epochs=10", "checkpoint_every_s=0"]
     crashed = start(*overrides, processes=5, crash_at=23)
     assert crashed.status == "crashed"
     store = RunStore.view(crashed.directory)

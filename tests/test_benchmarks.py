@@ -9,20 +9,26 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from decentral.benchmarks import command, footprint, simulated, stored, ways
-from decentral.benchmarks.benchmark import Benchmark, Effort, Findings, Table, Target
-from decentral.benchmarks.pages import number, write_page
-from decentral.benchmarks.runner import Steps
-from decentral.benchmarks.stored import Stored, load, load_all, save
-from decentral.benchmarks.times import in_turn
+from decentral.benchmarks import figures
+from decentral.benchmarks.cases import simulated, ways
+from decentral.benchmarks.cases.scale import OVER_N, OVER_P
+from decentral.benchmarks.harness import memory_model
+from decentral.benchmarks.harness.benchmark import Benchmark, Effort, Findings, Table, Target
+from decentral.benchmarks.harness.cpu_steps import Steps
+from decentral.benchmarks.harness.findings_file import Stored, load, load_all, measured, save
+from decentral.benchmarks.page import number, write_page
+from decentral.cli import bench as command
+from decentral.data.description import ImageData
+from decentral.jobs.timing.times import in_turn
 from decentral.registry import components
 
 QUICK = Effort(rounds=1, quick=True)
-BENCH = [sys.executable, "-m", "decentral.benchmarks.command"]
+BENCH = [sys.executable, "-m", "decentral.cli.bench"]
 FACTS = {
     "git_commit": "0123456789abcdef",
     "git_dirty": True,
@@ -55,7 +61,7 @@ def handmade(name: str = "handmade", found: float = 1.25) -> Stored:
 class TestCommand:
     def test_names_and_options_are_known_without_torch_or_hydra(self) -> None:
         program = (
-            "import sys; from decentral.benchmarks.command import main\n"
+            "import sys; from decentral.cli.bench import main\n"
             "try: main([sys.argv[1]])\n"
             "except SystemExit: print(sorted({'torch', 'hydra', 'pandas', 'matplotlib'} & set(sys.modules)))"
         )
@@ -66,7 +72,7 @@ class TestCommand:
     def test_the_list_has_every_benchmark_with_what_it_measures(self, capsys: pytest.CaptureFixture[str]) -> None:
         status, out, _ = bench(capsys, "--list")
         assert status == 0
-        for name, cls in components("benchmarks").items():
+        for name, cls in components("benchmarks.cases").items():
             assert any(line.split()[0] == name and cls().title in line for line in out.splitlines())
 
     @pytest.mark.parametrize(
@@ -86,7 +92,7 @@ class TestCommand:
     def test_a_benchmark_that_cannot_run_here_is_listed_with_the_reason(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        quadratics = components("benchmarks")["quadratics"]
+        quadratics = components("benchmarks.cases")["quadratics"]
         monkeypatch.setattr(quadratics, "refusal", lambda self: "there is no such machine")
         status, out, _ = bench(capsys, "quadratics", "--quick", "--output", str(tmp_path))
         assert status == 0
@@ -102,7 +108,7 @@ class TestCommand:
             save(handmade(name), folder)
             return ""
 
-        monkeypatch.setattr(command, "_in_own_process", measure)
+        monkeypatch.setattr(command, "in_own_process", measure)
         status, out, _ = bench(capsys, "quadratics", "start", "--output", str(tmp_path))
         assert status == 1
         assert "failed: the disk is full" in out and (tmp_path / "start.json").exists()
@@ -114,7 +120,7 @@ class TestCommand:
         save(handmade("start"), tmp_path)
         before = (tmp_path / "start.json").read_bytes()
         monkeypatch.setattr(
-            command, "_in_own_process", lambda name, effort, folder: save(handmade(name, 9.0), folder) and ""
+            command, "in_own_process", lambda name, effort, folder: save(handmade(name, 9.0), folder) and ""
         )
         bench(capsys, "start", "--quick", "--output", str(tmp_path))
         assert (tmp_path / "start.json").read_bytes() == before
@@ -156,8 +162,8 @@ class TestStored:
         assert [one.name for one in load_all(tmp_path)] == ["handmade"]
 
     def test_provenance_names_code_and_machine_but_no_folder_or_host(self) -> None:
-        benchmark = components("benchmarks")["start"]()
-        facts = stored.measured(benchmark, QUICK, 1.0, Findings([])).provenance
+        benchmark = components("benchmarks.cases")["start"]()
+        facts = measured(benchmark, QUICK, 1.0, Findings([])).provenance
         assert facts["quick"] is True and facts["rounds"] == 1 and facts["cpu"]
         assert not {"directory", "host", "command_line"} & set(facts)
 
@@ -201,7 +207,7 @@ class TestWays:
     @pytest.mark.parametrize("settings", [("model=mlp",), ("model=cnn",)])
     def test_the_plain_loop_and_every_way_find_the_same_gradients(self, settings: tuple[str, ...]) -> None:
         steps = Steps("algo=dpsgd", "topology=ring", "num_workers=4", "batch_size=8", *settings)
-        works = ways.ways(steps.run, steps.run.algorithm.models(steps.state))
+        works = ways.ways(steps.run, steps.run.stepper.models)
         assert set(works) == {"plain loop", "auto", "loop", "batched"}
         loss, g = works["plain loop"]()
         for work in works.values():
@@ -222,42 +228,81 @@ class TestSimulated:
         assert simulated.chosen(rows) == "execution=auto: a small mlp: batched"
 
 
-class TestFootprint:
+class TestMemoryModel:
     def test_rows_are_counted_in_the_real_states(self) -> None:
-        rows = {one.algorithm: one.rows for one in footprint.rows_per_worker(16)}
+        rows = {one.algorithm: one.rows for one in memory_model.rows_per_worker(16)}
         assert rows["dpsgd"] == 2  # x, g
         assert rows["gradient_tracking"] == 3  # x, c, g
         assert rows["relaysgd"] == pytest.approx(2 + 1 / 16 + 2 * 15 / 16)  # x, g, x0, messages
         assert "relay_mean" not in rows
 
     def test_momentum_adds_a_row(self) -> None:
-        plain, more = footprint.rows_per_worker(8), footprint.rows_per_worker(8, momentum=0.9)
+        plain, more = memory_model.rows_per_worker(8), memory_model.rows_per_worker(8, momentum=0.9)
         assert all(b.rows == a.rows + 1 for a, b in zip(plain, more, strict=True))
 
     def test_a_model_needs_its_parameters_and_what_autograd_keeps(self) -> None:
-        tiny = footprint.Architecture("mlp", "mlp", (1, 8, 8), 10)
-        found = footprint.needs(tiny)
+        tiny = memory_model.Architecture("mlp", "mlp", ImageData(shape=(1, 8, 8), num_classes=10))
+        found = memory_model.memory_of_model(tiny)
         assert found.parameters == 64 * 64 + 64 + 64 * 64 + 64 + 64 * 10 + 10
-        assert found.activations == 4 * footprint.BATCH_SIZE * (64 + 64 + 64)  # the input and two outputs of ReLU
+        assert found.activations == 4 * memory_model.BATCH_SIZE * (64 + 64 + 64)  # the input and two outputs of ReLU
 
     def test_twice_the_memory_holds_twice_the_workers(self) -> None:
-        model = footprint.Needs(parameters=1000, activations=0)
-        assert footprint.largest(2, model, 80_000, 1) == 10
-        assert footprint.largest(2, model, 80_000, 8) == 80
-        assert footprint.total_bytes(2, model, 10) == 80_000
+        model = memory_model.ModelMemory(parameters=1000, activations=0)
+        assert memory_model.largest_num_workers(2, model, 80_000, 1) == 10
+        assert memory_model.largest_num_workers(2, model, 80_000, 8) == 80
+        assert memory_model.total_bytes(2, model, 10) == 80_000
+
+
+class TestCostFigure:
+    """cost.png: steps, and a dotted line of the gradients alone."""
+
+    @staticmethod
+    def rows(execution: str) -> list[dict[str, Any]]:
+        facts = {"algorithm": "dpsgd, ring", "per_worker_ms": 0.8, "passes_ms": 4.0, "parameters": 1482}
+        return [{**facts, "num_workers": n, "execution": execution} for n in (4, 16)]
+
+    def drawn(
+        self, tables: list[Table], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> tuple[str, list[list[str]]]:
+        """The caption, and what the legend of each panel says."""
+        found: list[Any] = []
+        monkeypatch.setattr(figures, "_save", lambda path, make: found.append(make()))
+        (one,) = figures.draw([Stored("scale", "", Findings(tables), {})], tmp_path)
+        legends = [axis.get_legend() for axis in found[0].axes if axis.get_visible()]
+        return one.caption, [[text.get_text() for text in legend.get_texts()] for legend in legends]
+
+    def test_it_says_that_the_dotted_line_is_another_way_of_execution_and_which(self, monkeypatch, tmp_path) -> None:
+        tables = [Table(OVER_N, {}, self.rows("batched"))]
+        caption, ((_, dotted),) = self.drawn(tables, monkeypatch, tmp_path)
+        assert dotted == "passes alone, one worker after the other"
+        assert "another way of execution: a plain module for each worker, one worker after the other" in caption
+        assert "`execution=auto`, computes the workers side by side (`batched`). That is why" in caption
+
+    def test_steps_that_are_one_after_the_other_themselves_have_hollow_markers(self, monkeypatch, tmp_path) -> None:
+        tables = [Table(OVER_N, {}, self.rows("batched")), Table(OVER_P, {}, self.rows("loop"))]
+        caption, (over_n, over_p) = self.drawn(tables, monkeypatch, tmp_path)
+        assert "hollow: execution=loop" in over_p and "hollow: execution=loop" not in over_n
+        assert (
+            "(`batched`), where its marker is filled, and one after the other as well (`loop`) where it is" in caption
+        )
+
+    def test_where_all_is_one_after_the_other_there_is_nothing_to_say(self, monkeypatch, tmp_path) -> None:
+        caption, _ = self.drawn([Table(OVER_N, {}, self.rows("loop"))], monkeypatch, tmp_path)
+        assert "another way" not in caption
 
 
 @pytest.mark.parametrize(
     "name, tables, targets", [("simulated", 2, 3), ("ways", 1, 2), ("start", 1, 1), ("scale", 5, 0)]
 )
+@pytest.mark.slow
 def test_a_benchmark_finds_tables_and_targets(name: str, tables: int, targets: int, tmp_path: Path) -> None:
-    benchmark: Benchmark = components("benchmarks")[name]()
+    benchmark: Benchmark = components("benchmarks.cases")[name]()
     assert benchmark.refusal() is None
     found = benchmark.measure(QUICK)
     assert (len(found.tables), len(found.targets)) == (tables, targets)
     for table in found.tables:
         assert table.rows and all(set(table.columns) <= set(row) for row in table.rows)
-    one = load(save(stored.measured(benchmark, QUICK, 1.0, found), tmp_path))
+    one = load(save(measured(benchmark, QUICK, 1.0, found), tmp_path))
     assert one is not None
     page = write_page([one], tmp_path).read_text()
     assert all(table.title in page for table in found.tables)
@@ -265,6 +310,7 @@ def test_a_benchmark_finds_tables_and_targets(name: str, tables: int, targets: i
     assert (tmp_path / "memory.png").exists() == (name == "scale")
 
 
+@pytest.mark.slow
 def test_the_command_measures_stores_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = bench(capsys, "quadratics", "--quick", "--output", str(tmp_path))
     assert (status, err) == (0, "")

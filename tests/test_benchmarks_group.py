@@ -14,18 +14,19 @@ import pytest
 import torch
 
 from configure import configure
-from decentral.benchmarks import averaging, communication, data, distributed, gpu
 from decentral.benchmarks.baselines.exchanges import PointToPoint, messages
 from decentral.benchmarks.baselines.narrow_vgg import NarrowVGG
 from decentral.benchmarks.baselines.thesis_relay import ThesisRelay
-from decentral.benchmarks.benchmark import Effort
-from decentral.benchmarks.group import Together, Turns, Work, in_group
-from decentral.benchmarks.on_device import row_bytes
-from decentral.benchmarks.times import Times
-from decentral.benchmarks.verbs import Step, Verb
-from decentral.launch.failures import RunFailed
+from decentral.benchmarks.cases import averaging, communication, data, distributed, gpu
+from decentral.benchmarks.harness.benchmark import Effort
+from decentral.benchmarks.harness.device_times import row_bytes
+from decentral.data.description import ImageData
+from decentral.jobs.timing.group import Together, Turns, Work, in_group
+from decentral.jobs.timing.times import Times
+from decentral.jobs.timing.verbs import Step, Verb
+from decentral.network.world import World
 from decentral.registry import components
-from decentral.world import World
+from decentral.store.failures import RunFailed
 
 QUICK = Effort(rounds=1, quick=True)
 
@@ -102,12 +103,13 @@ class TestLeast:
 
 
 def test_an_exchange_sends_the_bytes_of_its_edges_and_no_message_more() -> None:
-    (row,) = communication.exchange_rows(communication._EXCHANGES[8:9], 3, [1001], QUICK)
+    (row,) = communication.exchange_rows(communication.EXCHANGES[8:9], 3, [1001], QUICK)
     assert row["exchange"] == "relay, dbt in contiguous halves"
     assert (row["bytes"], row["messages"]) == (1, 1)
     assert {f"{carrier}_{kind}" for carrier in ("torch", "shared_memory") for kind in ("cpu", "wall")} < set(row)
 
 
+@pytest.mark.slow
 def test_the_steps_are_held_against_all_reduce_and_the_thesis_way() -> None:
     rows, targets = communication.relay_rows(2, ((10, 10), (3,)), QUICK)
     assert [row["step"] for row in rows] == [
@@ -126,9 +128,9 @@ def test_the_steps_are_held_against_all_reduce_and_the_thesis_way() -> None:
 @pytest.mark.parametrize(("allreduce_s", "says"), [(0.8, "would reach 0.67"), (1.0, "")])
 def test_a_floor_is_what_bytes_and_the_least_passes_take_where_that_is_too_much(allreduce_s, says) -> None:
     config = configure("task=quadratics", "algo=relaysgd", "topology=dbt", "num_workers=8")
-    seconds = {communication._BYTES: [0.3], communication._COPY: [0.2], communication._ALLREDUCE: [allreduce_s]}
+    seconds = {communication.BYTES: [0.3], communication.COPY: [0.2], communication.ALLREDUCE: [allreduce_s]}
     found = Together(Times(seconds), Times(seconds), {})
-    floor = communication._floor(found, config, communication._ALLREDUCE, 0.83)  # 0.3 s + 9 passes of 0.1 s
+    floor = communication.floor_of_a_step(found, config, communication.ALLREDUCE, 0.83)  # 0.3 s + 9 passes of 0.1 s
     assert (says in floor) and bool(floor) == bool(says)
 
 
@@ -146,14 +148,14 @@ def test_averages_are_held_against_all_reduce() -> None:
 @pytest.mark.parametrize(("raw_s", "says"), [(0.22, "would reach 0.80"), (0.17, "")])
 def test_the_floor_of_an_average_is_what_its_bytes_and_three_passes_take(raw_s: float, says: str) -> None:
     seconds = {
-        averaging._ALLREDUCE: [0.2],
+        averaging.ALLREDUCE: [0.2],
         "ring, one neighbour": [0.3],
         "ring, one neighbour, its bytes alone": [raw_s],
-        averaging._COPY: [0.02],
+        averaging.COPY: [0.02],
     }
     found = Together(Times(seconds), Times(seconds), {})
     for clock in ("wall", "CPU"):
-        floor = averaging._floor(found, "ring, one neighbour", clock)
+        floor = averaging.floor_of_an_average(found, "ring, one neighbour", clock)
         assert (says in floor) and bool(floor) == bool(says)
 
 
@@ -179,16 +181,18 @@ class AveragesWork(Work):
             torch.testing.assert_close(parameter.data, torch.full(parameter.shape, 0.5 - 0.25))
 
 
+@pytest.mark.slow
 def test_the_thesis_way_of_relaying_averages_two_models() -> None:
     config = configure("task=quadratics", "algo=relaysgd", "topology=dbt", "num_workers=2", "lr=0.25")
     in_group(2, [Turns({"relay": Averages(ThesisRelay(config, ((3, 2), (3,))))}, rounds=2)])
 
 
+@pytest.mark.slow
 def test_distributed_has_a_row_for_each_method_next_to_the_passes_and_ddp() -> None:
-    rows = distributed.case_rows(distributed._QUICK, 2, QUICK)
+    rows = distributed.case_rows(distributed.QUICK, 2, QUICK)
     assert [row["step"] for row in rows] == ["passes alone", "DistributedDataParallel", "dpsgd, ring", "allreduce"]
     assert {row["parameters"] for row in rows} == {903_010}
-    targets = distributed._targets(distributed._QUICK, 2, rows)
+    targets = distributed.targets_of(distributed.QUICK, 2, rows)
     assert [target.measure.partition(",")[0] for target in targets] == [
         "D-PSGD ring step / passes alone",
         "DistributedDataParallel's step / D-PSGD's",
@@ -196,18 +200,19 @@ def test_distributed_has_a_row_for_each_method_next_to_the_passes_and_ddp() -> N
 
 
 def test_every_algorithm_that_trains_is_timed_on_the_smallest_model() -> None:
-    case = distributed._CASES[0]
+    case = distributed.CASES[0]
     methods = [method for methods in case.sets for method in methods]
     timed = {distributed.configured(case, method, case.sizes[0]).algo.name for method in methods}
     assert timed == {name for name, cls in components("algorithms").items() if not cls.needs_samples}
 
 
-def test_the_narrow_model_takes_larger_pictures() -> None:
-    logits = NarrowVGG(width=4).build((3, 64, 64), 10)(torch.zeros(2, 3, 64, 64))
+def test_the_narrow_model_takes_larger_images() -> None:
+    logits = NarrowVGG(width=4).build(ImageData(shape=(3, 64, 64), num_classes=10))(torch.zeros(2, 3, 64, 64))
     assert logits.shape == (2, 10)
 
 
-def test_data_finds_pictures_per_second_of_loaders_and_models() -> None:
+@pytest.mark.slow
+def test_data_finds_images_per_second_of_loaders_and_models() -> None:
     threads = torch.get_num_threads()
     try:
         found = data.Data().measure(QUICK)
@@ -216,7 +221,7 @@ def test_data_finds_pictures_per_second_of_loaders_and_models() -> None:
     own, loaders = found.tables
     assert [row["model"] for row in own.rows] == ["VGG-11", "ResNet-50"]
     assert all(0 < row["share"] < 1 and row["data_per_s"] > 0 for row in own.rows)
-    assert loaders.rows[0]["pictures_per_s"] > 0
+    assert loaders.rows[0]["images_per_s"] > 0
     assert [target.met for target in found.targets] == [True]
 
 
@@ -235,16 +240,17 @@ class TestGpu:
     CASE = gpu.Case("small CNN", "cnn", 2, 2, 8, 10, judged=6.0)
 
     def test_without_a_gpu_it_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("decentral.launch.devices.num_gpus", lambda: 0)
+        monkeypatch.setattr("decentral.host.devices.num_gpus", lambda: 0)
         assert gpu.Gpu().refusal() == "no GPU here"
-        monkeypatch.setattr("decentral.launch.devices.num_gpus", lambda: 1)
+        monkeypatch.setattr("decentral.host.devices.num_gpus", lambda: 1)
         assert gpu.Gpu().refusal() is None
 
+    @pytest.mark.slow
     def test_it_measures_on_any_device_where_neither_hydra_nor_pandas_is_installed(self) -> None:
         program = (
             "import sys\n"
             "for name in ('hydra', 'omegaconf', 'yaml', 'pandas', 'matplotlib', 'wandb'): sys.modules[name] = None\n"
-            "from decentral.benchmarks.gpu import WAYS, Case, Effort, Way, measure_on\n"
+            "from decentral.benchmarks.cases.gpu import WAYS, Case, Effort, Way, measure_on\n"
             f"ways, case = (WAYS[0], Way('auto', 'bf16')), Case(*{tuple(self.CASE)!r})\n"
             "found = measure_on('cpu', [case], ways, Effort(1, quick=True))\n"
             "print(len(found.tables[0].rows), len(found.tables[1].rows), len(found.targets))"
@@ -254,6 +260,19 @@ class TestGpu:
             [sys.executable, "-W", "error", "-c", program], capture_output=True, text=True, env=environment
         )
         assert (done.stdout, done.returncode) == ("2 2 2\n", 0), done.stderr
+
+    def test_gradients_are_those_of_new_images_read_one_after_the_other(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with torch.no_grad():
+            run = gpu.stepping(gpu.configured(self.CASE, gpu.Way("auto", "fp32"), "cpu"), gpu.alone("cpu"))
+            read, problem = [], run.run.problem
+            monkeypatch.setattr(
+                problem, "next_batch", lambda draw: read.append(draw) or type(problem).next_batch(problem, draw)
+            )
+            work = gpu.gradients(run)
+            for _ in range(2):
+                run()
+                work()
+        assert read == [0, 1, 2, 3]
 
     def test_the_rows_are_the_state_and_the_gradients(self) -> None:
         config = gpu.configured(self.CASE, gpu.Way("auto", "fp32"), "cpu")

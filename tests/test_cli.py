@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from decentral import cli
-from decentral.cli import main
-from decentral.complaints import CHOICES, options
-from decentral.composition import compose, conf_directory
-from decentral.config import GROUPS, Config
+from decentral.cli import run as cli
+from decentral.cli.completion import candidates
+from decentral.cli.run import main
+from decentral.config.composition import compose, conf_directory
+from decentral.config.overrides import CHOICES, checked, options
+from decentral.config.schema import GROUPS, Config
 
 QUICK = ("task=quadratics", "num_workers=4", "steps=3", "progress=false", "device=cpu", "processes=1")
 
@@ -95,7 +96,7 @@ def test_the_thesis_experiment_has_the_settings_of_its_code() -> None:
     assert (config.schedule.name, config.schedule.gamma) == ("exponential", 0.9)
     assert config.data.normalisation.name == "imagenet"
     assert (config.task.reshuffle, config.task.drop_last) == (False, False)
-    assert config.eval_every_epochs == 1
+    assert config.evaluation.every_epochs == 1
 
 
 def test_everything_in_an_experiment_can_be_overridden() -> None:
@@ -170,8 +171,13 @@ def test_help_knows_settings_and_choices_by_their_name(
     assert expected in command(capsys, "--help", topic)[1]
 
 
+def test_help_of_an_algorithm_names_its_usual_topology(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Where no topology is named: topology=ring" in command(capsys, "--help", "algo=dpsgd")[1]
+
+
 def test_cfg_prints_the_configuration_and_runs_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, out, _ = command(capsys, "--cfg", "job", "algo=dpsgd", "lr=0.3", "--resolve")
+    assert "name: ring" in out
     assert code == 0
     assert "lr: 0.3" in out
     assert "name: dpsgd" in out
@@ -189,10 +195,83 @@ def test_completion_offers_choices(tmp_path: Path) -> None:
     assert everything(tmp_path) == set()
 
 
-def test_completion_prints_its_script(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = command(capsys, "-sc", "install=bash")
-    assert code == 0
-    assert "complete -o nospace" in out
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("decentral-run algo=relaysgd algo.", "algo.correct_lr= algo.fill= algo.initial_count= algo.overlap="),
+        ("decentral-run optim=adam optim.b", "optim.beta1= optim.beta2="),
+        ("decentral-run optim=nesterov optim.nesterov=", "optim.nesterov=false optim.nesterov=true"),
+        ("decentral-run -m algo=d2,relaysgd_", "algo=d2,relaysgd_grad"),
+        ("decentral-run network.t", "network.timeout_s= network.transport="),
+        ("decentral-run --mul", "--multirun"),
+        ("decentral-run logger.", ""),
+        ("decentral-study relaysum_fig2 scale=s", "scale=small scale=smoke"),
+        ("decentral-study thesis_fig5_", "thesis_fig5_1 thesis_fig5_2 thesis_fig5_3"),
+        ("decentral-study relaysum_fig2 topology=d", "topology=dbt"),
+        ("decentral-study --p", "--plan --plan=quick"),
+    ],
+)
+def test_completion_offers_what_is_accepted(line: str, offered: str) -> None:
+    assert candidates(line, line.split()[0]) == offered.split()
+
+
+def test_every_setting_that_completion_offers_exists() -> None:
+    folders = [conf_directory()]
+    for key in candidates("decentral-run ", "decentral-run"):
+        within = [key] if key.endswith("=") else candidates(f"decentral-run {key}", "decentral-run")
+        assert within, key
+        for one in within:
+            checked([f"{one}{options(one[:-1], folders)[0] if one[:-1] in CHOICES else 1}"], folders)
+
+
+def test_completion_and_help_import_nothing_that_takes_long() -> None:
+    code = (
+        "import sys; from decentral.cli import run, study\n"
+        "for main in (run.main, study.main):\n"
+        "    try: main(['-sc', 'query=bash'])\n"
+        "    except SystemExit as ended: assert ended.code == 0\n"
+        "assert not {'torch', 'hydra', 'omegaconf', 'numpy.random', 'matplotlib'} & set(sys.modules)\n"
+    )
+    environment = os.environ | {"COMP_LINE": "decentral-run algo=", "COMP_POINT": "19"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "algo=relaysgd" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("name", ["run", "study"])
+def test_bash_completes_with_the_script_that_is_printed(tmp_path: Path, name: str) -> None:
+    program = tmp_path / f"decentral-{name}"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m decentral.cli.{name} "$@"\n')
+    program.chmod(0o755)
+    line = f"decentral-{name} algo=relaysgd_g"
+    asked = (
+        f"eval \"$({program} -sc install=bash)\"; COMP_WORDBREAKS=$' \\t=:'; "
+        f'COMP_LINE="{line}"; COMP_POINT={len(line)}; '
+        f"_decentral {program}; printf '[%s]' \"${{COMPREPLY[@]}}\"; complete -p decentral-{name} >&2"
+    )
+    if name == "study":  # only decentral-run prints it
+        asked = asked.replace(f"{program} -sc install", f"{sys.executable} -m decentral -sc install")
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[relaysgd_grad ]" and "-F _decentral" in done.stderr, done.stderr
+
+
+def test_completion_of_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = command(capsys, "-sc", "install=fish")
+    assert code == 2 and "use -sc install=bash or -sc install=zsh" in err
+
+
+@pytest.mark.parametrize(
+    "arguments", ["run --help", "run --help algo", "run -sc install=bash", "run --cfg job", "study"]
+)
+def test_what_nobody_reads_to_its_end_ends_quietly(arguments: str) -> None:
+    name, *rest = arguments.split()
+    read, write = os.pipe()
+    os.close(read)  # as `head` does
+    with os.fdopen(write, "w") as unread:
+        done = subprocess.run(
+            [sys.executable, "-m", f"decentral.cli.{name}", *rest],
+            stdout=unread, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # runs
@@ -230,7 +309,7 @@ def test_hydras_own_launchers_can_be_asked_for_and_write_below_results(
 def test_a_failed_run_says_where_it_is_and_how_to_go_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from decentral.launch import launch
+    from decentral.runtime import launch
 
     def fails(config: Config) -> None:
         raise OSError("no space left")

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from configure import configure
-from decentral.composition import compose
+from decentral.config.composition import compose
+from decentral.config.identity import identity, run_id
 from decentral.errors import ConfigError
-from decentral.identity import identity, run_id
+from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.processes import join
-from decentral.network.rounds import Losses
 from decentral.network.settings import Carrier, NetworkSettings
+from decentral.network.world import World
 from decentral.registry import components
 from decentral.topology.communication import Communication
-from decentral.topology.schedule import Schedule, slices
-from decentral.world import World
+from decentral.topology.rounds import Rounds, slices
 
 CERTAIN = Losses(0.0, seed=0)
 P = 7
@@ -35,7 +35,7 @@ CASES = [
 ]
 
 
-def scheduled(communication: Communication, name: str, n: int) -> Schedule:
+def scheduled(communication: Communication, name: str, n: int) -> Rounds:
     return communication.schedule(components("topology")[name](), n)
 
 
@@ -43,7 +43,7 @@ def start(n: int) -> Tensor:
     return torch.arange(n * P, dtype=torch.float64).view(n, P).sin()
 
 
-def dense(schedule: Schedule, x: Tensor, rounds: int) -> Tensor:
+def dense(schedule: Rounds, x: Tensor, rounds: int) -> Tensor:
     """With the matrices of the rounds, however they are carried out."""
     x = x.clone()
     for round in range(rounds):
@@ -63,7 +63,8 @@ def test_the_exchanges_of_a_round_applied_in_turn_are_its_matrices(communication
                     W = np.full((n, n), 1 / n)
                     if phase.matrices:
                         pieces = slices(P, len(phase.matrices), phase.split)
-                        W = next(W for W, part in zip(phase.matrices, pieces, strict=True) if column in range(P)[part])
+                        parts = zip(phase.matrices, pieces, strict=True)
+                        W = next(matrix.dense() for matrix, part in parts if column in range(P)[part])
                     product = W @ product
                 np.testing.assert_allclose(product, schedule.matrices(round)[h], atol=1e-15)
 

@@ -13,9 +13,10 @@ import pytest
 from PIL import Image
 
 from configure import configure
-from decentral.composition import compose, conf_directory
-from decentral.config import GROUPS, NODES, Config, dump, load
-from decentral.identity import identity, run_directory, run_id
+from decentral.config.composition import compose, conf_directory
+from decentral.config.files import dump, load
+from decentral.config.identity import identity, run_directory, run_id
+from decentral.config.schema import GROUPS, NODES, Config
 from decentral.registry import components
 from table import ALGORITHMS, TOPOLOGIES, topology_overrides
 
@@ -112,7 +113,7 @@ def test_the_identity_does_not_depend_on(base, override):
 @pytest.mark.parametrize(
     "override",
     [
-        "lr=0.2", "seed=1", "num_workers=8", "steps=7", "epochs=7", "eval_every_epochs=7", "trace=true",
+        "lr=0.2", "seed=1", "num_workers=8", "steps=7", "epochs=7", "evaluation.every_epochs=7", "trace=true",
         "optim=momentum", "optim=adam", "schedule=inverse", "topology=torus", "topology.weights=uniform",
         "algo.mode=awc", "algo=d2", "network.drop_probability=0.1", "communication.every=2",
     ],
@@ -176,3 +177,29 @@ def test_a_run_lives_under_its_id_unless_told_otherwise():
 def test_every_top_level_setting_is_a_choice_or_explained():
     for f in dataclasses.fields(Config):
         assert f.name in GROUPS or f.name in NODES or f.metadata.get("help")
+
+
+@pytest.mark.parametrize(("overrides", "topology"), [
+    (["algo=dpsgd"], "ring"),
+    (["algo=dpsgd", "topology=torus"], "torus"),
+    (["algo=dpsgd", "topology.split=interleaved"], "dbt"),
+    (["experiment=mine"], "chain"),
+    (["experiment=gossip"], "ring"),
+    (["experiment=gossip", "algo=relaysgd"], "dbt"),
+    ([], "dbt"),
+])  # fmt: skip
+def test_an_algorithm_has_its_usual_topology_unless_something_is_said_of_one(
+    overrides: list[str], topology: str, tmp_path: Path
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    head = "# @package _global_\ndefaults:\n  - override /algo: dpsgd\n"
+    (tmp_path / "experiment" / "gossip.yaml").write_text(head)
+    (tmp_path / "experiment" / "mine.yaml").write_text(head + "  - override /topology: chain\n")
+    assert compose(["task=quadratics", "num_workers=16", *overrides], str(tmp_path)).topology.name == topology
+
+
+def test_the_usual_topology_of_every_algorithm_exists_and_suits_it() -> None:
+    for name, cls in components("algorithms").items():
+        task = "mean_estimation" if cls.needs_samples else "quadratics"
+        config = compose([f"algo={name}", f"task={task}"])
+        assert config.topology.name == (cls.usual_topology or "dbt")

@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from decentral.config import GROUPS
+from configure import configure
+from decentral.config.schema import GROUPS
+from decentral.conformance import properties
 from decentral.registry import components
-from decentral.tasks.problems.least_squares import random_problem
 from table import ALGORITHMS, OPTIMIZERS, TASKS, TOPOLOGIES, VARIANTS, Optimum
 
 TABLES = {"algorithms": ALGORITHMS, "topology": TOPOLOGIES, "tasks": TASKS, "optim": OPTIMIZERS}
@@ -38,6 +38,13 @@ def test_every_variant_is_of_an_algorithm_that_exists():
     assert VARIANTS.keys() <= ALGORITHMS.keys()
 
 
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_what_an_algorithm_says_of_itself_is_what_the_table_has(name):
+    settings = components("algorithms")[name].as_sgd
+    assert (settings is None) == (ALGORITHMS[name].everyone is None)
+    assert [f"algo.{key}={value:g}" for key, value in (settings or {}).items()] == list(ALGORITHMS[name].as_sgd)
+
+
 # -- the optimum -------------------------------------------------------------------------------------------------------
 
 
@@ -45,7 +52,7 @@ def settle(start, tmp_path, name: str, *overrides: str, directory: str = "run"):
     case = ALGORITHMS[name]
     return start(
         f"algo={name}", *case.nets[0].overrides(tmp_path), *case.overrides, *SMALL,
-        "steps=700", "eval_every_epochs=700", *overrides, directory=directory
+        "steps=700", "evaluation.every_epochs=700", *overrides, directory=directory
     )  # fmt: skip
 
 
@@ -70,21 +77,16 @@ def test_a_biased_method_is_exact_where_all_workers_want_the_same(start, tmp_pat
     assert settle(start, tmp_path, name, "task.zeta2=0").last("suboptimality", "worst") < 1e-10
 
 
+@pytest.mark.parametrize(
+    ("name", "net"),
+    [pytest.param(name, net, id=f"{name}-{net.topology}") for name in OPTIMISERS for net in ALGORITHMS[name].nets],
+)
+def test_the_mean_is_kept_and_every_workers_updates_count_the_same(tmp_path, name, net):
+    settings = [*net.overrides(tmp_path), *ALGORITHMS[name].overrides]
+    properties.mean_kept(configure(f"algo={name}", *settings, "task=quadratics"))
+
+
 # -- plain SGD ---------------------------------------------------------------------------------------------------------
-
-
-def reference(n: int, zeta2: float, steps: int, optimizer) -> np.ndarray:
-    """torch.optim on 1/n sum_i 1/2 ||A_i x - b_i||^2: [steps + 1, 6]."""
-    problem = random_problem(n, 6, 0.5, 1.0, zeta2, 1.0, seed=0)
-    x = problem.x0.clone().requires_grad_()
-    rule, iterates = optimizer([x]), [x.detach().clone()]
-    for _ in range(steps):
-        rule.zero_grad()
-        residual = torch.einsum("nij,j->ni", problem.A, x) - problem.b
-        (residual.square().sum() / (2 * n)).backward()
-        rule.step()
-        iterates.append(x.detach().clone())
-    return torch.stack(iterates).numpy()
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -93,8 +95,7 @@ def test_where_all_hear_of_all_everybody_does_sgd_on_the_mean_gradient(start, tm
     case, (overrides, optimizer) = ALGORITHMS[name], RULES[rule]
     net = case.everyone
     result = start(f"algo={name}", *net.overrides(tmp_path), *case.as_sgd, *SMALL, *overrides, "steps=30", "trace=true")
-    expected = reference(net.n, 1.0, 30, optimizer)
-    np.testing.assert_allclose(result.iterates, np.repeat(expected[:, None], net.n, axis=1), rtol=0, atol=1e-12)
+    properties.as_sgd(result.walk, properties.plain_sgd(net.n, 1.0, 30, optimizer), net.topology)
 
 
 @pytest.mark.parametrize("rule", [*RULES, "adam"])
@@ -103,4 +104,4 @@ def test_one_worker_alone_does_what_torch_does(start, name, rule):
     case, (overrides, optimizer) = ALGORITHMS[name], (RULES | {"adam": ADAM})[rule]
     topology = ["topology=chain", "num_workers=1", "task.zeta2=0"]
     result = start(f"algo={name}", *topology, *case.as_sgd, *SMALL, *overrides, "steps=30", "trace=true")
-    np.testing.assert_allclose(result.iterates[:, 0], reference(1, 0.0, 30, optimizer), rtol=0, atol=1e-12)
+    properties.as_sgd(result.walk, properties.plain_sgd(1, 0.0, 30, optimizer), "alone")

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from decentral.composition import compose
-from decentral.config import Config
-from decentral.consensus.race import Course, Race
-from decentral.consensus.rounds import ConsensusRounds, error, starts
+from decentral.config.composition import compose
+from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.launch.job import Demand
+from decentral.jobs.consensus import ConsensusRounds, error, starts
+from decentral.jobs.race import Race, RaceSettings
+from decentral.network.settings import Carrier
+from decentral.scheduling.job import Demand
 from decentral.store import Status
 from decentral.study import catalogue
 from decentral.study.kinds.straggler import END, ERROR, MASS_ERROR, P_ERROR, SMALLEST_P, TURNS, StragglerCell
@@ -69,14 +71,17 @@ def test_the_starts_of_a_worker_do_not_depend_on_the_others() -> None:
 # The race
 
 
-def race(folder: Path, slowdown: float = 5.0) -> Race:
+DURATION_S = 1.0  # nobody is kept from his turns for so long, whatever else the machine does
+
+
+def race(folder: Path, slowdown: float = 5.0, duration_s: float = 0.25) -> Race:
     config = config_of(folder, "topology=chain", "num_workers=3", "processes=3", "device=cpu")
-    return Race(config, "", (5, 6), (slowdown,), Course(0.001, 0.25, 20))
+    return Race(config, "", (5, 6), (slowdown,), RaceSettings(0.001, duration_s, 20))
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Race:
-    job = race(tmp_path_factory.mktemp("race"))
+    job = race(tmp_path_factory.mktemp("race"), duration_s=DURATION_S)
     assert job.carry_out() is Status.done
     return job
 
@@ -91,16 +96,27 @@ def test_asynchronous_push_sum_loses_nothing(run: Race) -> None:
             assert math.isfinite(one["end"]) and 0 < one["smallest_p"] <= 1
             assert len(one["seconds"]) == len(one["errors"]) > 0
             assert one["seconds"] == sorted(one["seconds"])
-        assert len(line["workers"][-1]["errors"]) <= 0.25 / 0.005 + 1, "the straggler works 5 ms in each of its turns"
+        assert len(line["workers"][-1]["errors"]) <= DURATION_S / 0.005 + 1, "the straggler works 5 ms in each turn"
 
 
 def test_synchronous_averaging_takes_equally_many_turns_everywhere(run: Race) -> None:
     lines = run.of(5.0, asynchronous=False)
     assert [line["seed"] for line in lines] == [5, 6]
     for line in lines:
-        assert {len(one["errors"]) for one in line["workers"]} == {math.ceil(0.25 / 0.005)}
+        assert {len(one["errors"]) for one in line["workers"]} == {math.ceil(DURATION_S / 0.005)}
         assert line["mass_error"] < 1e-12
         assert max(one["end"] for one in line["workers"]) < 1e-3
+
+
+def test_a_race_over_another_transport_is_another_one(tmp_path: Path) -> None:
+    job = race(tmp_path)
+    settings = job.config.network
+    assert "transport" not in job.parameters()
+    others = [
+        replace(job, config=replace(job.config, network=replace(settings, transport=transport)))
+        for transport in (Carrier.torch, Carrier.shared_memory)
+    ]
+    assert len({job.id, *(other.id for other in others)}) == 3
 
 
 def test_a_race_has_the_machine_for_itself_and_goes_on_after_the_heats_that_are_done(tmp_path: Path) -> None:
@@ -117,7 +133,7 @@ def test_a_race_has_the_machine_for_itself_and_goes_on_after_the_heats_that_are_
 
 def test_another_course_is_another_job(tmp_path: Path) -> None:
     one = race(tmp_path)
-    longer = Race(one.config, "", one.seeds, one.slowdowns, one.course._replace(duration_s=1.0))
+    longer = Race(one.config, "", one.seeds, one.slowdowns, one.settings._replace(duration_s=1.0))
     assert len({one.id, longer.id, race(tmp_path, slowdown=6.0).id}) == 3
 
 
@@ -139,7 +155,7 @@ def test_the_values_are_about_the_fast_workers_the_straggler_and_the_sums(run: R
     assert {(curve.labels["who"], curve.metric, curve.seed) for curve in curves} == {
         (who, ERROR, seed) for who in ("fast workers", "straggler") for seed in (5, 6)
     }
-    assert all(0 < t <= 0.25 for curve in curves for t, _, _ in curve.points)
+    assert all(0 < t <= DURATION_S for curve in curves for t in (point.at["wall_s"] for point in curve.points))
 
 
 def test_a_target_that_is_not_reached_has_no_time(run: Race) -> None:
@@ -157,7 +173,7 @@ def test_a_target_that_is_not_reached_has_no_time(run: Race) -> None:
 )
 def test_what_cannot_work_is_refused(study: str, override: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
-        catalogue.load(study, "small").cells([override], tmp_path)
+        catalogue.load(study, "small").cells([override])
 
 
 def test_a_graph_that_changes_with_the_round_cannot_be_raced(tmp_path: Path) -> None:
@@ -165,7 +181,7 @@ def test_a_graph_that_changes_with_the_round_cannot_be_raced(tmp_path: Path) -> 
     study.rows = study.rows[:1]
     study.rows[0].base = ["topology=one_peer_exponential"]
     with pytest.raises(ConfigError, match="topology=one_peer_exponential changes from round to round"):
-        study.cells([], tmp_path)
+        study.cells([f"results_dir={tmp_path}"])
 
 
 @pytest.mark.parametrize(

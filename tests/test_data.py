@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
+import PIL.Image
 import pytest
 import torch
 
+from decentral.config.identity import component_identity
 from decentral.data.cifar10 import Cifar10
 from decentral.data.dataset import DataSet
 from decentral.data.digits import Digits
@@ -46,14 +50,14 @@ def in_memory_data(arrays: dict[str, np.ndarray], **augmentation) -> InMemory:
 
 
 def order(step: int) -> torch.Tensor:
-    """16 pictures of each of the workers 0 ... 3."""
+    """16 images of each of the workers 0 ... 3."""
     return torch.randint(20, (4, 16), generator=torch.Generator().manual_seed(step))
 
 
-def variants(picture: np.ndarray, pad: int, flip: bool) -> dict[bytes, int]:
-    """Every crop of the zero-padded picture, mirrored or not."""
-    _, height, width = picture.shape
-    padded = np.pad(picture, ((0, 0), (pad, pad), (pad, pad)))
+def variants(image: np.ndarray, pad: int, flip: bool) -> dict[bytes, int]:
+    """Every crop of the zero-padded image, mirrored or not."""
+    _, height, width = image.shape
+    padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)))
     crops = [
         padded[:, down : down + height, right : right + width]
         for down in range(2 * pad + 1)
@@ -65,9 +69,9 @@ def variants(picture: np.ndarray, pad: int, flip: bool) -> dict[bytes, int]:
 
 
 @pytest.mark.parametrize(("pad", "flip"), [(2, True), (1, False), (0, True)])
-def test_an_augmented_picture_is_a_crop_of_the_padded_one_and_every_crop_occurs(arrays, pad, flip):
+def test_an_augmented_image_is_a_crop_of_the_padded_one_and_every_crop_occurs(arrays, pad, flip):
     data = in_memory_data(arrays, pad=pad, flip=flip)
-    known = [variants(picture, pad, flip) for picture in arrays["train_images"]]
+    known = [variants(image, pad, flip) for image in arrays["train_images"]]
     seen = []
     for step, (images, _) in enumerate(data.train_batches(order, range(4), 0, 20)):
         for index, image in zip(order(step).flatten(), images.flatten(0, 1), strict=True):
@@ -102,7 +106,7 @@ def test_another_seed_augments_differently(arrays):
 
 
 @pytest.mark.parametrize("small_bytes", [0, 64e6], ids=["kept as bytes", "kept normalised"])
-def test_without_augmentation_batches_are_the_normalised_pictures_and_their_labels(arrays, monkeypatch, small_bytes):
+def test_without_augmentation_batches_are_the_normalised_images_and_their_labels(arrays, monkeypatch, small_bytes):
     monkeypatch.setattr(in_memory, "SMALL_BYTES", small_bytes)
     mean, std = np.array([10.0, 20.0, 30.0]), np.array([2.0, 4.0, 8.0])
     data = in_memory_data(arrays, mean=mean, std=std)
@@ -114,7 +118,7 @@ def test_without_augmentation_batches_are_the_normalised_pictures_and_their_labe
         assert images.dtype == torch.float32 and labels.dtype == torch.int64
 
 
-def test_test_batches_hold_every_test_picture_once_in_order_and_are_not_augmented(arrays):
+def test_test_batches_hold_every_test_image_once_in_order_and_are_not_augmented(arrays):
     data = in_memory_data(arrays, pad=2, flip=True)
     batches = list(data.test_batches(3))
     assert [len(images) for images, _ in batches] == [3, 3, 1]
@@ -136,7 +140,7 @@ def test_digits_are_those_of_sklearn_split_by_class_whatever_the_seed_of_the_run
     images, labels = next(data.train_batches(lambda step: train, range(1), 0, 1))
     assert torch.equal(images, next(other.train_batches(lambda step: train, range(1), 0, 1))[0])
     test_images, test_labels = next(data.test_batches(info.num_test + 1))
-    assert images.shape[2:] == info.image_shape and len(test_images) == info.num_test
+    assert images.shape[2:] == info.shape and len(test_images) == info.num_test
 
     pixels = torch.cat([images[0], test_images]) * Digits.STD + Digits.MEAN
     got = np.column_stack([torch.cat([labels[0], test_labels]), pixels.flatten(1).round().int()])
@@ -168,6 +172,37 @@ def test_cifar10_that_cannot_be_downloaded_is_an_error_that_says_how_to_get_it(m
     torchvision_with(monkeypatch, no_network)
     with pytest.raises(ConfigError, match=r"data.path=somewhere.*no route to host.*network.*data=imagefolder"):
         Cifar10(path="somewhere").prepare()
+
+
+@pytest.mark.parametrize(
+    ("files", "settings", "said"),
+    [
+        (["cifar-10-batches-py/data_batch_1"], {}, r"data_batch_1 \(7 bytes\) has the MD5 .*data.download=true"),
+        (["cifar-10-batches-py/test_batch"], {}, r"cifar-10-batches-py/data_batch_1 is missing"),
+        (["data_batch_1"], {}, r"folder of CIFAR-10's files itself: give .*called cifar-10-batches-py"),
+        ([], {"download": False}, r"data.download=false.*no cifar-10-batches-py in data.path"),
+    ],
+)
+def test_cifar10_that_is_damaged_is_not_said_to_be_missing(monkeypatch, tmp_path, files, settings, said):
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(b"damaged")
+    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
+    torchvision_with(monkeypatch, lambda *args, **kwargs: pytest.fail("nothing is to be loaded"))
+    with pytest.raises(ConfigError, match=said):
+        Cifar10(path=str(tmp_path), **settings).prepare()
+
+
+def test_a_damaged_cifar10_is_downloaded_again_if_that_is_asked_for(monkeypatch, tmp_path):
+    def download(path, train, download):
+        assert download
+        return SimpleNamespace(data=np.zeros((12, 32, 32, 3), np.uint8), targets=[3] * 12)
+
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"damaged")
+    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
+    torchvision_with(monkeypatch, download)
+    Cifar10(path=str(tmp_path), download=True).prepare()
 
 
 def test_cifar10_is_downloaded_once_and_turned_into_channels_first(monkeypatch, tmp_path):
@@ -213,3 +248,112 @@ def test_every_data_set_is_a_configuration(cls):
 
     assert issubclass(cls, DataSet)
     assert OmegaConf.to_object(OmegaConf.structured(cls)) == cls()
+
+
+# CIFAR-10 in other files
+
+
+@pytest.fixture
+def small_cifar10(monkeypatch, tmp_path):
+    """As if CIFAR-10 had 20 training and 10 test images, and a cache of its own."""
+    from decentral.data import cifar10_copies
+
+    monkeypatch.setattr(cifar10_copies, "COUNTS", {"train": 20, "test": 10})
+    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
+    labels = {"train": np.arange(20) % 10, "test": np.arange(10)}
+    draws = np.random.default_rng(0)
+    return {split: (draws.integers(256, size=(len(y), 32, 32, 3), dtype=np.uint8), y) for split, y in labels.items()}
+
+
+def write_tree(root: Path, data, suffix: str) -> Path:
+    from decentral.data.cifar10_copies import CLASSES
+
+    for split, (images, labels) in data.items():
+        for number, (image, label) in enumerate(zip(images, labels, strict=True)):
+            folder = root / split / CLASSES[label]
+            folder.mkdir(parents=True, exist_ok=True)
+            PIL.Image.fromarray(image).save(folder / f"{number:03d}{suffix}")
+    return root
+
+
+def write_npz(file: Path, data, **changes) -> Path:
+    arrays = {f"x_{split}": images for split, (images, _) in data.items()}
+    arrays |= {f"y_{split}": labels[:, None].astype(np.uint8) for split, (_, labels) in data.items()}
+    np.savez(file, **{name: value for name, value in (arrays | changes).items() if value is not None})
+    return file
+
+
+@pytest.mark.parametrize("kind", ["tree", "npz"])
+def test_cifar10_is_read_from_a_folder_of_images_and_from_arrays(kind, small_cifar10, tmp_path):
+    path = (
+        write_tree(tmp_path / "tree", small_cifar10, ".png")
+        if kind == "tree"
+        else write_npz(tmp_path / "c.npz", small_cifar10)
+    )
+    data = Cifar10(path=str(path), augment=False)
+    assert data.missing() == "" and data.inspect() == Cifar10.INFO
+    arrays = in_memory.read_arrays(data._prepared())
+    for split, (images, labels) in small_cifar10.items():
+        order = np.argsort(labels, kind="stable") if kind == "tree" else np.arange(len(labels))
+        assert np.array_equal(arrays[f"{split}_images"], images[order].transpose(0, 3, 1, 2))
+        assert np.array_equal(arrays[f"{split}_labels"], labels[order])
+
+
+def test_what_went_through_jpeg_files_is_said_to_be(small_cifar10, tmp_path):
+    said = {
+        suffix: Cifar10(path=str(write_tree(tmp_path / suffix, small_cifar10, suffix))).notes()
+        for suffix in (".jpg", ".png")
+    }
+    assert said == {".jpg": ("the data are CIFAR-10 (JPEG)",), ".png": ("the data are CIFAR-10 (PNG)",)}
+    assert Cifar10().notes() == ()
+
+
+def test_a_run_on_other_files_is_another_run(small_cifar10, tmp_path):
+    tree, file = write_tree(tmp_path / "a", small_cifar10, ".png"), write_npz(tmp_path / "c.npz", small_cifar10)
+    moved = write_tree(tmp_path / "b", small_cifar10, ".png")
+    published = component_identity(Cifar10())
+    found = [component_identity(Cifar10(path=str(path))) for path in (tree, file)]
+    assert "content" not in published and found[0] != found[1] != published
+    assert component_identity(Cifar10(path=str(moved))) == found[0], "wherever they lie"
+    (tree / "train" / "cat" / "more.png").write_bytes((tree / "train" / "cat" / "003.png").read_bytes())
+    assert component_identity(Cifar10(path=str(tree))) != found[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"x_train": None}, "has no array train_images or x_train: it has x_test, y_test, y_train"),
+        (
+            {"x_test": np.zeros((10, 32, 32), np.uint8)},
+            r"test_images is uint8 \[10, 32, 32\], not bytes of \[10, 32, 32, 3\]",
+        ),
+        ({"y_test": np.zeros(10, np.int64)}, "test_labels are not 10 numbers of classes from 0 to 9"),
+    ],
+)
+def test_arrays_that_are_not_those_of_cifar10_are_refused(changes, said, small_cifar10, tmp_path):
+    with pytest.raises(ConfigError, match=said):
+        Cifar10(path=str(write_npz(tmp_path / "c.npz", small_cifar10, **changes))).prepare()
+
+
+def test_files_that_are_not_those_of_cifar10_are_refused(small_cifar10, tmp_path):
+    tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
+    (tree / "train" / "cat" / "more.png").write_bytes((tree / "train" / "cat" / "003.png").read_bytes())
+    with pytest.raises(ConfigError, match="is no CIFAR-10: train/ has 21 images, not 20: use data=imagefolder"):
+        Cifar10(path=str(tree)).inspect()
+    for split in ("train", "test"):
+        (tree / split / "cat").rename(tree / split / "zebra")
+    with pytest.raises(ConfigError, match=r"its class folders are airplane, automobile, bird, \.\.\., not"):
+        Cifar10(path=str(tree)).inspect()
+    (tmp_path / "no.npz").write_text("nothing")
+    with pytest.raises(ConfigError, match=r"data.path=.*no.npz cannot be read as an .npz file"):
+        Cifar10(path=str(tmp_path / "no.npz")).prepare()
+
+
+def test_files_that_would_never_end_are_refused(small_cifar10, tmp_path):
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(ConfigError, match=r"pipe\.npz is no regular file"):
+        Cifar10(path=str(tmp_path / "pipe.npz")).prepare()
+    tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
+    (tree / "train" / "cat" / "loop.png").symlink_to("loop.png")
+    with pytest.raises(ConfigError, match=r"loop\.png is no regular file"):
+        Cifar10(path=str(tree)).inspect()

@@ -1,4 +1,4 @@
-"""Pictures in folders: imagefolder decodes them once."""
+"""Images in folders: imagefolder decodes them once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from decentral.data import decode, imagefolder
+from decentral.data import decode, decoded_tree
 from decentral.data.imagefolder import ImageFolder
 from decentral.data.imagenet import ImageNet
 from decentral.errors import ConfigError
@@ -25,10 +25,10 @@ def cache(tmp_path, monkeypatch) -> None:
 
 @pytest.fixture
 def tree(tmp_path) -> Tree:
-    """make(files) writes random pictures, (height, width) at each path, and returns the root."""
+    """make(files) writes random images, (height, width) at each path, and returns the root."""
 
     def make(files: dict[str, tuple[int, int]], mode: str = "RGB") -> Path:
-        root = tmp_path / "pictures"
+        root = tmp_path / "images"
         for number, (file, size) in enumerate(files.items()):
             pixels = np.random.default_rng(number).integers(256, size=(*size, 3), dtype=np.uint8)
             (root / file).parent.mkdir(parents=True, exist_ok=True)
@@ -48,17 +48,17 @@ TWO_CLASSES = {
 
 
 def decoded_test_images(data: ImageFolder) -> np.ndarray:
-    """The decoded test pictures as bytes, [N, H, W, 3]."""
+    """The decoded test images as bytes, [N, H, W, 3]."""
     images, _ = next(data.load("cpu", seed=0).test_batches(1000))
     mean, std = torch.tensor(data.normalisation.mean), torch.tensor(data.normalisation.std)
     return (images.permute(0, 2, 3, 1) * std + mean).round().to(torch.uint8).numpy()
 
 
-def test_pictures_of_the_right_size_are_used_as_they_are(tree):
+def test_images_of_the_right_size_are_used_as_they_are(tree):
     root = tree(TWO_CLASSES)
     data = ImageFolder(path=str(root), image_size=8)
     info = data.inspect()
-    assert (info.num_train, info.num_test, info.num_classes, info.image_shape) == (3, 2, 2, (3, 8, 8))
+    assert (info.num_train, info.num_test, info.num_classes, info.shape) == (3, 2, 2, (3, 8, 8))
     data.prepare()
     loaded = data.load("cpu", seed=0)
     assert loaded.train_labels.tolist() == [0, 0, 1]
@@ -75,7 +75,7 @@ def test_other_sizes_have_their_shorter_side_resized_and_the_centre_cut_out(tree
     )
 
 
-def test_grey_pictures_become_rgb(tree):
+def test_grey_images_become_rgb(tree):
     root = tree(TWO_CLASSES, mode="L")
     grey = np.asarray(Image.open(root / "test/cat/1.png"))
     np.testing.assert_array_equal(
@@ -83,17 +83,17 @@ def test_grey_pictures_become_rgb(tree):
     )
 
 
-def test_val_is_accepted_and_files_that_are_no_pictures_are_not_counted(tree):
+def test_val_is_accepted_and_files_that_are_no_images_are_not_counted(tree):
     root = tree({file.replace("test/", "val/"): size for file, size in TWO_CLASSES.items()})
-    (root / "val/dog/notes.txt").write_text("not a picture")
-    (root / "val/dog/.hidden.png").write_text("not a picture")
+    (root / "val/dog/notes.txt").write_text("not an image")
+    (root / "val/dog/.hidden.png").write_text("not an image")
     (root / "train/readme.md").write_text("not a class")
     data = ImageFolder(path=str(root), image_size=8)
     assert (data.inspect().num_test, data.inspect().num_classes) == (2, 2)
     assert decoded_test_images(data).shape == (2, 8, 8, 3)
 
 
-def test_training_pictures_are_augmented_unless_asked_not_to(tree):
+def test_training_images_are_augmented_unless_asked_not_to(tree):
     root = tree(TWO_CLASSES)
     order = torch.tensor([[0, 1, 2] * 8])
     for augment in (True, False):
@@ -102,7 +102,7 @@ def test_training_pictures_are_augmented_unless_asked_not_to(tree):
         assert (len(images[0].unique(dim=0)) > 3) is augment
 
 
-def test_pictures_are_decoded_once_until_one_changes(tree, monkeypatch):
+def test_images_are_decoded_once_until_one_changes(tree, monkeypatch):
     root = tree(TWO_CLASSES)
     data = ImageFolder(path=str(root), image_size=8)
     decoded = []
@@ -111,7 +111,7 @@ def test_pictures_are_decoded_once_until_one_changes(tree, monkeypatch):
         decoded.append(root.name)
         decode.decode(root, *rest)
 
-    monkeypatch.setattr(imagefolder, "decode", watched)
+    monkeypatch.setattr(decoded_tree, "decode", watched)
     data.prepare()
     data.prepare()
     assert decoded == ["train", "test"]
@@ -130,14 +130,21 @@ def test_several_processes_decode_the_same_as_one(tree, monkeypatch):
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-@pytest.mark.parametrize("damage", [lambda whole: b"not a picture", lambda whole: whole[: len(whole) // 2]])
-def test_a_broken_picture_is_named(tree, monkeypatch, damage, num_processes):
+@pytest.mark.parametrize("damage", [lambda whole: b"not an image", lambda whole: whole[: len(whole) // 2]])
+def test_a_broken_image_is_named(tree, monkeypatch, damage, num_processes):
     root = tree({f"{split}/cat/{i}.jpg": (32, 32) for split in ("train", "test") for i in range(4)})
     broken = root / "train/cat/2.jpg"
     broken.write_bytes(damage(broken.read_bytes()))
     monkeypatch.setattr(decode, "CHUNK", 2)
-    with pytest.raises(ConfigError, match=rf"data.path: the picture {broken} cannot be decoded"):
+    with pytest.raises(ConfigError, match=rf"data.path: the image {broken} cannot be decoded"):
         ImageFolder(path=str(root), num_processes=num_processes).prepare()
+
+
+def test_decoding_keeps_to_the_cores_that_are_shared_out(tree, monkeypatch):
+    monkeypatch.setattr(decode, "CHUNK", 1)
+    monkeypatch.setattr(decode, "ProcessPoolExecutor", None)  # one core has no use for it
+    monkeypatch.setattr("decentral.host.devices._share_of_cores", 1)
+    ImageFolder(path=str(tree(TWO_CLASSES)), image_size=8).prepare()
 
 
 def test_the_user_is_told_about_a_long_decode(tree, monkeypatch, capsys):
@@ -145,7 +152,7 @@ def test_the_user_is_told_about_a_long_decode(tree, monkeypatch, capsys):
     ImageFolder(path=str(tree(TWO_CLASSES)), image_size=8).prepare()
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
-    assert lines[0].startswith("Decoding 3 pictures of") and lines[1].endswith("done.")
+    assert lines[0].startswith("Decoding 3 images of") and lines[1].endswith("done.")
 
 
 @pytest.mark.parametrize("cls", [ImageFolder, ImageNet])
@@ -162,8 +169,8 @@ def test_the_user_is_told_about_a_long_decode(tree, monkeypatch, capsys):
             ["train/cat/1.png", "test/cat/1.png", "test/dog/1.png"],
             r"differ, for example 'dog' is only in test/ \(1 in all\)",
         ),
-        (["train/cat/1.txt", "test/cat/1.png"], "there are no pictures in .*train/cat"),
-        (["train/cat/1.png", "test/cat/1.txt"], "there are no pictures in .*test/cat"),
+        (["train/cat/1.txt", "test/cat/1.png"], "there are no images in .*train/cat"),
+        (["train/cat/1.png", "test/cat/1.txt"], "there are no images in .*test/cat"),
     ],
 )
 def test_a_malformed_tree_is_refused(tmp_path, cls, files, message):

@@ -1,13 +1,11 @@
-"""Pictures that are decoded while the models train."""
+"""Images that are decoded while the models train."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from decentral.data.imagenet import ImageNet
 from decentral.data.loading.streamed import crop_box
 from decentral.data.normalisation import Normalisation
 from decentral.errors import ConfigError
+from waiting import alive, until
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +67,7 @@ def test_the_crops_of_a_worker_do_not_depend_on_the_others_or_on_where_one_start
 def test_batches_have_the_contract_s_shapes_and_the_labels_of_their_folders(root):
     data = imagenet(root)
     info = data.inspect()
-    assert (info.num_train, info.num_test, info.num_classes, info.image_shape) == (12, 6, 3, (3, 28, 28))
+    assert (info.num_train, info.num_test, info.num_classes, info.shape) == (12, 6, 3, (3, 28, 28))
     data.prepare()
     loaded = data.load("cpu", seed=0)
     np.testing.assert_array_equal(loaded.train_labels, np.repeat([0, 1, 2], 4))
@@ -77,7 +76,7 @@ def test_batches_have_the_contract_s_shapes_and_the_labels_of_their_folders(root
     np.testing.assert_array_equal(labels, loaded.train_labels[order(0)])
 
 
-def test_test_pictures_are_resized_cropped_in_the_centre_and_normalised(root):
+def test_test_images_are_resized_cropped_in_the_centre_and_normalised(root):
     batches = list(imagenet(root).load("cpu", seed=0).test_batches(4))
     assert [labels.tolist() for _, labels in batches] == [[0, 0, 1, 1], [2, 2]]
     resized = Image.open(root / "val/n02/1.JPEG").resize((38, 32), Image.Resampling.BILINEAR)
@@ -97,18 +96,18 @@ def test_one_folder_serves_both_splits_only_if_asked_to(root):
 
 
 @pytest.mark.parametrize("num_loaders", [0, 1])
-def test_a_broken_picture_is_named_when_it_is_met(tmp_path, num_loaders):
+def test_a_broken_image_is_named_when_it_is_met(tmp_path, num_loaders):
     (tmp_path / "n01").mkdir()
-    (tmp_path / "n01" / "bad.JPEG").write_bytes(b"not a picture")
+    (tmp_path / "n01" / "bad.JPEG").write_bytes(b"not an image")
     data = imagenet(tmp_path, num_loaders, single_folder=True)
     data.prepare()
     batches = data.load("cpu", seed=0).train_batches(lambda step: torch.zeros(1, 1, dtype=torch.long), range(1), 0, 1)
-    with pytest.raises(ConfigError, match=rf"^data.path: the picture {tmp_path}/n01/bad.JPEG cannot be decoded"):
+    with pytest.raises(ConfigError, match=rf"^data.path: the image {tmp_path}/n01/bad.JPEG cannot be decoded"):
         next(batches)
 
 
 @pytest.mark.parametrize("size", [(500, 375), (224, 224), (1, 1), (2, 3), (2000, 10), (10, 2000)])
-def test_random_crops_lie_in_the_picture_and_have_the_area_and_the_shape_asked_for(size):
+def test_random_crops_lie_in_the_image_and_have_the_area_and_the_shape_asked_for(size):
     width, height = size
     boxes = np.array([crop_box(width, height, np.random.default_rng(i)) for i in range(300)])
     left, top, right, bottom = boxes.T
@@ -140,9 +139,4 @@ if __name__ == "__main__":
     run = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, check=False)
     assert run.returncode == -signal.SIGKILL
     loader = int((tmp_path / "loader").read_text())
-    for _ in range(1000):
-        if not Path(f"/proc/{loader}").exists():
-            return
-        time.sleep(0.01)
-    os.kill(loader, signal.SIGKILL)
-    pytest.fail("the loader is still there ten seconds later")
+    until(lambda: not alive(loader))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +13,16 @@ from torch import Tensor
 
 from configure import configure
 from conftest import Start
-from decentral.config import Config
-from decentral.ensembles.ensemble import Ensemble, Stack, draw, network
-from decentral.ensembles.facts import FactJob
-from decentral.ensembles.job import check
-from decentral.ensembles.search import Member
-from decentral.ensembles.simulation import Rated, Simulation
+from decentral.config.schema import Config
 from decentral.errors import ConfigError
+from decentral.jobs.ensembles.ensemble import Ensemble, Stack, draw
+from decentral.jobs.ensembles.members import Member, Rated, check
+from decentral.jobs.ensembles.simulation import Simulation
+from decentral.jobs.graph_facts import GraphFacts
 from decentral.store import Status
+from decentral.store.lines import LineFile
 from decentral.tasks.problems.least_squares import random_problem
+from decentral.training.assemble import local_network
 
 MEMBERS = [Member(0, 0.1), Member(3, 0.1), Member(0, 1.0)]
 RATES = [0.05, 0.2, 0.1]
@@ -29,6 +31,7 @@ METHODS = [
     ("algo=relaysgd", "topology=chain"),
     ("algo=relaysgd", "topology=bt"),
     ("algo=relaysgd_grad", "topology=chain"),
+    ("algo=relaysgd_grad", "topology=chain", "algo.receiver_lr=true"),
     ("algo=d2", "topology=ring"),
     ("algo=exact_diffusion", "topology=star"),
     ("algo=gradient_tracking", "topology=ring"),
@@ -50,7 +53,7 @@ def config_of(*overrides: str) -> Config:
 
 
 def ensemble_of(config: Config, members: list[Member], rates: list[float]) -> Ensemble:
-    return Ensemble(config, network(config), draw(config, members), [member.seed for member in members], rates)
+    return Ensemble(config, local_network(config), draw(config, members), [member.seed for member in members], rates)
 
 
 def of_member(models: Tensor, number: int, d: int = 4) -> Tensor:
@@ -126,7 +129,7 @@ def test_a_simulation_keeps_the_curve_of_every_tree_and_goes_on_after_a_kill(tmp
     )
     simulation = Simulation(config, "trees", (Rated(0, 0.1, 0.2), Rated(1, 0.1, 0.1)), steps=12, every=5, roots=3)
     assert simulation.carry_out() is Status.done
-    courses = simulation.courses()
+    courses = simulation.trajectories()
     assert [(course.root, course.member.seed) for course in courses] == [(r, s) for r in range(3) for s in (0, 1)]
     assert courses[0].steps == [0, 5, 10, 12]
     root2 = replace(config, topology=replace(config.topology, root=2))
@@ -139,7 +142,25 @@ def test_a_simulation_keeps_the_curve_of_every_tree_and_goes_on_after_a_kill(tmp
     lines.write_bytes(whole[: len(whole) // 2])  # a line that was cut short, and an ensemble of which one is missing
     (simulation.directory / "status.json").unlink()
     assert simulation.carry_out() is Status.done
-    assert sorted(simulation.courses()) == sorted(courses)
+    assert sorted(simulation.trajectories()) == sorted(courses)
+
+
+def test_the_lines_of_an_ensemble_are_written_together_and_what_is_there_is_not_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configure(*QUADRATICS, "num_workers=4", "algo=dpsgd", "topology=ring", f"results_dir={tmp_path}")
+    simulation = Simulation(config, "", (Rated(0, 0.1, 0.2), Rated(1, 0.1, 0.1)), steps=2)
+    simulation.directory.mkdir(parents=True)
+    shown: list[tuple[float, str]] = []
+    with closing(LineFile(simulation.directory / simulation.lines)) as lines:
+        together: list[int] = []
+        append = lines.append
+        monkeypatch.setattr(lines, "append", lambda *values: (together.append(len(values)), append(*values)))
+        assert simulation.work(lines, lambda: False, lambda *words: shown.append(words))
+        assert together == [2] and shown == [(1.0, "graph 1 of 1")]
+        append(lines.known[0])  # a writer that was killed has left a line that there is twice now
+        monkeypatch.setattr(Ensemble, "advance", lambda *_: pytest.fail("it computes"))
+        assert simulation.work(lines, lambda: False, lambda *words: None)
 
 
 @pytest.mark.parametrize(
@@ -156,14 +177,15 @@ def test_what_cannot_be_an_ensemble_is_refused(overrides: list[str], words: str)
 
 def test_another_task_is_refused() -> None:
     config = configure("task=mean_estimation", "algo=relay_mean", "topology=chain", "num_workers=4")
+    config.task.can_be_ensemble = True  # which no task can say of itself
     with pytest.raises(ConfigError, match=r"task=mean_estimation .* only task=quadratics can"):
         check(config)
 
 
 def test_the_facts_of_two_graphs_are_two_jobs_even_for_an_algorithm_that_needs_no_graph() -> None:
-    def fact(*overrides: str) -> FactJob:
-        return FactJob(config_of(*overrides), "", "second_eigenvalue", (4,))
+    def fact(*overrides: str) -> GraphFacts:
+        return GraphFacts(config_of(*overrides), "", "second_eigenvalue", (4,))
 
     ring, chain = (fact("algo=allreduce", f"topology={name}") for name in ("ring", "chain"))
     assert ring.id != chain.id
-    assert "topology" not in fact("algo=relaysgd", "topology=chain").asked()  # it is part of the identity
+    assert "topology" not in fact("algo=relaysgd", "topology=chain").parameters()  # it is part of the identity

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from decentral.cli import main
+from decentral.cli.run import main
+from decentral.cli.study import main as study
+from decentral.config.composition import compose
 
 # command line, and what the sentence has to contain: the key, the value, what would work
 REFUSED = [
@@ -51,6 +55,11 @@ REFUSED = [
     ("--help relaysdg", "relaysdg", "'relaysgd'"),
     ("--help algo=relaysdg", "algo=relaysdg", "'relaysgd'"),
     ("-m lr=interval(0,1)", "lr=interval(0,1)", "list the values"),
+    ("-m seed=range(1000000000)", "seed=range(1000000000)", "1,000,000,000 combinations", "max_combinations=10000"),
+    ("-m seed=shuffle(range(1000000000))", "1,000,000,000 combinations", "max_combinations=10000"),
+    ("-m lr=range(0,1,1e-9) hydra/launcher=basic", "1,000,000,000 combinations", "max_combinations=10000"),
+    ("-m seed=range(3) lr=1,2 max_combinations=5", "6 combinations", "max_combinations=5"),
+    ("-m lr=range(0,1,0)", "lr=range(0,1,0)", "never ends"),
     ("-m algo=relysgd,dpsgd", "algo=relysgd", "'relaysgd'"),
     # types
     ("alpha=abc", "alpha=abc", "a number, such as 0.1"),
@@ -72,9 +81,14 @@ REFUSED = [
     ("lr=nan", "lr=nan", "from 0 upwards"),
     ("num_workers=0", "num_workers=0", "at least 1"),
     ("batch_size=0", "batch_size=0", "at least 1"),
+    ("max_combinations=0", "max_combinations=0", "at least 1"),
+    ("epochs=1e300", "epochs=1e+300", "1e+12"),
+    ("task=quadratics task.dimension=1000000000", "task.dimension=1000000000", "memory"),
+    ("task=regression task.dimension=1000000000 task.l2=1", "task.dimension=1000000000", "memory"),
+    ("task=mean_estimation task.dimension=10000000000000", "task.dimension=10000000000000", "memory"),
     ("epochs=0", "epochs=0", "above 0"),
     ("steps=-1", "steps=-1", "at least 1"),
-    ("eval_every_epochs=nan", "eval_every_epochs=nan", "above 0"),
+    ("evaluation.every_epochs=nan", "evaluation.every_epochs=nan", "above 0"),
     ("checkpoint_every_s=-1", "checkpoint_every_s=-1", "from 0 upwards"),
     ("optim.momentum=2", "optim.momentum=2", "[0, 1)"),
     ("optim.nesterov=true", "optim.nesterov=true", "optim.momentum"),
@@ -100,7 +114,9 @@ REFUSED = [
     ("data=imagefolder", "data.path", "train/<class>/"),
     ("data=imagefolder data.path=nowhere", "data.path=nowhere", "train/<class>/"),
     ("data=imagefolder data.path=a_file", "data.path=a_file", "train/<class>/"),
-    ("data=imagefolder data.path=pictures", "pictures/train/cat", "no pictures"),
+    ("data=imagefolder data.path=pictures", "pictures/train/cat", "no images"),
+    ("data=imagefolder data.path=pipes", "pipes/train/cat/1.jpg", "no regular file"),
+    ("data=imagenet data.path=pipes/train data.single_folder=true", "pipes/train/cat/1.jpg", "no regular file"),
     ("task=quadratics task.problem=nowhere.npz", "task.problem=nowhere.npz", "A [n, d, d]"),
     ("task=quadratics task.problem=a_file", "task.problem=a_file", ".npz"),
     ("task=quadratics task.problem=no_b.npz", "task.problem=no_b.npz", "'b'"),
@@ -108,11 +124,18 @@ REFUSED = [
     ("task=quadratics task.problem=good.npz num_workers=5", "num_workers=5", "4 workers"),
     ("topology=file", "topology.path=", ".csv"),
     ("topology=file topology.path=nowhere.csv", "topology.path=nowhere.csv", "not a file"),
+    ("topology=file topology.path=empty.csv algo=dpsgd", "topology.path=empty.csv", "no edges"),
+    ("topology=file topology.path=header.csv algo=dpsgd", "topology.path=header.csv", "no edges"),
+    ("topology=file topology.path=pipe.csv algo=dpsgd", "topology.path=pipe.csv", "not a file"),
     ("topology=file topology.path=edges.csv num_workers=4", "line 2", "1,9"),
     ("run_dir=a_file", "run_dir=a_file", "is a file"),
     ("run_dir=a_file/run", "run_dir=a_file/run", "is a file"),
     ("run_dir=foreign", "run_dir=foreign", "new or empty"),
     ("run_dir=other_run", "run_dir=other_run", "another run_dir"),
+    (f"run_dir={'x' * 300}", "run_dir=xxx", "255 bytes"),
+    (f"results_dir={'x/' * 2000}", "results_dir=x/x/", "3840"),
+    ("task=quadratics task.problem=huge.npz", "task.problem=huge.npz", "cannot be read"),
+    ("topology=file topology.path=huge.npz algo=dpsgd", "topology.path=huge.npz", "cannot be read"),
     ("results_dir=a_file", "results_dir=a_file", "is a file"),
 ]
 
@@ -124,6 +147,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("a_file").write_text("text")
     for name in ("train/cat", "test/cat"):
         Path("pictures", name).mkdir(parents=True)
+        Path("pipes", name).mkdir(parents=True)
+    os.mkfifo("pipes/train/cat/1.jpg")
+    os.mkfifo("pipe.csv")
+    with zipfile.ZipFile("huge.npz", "w") as archive:  # a header that promises more than any machine has
+        for name in ("A", "edges"):
+            shape = {"shape": (2**45, 2), "fortran_order": False, "descr": "<i8"}
+            with archive.open(f"{name}.npy", "w") as array:
+                np.lib.format.write_array_header_1_0(array, shape)
+    Path("empty.csv").touch()
+    Path("header.csv").write_text("source,target\n")
     A, b = np.ones((4, 3, 3)), np.ones((4, 3))
     np.savez("good.npz", A=A, b=b)
     np.savez("no_b.npz", A=A)
@@ -197,10 +230,50 @@ def test_an_experiment_that_cannot_be_read_is_refused_in_one_sentence(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-SLOW = ("torch", "torchvision", "pandas", "matplotlib", "wandb", "sklearn", "networkx", "PIL")
+def bomb(levels: int) -> str:
+    """A list of lists of lists ..., each of which is written down once: 9^levels values."""
+    lines = ["# @package _global_", "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)]
+    return "\n".join([*lines, ""])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("group", ["experiment", "algo", "study"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("# @package _global_\nalpha: 0.5 # \u00e9t\u00e9\n".encode("latin-1"), "is not UTF-8 (line 2)"),
+        (bomb(9).encode(), "values once its aliases are written out"),
+        (b"# @package _global_\na: &a [*a]\n", "endlessly many values once its aliases are written out"),
+        (None, "is no regular file"),
+    ],
+    ids=["latin-1", "alias bomb", "endless", "pipe"],
+)
+def test_a_file_of_the_users_that_cannot_be_loaded_is_refused_by_every_command(
+    group: str, content: bytes | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / group / "mine.yaml"
+    file.parent.mkdir()
+    os.mkfifo(file) if content is None else file.write_bytes(content)
+    entry, choice = (study, ["mine"]) if group == "study" else (main, [f"{group}=mine"])
+    with pytest.raises(SystemExit) as exit:
+        entry(["--config-dir", str(tmp_path), *choice])
+    message = capsys.readouterr().err
+    assert exit.value.code == 2 and message.count("\n") == 1
+    assert str(file) in message and words in message
+
+
+def test_aliases_that_stay_small_are_accepted(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\nlr: &rate 0.25\nalpha: *rate\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    assert compose(["experiment=mine"], str(tmp_path)).alpha == 0.25
+
+
+SLOW = ("torch", "torchvision", "pandas", "matplotlib", "wandb", "sklearn", "networkx", "scipy", "PIL")
 SCRIPT = """
 import contextlib, io, sys
-from decentral.cli import main
+from decentral.cli.run import main
 for command in {commands!r}:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:

@@ -3,49 +3,96 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from decentral.cli import carry_out as carry_out_command
-from decentral.composition import compose
-from decentral.evaluation import Evaluation, evaluate
+from decentral.cli.single import carry_out as carry_out_command
+from decentral.config.composition import compose
+from decentral.config.identity import run_id
+from decentral.errors import ConfigError
+from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import join
-from decentral.network.rounds import Losses
 from decentral.network.settings import NetworkSettings
+from decentral.network.world import World
+from decentral.report.summary import summary
 from decentral.store import RunStore
-from decentral.tasks.task import Metric, Problem
+from decentral.store.metadata import Metric
+from decentral.tasks.evaluation import WHOLE, EvaluationSettings, Scope
+from decentral.tasks.task import Problem
 from decentral.topology.ring import Ring
-from decentral.world import World
+from decentral.training.evaluation import Evaluation, evaluate
+from decentral.training.oracle import TrainLosses
 
 MODELS = torch.tensor([[1.0, 0.0], [3.0, 0.0], [2.0, 6.0]], dtype=torch.float64)  # their mean is (2, 2)
 LOSSES = torch.tensor([0.5, 1.0, 3.0], dtype=torch.float64)
 
 
-class Coordinates(Problem):
+class Toy(Problem):
+    """What every problem needs beside its statistics."""
+
+    steps_per_epoch = 1.0
+
+    def init(self) -> Tensor:
+        return torch.zeros(2)
+
+    def gradient(self, x: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+        return x[:, 0], x
+
+
+class Coordinates(Toy):
     """Score: the first coordinate; cost: the square of the second. Process p of P does p + 1 shares of the work."""
 
     metrics = (Metric("test", "score", larger_is_better=True), Metric("test", "cost"))
-    steps_per_epoch = 1.0
 
-    def init(self, seed: int) -> Tensor:
-        return torch.zeros(2)
+    def __init__(self, buffers: Tensor | None = None) -> None:
+        self.asked_for: list[int] = []
+        self._buffers = {} if buffers is None else {"mean": buffers}
 
-    def gradient(self, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        return x[:, 0], x
+    def buffers(self) -> dict[str, Tensor]:
+        return self._buffers
 
-    def evaluate_workers(self, x: Tensor) -> Tensor:
+    def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
+        x = x if workers is None else x[workers]
+        self.asked_for.append(len(x))
         return torch.stack([x[:, 0], x[:, 1] ** 2], dim=1)
 
-    def evaluate_average(self, x: Tensor, part: int = 0, parts: int = 1) -> Tensor:
-        return self.evaluate_workers(x[None])[0] * (part + 1) / (parts * (parts + 1) / 2)
+    def average_statistics(self, x: Tensor, part: int = 0, parts: int = 1, scope: Scope = WHOLE) -> Tensor:
+        return self.worker_statistics(x[None])[0] * (part + 1) / (parts * (parts + 1) / 2)
 
 
-def evaluated(models: Tensor = MODELS, losses: Tensor = LOSSES) -> Evaluation:
+class Text(Toy):
+    """Five sentences of different lengths: perplexity is exp(sum of nats / tokens) of all of them together."""
+
+    metrics = (Metric("test", "perplexity"),)
+    LENGTHS = torch.tensor([1.0, 2.0, 3.0, 5.0, 8.0], dtype=torch.float64)
+
+    def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
+        return torch.stack([self._sums(row, 0, 1) for row in (x if workers is None else x[workers])])
+
+    def average_statistics(self, x: Tensor, part: int, parts: int, scope: Scope = WHOLE) -> Tensor:
+        return self._sums(x, part, parts)
+
+    def finish(self, statistics: Tensor) -> Tensor:
+        return (statistics[..., :1] / statistics[..., 1:]).exp()
+
+    def _sums(self, x: Tensor, part: int, parts: int) -> Tensor:
+        """Nats and tokens of every parts-th sentence; a token costs more in a longer sentence."""
+        tokens = self.LENGTHS[part::parts]
+        return torch.stack([(tokens * (x[0] + 0.1 * tokens)).sum(), tokens.sum()])
+
+
+DRAWN = torch.ones(3, dtype=torch.bool)
+
+
+def evaluated(
+    models: Tensor = MODELS, losses: Tensor = LOSSES, drawn: Tensor = DRAWN, problem: Problem | None = None
+) -> Evaluation:
     net = LocalNetwork(Ring().schedule(len(models)), Losses(0.0, 0))
-    return evaluate(Coordinates(), models, net, losses, part=0, parts=1)
+    return evaluate(problem or Coordinates(), models, net, TrainLosses(losses, drawn), part=0, parts=1)
 
 
 def value(found: Evaluation, metric: str, worker: int | str) -> float:
@@ -77,9 +124,36 @@ def test_the_consensus_distance_is_the_mean_square_distance_to_the_averaged_mode
 def test_the_training_loss_is_reported_once_there_is_one():
     assert value(evaluated(), "loss", "mean") == 1.5
     assert value(evaluated(), "loss", "worst") == 3
-    before = evaluated(losses=torch.full((3,), math.nan, dtype=torch.float64))
+    before = evaluated(losses=torch.full((3,), math.nan, dtype=torch.float64), drawn=~DRAWN)
     assert not before.diverged
     assert not [row for row in before.rows() if row["metric"] == "loss"]
+
+
+def test_a_worker_that_has_drawn_nothing_has_no_training_loss_and_has_not_diverged():
+    losses, drawn = LOSSES.clone(), DRAWN.clone()
+    losses[1], drawn[1] = math.nan, False
+    found = evaluated(losses=losses, drawn=drawn)
+    assert not found.diverged
+    assert value(found, "loss", "mean") == 1.75 and value(found, "loss", "worst") == 3
+    assert evaluated(losses=losses, drawn=DRAWN).diverged, "a loss that is not a number is divergence"
+
+
+def test_workers_whose_models_are_equal_are_evaluated_once():
+    models = MODELS[[0, 1, 0]]
+    problem = Coordinates()
+    found = evaluated(models, problem=problem)
+    assert problem.asked_for[0] == 2
+    assert [value(found, "score", i) for i in range(3)] == [1, 3, 1]
+    problem = Coordinates(buffers=torch.tensor([0.0, 0.0, 1.0]))
+    evaluated(models, problem=problem)
+    assert problem.asked_for[0] == 3, "their statistics of batches are not equal"
+
+
+def test_one_evaluation_is_enough_where_all_models_are_equal_and_so_is_their_average():
+    problem = Coordinates()
+    found = evaluated(MODELS[[1, 1]], torch.ones(2, dtype=torch.float64), DRAWN[:2], problem)
+    assert problem.asked_for == [1]
+    assert value(found, "score", "averaged") == value(found, "score", "worst") == 3
 
 
 def test_rows_carry_their_place_and_the_summary_leaves_single_workers_out():
@@ -99,19 +173,31 @@ def test_a_single_worker_that_is_not_finite_is_divergence(poison):
     assert not math.isfinite(evaluated(models=models).worst(1))
 
 
-def over_processes(world: World) -> tuple[Evaluation, tuple[bool, ...]]:
+def over_processes(world: World, problem: type[Problem]) -> tuple[Evaluation, tuple[bool, ...]]:
     net = join(Ring().schedule(3), Losses(0.0, 0), world.device, world.rank, world.size, NetworkSettings())
     mine = slice(net.workers.start, net.workers.stop)
-    found = evaluate(Coordinates(), MODELS[mine], net, LOSSES[mine], world.rank, world.size)
+    found = evaluate(problem(), MODELS[mine], net, TrainLosses(LOSSES[mine], DRAWN[mine]), world.rank, world.size)
     return found, world.any(world.rank == 1, False)
 
 
 def test_processes_see_the_same_evaluation_and_what_any_of_them_wants(worlds):
     expected = evaluated()
-    for found, wishes in worlds(2).call(over_processes):
+    for found, wishes in worlds(2).call(over_processes, Coordinates):
         assert wishes == (True, False)
         assert found.summary() == pytest.approx(expected.summary(), rel=1e-12)
         assert torch.equal(found.workers, expected.workers)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_metric_that_is_a_ratio_of_sums_is_that_of_all_examples_however_processes_share_them(worlds, size):
+    lengths = Text.LENGTHS
+    nats = (lengths * (MODELS[:, :1] + 0.1 * lengths)).sum(1)
+    expected = (nats / lengths.sum()).exp()
+    averaged = math.exp(float((lengths * (2 + 0.1 * lengths)).sum() / lengths.sum()))
+    for found, _ in worlds(size).call(over_processes, Text):
+        torch.testing.assert_close(found.workers[:, 0], expected, rtol=1e-12, atol=0)
+        assert value(found, "perplexity", "averaged") == pytest.approx(averaged, rel=1e-12)
+        assert value(found, "perplexity", "worst") == float(found.workers.max())
 
 
 DIVERGE = {
@@ -123,7 +209,7 @@ DIVERGE = {
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("task", DIVERGE)
 def test_a_run_that_diverges_stops_and_says_so(start, task, processes):
-    result = start(*DIVERGE[task], "num_workers=4", "eval_every_epochs=0.5", processes=processes)
+    result = start(*DIVERGE[task], "num_workers=4", "evaluation.every_epochs=0.5", processes=processes)
     assert result.status == result.facts["status"] == "diverged"
     assert 0 < result.facts["step"] < (300 if task == "quadratics" else 60)
     last = [row["value"] for row in result.rows if row["step"] == result.facts["step"]]
@@ -146,5 +232,73 @@ def test_divergence_is_a_result_and_not_a_failure(tmp_path, capsys):
     [("1", "5", [0, 1, 2, 3, 4, 5]), ("2", "5", [0, 2, 4, 5]), ("100", "5", [0, 5]), ("2.5", "6", [0, 2, 5, 6])],
 )
 def test_runs_are_evaluated_before_the_first_step_every_so_often_and_after_the_last(start, every, steps, expected):
-    result = start("task=quadratics", "num_workers=3", f"steps={steps}", f"eval_every_epochs={every}")
+    result = start("task=quadratics", "num_workers=3", f"steps={steps}", f"evaluation.every_epochs={every}")
     assert sorted({row["step"] for row in result.rows}) == expected
+
+
+@pytest.mark.parametrize(
+    ("examples", "expected"),
+    [("all", None), ("2000", 2000), ("10000", None), ("auto", int((0.1 * 200 * 50_000 / (0.25 * 17) - 10_000) / 49))],
+)
+def test_on_the_way_a_tenth_of_the_passes_is_enough(examples, expected):
+    settings = EvaluationSettings(every_epochs=4.0, examples=examples)
+    assert settings.on_the_way(50_000, 10_000, num_workers=16, epochs=200) == expected
+
+
+def test_a_small_test_set_is_always_looked_at_in_full():
+    assert EvaluationSettings(every_epochs=4.0).on_the_way(1437, 360, 16, 200) is None
+    assert EvaluationSettings(every_epochs=1.0).on_the_way(50_000, 10_000, 1023, 10) == 1000, "fewer say little"
+
+
+DIGITS = ("data=digits", "model=mlp", "num_workers=4", "batch_size=8", "steps=8", "evaluation.every_epochs=0.1")
+
+
+def test_the_last_evaluation_is_on_everything_and_the_others_on_what_was_asked_for(start):
+    whole, few = start(*DIGITS), start(*DIGITS, "evaluation.examples=100", "evaluation.initial=false", directory="few")
+    last = [row for row in whole.rows if row["step"] == 8]
+    strip = lambda rows: [{k: v for k, v in row.items() if k != "wall_s"} for row in rows]  # noqa: E731
+    assert strip(last) == strip([row for row in few.rows if row["step"] == 8])
+    accuracies = {
+        (row["step"], row["worker"]): row["value"]
+        for row in few.rows
+        if row["metric"] == "accuracy" and isinstance(row["worker"], int)
+    }
+    assert min(step for step, _ in accuracies) > 0
+    on_the_way = [value for (step, _), value in accuracies.items() if step < 8]
+    assert on_the_way and all(round(100 * value, 9) == round(100 * value) for value in on_the_way)
+
+
+def test_what_is_looked_at_on_the_way_is_a_run_of_its_own_only_where_it_is_a_number():
+    same = {
+        run_id(compose([*DIGITS, *more])) for more in ([], ["evaluation.examples=all"], ["evaluation.initial=true"])
+    }
+    other = {run_id(compose([*DIGITS, more])) for more in ("evaluation.examples=99", "evaluation.initial=false")}
+    assert len(same) == 1 and len(same | other) == 3
+
+
+def test_a_task_without_test_examples_says_so():
+    with pytest.raises(ConfigError, match=r"evaluation\.examples=5 is for tasks with test examples: task=quadratics"):
+        compose(["task=quadratics", "evaluation.examples=5"])
+    with pytest.raises(ConfigError, match=r"evaluation\.examples=some makes no sense"):
+        compose(["evaluation.examples=some"])
+
+
+def test_a_run_knows_where_its_time_went_in_all_attempts(start):
+    settings = (*DIGITS, "steps=40", "checkpoint_every_s=0")
+    assert start(*settings, interrupt_at=20).status == "interrupted"
+    result = start(*settings)
+    times = result.facts["times_s"]
+    assert list(times) == ["passes", "exchange", "waiting", "data", "evaluation", "checkpoints"]
+    assert times.pop("waiting") == 0, "one process waits for nobody"
+    assert all(seconds > 0 for seconds in times.values())
+    steps_s = sum(times[part] for part in ("passes", "exchange", "data"))
+    assert steps_s == pytest.approx(result.facts["wall_s"], abs=1e-5)
+    assert "Time: " in summary(result.directory)
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "torch"])
+def test_a_process_knows_how_long_it_has_waited_for_the_others(start, transport):
+    settings = (*DIGITS, "algo=dpsgd", "topology=ring", f"network.transport={transport}", "evaluation.initial=false")
+    straggler = ("network.straggler_delay_s=0.05", "network.stragglers=[3]")
+    times = start(*settings, *straggler, processes=2).facts["times_s"]
+    assert 8 * 0.05 * 0.8 < times["waiting"] < 0.9 * sum(times.values())

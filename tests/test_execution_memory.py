@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from decentral.benchmarks.memory import peak
+from decentral.benchmarks.cases.memory import peak
 from decentral.registry import components
 
 
-@pytest.mark.parametrize("execution", sorted(components("executions").keys() - {"auto"}))
+@pytest.mark.slow
+@pytest.mark.parametrize("execution", sorted(components("gradients").keys() - {"auto"}))
 def test_what_a_step_takes_beyond_the_rows_does_not_grow_with_the_number_of_workers(execution: str) -> None:
     settings = ["algo=dpsgd", "topology=ring", "model=mlp", "model.hidden=[1000,1000]", "batch_size=8"]
     few, many = (peak(*settings, f"num_workers={n}", f"execution={execution}") for n in (4, 16))

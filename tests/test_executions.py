@@ -10,28 +10,30 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from configure import configure
-from decentral.config import Config
+from decentral.cli.help import print_help
+from decentral.config.identity import identity, run_id
+from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.executions.auto import Auto
-from decentral.executions.batched import Batched
-from decentral.executions.execution import Work
-from decentral.executions.loop import Loop
-from decentral.executions.passes.layers import refusal
-from decentral.executions.passes.worker_models import WorkerModels, flat
-from decentral.identity import identity, run_id
-from decentral.launch.devices import device_kind
-from decentral.precision import Precision
+from decentral.gradients.auto import Auto
+from decentral.gradients.batched import Batched
+from decentral.gradients.execution import Workload
+from decentral.gradients.loop import Loop
+from decentral.gradients.passes.layers import refusal
+from decentral.gradients.passes.side_by_side import SideBySide
+from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
+from decentral.gradients.precision import Precision
 from decentral.registry import components
-from decentral.usage import print_help
+from decentral.runtime.devices import device_kind
 from table import ALGORITHMS
 
-EXECUTIONS = sorted(components("executions"))
+EXECUTIONS = sorted(components("gradients"))
 OTHERS = [name for name in EXECUTIONS if name != "loop"]
 MODELS = {"mlp": ("model=mlp", "model.hidden=[8]"), "cnn": ("model=cnn",)}
 TRAINED = [name for name, case in ALGORITHMS.items() if case.task != "mean_estimation"]
-SHORT = ("task=images", "batch_size=8", "steps=8", "eval_every_epochs=100", "trace=true", "alpha=1")
+SHORT = ("task=images", "batch_size=8", "steps=8", "evaluation.every_epochs=100", "trace=true", "alpha=1")
 VGG11 = ("model=vgg11", "data=synthetic", "data.image_size=32", "data.num_classes=10")
 CPU = torch.device("cpu")
 
@@ -69,12 +71,11 @@ def test_the_provenance_says_which_way_it_was(start):
 # -- what auto chooses -------------------------------------------------------------------------------------------------
 
 
-def work(*settings: str, workers: int | None = None) -> Work:
+def work(*settings: str, workers: int | None = None) -> Workload:
     config = configure("task=images", "algo=dpsgd", "topology=ring", *settings)
     info = config.data.inspect()
-    module = config.model.build(info.image_shape, info.num_classes)
-    pictures = (config.batch_size, *info.image_shape)
-    return Work(WorkerModels(module, workers or config.num_workers or 1, CPU), pictures, config.precision)
+    models = WorkerModels(config.model.build(info), workers or config.num_workers or 1, CPU)
+    return Workload(models, info.batch_shape(config.batch_size), config.precision, cross_entropy)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,9 @@ def test_auto_batches_small_models_only(settings, choice):
 
 
 def test_workers_are_batched_in_groups_that_fit_the_cache():
-    groups = Batched().passes(work("model=cnn", "num_workers=16")).groups
+    passes = Batched().passes(work("model=cnn", "num_workers=16"))
+    assert isinstance(passes, SideBySide)
+    groups = passes.groups(16)
     assert [group.stop - group.start for group in groups] == [4, 4, 4, 4]
 
 
@@ -151,26 +154,91 @@ def test_the_layers_that_can_be_batched_agree_with_torch_in_any_arrangement():
     x = flat(module) + 0.1 * torch.randn(k, len(flat(module)), dtype=torch.float64)
     losses, gradients = {}, {}
     for execution in (Loop(), Batched()):
-        passes = execution.passes(Work(WorkerModels(module, k, CPU), (B, 2, 12, 12), Precision.fp64))
-        losses[execution.name], gradients[execution.name] = passes(x, images, labels, lambda i: None)
+        passes = execution.passes(Workload(WorkerModels(module, k, CPU), (B, 2, 12, 12), Precision.fp64, cross_entropy))
+        losses[execution.name], gradients[execution.name] = passes(x, images, labels, range(len(x)), lambda j: None)
     torch.testing.assert_close(losses["batched"], losses["loop"], rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients["batched"], gradients["loop"], rtol=1e-12, atol=1e-12)
+
+
+def test_both_ways_take_the_mean_over_all_targets_of_an_example():
+    module, (k, B, T) = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).double(), (3, 5, 3)
+    inputs, targets = torch.randn(k, B, 4, dtype=torch.float64), torch.randn(k, B, T, dtype=torch.float64)
+    x = flat(module) + 0.1 * torch.randn(k, len(flat(module)), dtype=torch.float64)
+    found = []
+    for execution in (Loop(), Batched()):
+        passes = execution.passes(
+            Workload(WorkerModels(module, k, CPU), (B, 4), Precision.fp64, nn.functional.mse_loss)
+        )
+        found.append(passes(x, inputs, targets, range(k), lambda j: None))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+class Drawing(nn.Module):
+    """A linear layer and then something that may draw."""
+
+    def __init__(self, last: nn.Module | None = None) -> None:
+        super().__init__()
+        self.linear, self.last = nn.Linear(4, 8), last
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if self.last is None:
+            return nn.functional.dropout(y, 0.5, self.training)
+        if isinstance(self.last, nn.MultiheadAttention):
+            return self.last(y[None], y[None], y[None])[0][0]
+        if isinstance(self.last, nn.LSTM):
+            return self.last(y[None])[0][0]
+        return self.last(y)
+
+
+@pytest.mark.parametrize(
+    ("last", "draws"),
+    [
+        (nn.Dropout(0.5), True),
+        (None, True),
+        (nn.RReLU(), True),
+        (nn.MultiheadAttention(8, 2, dropout=0.5), True),
+        (nn.LSTM(8, 8, num_layers=2, dropout=0.5), True),
+        (nn.ReLU(), False),
+        (nn.Dropout(0.0), False),
+    ],
+    ids=str,
+)
+def test_whatever_a_model_draws_is_addressed_by_worker_and_draw(last, draws):
+    seeded, models = [], WorkerModels(Drawing(last), 2, CPU)
+    passes = Loop().passes(Workload(models, (5, 4), Precision.fp32, cross_entropy))
+    x, inputs = torch.randn(2, models.num_parameters), torch.randn(2, 5, 4)
+    targets = torch.randint(0, 8, (2, 5))
+
+    def gradients(draw: int) -> torch.Tensor:
+        def seed(j: int) -> None:
+            seeded.append(j)
+            seed_draws(CPU, 0, j, draw)
+
+        torch.rand(3)  # what is drawn in between makes no difference
+        return passes(x, inputs, targets, range(2), seed)[1].clone()
+
+    first, second, again = (gradients(draw) for draw in (0, 1, 0))
+    assert torch.equal(first, again)
+    assert torch.equal(first, second) != draws
+    assert seeded == ([0, 1] * 3 if draws else [0])
 
 
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_the_gradients_stay_where_they_are_and_models_may_move(execution):
     given = work("model=cnn", "num_workers=4", "batch_size=8")
-    passes = components("executions")[execution]().passes(given)
+    passes = components("gradients")[execution]().passes(given)
     x = torch.randn(4, given.models.num_parameters)
-    images, labels = torch.randn(4, *given.pictures), torch.randint(0, 10, (4, 8))
-    _, g = passes(x, images, labels, lambda i: None)
+    images, labels = torch.randn(4, *given.batch_shape), torch.randint(0, 10, (4, 8))
+    _, g = passes(x, images, labels, range(len(x)), lambda j: None)
     first, place = g.clone(), g.data_ptr()
     for moved in (x.clone(), x, x.clone(), x.clone()):
         g.fill_(7.0)  # the caller may overwrite them
-        _, g = passes(moved, images, labels, lambda i: None)
+        _, g = passes(moved, images, labels, range(len(x)), lambda j: None)
         assert g.data_ptr() == place and torch.equal(g, first)
     x.mul_(2)
-    assert not torch.equal(passes(x, images, labels, lambda i: None)[1], first)
+    assert not torch.equal(passes(x, images, labels, range(len(x)), lambda j: None)[1], first)
 
 
 def test_an_unused_parameter_has_gradient_zero():
@@ -180,9 +248,9 @@ def test_an_unused_parameter_has_gradient_zero():
             self.idle = nn.Parameter(torch.ones(2))
 
     models = WorkerModels(nn.Sequential(nn.Flatten(), Idle()), 2, CPU)
-    passes = Auto().passes(Work(models, (5, 1, 2, 2), Precision.fp32))
+    passes = Auto().passes(Workload(models, (5, 1, 2, 2), Precision.fp32, cross_entropy))
     x = torch.randn(2, models.num_parameters)
-    _, g = passes(x, torch.randn(2, 5, 1, 2, 2), torch.zeros(2, 5, dtype=torch.long), lambda i: None)
+    _, g = passes(x, torch.randn(2, 5, 1, 2, 2), torch.zeros(2, 5, dtype=torch.long), range(2), lambda j: None)
     assert g.shape == x.shape and (g == 0).sum() == 4
 
 
@@ -201,7 +269,8 @@ def test_a_wrong_name_is_refused_with_the_nearest_right_one():
 
 
 def test_deciding_needs_no_torch():
-    code = "import sys; from decentral.config import Config; Config(execution='loop'); sys.exit('torch' in sys.modules)"
+    code = "import sys; from decentral.config.schema import Config; Config(execution='loop'); "
+    code += "sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 

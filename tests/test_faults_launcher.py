@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -15,13 +16,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from punisher import Meanwhile, below, command, newest_checkpoint, same, status
+from decentral.host.interrupt import ask_to_stop
+from decentral.runtime import supervise
+from punisher import Meanwhile, below, command, newest_checkpoint, same, status, workers_of
+from waiting import alive, stands_still, until
 
 pytestmark = pytest.mark.timeout(120)
 
 RUN = [
     "task=quadratics", "task.noise=0.1", "algo=relaysgd", "topology=dbt", "num_workers=5", "steps=300",
-    "eval_every_epochs=10", "trace=true", "processes=2", "checkpoint_every_s=0", "progress=false", "device=cpu",
+    "evaluation.every_epochs=10", "trace=true", "processes=2", "checkpoint_every_s=0", "progress=false", "device=cpu",
     "network.timeout_s=20",
 ]  # fmt: skip
 ENDLESS = [*RUN, "trace=false", "steps=1000000"]
@@ -29,20 +33,20 @@ ENDLESS = [*RUN, "trace=false", "steps=1000000"]
 
 @pytest.fixture(scope="module", autouse=True)
 def no_pictures():
-    with mock.patch("decentral.report.pictures.draw"):
+    with mock.patch("decentral.report.run_figures.draw"):
         yield
 
 
 def launcher(*arguments: str, **environment: str) -> subprocess.Popen:
     """`decentral-run` in a process of its own."""
-    whole = [sys.executable, "-m", "decentral.cli", *arguments]
+    whole = [sys.executable, "-m", "decentral.cli.run", *arguments]
     return subprocess.Popen(
         whole, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | environment
     )
 
 
-def wait_for_checkpoint(directory: Path, process: subprocess.Popen, after: int = -1) -> None:
-    while newest_checkpoint(directory) <= after:
+def wait_for_checkpoint(directory: Path, process: subprocess.Popen) -> None:
+    while newest_checkpoint(directory) < 0:
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.01)
 
@@ -51,82 +55,88 @@ def parent(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
-def workers_of(process: subprocess.Popen) -> list[int]:
-    """The forks of its fork server."""
-    return [pid for pid in below(process.pid) if parent(pid) != process.pid]
+def wait_until_gone(pids: list[int]) -> None:
+    until(lambda: not any(map(alive, pids)))
 
 
-def are_gone_soon(pids: list[int]) -> None:
-    began = time.monotonic()
-    while left := [pid for pid in pids if alive(pid)]:
-        assert time.monotonic() - began < 20, left  # it takes 0.1 s on an idle machine
-        time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
+@pytest.mark.slow
 def test_4_nobody_outlives_a_launcher_that_is_killed_and_the_same_command_goes_on(tmp_path):
-    """One of the workers is stopped at that moment, and the fork server has been killed before."""
-    directory = tmp_path / "run"
-    process = launcher(*RUN, f"run_dir={directory}")
+    """The fork server is killed at some time, then the launcher while one of the workers is stopped.
+
+    Whatever happens late, happens before the run is over: a worker stops half-way in the first attempt, and again in
+    the second one.
+    """
+    directory, patient = tmp_path / "run", [*RUN, "network.timeout_s=3600"]
+    stop = {"rank": 1, "step": 150, "kind": "stop"}
+    process = launcher(*patient, f"run_dir={directory}", DECENTRAL_FAULTS=json.dumps([stop, stop]))
     wait_for_checkpoint(directory, process)
-    workers = workers_of(process)
+    workers = workers_of(process.pid)
     os.kill(parent(workers[0]), signal.SIGKILL)  # the fork server
-    are_gone_soon(workers)
-    wait_for_checkpoint(directory, process, newest_checkpoint(directory))
-    os.kill(workers_of(process)[0], signal.SIGSTOP)
+    wait_until_gone(workers)
+    until(lambda: any(map(stands_still, workers_of(process.pid))))
     family = below(process.pid)
     process.send_signal(signal.SIGKILL)
-    are_gone_soon(family)
+    wait_until_gone(family)
     told = process.communicate()[1]
     assert "died together with the process that had started it; restarting from step" in told
     assert status(directory)["status"] == "running" and status(directory)["restarts"] == 1
-    assert command(*RUN, f"run_dir={directory}") == 0
-    assert command(*RUN, f"run_dir={tmp_path / 'straight'}") == 0
+    assert command(*patient, f"run_dir={directory}") == 0
+    assert command(*patient, f"run_dir={tmp_path / 'straight'}") == 0
     same(directory, tmp_path / "straight")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_17_a_signal_writes_a_checkpoint_and_ends_the_run_within_seconds(tmp_path, number):
-    told: list[float] = []
-
-    def tell(_: list[int]) -> None:
-        told.append(time.monotonic())
-        os.kill(os.getpid(), number)
-
-    meanwhile = Meanwhile(tmp_path / "run", tell)
+def test_17_a_signal_writes_a_checkpoint_and_ends_the_run(tmp_path, number):
+    meanwhile = Meanwhile(tmp_path / "run", lambda _: os.kill(os.getpid(), number))
     assert command(*ENDLESS, f"run_dir={tmp_path / 'run'}") == 130
-    assert time.monotonic() - told[0] < 15  # it takes 0.2 s on an idle machine
     assert meanwhile.nobody_is_left()
     facts = status(tmp_path / "run")
     assert facts["status"] == "interrupted" and facts["step"] == newest_checkpoint(tmp_path / "run") > 0
 
 
-def test_17_the_second_ctrl_c_ends_at_once_what_the_first_one_could_not(tmp_path):
-    told: list[float] = []
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_17_what_asks_again_while_a_stop_is_under_way_does_not_break_it_off(tmp_path, monkeypatch, number):
+    """A job of SLURM may get SIGTERM, and then the signal that announces its preemption."""
+    stop = supervise._ask_to_stop
+
+    def ask_twice(workers: list) -> None:
+        ask_to_stop()
+        stop(workers)
+
+    monkeypatch.setattr(supervise, "_ask_to_stop", ask_twice)
+    meanwhile = Meanwhile(tmp_path / "run", lambda _: os.kill(os.getpid(), number))
+    assert command(*ENDLESS, f"run_dir={tmp_path / 'run'}") == 130
+    assert meanwhile.nobody_is_left()
+    facts = status(tmp_path / "run")
+    assert "reason" not in facts, "the leader said itself that it stopped"
+    assert facts["status"] == "interrupted" and facts["step"] == newest_checkpoint(tmp_path / "run") > 0
+
+
+def is_told_to_end(pid: int) -> bool:
+    """Whether a process that has been stopped will find a SIGTERM when it goes on."""
+    pending = re.findall(r"^S[hi][dg]Pnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return any(int(mask, 16) >> (signal.SIGTERM - 1) & 1 for mask in pending)
+
+
+def test_17_the_second_ctrl_c_ends_what_the_first_one_could_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervise, "CHECKPOINT_GRACE_S", 3600.0)  # alone, the first one would wait for so long
 
     def tell(pids: list[int]) -> None:
         os.kill(pids[0], signal.SIGSTOP)  # so that nobody can write a checkpoint
+        until(lambda: stands_still(pids[0]))
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.5)
-        told.append(time.monotonic())
+        until(lambda: is_told_to_end(pids[0]))  # so that this is not taken for the same Ctrl-C
         os.kill(os.getpid(), signal.SIGINT)
 
     meanwhile = Meanwhile(tmp_path / "run", tell)
     assert command(*ENDLESS, f"run_dir={tmp_path / 'run'}") == 130
-    assert time.monotonic() - told[0] < 10  # the first one would wait 30 s for a checkpoint
     assert meanwhile.nobody_is_left()
     assert status(tmp_path / "run")["status"] == "interrupted"
 
 
 @pytest.fixture
 def pictures(tmp_path, monkeypatch) -> Path:
-    """Two classes of pictures, one of them not a picture."""
+    """Two classes of pictures, one of them not an image."""
     monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
     for split in ("train", "test"):
         for name in ("cat", "dog"):
@@ -163,7 +173,7 @@ def test_a_long_path_for_temporary_files_is_no_obstacle(tmp_path):
     folder = tmp_path / ("long" * 30)
     folder.mkdir()
     process = launcher(*RUN, "steps=20", f"run_dir={tmp_path / 'run'}", TMPDIR=str(folder))
-    _, complaint = process.communicate(timeout=60)
+    _, complaint = process.communicate()
     assert (process.returncode, complaint) == (0, "")
     assert status(tmp_path / "run")["status"] == "done"
 

@@ -27,6 +27,7 @@ Of the twenty faults that a run has to survive, and where it is shown:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -34,36 +35,39 @@ import signal
 import socket
 import time
 from itertools import pairwise
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
+from decentral.config.composition import compose
 from decentral.errors import ConfigError
-from decentral.faults import injector
-from decentral.launch.failures import Failure, classify
-from decentral.store import RunStore
-from decentral.wishes import Wishes
-from punisher import Meanwhile, Punisher, command, same, status
+from decentral.runtime import supervise as supervision
+from decentral.runtime.supervise import supervise
+from decentral.store.failures import Failure, classify
+from decentral.training.faults import injector
+from decentral.training.votes import Votes
+from punisher import Meanwhile, Punisher, be_killed_when_done, children, command, same, status
 
 pytestmark = pytest.mark.timeout(120)
 
 QUADRATICS = [
     "task=quadratics", "task.noise=0.1", "algo=relaysgd", "topology=dbt", "num_workers=5", "optim=momentum",
-    "steps=120", "eval_every_epochs=20",
+    "steps=120", "evaluation.every_epochs=20",
 ]  # fmt: skip
 DIGITS = [
     "data=digits", "model=mlp", "algo=dpsgd", "topology=ring", "num_workers=3", "batch_size=16", "alpha=1", "steps=60",
-    "eval_every_epochs=0.2",
+    "evaluation.every_epochs=0.2",
 ]  # fmt: skip
 BOTH = ["processes=2", "trace=true", "checkpoint_every_s=0", "progress=false", "device=cpu", "network.timeout_s=30"]
-LONG = [*QUADRATICS[:-2], "steps=600", "eval_every_epochs=10", *BOTH]
+LONG = [*QUADRATICS[:-2], "steps=600", "evaluation.every_epochs=10", *BOTH]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_pictures():
-    with mock.patch("decentral.report.pictures.draw"):
+    with mock.patch("decentral.report.run_figures.draw"):
         yield
 
 
@@ -93,7 +97,9 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("task", [QUADRATICS, DIGITS], ids=["quadratics", "digits"])
+@pytest.mark.parametrize(
+    "task", [pytest.param(QUADRATICS, id="quadratics"), pytest.param(DIGITS, id="digits", marks=pytest.mark.slow)]
+)
 def test_1_a_run_goes_on_bit_for_bit_when_a_process_is_killed(undisturbed, faults, tmp_path, capfd, victim, task):
     straight = undisturbed(*task, *BOTH)
     faults((victim, 47, "kill"))
@@ -114,21 +120,14 @@ def test_1_a_run_that_is_killed_before_its_first_checkpoint_starts_from_the_begi
     assert status(tmp_path / "run")["restarts"] == 2
 
 
-def test_1_death_is_noticed_at_once_and_soon_forgotten(faults, tmp_path, monkeypatch):
-    noticed: list[float] = []
-    begun = RunStore.set_status
-
-    def announced(store: RunStore, *facts, **more) -> None:
-        noticed.append(time.time())
-        begun(store, *facts, **more)
-
-    command(*QUADRATICS, *BOTH, f"run_dir={tmp_path / 'warm'}")  # the fork server has imported torch now
-    monkeypatch.setattr(RunStore, "set_status", announced)  # in this process only: the supervisor's
+def test_1_a_death_is_noticed_without_waiting_for_a_message_and_the_server_with_torch_in_memory_stays(faults, tmp_path):
+    patient = [*QUADRATICS, *BOTH, "network.timeout_s=3600"]  # far longer than these tests may take
+    assert command(*patient, f"run_dir={tmp_path / 'warm'}") == 0
+    servers = children(os.getpid())
     faults((1, 41, "kill"), (1, 42, "kill"), (0, 50, "terminate"))
-    assert command(*QUADRATICS, *BOTH, f"run_dir={tmp_path / 'run'}") == 130
-    killed, again, resumed = ((tmp_path / "run" / f".fault{number}").stat().st_mtime for number in range(3))
-    assert min(noticed[0] - killed, noticed[1] - again) < 0.5  # typically 0.04 s
-    assert min(again - killed, resumed - again) < 4  # typically 0.4 s
+    assert command(*patient, f"run_dir={tmp_path / 'run'}") == 130
+    assert status(tmp_path / "run")["restarts"] == 2
+    assert children(os.getpid()) == servers
 
 
 def test_1_after_the_last_attempt_the_run_has_failed_and_the_same_command_goes_on(undisturbed, faults, tmp_path, capfd):
@@ -144,30 +143,16 @@ def test_1_after_the_last_attempt_the_run_has_failed_and_the_same_command_goes_o
     assert status(tmp_path / "run")["restarts"] == 1  # in all the life of the run
 
 
-def test_1_a_run_that_is_done_stays_done_when_a_process_dies_on_its_way_out(tmp_path):
-    from decentral.composition import compose
-    from decentral.launch import supervise
-    from decentral.launch.failures import RunFailed
-
+def test_1_a_run_that_is_done_stays_done_when_its_processes_die_on_their_way_out(tmp_path):
     config = compose([*QUADRATICS, *BOTH])
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(supervise, "_start_all", lambda *_: None)
-
-        def ends(_: list) -> None:
-            with RunStore.open(tmp_path / "run", "aaa", "") as store:
-                store.set_status("done")
-            raise RunFailed("process 1 of 2 was killed", Failure.killed)
-
-        patch.setattr(supervise, "_watch", ends)
-        assert supervise.supervise(config, tmp_path / "run", 2) == "done"
+    assert supervise(config, tmp_path / "run", 2, be_killed_when_done) == "done"
+    assert status(tmp_path / "run")["restarts"] == 0
 
 
 def test_3_a_run_goes_on_bit_for_bit_when_a_process_hangs(undisturbed, faults, tmp_path, capfd):
     straight = undisturbed(*QUADRATICS, *BOTH)
     faults((1, 47, "stop"))
-    began = time.monotonic()
     assert command(*QUADRATICS, *BOTH, "network.timeout_s=2", f"run_dir={tmp_path / 'run'}") == 0
-    assert time.monotonic() - began < 2 + 5 + 10  # timeout + 5 s until it goes on, and the run itself
     same(tmp_path / "run", straight)
     assert "process 1 of 2 (pid " in (told := capfd.readouterr().err) and "did not answer any more" in told
 
@@ -221,6 +206,7 @@ def test_failures_are_told_apart(error, failure):
     assert classify(outer) is failure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_1_a_run_whose_processes_are_struck_at_random_ends_as_if_nothing_had_happened(undisturbed, tmp_path, seed):
     straight = undisturbed(*LONG)
@@ -233,8 +219,10 @@ def test_1_a_run_whose_processes_are_struck_at_random_ends_as_if_nothing_had_hap
 
 def listening(pid: int) -> set[str]:
     """The addresses on which a process waits for connections, in hexadecimal, as /proc has them."""
-    sockets = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
-    found = set()
+    sockets, found = set(), set()
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # checkpoints open and close files meanwhile
+            sockets.add(os.readlink(link))
     for table in ("tcp", "tcp6"):
         lines = [line.split() for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]]
         found |= {line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets}
@@ -258,18 +246,18 @@ def test_16_the_processes_of_a_machine_talk_over_the_loopback_and_nothing_else(t
     assert found and found <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
-def test_processes_ask_each_other_every_second_where_steps_are_long(monkeypatch):
+def test_processes_vote_every_second_where_steps_are_long(monkeypatch):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    wishes = Wishes(SimpleNamespace(distributed=True, largest=lambda *values: values), 0)
-    asked = []
+    votes = Votes(SimpleNamespace(distributed=True, largest=lambda *values: values), 0)
+    voted = []
     for step, took in enumerate([0.001] * 41 + [0.4] * 40, start=1):
         now += took
-        if wishes.due(step):
-            asked.append(step)
-            wishes.ask(step, False, False)
-    assert asked[:3] == [1, 21, 41]
-    assert max(later - earlier for earlier, later in pairwise(asked[4:])) <= 2
+        if votes.due(step):
+            voted.append(step)
+            votes.ask(step, False, False)
+    assert voted[:3] == [1, 21, 41]
+    assert max(later - earlier for earlier, later in pairwise(voted[4:])) <= 2
 
 
 def test_an_injector_exists_only_where_it_was_asked_for(tmp_path, faults, monkeypatch):
@@ -287,3 +275,12 @@ def test_an_injector_exists_only_where_it_was_asked_for(tmp_path, faults, monkey
 
 def test_no_process_is_left():
     assert not [child for child in multiprocessing.active_children() if child.name.startswith("process ")]
+
+
+def test_a_stopped_server_does_not_keep_the_launcher_for_ever(undisturbed, tmp_path, monkeypatch):
+    straight = undisturbed(*QUADRATICS, *BOTH)  # so that there is a server
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
+    patient, first = supervision._answering, iter([0.1])  # the new server gets its time
+    monkeypatch.setattr(supervision, "_answering", lambda patience_s: patient(next(first, patience_s)))
+    assert command(*QUADRATICS, *BOTH, f"run_dir={tmp_path / 'run'}") == 0
+    same(tmp_path / "run", straight)

@@ -10,14 +10,15 @@ import pytest
 
 from configure import configure
 from decentral.errors import ConfigError
-from decentral.fish_school.job import FishSchool, checked, measure
-from decentral.fish_school.school import BEHAVIOURS, School, look, neighbours, swim
+from decentral.jobs.fish_school.job import FishSchool, checked, measure
+from decentral.jobs.fish_school.school import BEHAVIOURS, School, look, neighbours, swim
 from decentral.report.figures.strip import Strip
 from decentral.report.make import make
 from decentral.report.results import Results, read
 from decentral.store import Status
 from decentral.study import catalogue
 from decentral.study.kinds.fish_school import CURVES, ERROR, GAP, NEAREST
+from decentral.topology.graph import Graph
 from decentral.topology.weights import Weights, mixing_matrix
 from handmade import write
 
@@ -78,7 +79,7 @@ def test_neighbours_are_those_within_the_radius() -> None:
         [False, True, False, False],
         [False] * 4,
     ]
-    W = checked(mixing_matrix(near, Weights.metropolis, None, "near"), near)
+    W = checked(mixing_matrix(Graph.of(near), Weights.metropolis, None, "near").dense(), near)
     np.testing.assert_allclose(W, np.array([[2, 1, 0, 0], [1, 1, 1, 0], [0, 1, 2, 0], [0, 0, 0, 3]]) / 3)
 
 
@@ -185,7 +186,7 @@ def test_a_study_that_makes_no_sense_is_refused(change: str, words: str) -> None
 
 def test_the_study_has_numbers_for_every_seed_and_places_for_the_first(tmp_path: Path) -> None:
     study = catalogue.load("bluefog_fish_school", "smoke", overrides=["seeds=[3,4]"])
-    cell = study.cells([], tmp_path)[0]
+    cell = study.cells([f"results_dir={tmp_path}"])[0]
     (job,) = cell.jobs()
     job.carry_out()
     values = cell.values()
@@ -196,11 +197,11 @@ def test_the_study_has_numbers_for_every_seed_and_places_for_the_first(tmp_path:
     }
     placed = [one for one in curves if one.worker]
     assert {one.seed for one in placed} == {3} and {one.worker for one in placed} == {*map(str, range(12)), "predator"}
-    assert {tuple(step for step, _, _ in one.points) for one in placed} == {(0, 10)}
+    assert {tuple(point.at["step"] for point in one.points) for one in placed} == {(0, 10)}
 
 
 def test_only_a_school_that_encircles_has_a_widest_gap(tmp_path: Path) -> None:
-    for cell in catalogue.load("bluefog_fish_school", "smoke").cells([], tmp_path):
+    for cell in catalogue.load("bluefog_fish_school", "smoke").cells([f"results_dir={tmp_path}"]):
         (job,) = cell.jobs()
         job.carry_out()
         assert (GAP in {one.metric for one in cell.values()}) == (cell.labels["behaviour"] == "encircle")

@@ -13,11 +13,13 @@ import pytest
 from configure import configure
 from counting_jobs import Counting
 from decentral.errors import ConfigError
-from decentral.launch.job import TrainingRun
-from decentral.launch.pool import Pool
-from decentral.launchers.ray import Ray
+from decentral.jobs.training_run import TrainingRun
+from decentral.scheduling.launchers.ray import Ray
+from decentral.scheduling.pool import Pool
 from decentral.store import RunStore, read_metrics
-from waiting import all_ended, until
+from waiting import PATIENCE_S, all_ended, until
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def pool(home) -> Iterator[Pool]:
     """Ray takes seconds to start: once for this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
-        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
         for key in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
             patch.setenv(key, "")  # so that what is set meanwhile does not stay
             patch.delenv(key)
@@ -66,12 +68,13 @@ def test_runs_are_done_and_a_crash_takes_nothing_with_it(pool, tmp_path, start):
 
 def test_a_killed_run_goes_on_from_where_it_was(pool, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    job = Counting("relative", steps=100)
+    job = Counting("relative", steps=100, fate="held")
     pool.start(job)
     until(lambda: (job.directory / "numbers").exists())
     assert pool.look()[0].place.startswith("ray on ")
     os.kill(RunStore.peek(job.directory)["pid"], signal.SIGKILL)
     assert all_ended(pool)[job.title].failure == "killed"
+    job.let_go()
     pool.start(job)
     assert all_ended(pool)[job.title].status == "done"
     assert job.written[-1] == 99
@@ -89,7 +92,7 @@ def test_an_interrupted_pool_lets_runs_write_a_checkpoint(pool, tmp_path):
     for job in waiting:
         pool.start(job)
     assert any(one.place == "waiting for ray" for one in pool.look())
-    pool.interrupt(grace_s=30.0)
+    pool.interrupt(grace_s=PATIENCE_S)
     ended = all_ended(pool, 1 + len(waiting))
     assert {one.status for one in ended.values()} == {"interrupted"}
     facts = RunStore.peek(running.directory)
@@ -102,7 +105,7 @@ def test_a_job_that_takes_times_is_refused(pool, tmp_path):
 
 
 def test_a_cluster_that_is_not_there_is_named(monkeypatch):
-    from decentral.launch import ray_pool
+    from decentral.scheduling import ray_pool
 
     class Absent:
         def init(self, **_: object) -> None:
@@ -117,6 +120,6 @@ def test_what_makes_no_sense_is_refused(monkeypatch):
         with pytest.raises(ConfigError, match=f"launcher.{shown}"):
             Ray(**wrong)
     Ray().check()
-    monkeypatch.setattr("decentral.launchers.ray.find_spec", lambda name: None)
+    monkeypatch.setattr("decentral.host.packages.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package 'ray': pip install 'decentral\[ray\]'"):
         Ray().check()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,19 +17,21 @@ import fake_slurm
 from configure import configure
 from counting_jobs import Counting
 from decentral.errors import ConfigError
-from decentral.launch.job import TrainingRun
-from decentral.launch.pool import Ended, Pool
-from decentral.launchers.slurm import Slurm, Where
+from decentral.jobs.training_run import TrainingRun
+from decentral.scheduling.launchers.slurm import Slurm, Where
+from decentral.scheduling.pool import Ended, Pool
 from decentral.store import RunStore, Status, read_metrics
 from decentral.store.files import read_json
-from waiting import all_ended, until
+from waiting import PATIENCE_S, alive, all_ended, stands_still, until
 
 LOCAL = Slurm(cluster=Where.local)
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
 def jobs_find_the_tests(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
 
 
 @pytest.fixture
@@ -35,8 +39,8 @@ def slurm(tmp_path, monkeypatch) -> Path:
     """A SLURM on the path; the folder with the state of its jobs."""
     jobs = fake_slurm.install(tmp_path / "bin")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    monkeypatch.setattr("decentral.launch.slurm_clusters.SlurmCluster.every_s", 0.1)
-    monkeypatch.setattr("decentral.launch.slurm_clusters.SlurmCluster.patience_s", 1.0)
+    monkeypatch.setattr("decentral.scheduling.slurm_clusters.SlurmCluster.every_s", 0.1)
+    monkeypatch.setattr("decentral.scheduling.slurm_clusters.SlurmCluster.patience_s", 1.0)
     return jobs
 
 
@@ -81,16 +85,34 @@ def test_runs_are_done_and_what_fails_takes_nothing_with_it(tmp_path):
     assert not list((tmp_path / "submitted").glob("*.json"))
 
 
-def test_a_preempted_run_goes_on_from_its_checkpoint_to_the_same_result(tmp_path, start):
-    settings = ["steps=6000", "eval_every_epochs=500"]
+def stopped(job: TrainingRun) -> int:
+    """The process of a run; waits until it stands still."""
+    pids: list[int] = []
+
+    def look() -> bool:
+        pids.append(int((RunStore.peek(job.directory) or {}).get("pid", 0)))
+        return stands_still(pids[-1])
+
+    until(look)
+    return pids[-1]
+
+
+def test_a_preempted_run_goes_on_from_its_checkpoint_to_the_same_result(tmp_path, start, monkeypatch):
+    """It stands still while it is preempted, and again when it has gone on for a while."""
+    settings = ["steps=6000", "evaluation.every_epochs=500"]
     undisturbed = start("task=quadratics", "topology=ring", "algo=dpsgd", "num_workers=4", *settings)
     job = run(tmp_path, *settings)
+    stops = [{"rank": 0, "step": step, "kind": "stop"} for step in (3000, 4000)]
+    monkeypatch.setenv("DECENTRAL_FAULTS", json.dumps(stops))
     with replace(LOCAL).open(tmp_path) as pool:
         pool.start(job)
-        until(lambda: read_metrics(job.directory))
-        os.kill(RunStore.peek(job.directory)["pid"], signal.SIGUSR2)
-        until(lambda: (RunStore.peek(job.directory) or {}).get("status") == "interrupted")
+        first = stopped(job)
+        os.kill(first, signal.SIGUSR2)
+        os.kill(first, signal.SIGCONT)
+        until(lambda: not alive(first))
+        second = stopped(job)
         assert not pool.wait(0.0), "a job that is back in the queue has not ended"
+        os.kill(second, signal.SIGCONT)
         ended = all_ended(pool)
     assert ended[job.title].status == "done"
     (log,) = (tmp_path / "submitted").glob("*_log.out")
@@ -106,16 +128,18 @@ def test_an_interrupted_pool_lets_jobs_write_a_checkpoint_and_kills_those_that_d
             pool.start(one)
             until(lambda one=one: started(one))
         os.kill(RunStore.peek(deaf.directory)["pid"], signal.SIGSTOP)
-        pool.interrupt(grace_s=3.0)
-        ended = all_ended(pool, 2)
-    assert {one.status for one in ended.values()} == {"interrupted"}
+        pool.interrupt(grace_s=PATIENCE_S)
+        ended = all_ended_but(pool, 1)
+        assert (ended.job, ended.status) == (job, "interrupted")
+        pool._kill_at = time.monotonic()  # the grace is over
+        assert all_ended(pool)[deaf.title].status == "interrupted"
     facts = RunStore.peek(job.directory)
     assert facts["status"] == "interrupted" and job.written == list(range(facts["step"]))
     assert RunStore.peek(deaf.directory)["status"] == "running"
 
 
 def test_jobs_outlive_a_launcher_that_is_killed_and_the_next_one_finds_them(tmp_path):
-    job = Counting(str(tmp_path), steps=150)
+    job = Counting(str(tmp_path), steps=50, fate="held")
     killed = replace(LOCAL).open(tmp_path)
     killed.start(job)
     until(lambda: started(job))
@@ -124,13 +148,14 @@ def test_jobs_outlive_a_launcher_that_is_killed_and_the_next_one_finds_them(tmp_
         assert pool.started_before(job)
         pool.start(job)
         assert read_json(tmp_path / "submitted" / f"{job.id}.json") == before, "it was submitted again"
+        job.let_go()
         assert all_ended(pool)[job.title].status == "done"
-    assert job.written == list(range(150))
+    assert job.written == list(range(50))
     killed._cluster.close()
 
 
 def test_a_job_that_is_gone_is_submitted_again(tmp_path):
-    job = Counting(str(tmp_path), steps=100)
+    job = Counting(str(tmp_path), steps=50, fate="held")
     for fate in ("killed", "done"):
         pool = replace(LOCAL).open(tmp_path)
         pool.start(job)
@@ -139,15 +164,18 @@ def test_a_job_that_is_gone_is_submitted_again(tmp_path):
             pool._cluster.kill(pool._numbers())
             pool._cluster.close()
         else:
+            job.let_go()
             assert all_ended(pool)[job.title].status == "done"
             pool.close()
     assert job.finished()
 
 
-def test_slurm_requeues_what_it_preempts(tmp_path, slurm):
+@pytest.mark.parametrize("fate", ["preempted", "slow to stop"])
+def test_slurm_requeues_what_it_preempts(tmp_path, slurm, fate):
+    """With SIGTERM first and then SIGUSR2, which must not break off a run that is writing its checkpoint."""
     from submitit.slurm.slurm import SlurmJob
 
-    job, killed = Counting(str(tmp_path), steps=250), Counting(str(tmp_path), fate="killed")
+    job, killed = Counting(str(tmp_path), steps=50, fate=fate), Counting(str(tmp_path), fate="killed")
     with Slurm(partition="gpu", cpus=3, gpus=2, memory_gb=1.5, sbatch=["account=abc", "--exclusive"]).open(
         tmp_path
     ) as pool:
@@ -155,11 +183,12 @@ def test_slurm_requeues_what_it_preempts(tmp_path, slurm):
             pool.start(job)
             pool.start(killed)
             until(lambda: pool.look()[0].place == "waiting for slurm 101")
-        until(lambda: started(job))
+        until(lambda: started(job) and (slurm / "101.task").exists())
         until(lambda: pool.look()[0].place == "slurm 101")
         SlurmJob(tmp_path / "submitted", "101")._interrupt()
+        job.let_go()
         ended = all_ended(pool, 2)
-    assert ended[job.title].status == "done" and job.written == list(range(250))
+    assert ended[job.title].status == "done" and job.written == list(range(50))
     assert (slurm / "101.requeued").exists()
     assert ended[killed.title].failure == "killed" and "slurm job 102 ended" in ended[killed.title].reason
     script = (slurm / "101.script").read_text()
@@ -171,16 +200,16 @@ def test_slurm_requeues_what_it_preempts(tmp_path, slurm):
 def test_slurm_jobs_are_cancelled_by_ctrl_c_and_by_hand(tmp_path, slurm):
     by_hand, running, waiting = (Counting(str(tmp_path), steps=steps) for steps in (5000, 5001, 5002))
     with Slurm().open(tmp_path) as pool:
-        for job in (by_hand, running):
+        for job, number in ((by_hand, 101), (running, 102)):
             pool.start(job)
-            until(lambda job=job: started(job))
+            until(lambda job=job, number=number: started(job) and (slurm / f"{number}.task").exists())
         fake_slurm.scancel(slurm, "101")
         cancelled = all_ended_but(pool, 1)
         assert (cancelled.job, cancelled.status, cancelled.failure) == (by_hand, "failed", "error")
         assert cancelled.reason == "slurm job 101 was cancelled"
         with holding(slurm):
             pool.start(waiting)
-            pool.interrupt(grace_s=30.0)
+            pool.interrupt(grace_s=PATIENCE_S)
             ended = all_ended(pool, 2)
     assert {one.status for one in ended.values()} == {"interrupted"}
     assert running.written and not started(waiting)
@@ -207,7 +236,7 @@ def test_a_job_that_takes_times_gets_its_node_to_itself_or_is_refused(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"half", b"cdecentral.launch.elsewhere\nGone\n.", b"cno_such_module\nGone\n."]
+    "content", [b"", b"half", b"cdecentral.scheduling.attempt\nGone\n.", b"cno_such_module\nGone\n."]
 )
 def test_a_report_that_cannot_be_read_is_none_and_the_directory_tells(tmp_path, slurm, content):
     job = Counting(str(tmp_path), steps=3)
@@ -235,7 +264,7 @@ def test_what_is_missing_is_named(monkeypatch):
     Slurm(cluster=Where.local).check()
     with pytest.raises(ConfigError, match=r"finds no sbatch here: .* launcher.cluster=local"):
         Slurm().check()
-    monkeypatch.setattr("decentral.launchers.slurm.find_spec", lambda name: None)
+    monkeypatch.setattr("decentral.host.packages.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package 'submitit': pip install 'decentral\[slurm\]'"):
         Slurm().check()
 

@@ -14,17 +14,16 @@ from pathlib import Path
 import pytest
 
 from configure import configure
-from decentral.ensembles.facts import FactJob
 from decentral.errors import ConfigError
-from decentral.launch import devices
-from decentral.launch.job import Demand
-from decentral.launch.local_pool import LocalPool
-from decentral.launch.pool import Ended
-from decentral.launch.slots import Slots
+from decentral.host import devices
+from decentral.jobs.graph_facts import GraphFacts
+from decentral.scheduling.job import Demand
+from decentral.scheduling.local_pool import LocalPool
+from decentral.scheduling.pool import Ended
+from decentral.scheduling.slots import Slots
 from decentral.store import RunStore, Status
-from toy_jobs import Toy, alive, wait_until
-
-GONE_S = 20.0  # the children sleep for 60: they are gone because they were killed
+from toy_jobs import Toy
+from waiting import PATIENCE_S, alive, until
 
 
 @pytest.fixture
@@ -44,7 +43,7 @@ def toy(tmp_path):
 def end_all(pool: LocalPool) -> dict[str, Ended]:
     """How all that runs ends, by title."""
     ended: dict[str, Ended] = {}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while pool.look():
         assert time.monotonic() < deadline, "nothing ended"
         ended |= {one.job.title: one for one in pool.wait(0.2)}
@@ -136,54 +135,54 @@ def test_progress_reaches_the_launcher(pool, toy):
         pool.wait(0.1)
         return any(seen.fraction == 0.5 and "12 %" in seen.text for seen in pool.look())
 
-    wait_until(halfway)
+    until(halfway)
 
 
 def test_a_computation_tells_the_launcher_how_far_it_is(pool, tmp_path, monkeypatch):
     config = replace(configure("task=quadratics", "num_workers=4"), device="cpu", results_dir=str(tmp_path))
-    pool.start(FactJob(config, "facts", "measured_correction", tuple(range(4, 4000))))
+    pool.start(GraphFacts(config, "facts", "measured_correction", tuple(range(4, 4000))))
 
     def told() -> bool:
         pool.wait(0.1)
         return any(seen.fraction and seen.text.startswith("n = ") for seen in pool.look())
 
-    wait_until(told)
+    until(told)
 
 
 def test_a_killed_job_is_noticed_at_once_and_takes_its_children_with_it(pool, toy):
     job = toy("a", "child")
     pool.start(job)
-    wait_until(lambda: (job.directory / "log.txt").exists() and log(job).endswith("\n"))
+    until(lambda: (job.directory / "log.txt").exists() and log(job).endswith("\n"))
     os.kill(job.pid, signal.SIGKILL)
     ended = end_all(pool)["a"]  # long before its child would end
     assert ended.failure == "killed" and str(job.pid) in ended.reason
-    wait_until(lambda: not alive(int(log(job))), GONE_S)
+    until(lambda: not alive(int(log(job))))
 
 
 def test_leaving_the_pool_kills_everything(toy):
     job = toy("a", "child")
     with LocalPool(Slots(2)) as pool:
         pool.start(job)
-        wait_until(lambda: (job.directory / "log.txt").exists() and log(job).endswith("\n"))
-    wait_until(lambda: not alive(job.pid) and not alive(int(log(job))), GONE_S)
+        until(lambda: (job.directory / "log.txt").exists() and log(job).endswith("\n"))
+    until(lambda: not alive(job.pid) and not alive(int(log(job))))
 
 
 def test_an_interrupt_is_no_failure_and_after_the_grace_it_kills(pool, toy):
-    polite = toy("a", "sleep60")
+    polite = toy("a", "sleep600")
     pool.start(polite)
     polite.pid  # noqa: B018 - it waits
     pool.interrupt(30)
     assert next(iter(end_all(pool).values()))[1:3] == (Status.interrupted, None)
-    deaf = toy("b", "sleep60")
+    deaf = toy("b", "sleep600")
     pool.start(deaf)
     os.kill(deaf.pid, signal.SIGSTOP)
     pool.interrupt(0.2)
     assert next(iter(end_all(pool).values()))[1:3] == (Status.interrupted, None)
-    wait_until(lambda: not alive(deaf.pid), GONE_S)
+    until(lambda: not alive(deaf.pid))
 
 
 def test_somebody_else_at_the_same_job_is_told_apart_from_a_failure(pool, toy):
-    job = toy("a", "sleep60")
+    job = toy("a", "sleep600")
     pool.start(job)
     job.pid  # noqa: B018 - it waits
     assert carry_out(pool, job).status is Status.running
@@ -199,7 +198,7 @@ def test_a_job_that_needs_gpus_which_are_not_there_is_refused(pool, toy):
 
 
 def test_a_process_that_got_the_number_of_a_dead_leader_is_left_alone(pool, toy):
-    with subprocess.Popen(["sleep", "60"], start_new_session=True) as stranger:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
         job = toy("a", "done")
         pool.start(job)
         (running,) = pool._running.values()
@@ -213,14 +212,14 @@ def test_a_process_that_got_the_number_of_a_dead_leader_is_left_alone(pool, toy)
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from decentral.launch.local_pool import LocalPool
-from decentral.launch.slots import Slots
+from decentral.scheduling.local_pool import LocalPool
+from decentral.scheduling.slots import Slots
 from toy_jobs import Toy
 if __name__ == "__main__":
     with LocalPool(Slots(2)) as pool:
         pool.start(Toy(Path(sys.argv[1]), "a", ("child",)))
-        pool.start(Toy(Path(sys.argv[1]), "b", ("sleep60",)))
-        time.sleep(60)
+        pool.start(Toy(Path(sys.argv[1]), "b", ("sleep600",)))
+        time.sleep(600)
 """
 
 
@@ -231,6 +230,6 @@ def test_a_launcher_that_is_killed_leaves_no_process_behind(toy, tmp_path):
     with subprocess.Popen([sys.executable, script, tmp_path], env=environment) as launcher:
         a, b = toy("a"), toy("b")
         pids = [a.pid, b.pid]
-        wait_until(lambda: (a.directory / "log.txt").exists() and log(a).endswith("\n"))
+        until(lambda: (a.directory / "log.txt").exists() and log(a).endswith("\n"))
         launcher.kill()
-    wait_until(lambda: not any(map(alive, (*pids, int(log(a))))), GONE_S)
+    until(lambda: not any(map(alive, (*pids, int(log(a))))))

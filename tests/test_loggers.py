@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 
 import decentral
+from decentral.cli.run import main as run_command
+from decentral.cli.study import main as study_command
 from decentral.errors import ConfigError
-from decentral.loggers import Guarded, Logger, Sink
-from decentral.loggers import logger as logger_module
-from decentral.loggers.tensorboard import TensorBoard
-from decentral.loggers.wandb import Mode, WeightsAndBiases
 from decentral.registry import components
+from decentral.store.metrics import read_metrics
+from decentral.training.loggers import Guarded, Logger, Sink
+from decentral.training.loggers import logger as logger_module
+from decentral.training.loggers.tensorboard import TensorBoard
+from decentral.training.loggers.wandb import Mode, WeightsAndBiases
 
 SOURCE = Path(decentral.__file__).parents[1]
 CONF = SOURCE.parent / "conf" / "logger"
@@ -89,7 +92,8 @@ def test_values_are_those_at_the_time_of_logging(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["raises", "exits", "hangs"])
 def test_a_logger_in_trouble_costs_one_line_of_warning(tmp_path: Path, capfd, where: str, how: str) -> None:
     logger = Troubled(trouble=f"{where} {how}")
-    guarded = Guarded(logger, "aaa", {}, tmp_path, close_timeout_s=0.05)
+    close_timeout_s = 0.05 if how == "hangs" else 30.0
+    guarded = Guarded(logger, "aaa", {}, tmp_path, close_timeout_s)
     for step in range(100):
         guarded.log(step, {"loss": 1.0})
     guarded.close("done")
@@ -115,7 +119,7 @@ def test_a_logger_that_is_too_slow_is_dropped_rather_than_waited_for(tmp_path: P
 
 
 def test_every_logger_has_a_yaml_that_names_it_and_the_other_way_round() -> None:
-    assert sorted(components("loggers")) == sorted(file.stem for file in CONF.glob("*.yaml"))
+    assert sorted(components("training.loggers")) == sorted(file.stem for file in CONF.glob("*.yaml"))
     for file in CONF.glob("*.yaml"):
         comment, *rest = file.read_text().splitlines()
         assert comment.startswith("# ") and comment.endswith(".")
@@ -126,7 +130,7 @@ def test_finding_and_checking_the_loggers_imports_none_of_their_packages() -> No
     code = """
 import sys
 from decentral.registry import components
-for logger in components("loggers").values():
+for logger in components("training.loggers").values():
     logger().check()
 assert not {"wandb", "tensorboard", "torch"} & set(sys.modules)
 """
@@ -137,7 +141,7 @@ assert not {"wandb", "tensorboard", "torch"} & set(sys.modules)
     ("logger", "advice"), [(WeightsAndBiases(), "pip install wandb"), (TensorBoard(), "pip install tensorboard")]
 )
 def test_a_package_that_is_missing_is_named_before_the_run_starts(logger: Logger, advice: str, monkeypatch) -> None:
-    monkeypatch.setattr(logger_module.importlib.util, "find_spec", lambda package: None)
+    monkeypatch.setattr("decentral.host.packages.find_spec", lambda package: None)
     with pytest.raises(ConfigError) as refused:
         logger.check()
     assert advice in str(refused.value) and "logger=" in str(refused.value)
@@ -180,8 +184,8 @@ def test_tensorboard_writes_event_files(tmp_path: Path) -> None:
 WANDB_RUN = """
 import sys
 from pathlib import Path
-from decentral.loggers import Guarded
-from decentral.loggers.wandb import Mode, WeightsAndBiases
+from decentral.training.loggers import Guarded
+from decentral.training.loggers.wandb import Mode, WeightsAndBiases
 guarded = Guarded(WeightsAndBiases(mode=Mode[sys.argv[1]], tags=["test"]), "aaa", {"alpha": 0.1}, Path("run"))
 guarded.log(1, {"test/loss/mean": 0.5})
 guarded.log(2, {"test/loss/mean": 0.25})
@@ -212,3 +216,71 @@ def test_wandb_without_network_key_or_terminal_ends_with_an_offline_run(
 
 def test_wandb_is_offline_unless_asked_otherwise() -> None:
     assert WeightsAndBiases().mode is Mode.offline
+
+
+# Runs that are finished
+
+
+def run(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit:
+        run_command(["algo=dpsgd", "topology=ring", "task=quadratics", "num_workers=4", "steps=6", *arguments])
+    assert exit.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture
+def logged(monkeypatch) -> dict[str, list[Any]]:
+    """What went to a stand-in for TensorBoard, by the name of the run's folder."""
+    found: dict[str, list[Any]] = {}
+
+    def open(self: TensorBoard, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
+        sink = Recorder("", threading.Event())
+        sink.seen = found.setdefault(directory.name, [])
+        return sink
+
+    monkeypatch.setattr(TensorBoard, "open", open)
+    monkeypatch.setattr(TensorBoard, "check", lambda self: None)
+    return found
+
+
+def test_a_finished_run_gives_its_stored_metrics_to_the_logger_once(tmp_path: Path, capsys, logged) -> None:
+    first, second = f"run_dir={tmp_path / 'first'}", f"run_dir={tmp_path / 'second'}"
+    run(capsys, first, "logger=tensorboard")
+    run(capsys, second)
+    assert list(logged) == ["first"]
+    assert "nothing was computed.\nIts stored metrics went to logger=tensorboard." in run(
+        capsys, second, "logger=tensorboard"
+    )
+    assert logged["second"] == logged["first"] and logged["first"][-1] == "done" and len(logged["first"]) > 2
+    for known in (first, second):
+        assert "logger=tensorboard had its metrics before." in run(capsys, known, "logger=tensorboard")
+    assert len(logged["second"]) == len(logged["first"])
+
+
+def test_the_finished_runs_of_a_sweep_are_logged_too(tmp_path: Path, capsys, logged) -> None:
+    words = ["-m", "seed=1,2", f"results_dir={tmp_path}", "progress=false"]
+    run(capsys, *words)
+    told = run(capsys, *words, "logger=tensorboard")
+    assert "Its stored metrics went to logger=tensorboard. (2 of 2 runs)" in told and len(logged) == 2
+
+
+def test_rerun_computes_a_finished_run_again_in_its_place(tmp_path: Path, capsys) -> None:
+    run(capsys, f"results_dir={tmp_path}")
+    (there,) = (tmp_path / "runs").iterdir()
+    metrics = (there / "metrics.jsonl").read_text()
+    (there / "metrics.jsonl").write_text(metrics.splitlines()[0] + "\n")
+    assert "was done before" in run(capsys, f"results_dir={tmp_path}")
+    assert "was done before" not in run(capsys, f"results_dir={tmp_path}", "rerun=true")
+    again = [row | {"wall_s": 0} for row in read_metrics(there)]
+    (tmp_path / "before.jsonl").write_text(metrics)
+    assert again == [row | {"wall_s": 0} for row in read_metrics(tmp_path / "before.jsonl")]
+    assert list((tmp_path / "runs").iterdir()) == [there] and "rerun: false" in (there / "config.yaml").read_text()
+
+
+def test_rerun_of_a_sweep_computes_every_run_and_a_study_refuses_it(tmp_path: Path, capsys) -> None:
+    words = ["-m", "seed=1,2", f"results_dir={tmp_path}", "progress=false"]
+    run(capsys, *words)
+    assert "done before" in run(capsys, *words) and "done before" not in run(capsys, *words, "rerun=true")
+    with pytest.raises(SystemExit) as exit:
+        study_command(["relaysum_mixing", "scale=smoke", f"results_dir={tmp_path}", "rerun=true"])
+    assert exit.value.code == 2 and "rerun=true is for decentral-run" in capsys.readouterr().err

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from decentral.composition import compose
+from decentral.config.composition import compose
 from decentral.errors import ConfigError
+from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
-from decentral.network.rounds import Losses
 from decentral.registry import components
 from decentral.topology.weights import Weights
 from reference_runs import LOCALS, Case, assert_agree, expected, one_way, program, setting

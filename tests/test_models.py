@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import subprocess
 import sys
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
+from decentral.data.description import DataDescription, ImageData
 from decentral.errors import ConfigError
 from decentral.models.cnn import CNN
 from decentral.models.efficientnet_b0 import EfficientNetB0
@@ -31,9 +34,9 @@ NAMES = sorted(components("models"))
 RESIDUAL = [ResNet18, ResNet50, ResNetEvoNorm]
 
 
-def build(model, image_shape, num_classes=10, seed=0):
+def build(model, shape, num_classes=10, seed=0):
     torch.manual_seed(seed)
-    return model.build(image_shape, num_classes)
+    return model.build(ImageData(shape=shape, num_classes=num_classes))
 
 
 def num_parameters(module):
@@ -61,7 +64,7 @@ def test_finding_the_architectures_does_not_import_torch():
 
 
 @pytest.mark.parametrize(
-    ("model", "image_shape", "num_classes", "expected"),
+    ("model", "shape", "num_classes", "expected"),
     [
         (VGG11(), CIFAR, 10, 9_750_922),
         (VGG16(), IMAGENET, 1000, 138_357_544),
@@ -80,13 +83,13 @@ def test_finding_the_architectures_does_not_import_torch():
         (MLP(hidden=[]), DIGITS, 10, 64 * 10 + 10),
     ],
 )
-def test_the_number_of_parameters_is_the_published_one(model, image_shape, num_classes, expected):
+def test_the_number_of_parameters_is_the_published_one(model, shape, num_classes, expected):
     with torch.device("meta"):
-        assert num_parameters(model.build(image_shape, num_classes)) == expected
+        assert num_parameters(build(model, shape, num_classes)) == expected
 
 
 @pytest.mark.parametrize(
-    ("name", "image_shape"),
+    ("name", "shape"),
     [
         (name, shape)
         for name, model in components("models").items()
@@ -95,24 +98,24 @@ def test_the_number_of_parameters_is_the_published_one(model, image_shape, num_c
     ],
     ids=str,
 )
-def test_images_from_the_smallest_size_on_give_logits_and_a_gradient_to_every_parameter(name, image_shape):
+def test_images_from_the_smallest_size_on_give_logits_and_a_gradient_to_every_parameter(name, shape):
     model = components("models")[name]()
-    model.check(image_shape)
-    module = build(model, image_shape, num_classes=7)
+    model.check(ImageData(shape=shape, num_classes=10))
+    module = build(model, shape, num_classes=7)
     assert all(child.training for child in module.modules())
     assert {(t.device.type, t.dtype) for t in module.parameters()} == {("cpu", torch.float32)}
-    logits = module(torch.randn(4, *image_shape))
+    logits = module(torch.randn(4, *shape))
     assert logits.shape == (4, 7)
     logits.square().sum().backward()
     for parameter_name, parameter in module.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), parameter_name
 
 
-@pytest.mark.parametrize("image_shape", [CIFAR, (3, 63, 63), (3, 64, 96)], ids=str)
-def test_vgg11_sees_one_feature_per_channel_whatever_the_image_size(image_shape):
-    module = build(VGG11(), image_shape)
+@pytest.mark.parametrize("shape", [CIFAR, (3, 63, 63), (3, 64, 96)], ids=str)
+def test_vgg11_sees_one_feature_per_channel_whatever_the_image_size(shape):
+    module = build(VGG11(), shape)
     assert num_parameters(module) == 9_750_922
-    assert module(torch.randn(2, *image_shape)).shape == (2, 10)
+    assert module(torch.randn(2, *shape)).shape == (2, 10)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -148,7 +151,7 @@ def test_vgg11_drops_only_in_training():
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_stem_of_a_residual_network_suits_the_images(model, stem, size, kernel_size, map_size, channels):
     with torch.device("meta"):
-        module = model(stem=stem).build((channels, size, size), 10)
+        module = build(model(stem=stem), (channels, size, size))
         maps = []
         module.layer4.register_forward_hook(lambda _module, _inputs, output: maps.append(output.shape))
         module(torch.empty(2, channels, size, size))
@@ -160,7 +163,7 @@ def test_the_stem_of_a_residual_network_suits_the_images(model, stem, size, kern
 @pytest.mark.parametrize(("channels", "size", "map_size"), [(3, 224, 7), (1, 64, 2), (3, 32, 2), (1, 8, 1)])
 def test_the_mobile_networks_halve_small_images_once_less(model, channels, size, map_size):
     with torch.device("meta"):
-        module = model.build((channels, size, size), 10)
+        module = build(model, (channels, size, size))
         assert module.features(torch.empty(2, channels, size, size)).shape[2:] == (map_size, map_size)
 
 
@@ -170,7 +173,7 @@ def test_the_mobile_networks_halve_small_images_once_less(model, channels, size,
 )
 def test_the_head_of_vgg16_suits_the_images(head, size, units):
     with torch.device("meta"):
-        module = VGG16(head=head).build((1, size, size), 10)
+        module = build(VGG16(head=head), (1, size, size))
         assert module(torch.empty(2, 1, size, size)).shape == (2, 10)
     assert module[-1].in_features == units
 
@@ -217,7 +220,7 @@ def test_resnet_evonorm_normalizes_before_every_activation_and_keeps_no_statisti
 
 
 @pytest.mark.parametrize(
-    ("model", "image_shape", "words"),
+    ("model", "shape", "words"),
     [
         (
             VGG11(),
@@ -231,12 +234,50 @@ def test_resnet_evonorm_normalizes_before_every_activation_and_keeps_no_statisti
         (ResNet18(stem=Stem.imagenet), (1, 28, 28), ["model=resnet18", "model.stem=imagenet", "28 x 28", "cifar"]),
     ],
 )
-def test_images_too_small_for_a_model_are_refused_with_what_would_work(model, image_shape, words):
+def test_images_too_small_for_a_model_are_refused_with_what_would_work(model, shape, words):
     with pytest.raises(ConfigError) as error:
-        model.check(image_shape)
+        model.check(ImageData(shape=shape, num_classes=10))
     message = str(error.value)
     assert [word for word in words if word not in message] == []
     assert message.count("\n") == 0 and message.endswith(".")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sounds(DataDescription):
+    """A kind of data that no model here takes."""
+
+    kind: ClassVar[str] = "sounds"
+
+    def batch_shape(self, size: int) -> tuple[int, ...]:
+        return size, 8000
+
+
+@dataclass
+class Listener(Model):
+    """A model for them."""
+
+    name: str = "listener"
+    takes: ClassVar[type[DataDescription]] = Sounds
+
+    def build(self, data: Sounds) -> nn.Module:
+        return nn.Linear(*data.batch_shape(2)[::-1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_refuses_another_kind_of_data_with_what_would_work(name, monkeypatch):
+    model = components("models")[name]()
+    with pytest.raises(ConfigError, match=rf"^model={name} is for images, .* has sounds: choose data= with images\.$"):
+        model.check(Sounds())
+    monkeypatch.setattr("decentral.models.model.components", lambda _: {"cnn": CNN, "listener": Listener})
+    with pytest.raises(ConfigError, match=r"choose a model for sounds \(model=listener\) or data= with images\.$"):
+        model.check(Sounds())
+    Listener().check(Sounds())
+    with pytest.raises(ConfigError, match=r"^model=listener is for sounds, .* has images: .* \(model=cnn\)"):
+        Listener().check(ImageData(shape=CIFAR, num_classes=10))
+
+
+def test_the_shape_of_a_batch_follows_from_the_description():
+    assert ImageData(shape=CIFAR, num_classes=10).batch_shape(32) == (32, *CIFAR)
 
 
 @pytest.mark.parametrize("dropout", [-0.1, 1.0, float("nan")])

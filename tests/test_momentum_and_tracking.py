@@ -8,17 +8,17 @@ import torch
 
 from configure import configure
 from decentral.algorithms.dpsgd import Mode
-from decentral.composition import compose
+from decentral.config.composition import compose
+from decentral.config.identity import identity
 from decentral.errors import ConfigError
-from decentral.identity import identity
+from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
-from decentral.network.rounds import Losses
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
 from decentral.registry import components
 from decentral.tasks.problems.least_squares import random_problem
 from decentral.topology.requirements import check
-from decentral.topology.schedule import Schedule
+from decentral.topology.rounds import Rounds
 from table import ALGORITHMS, VARIANTS, Optimum
 
 SMALL = [
@@ -27,7 +27,7 @@ SMALL = [
     "task.initial_distance=1",
     "num_workers=6",
     "trace=true",
-    "eval_every_epochs=5000",
+    "evaluation.every_epochs=5000",
 ]
 EXACT_VARIANTS = [
     (name, variant)
@@ -138,7 +138,7 @@ def test_push_diging_is_exact_on_one_peer_rounds_of_a_grid(start, mode: Mode):
         compose([*SMALL, "algo=gradient_tracking", *place])
 
 
-def one_way_streets() -> Schedule:
+def one_way_streets() -> Rounds:
     """Directed graphs that change with the round: none of them connected, no two workers alike."""
     rounds = []
     for edges in ([(0, 1), (1, 2)], [(2, 0), (3, 4)], [(2, 3), (4, 0), (4, 1)]):
@@ -146,7 +146,7 @@ def one_way_streets() -> Schedule:
         for source, target in edges:
             W[target, source] = 1
         rounds.append((W / W.sum(axis=0),))
-    return Schedule(5, rounds.__getitem__, period=3)
+    return Rounds(5, rounds.__getitem__, period=3)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.3])

@@ -8,18 +8,22 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
+from decentral.benchmarks.baselines.meter import Meter
+from decentral.network import kernels
+from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.processes import join, split_workers
-from decentral.network.rounds import Losses
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.transports.shared_memory import SharedMemory
 from decentral.network.transports.torch_distributed import TorchDistributed
+from decentral.network.world import World
 from decentral.registry import components
-from decentral.topology.schedule import Split
+from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.rounds import Split
 from decentral.topology.topology import Topology
-from decentral.world import World
 from table import TOPOLOGIES, topology_overrides
 
 TREES = [name for name, case in TOPOLOGIES.items() if case.tree]
@@ -45,6 +49,20 @@ def local(topology: Topology, n: int, losses: Losses = CERTAIN) -> LocalNetwork:
 def whole_numbers(*shape: int) -> Tensor:
     """Sums of them are exact."""
     return torch.from_numpy(np.random.default_rng(0).integers(-1000, 1000, shape)).double()
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # of two rows, to see if they are one
+@pytest.mark.parametrize("name", ["chain", "dbt", "exponential"])
+def test_rows_on_another_device_stay_there(build, name):
+    net, gpu = local(build(name), TOPOLOGIES[name].n), torch.device("cuda:0")
+    with FakeTensorMode():  # tensors without values, which know where they are: no GPU is needed
+        x = torch.zeros(net.n, 1 << 18, device=gpu)
+        p = torch.ones(net.n, net.rounds.num_pieces, dtype=torch.float64)
+        found = [net.mix(x, 0), net.mix(x, 0, lazy=True), net.mean(x), net.average(x), net.push(x, p, 0)[0]]
+        if name in TREES:
+            m = net.relay(x, net.no_messages(x), 0)
+            found += [m, net.collect(m, x), net.collect(m, x, weight=0.5)]
+        assert {each.device for each in found} == {gpu}
 
 
 # -- mix and mean ------------------------------------------------------------------------------------------------------
@@ -108,7 +126,7 @@ def relay_cases():
 @pytest.mark.parametrize(("name", "n", "fields"), relay_cases())
 def test_relayed_sums_are_complete_after_the_diameter_and_not_before(build, name, n, fields):
     net, y = local(dataclasses.replace(build(name), **fields), n), whole_numbers(n, P) + 5000
-    diameter = int(net.schedule.hops().max())
+    diameter = int(net.rounds.hops().max())
     m, c = net.no_messages(y), net.no_counts()
     for round in range(2 * diameter):
         m, c = net.relay(y, m, round), net.relay_counts(c, round)
@@ -121,7 +139,7 @@ def test_relayed_sums_are_complete_after_the_diameter_and_not_before(build, name
 @pytest.mark.parametrize(("name", "n", "fields"), relay_cases())
 def test_relaying_forgets_a_worker_that_was_not_finite_for_one_round(build, name, n, fields, poison):
     net, y = local(dataclasses.replace(build(name), **fields), n), whole_numbers(n, P)
-    diameter = int(net.schedule.hops().max())
+    diameter = int(net.rounds.hops().max())
     m = net.no_messages(y)
     for round in range(diameter):
         m = net.relay(y, m, round)
@@ -147,7 +165,7 @@ def test_relaying_leaves_its_input_alone(build, name):
 def test_counts_say_how_many_models_are_in_a_message_also_when_messages_are_lost(build, name):
     n = TOPOLOGIES[name].n
     net = local(build(name), n, Losses(0.3, seed=1))
-    ones = torch.ones(n, net.schedule.num_pieces, dtype=torch.float64)
+    ones = torch.ones(n, net.rounds.num_pieces, dtype=torch.float64)
     m, c = net.no_messages(ones), net.no_counts()
     incomplete = 0
     for round in range(20):
@@ -239,6 +257,26 @@ def test_the_verbs_do_the_same_over_processes_and_send_what_they_count(
         assert 0 < wire[0] < counted[0] and 0 < wire[1] <= counted[1]
 
 
+def mixed_in_processes(world: World, name: str, n: int, x: Tensor) -> Tensor:
+    settings = NetworkSettings(transport=Carrier.shared_memory)
+    rounds = components("topology")[name]().schedule(n)
+    net = join(rounds, CERTAIN, world.device, world.rank, world.size, settings)
+    found = net.gather(net.mix(x[net.workers.start : net.workers.stop].clone(), 0))
+    net.close()
+    return found
+
+
+@pytest.mark.parametrize(("name", "n"), [("complete", 100), ("exponential", 1200)])
+def test_many_workers_are_mixed_alike_in_one_process_and_two(worlds, name, n):
+    """So many that there is a product with the matrix, of the local rows and of those that come."""
+    x, rounds = whole_numbers(n, 2, 200), components("topology")[name]().schedule(n)
+    (W,) = rounds.matrices(0)
+    expected = torch.einsum("ij,jkl->ikl", torch.tensor(W), x)
+    torch.testing.assert_close(LocalNetwork(rounds, CERTAIN).mix(x.clone(), 0), expected, rtol=0, atol=1e-9)
+    for found in worlds(2).call(mixed_in_processes, name, n, x):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize(
     ("n", "processes", "sizes"), [(5, 2, [3, 2]), (16, 16, [1] * 16), (7, 3, [3, 2, 2]), (4, 1, [4])]
 )
@@ -276,7 +314,7 @@ EXPECTED_MESSAGES = {
 def test_a_run_sends_as_much_as_the_formula_says(start, algo, topology):
     task = "mean_estimation" if algo == "relay_mean" else "quadratics"
     overrides = [f"algo={algo}", f"topology={topology}", f"task={task}", f"task.dimension={P}", f"num_workers={N}"]
-    result = start(*overrides, f"steps={STEPS}", "eval_every_epochs=1")
+    result = start(*overrides, f"steps={STEPS}", "evaluation.every_epochs=1")
     assert result.facts["bytes_sent"] == STEPS * P * BYTES * EXPECTED_BYTES[algo, topology]
     messages = EXPECTED_MESSAGES.get((algo, topology), EXPECTED_BYTES[algo, topology])
     assert result.facts["messages_sent"] == STEPS * messages
@@ -287,3 +325,39 @@ def test_a_run_sends_as_much_as_the_formula_says(start, algo, topology):
 def test_local_sgd_sends_once_in_a_period(start):
     result = start("algo=local_sgd", "algo.period_steps=4", "task=quadratics", f"task.dimension={P}", "steps=11")
     assert result.facts["bytes_sent"] == 2 * 2 * (N - 1) * P * BYTES
+
+
+# -- what is worked out once, or not at all ----------------------------------------------------------------------------
+
+
+def test_weights_that_are_one_in_the_precision_of_the_rows_take_no_pass(build):
+    net = local(build("exponential"), 32)
+    w = net.mix_known(net.known_ones(), 0)
+    assert (w != 1).any() and (w.float() == 1).all()  # which float64 cannot tell from rounding
+    for dtype, moved in ((torch.float32, False), (torch.float64, True)):
+        x = torch.ones(32, P, dtype=dtype)
+        with Meter() as meter:
+            net.weigh(x, w)
+        assert (meter.moved_bytes >= x.numel() * x.element_size()) == moved
+
+
+def test_the_losses_of_a_round_are_drawn_once(build, monkeypatch):
+    drawn, draw = [], Losses.lost
+    monkeypatch.setattr(Losses, "lost", lambda self, round, *ends: drawn.append(round) or draw(self, round, *ends))
+    net = local(build("chain"), 6, Losses(0.4, seed=1))
+    y, c = whole_numbers(6, P), net.no_counts()
+    m = net.no_messages(y)
+    for round in range(3):
+        m, c = net.relay(y, m, round), net.relay_counts(c, round)
+        assert np.array_equal((m == 0).all(1), c == 0)  # a lost message is zero, and so is its count
+    assert drawn == [0, 1, 2]
+
+
+def test_terms_are_a_rows_own_first():
+    W = MixingMatrix.of(np.array([[0.5, 0.25, 0.25], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]))
+    assert kernels.Terms.of(W, range(3)) == (
+        0,
+        [[(0, 0.5), (1, 0.25), (2, 0.25)], [(1, 0.5), (0, 0.5)], [(2, 1.0)]],
+        False,
+    )
+    assert kernels.Terms.of(W, range(1, 3)) == (1, [[(1, 0.5), (0, 0.5)], [(2, 1.0)]], True)

@@ -7,14 +7,15 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
+from decentral.lr_schedules.constant import Constant
+from decentral.lr_schedules.exponential import Exponential
+from decentral.lr_schedules.inverse import Inverse
+from decentral.lr_schedules.multistep import MultiStep
+from decentral.optim import rows
 from decentral.optim.adam import Adam
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
 from decentral.registry import components
-from decentral.schedules.constant import Constant
-from decentral.schedules.exponential import Exponential
-from decentral.schedules.inverse import Inverse
-from decentral.schedules.multistep import MultiStep
 from decentral.tasks.problems.batches import BatchOrder
 
 K, P, STEPS = 3, 7, 20
@@ -75,12 +76,12 @@ def test_a_rule_works_in_the_memory_of_the_gradient_and_leaves_the_model_alone(n
 @pytest.mark.parametrize("rates", [0.3, torch.linspace(0.1, 0.5, P, dtype=torch.float64)[None]])
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("name", RULES)
-def test_moving_a_model_is_adding_the_update_to_it(name, keep, rates):
+def test_adapting_a_model_is_adding_the_update_to_it(name, keep, rates):
     rule = LocalRule(RULES[name][0], lambda t: rates)
     x, g = torch.from_numpy(np.random.default_rng(0).normal(size=(2, K, P)))
     u, expected_buffers = rule(g.clone(), x, rule.init(x), 0)
     before = x.clone()
-    y, buffers = rule.moved(x, g, rule.init(x), 0, keep=keep)
+    y, buffers = rule.adapt(x, g, rule.init(x), 0, out=g if keep else None)
     torch.testing.assert_close(y, before + u, rtol=0, atol=1e-14)
     torch.testing.assert_close(buffers, expected_buffers, rtol=0, atol=0)
     assert y.data_ptr() == (g if keep else x).data_ptr()
@@ -111,6 +112,33 @@ def test_a_setting_of_adam_that_makes_no_sense_is_refused(settings):
         Adam(**settings)
 
 
+# -- sums of rows ------------------------------------------------------------------------------------------------------
+
+ALPHAS = [1.0, -0.5, torch.linspace(-1, 1, P, dtype=torch.float64)[None]]
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize(("operation", "sign"), [(rows.add, 1), (rows.sub, -1)])
+@pytest.mark.parametrize("out", [None, 0, 1])
+def test_a_sum_of_rows_lies_in_the_memory_of_an_argument_and_leaves_the_other_alone(operation, sign, alpha, out):
+    operands = [torch.from_numpy(each) for each in np.random.default_rng(0).normal(size=(2, K, P))]
+    before = [each.clone() for each in operands]
+    found = operation(*operands, alpha, out=None if out is None else operands[out])
+    torch.testing.assert_close(found, before[0] + sign * alpha * before[1], rtol=0, atol=1e-15)
+    assert found is operands[out or 0]
+    other = 1 - (out or 0)
+    assert torch.equal(operands[other], before[other])
+
+
+@pytest.mark.parametrize("a", [2.0, torch.linspace(1, 2, P, dtype=torch.float64)[None]])
+def test_rows_are_scaled_divided_and_copied_where_they_lie(a):
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(K, P)))
+    before, other = x.clone(), torch.zeros_like(x)
+    assert rows.scale(x, a) is x and torch.equal(x, before * a)
+    assert rows.divide(x, a) is x and torch.allclose(x, before, rtol=1e-15, atol=0)
+    assert rows.copy(x, out=other) is other and torch.equal(other, x)
+
+
 # -- schedules ---------------------------------------------------------------------------------------------------------
 
 TEN = 10.0  # steps per epoch
@@ -131,7 +159,7 @@ def test_a_schedule_follows_its_formula(schedule, factors):
 
 
 def test_every_schedule_has_its_formula_tested():
-    assert {schedule.name for schedule, _ in SCHEDULES} == set(components("schedules"))
+    assert {schedule.name for schedule, _ in SCHEDULES} == set(components("lr_schedules"))
 
 
 @pytest.mark.parametrize("steps_per_epoch", [3.0, 7.0, 49.0, 97.0])

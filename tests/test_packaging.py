@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.composition import conf_directory
+from decentral.config.composition import conf_directory
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 

@@ -12,10 +12,10 @@ from decentral.partition.dirichlet import Dirichlet
 from decentral.partition.dirichlet_shares import dirichlet_shares
 from decentral.partition.dirichlet_thesis import DirichletThesis
 from decentral.partition.iid import IID
-from decentral.partition.partition import Partition, class_counts
-from decentral.partition.picture import save_picture, save_table
+from decentral.partition.partition import Partition, class_counts, save_table
 from decentral.partition.shards import Shards
 from decentral.registry import components
+from decentral.report.partition_figure import save_figure
 
 ALL = [
     IID(),
@@ -224,7 +224,7 @@ def test_the_table_has_a_row_for_each_worker(tmp_path):
 
 
 @pytest.mark.parametrize(("num_workers", "num_classes"), [(1, 1), (16, 10), (64, 120)])
-def test_the_picture_is_saved_in_the_format_of_its_suffix(tmp_path, num_workers: int, num_classes: int):
+def test_the_figure_is_saved_in_the_format_of_its_suffix(tmp_path, num_workers: int, num_classes: int):
     counts = np.random.default_rng(0).integers(1, 100, size=(num_workers, num_classes))
-    save_picture(counts, tmp_path / "picture.png", "a title")
+    save_figure(counts, tmp_path / "picture.png", "a title")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -152,7 +153,12 @@ def test_two_processes_that_host_three_and_two_workers_follow_the_same_formula(t
     assert_agree(program(tmp_path, case, local, STEPS, processes=2), expected(case, local, STEPS))
 
 
-@pytest.mark.parametrize("case", spread(4), ids=str)
+def mostly_slow(cases: list[Case]) -> list[Any]:
+    """All of them; four of five are slow tests."""
+    return [case if place % 5 == 0 else pytest.param(case, marks=pytest.mark.slow) for place, case in enumerate(cases)]
+
+
+@pytest.mark.parametrize("case", mostly_slow(spread(4)), ids=str)
 def test_a_process_for_each_worker_follows_the_same_formula(tmp_path, case: Case):
     local = LOCALS["decay"]
     assert_agree(program(tmp_path, case, local, STEPS, processes=4), expected(case, local, STEPS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +15,7 @@ from decentral.tasks.problems.regression import LOSSES, RegressionProblem, Sampl
 from decentral.tasks.regression import Loss, Regression
 
 N, M, D, L2 = 6, 20, 5, 0.01
+DRAWS = np.zeros(N, dtype=np.int64)
 CPU = torch.device("cpu")
 
 
@@ -43,7 +45,7 @@ def test_value_and_gradient_are_those_of_the_formula(loss: str) -> None:
         own = x.clone().requires_grad_()
         expected = objectives(samples(loss), loss, own)
         (slope,) = torch.autograd.grad(expected.sum(), own)
-    values, g = problem(loss).gradient(x, 0)
+    values, g = problem(loss).gradient(x, DRAWS)
     torch.testing.assert_close(values, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(g, slope, rtol=1e-12, atol=1e-12)
 
@@ -67,7 +69,7 @@ def test_slope_and_curvature_are_derivatives_and_the_excess_is_what_is_above_the
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_gradient_at_the_optimum_is_zero_to_machine_precision(loss: str) -> None:
     one = problem(loss)
-    _, g = one.gradient(one.optimum.expand(N, D), 0)
+    _, g = one.gradient(one.optimum.expand(N, D), DRAWS)
     assert float(g.mean(0).abs().max()) < 1e-15
     assert float(g.abs().max()) > 0.1, "the workers do not want the same"
 
@@ -92,14 +94,14 @@ def test_newtons_method_reaches_the_optimum_of_almost_separable_labels() -> None
 def test_the_metrics_are_what_they_say_and_precise_next_to_the_optimum(loss: str) -> None:
     one, data = problem(loss), samples(loss)
     x = torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    found = one.evaluate_workers(x)
+    found = one.worker_statistics(x)
     f = torch.stack([objectives(data, loss, row.expand(N, D)).mean() for row in (*x, one.optimum)])
     torch.testing.assert_close(found[:, 0], f[:-1] - f[-1])
     distance = torch.linalg.vector_norm(x - one.optimum, dim=1)
     torch.testing.assert_close(found[:, 1], distance)
     torch.testing.assert_close(found[:, 2], (distance / torch.linalg.vector_norm(one.optimum)) ** 2)
-    torch.testing.assert_close(one.evaluate_average(x[0], 0, 2) + one.evaluate_average(x[0], 1, 2), found[0])
-    near = one.evaluate_workers((one.optimum + 1e-10 * torch.ones(D, dtype=torch.float64))[None])[0]
+    torch.testing.assert_close(one.average_statistics(x[0], 0, 2) + one.average_statistics(x[0], 1, 2), found[0])
+    near = one.worker_statistics((one.optimum + 1e-10 * torch.ones(D, dtype=torch.float64))[None])[0]
     assert 0 < float(near[0]) < 1e-18, "f(x) - f(x*) by subtraction would be rounding of 1e-16"
 
 
@@ -111,7 +113,7 @@ def test_the_data_of_a_worker_depend_on_neither_the_others_nor_the_number_of_sam
     assert not torch.equal(samples(loss, seed=4).b, whole.b)
     part = problem(loss, range(2, 4))
     x = torch.ones(N, D, dtype=torch.float64)
-    torch.testing.assert_close(part.gradient(x[2:4], 0)[1], problem(loss).gradient(x, 0)[1][2:4])
+    torch.testing.assert_close(part.gradient(x[2:4], DRAWS[:2])[1], problem(loss).gradient(x, DRAWS)[1][2:4])
 
 
 def test_labels_of_logistic_regression_are_1_and_minus_1_with_the_logistic_probability() -> None:
@@ -128,7 +130,7 @@ def test_labels_of_logistic_regression_are_1_and_minus_1_with_the_logistic_proba
 
 def test_the_same_model_everywhere_makes_diffusion_exact_only_without_noise(start: Start) -> None:
     same = ("task=regression", "task.heterogeneity=0", "task.noise=0", "task.l2=0", "num_workers=4", "steps=800")
-    run = start(*same, "algo=dpsgd", "topology=ring", "lr=0.2", "eval_every_epochs=800")
+    run = start(*same, "algo=dpsgd", "topology=ring", "lr=0.2", "evaluation.every_epochs=800")
     assert run.last("relative_squared_distance", "worst") < 1e-20
     assert run.last("suboptimality", "worst") < 1e-20
 

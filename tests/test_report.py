@@ -6,19 +6,28 @@ import io
 import json
 import math
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import torch
+from matplotlib.figure import Figure
 
-from decentral import progress as progress_module
-from decentral import provenance
-from decentral.progress import progress
-from decentral.report.learning_curves import save_learning_curves
+from configure import configure
+from decentral.network.world import World
+from decentral.report.learning_curves import Scale, _draw, save_learning_curves
 from decentral.report.series import describe, read_curves
 from decentral.report.summary import summary
-from decentral.store import RunStore, Status
+from decentral.store import RunStore, Status, provenance
+from decentral.terminal import progress as progress_module
+from decentral.terminal.display import Row, display
+from decentral.terminal.progress import progress
+from decentral.training.recorder import Recorder
+from decentral.training.run import Run
 
 CONFIG = """
 algo: {name: relaysgd}
@@ -84,11 +93,23 @@ def make_run(path: Path, rows, status: Status = Status.done, **facts) -> Path:
 
 
 @pytest.mark.parametrize("rows", [image_rows, quadratic_rows, diverged_rows, lambda step: []])
-def test_learning_curves_are_drawn_for_every_kind_of_task(tmp_path: Path, rows) -> None:
+def test_learning_curves_are_drawn_for_every_kind_of_task(tmp_path: Path, rows, monkeypatch) -> None:
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
     path = save_learning_curves(make_run(tmp_path / "run", rows))
     assert path == tmp_path / "run" / "learning_curves.png"
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5_000
     assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_a_curve_without_points_is_not_drawn(tmp_path: Path) -> None:
+    """After step 0 the consensus distance has none: what is recorded there is rounding."""
+    with RunStore.open(tmp_path / "run", "aaa", CONFIG) as store:
+        store.append(image_rows(0))
+    curves = read_curves(tmp_path / "run")
+    panel = Figure().subplots()
+    _draw(panel, curves, "consensus_distance", Scale("epoch", "epochs"))
+    assert not panel.lines and panel.get_legend() is None
+    assert [text.get_text() for text in panel.texts] == ["nothing to draw yet"]
 
 
 def test_the_metric_that_a_run_is_judged_by_comes_first_and_consensus_last(tmp_path: Path) -> None:
@@ -101,7 +122,7 @@ def test_the_metric_that_a_run_is_judged_by_comes_first_and_consensus_last(tmp_p
 def test_curves_are_in_order_of_steps(tmp_path: Path) -> None:
     with RunStore.open(tmp_path / "run", "aaa", CONFIG) as store:
         store.append([row(step, "mean", "train", "loss", step) for step in (30, 10, 20, 10)])
-    assert read_curves(tmp_path / "run").series["train", "loss"]["mean"].steps == [10, 20, 30]
+    assert read_curves(tmp_path / "run").series["train", "loss"]["mean"].at["step"] == [10, 20, 30]
 
 
 def test_a_run_is_described_by_what_was_chosen(tmp_path: Path) -> None:
@@ -152,6 +173,29 @@ def test_the_summary_of_an_interrupted_run_says_why_and_how_it_goes_on(tmp_path:
     assert text.endswith("decentral-run algo=relaysgd seed=4 run_dir=x  (goes on from the newest checkpoint)")
 
 
+def test_the_summary_does_not_give_the_status_as_its_reason(tmp_path: Path) -> None:
+    text = summary(make_run(tmp_path / "run", image_rows, Status.interrupted, reason="interrupted"))
+    assert text.splitlines()[0].endswith("seed 4: interrupted")
+
+
+@pytest.mark.parametrize(("lr", "proposed"), [(1e6, "0.1"), (0.2, "0.05")])
+def test_after_divergence_a_usual_learning_rate_is_proposed(tmp_path: Path, lr: float, proposed: str) -> None:
+    path = tmp_path / "run"
+    with RunStore.open(path, "aaa", f"{CONFIG}lr: {lr}\n") as store:
+        store.write_provenance({"command_line": ["/bin/decentral-run", f"lr={lr:g}"]})
+        store.set_status(Status.diverged, step=20, epoch=2.0)
+    assert f" lr={proposed}  (a smaller learning rate)" in summary(path)
+
+
+def test_the_summary_of_an_interrupted_run_says_how_far_it_came_after_the_last_evaluation(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", image_rows, Status.interrupted)
+    with RunStore.open(run, "aaa", CONFIG) as store:
+        store.set_status(Status.interrupted, step=25, wall_s=12.0, bytes_sent=30_000)
+    text = summary(run)
+    assert "Steps:    25 (evaluated after 20) in 12.0 s" in text
+    assert "Sent:     10 kB by a worker" in text
+
+
 def test_a_run_that_measured_nothing_has_a_summary(tmp_path: Path) -> None:
     assert "No metrics were recorded." in summary(make_run(tmp_path / "run", lambda step: [], Status.failed))
 
@@ -161,7 +205,7 @@ def test_a_run_that_measured_nothing_has_a_summary(tmp_path: Path) -> None:
 
 def test_provenance_is_json_and_imports_nothing_heavy() -> None:
     code = (
-        "import json, sys; from decentral.provenance import collect; facts = collect(['cpu'], 2);"
+        "import json, sys; from decentral.store.provenance import collect; facts = collect(['cpu'], 2);"
         "assert not {'torch', 'hydra', 'numpy'} & set(sys.modules); print(json.dumps(facts))"
     )
     facts = json.loads(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True).stdout)
@@ -191,6 +235,25 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_the_processes_of_a_run_only_the_leader_tells_the_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    config, run = configure("task=quadratics"), SimpleNamespace(total_steps=10, start=0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as launcher:
+        launcher.bind(str(tmp_path / "launcher"))
+        launcher.setblocking(False)
+        monkeypatch.setenv(progress_module.ADDRESS, f"{tmp_path / 'launcher'}:7")
+        recorder = Recorder(config, World(rank, 2, torch.device("cpu")), RunStore.view(tmp_path), 0.0)
+        with recorder.progress(cast(Run, run)) as shown:
+            shown.update(5, 1.0)
+        if rank == 0:
+            assert launcher.recv(100) == b"7 0.500000 epoch 1.0"
+        else:
+            with pytest.raises(BlockingIOError):
+                launcher.recv(100)
+
+
 def show_some(stream: io.StringIO, enabled: bool = True) -> str:
     with progress(100, "relaysgd", enabled, stream) as shown:
         shown.update(10, 1.0)
@@ -202,10 +265,18 @@ def show_some(stream: io.StringIO, enabled: bool = True) -> str:
 
 def test_without_a_terminal_only_lines_are_shown_and_each_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert show_some(io.StringIO()) == "[relaysgd] epoch 2: [worst] 81.2 %\n"
-    monkeypatch.setattr(progress_module._Plain, "_period_s", 0.0)
+    monkeypatch.setattr(progress_module, "LINE_PERIOD_S", 0.0)
     lines = show_some(io.StringIO()).splitlines()
     assert lines[0] == "[relaysgd] step 10/100  epoch 1.0"
     assert lines[2].startswith("[relaysgd] step 21/100  epoch 2.0  loss 0.41  worst 81.2 %  averaged 83.0 %  0:00 left")
+
+
+def test_an_evaluation_has_one_line_even_if_one_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "LINE_PERIOD_S", 0.0)
+    stream = io.StringIO()
+    with progress(100, "relaysgd", stream=stream) as shown:
+        shown.milestone("step 0: accuracy", 0, 0.0, loss="", worst="9.0 %", averaged="9.0 %")
+    assert stream.getvalue() == "[relaysgd] step 0: accuracy\n"
 
 
 def test_on_a_terminal_there_is_a_bar_that_keeps_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,6 +285,19 @@ def test_on_a_terminal_there_is_a_bar_that_keeps_the_lines(monkeypatch: pytest.M
     text = show_some(Terminal())
     assert "21/100" in text and "avg 83.0 %" in text
     assert re.search(r"epoch 2: \[worst\] 81.2 %", text)
+
+
+def test_a_terminal_shows_as_many_rows_as_it_has_lines_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in {"TERM": "xterm", "COLUMNS": "100", "LINES": "10"}.items():
+        monkeypatch.setenv(key, value)
+    terminal = Terminal()
+    shown = display(stream=terminal)
+    shown.draw([Row(f"job {number}", "here", 0.5, "half") for number in range(7)], "seven jobs")
+    shown.line("[a line]")
+    shown.close("all over")
+    text = terminal.getvalue()
+    assert all(part in text for part in ("seven jobs", "job 3", "half", "and 3 more", "[a line]", "all over"))
+    assert "job 4" not in text
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,9 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.report import style
-from decentral.report.figures import canvas
+from decentral.report.figures import canvas, words
 from decentral.report.figures.curves import Curves
+from decentral.report.figures.output import Output, output
 from decentral.report.figures.scaling import Scaling
 from decentral.report.make import make
 from decentral.report.results import Results, read
@@ -46,15 +47,16 @@ def results(tmp_path: Path) -> Results:
 # Files
 
 
-def test_each_figure_is_a_png_and_an_svg_whose_text_is_text(results: Results) -> None:
+def test_each_figure_is_a_png_and_an_svg_whose_text_is_text(results: Results, monkeypatch) -> None:
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
     made = make(results.directory)
     assert sorted(path.name for path in made.files if path.suffix in (".png", ".svg")) == [
         "alphas.png", "alphas.svg", "course.png", "course.svg",
     ]  # fmt: skip
     assert (results.directory / "course.png").read_bytes().startswith(b"\x89PNG")
     svg = (results.directory / "course.svg").read_text()
-    for words in ("Heterogeneous data", "RelaySGD, double binary trees", "D-PSGD, ring", "test accuracy (%)", "steps"):
-        assert re.search(rf">[^<]*{re.escape(words)}[^<]*</", svg), words
+    for text in ("Heterogeneous data", "RelaySGD, double binary trees", "D-PSGD, ring", "test accuracy (%)", "steps"):
+        assert re.search(rf">[^<]*{re.escape(text)}[^<]*</", svg), text
     assert "matplotlib.pyplot" not in sys.modules
 
 
@@ -169,8 +171,9 @@ def test_panels_share_their_axis_and_the_legend_covers_nothing(results: Results)
     ]  # fmt: skip
     assert drawn.axes[0].get_ylim() == drawn.axes[1].get_ylim()
     drawn.canvas.draw()
-    (legend,) = drawn.legends
-    assert all(not legend.get_window_extent().overlaps(ax.get_window_extent()) for ax in drawn.axes)
+    below, ticks = drawn.legends, [ax.get_tightbbox() for ax in drawn.axes]
+    assert len(below) == 2 and not below[0].get_window_extent().overlaps(below[1].get_window_extent())
+    assert all(not legend.get_window_extent().overlaps(box) for legend in below for box in ticks)
 
 
 def test_up_to_ten_places_are_marked_with_their_numbers_on_logarithmic_axes_too(tmp_path: Path) -> None:
@@ -197,7 +200,181 @@ def test_many_panels_are_wrapped_into_rows(tmp_path: Path) -> None:
     assert [ax.get_title(loc="left") for ax in drawn.axes[:2]] == ["A, ring", "B, ring"] and not drawn.legends
 
 
+# What lines, bands and rings are
+
+
+def said(drawn: Any) -> list[str]:
+    """What the legends say."""
+    return [text.get_text() for legend in drawn.legends for text in legend.get_texts()]
+
+
+def subtitle(drawn: Any) -> str:
+    return drawn.texts[1].get_text()
+
+
+@pytest.mark.parametrize(("spread", "band"), [
+    ("std", "band: \N{PLUS-MINUS SIGN} 1 standard deviation of 2 seeds"),
+    ("range", "band: lowest to highest of 2 seeds"),
+    ("confidence", "band: 90 % confidence interval of the mean of 2 seeds"),
+])  # fmt: skip
+def test_the_legend_says_what_a_band_is_and_of_how_many_seeds(results: Results, spread: Any, band: str) -> None:
+    figure = Curves(worker="worst", panels="alpha", lines=["method"], spread=spread)
+    drawn = canvas.draw(figure, results)
+    assert said(drawn) == ["RelaySGD", "D-PSGD", band]
+    assert subtitle(drawn).endswith("mean of 2 seeds")
+
+
+def test_no_band_no_word_of_it(results: Results) -> None:
+    drawn = canvas.draw(Curves(worker="worst", lines=["method"], center="median", only={"alpha": [1]}), results)
+    assert said(drawn) == ["RelaySGD", "D-PSGD"] and subtitle(drawn).endswith("median of 2 seeds")
+
+
+def test_seeds_are_counted_where_they_are_and_not_where_they_should_be(tmp_path: Path) -> None:
+    lines = courses("RelaySGD", "dbt", 1, 90) + [row for row in courses("D2", "ring", 1, 80) if row[5] == 1]
+    results = read(write(tmp_path / "a" / "b" / "small", table1(), {}, lines))
+    drawn = canvas.draw(Curves(worker="worst", lines=["method"], spread="range"), results)
+    assert subtitle(drawn).endswith("mean of 1 to 2 seeds")
+    assert said(drawn)[-1] == "band: lowest to highest of 2 seeds"
+
+
+def test_a_single_seed_is_called_that_in_the_picture_and_in_its_caption(tmp_path: Path) -> None:
+    lines = [row for row in courses("RelaySGD", "dbt", 1, 90) + courses("D2", "ring", 1, 80) if row[5] == 1]
+    results = read(write(tmp_path / "a" / "b" / "small", table1(), {}, lines))
+    figure = Curves(worker="worst", lines=["method"], spread="range")
+    assert subtitle(canvas.draw(figure, results)).endswith("a single seed")
+    assert said(canvas.draw(figure, results, output=Output(title=False)))[-1] == "a single seed"
+    assert words.caption(figure, results) == "A single seed."
+
+
+def test_what_is_not_told_apart_by_seeds_is_called_by_its_label_or_as_the_figure_says(tmp_path: Path) -> None:
+    labels, curves = ["method", "root"], [["RelaySGD", root, "loss", "", 1, 0, 0, 1.0 + root] for root in range(3)]
+    values = [{"method": "RelaySGD", "root": 0, "metric": "loss", "value": 1, "seed": 1, "chosen": True}]
+    results = read(write(tmp_path / "a" / "b" / "small", values, {}, curves, labels=labels))
+    figure = Curves(lines=["method"], spread="range", center="median")
+    assert (
+        words.caption(figure, results) == "Line: median of 3 roots, a single seed; band: lowest to highest of 3 roots."
+    )
+    figure.among = "spanning tree"
+    assert subtitle(canvas.draw(figure, results)).endswith("median of 3 spanning trees, a single seed")
+
+
+def test_what_is_computed_without_anything_random_has_no_seed(results: Results, monkeypatch) -> None:
+    monkeypatch.setattr(results.spec, "repeats", "")
+    one = Results(results.directory, results.facts, results.values[results.values["seed"] == 1])
+    monkeypatch.setattr(type(one), "spec", results.spec)
+    assert words.caption(Scaling(x="alpha", lines=["method"]), one) == "Rings: the published numbers."
+
+
+def test_a_band_that_a_logarithmic_axis_cuts_says_so(tmp_path: Path) -> None:
+    curves = [["D2", "ring", 1, "loss", "", seed, step, step, 10.0**-seed] for seed in (1, 6) for step in (0, 10)]
+    results = read(write(tmp_path / "a" / "b" / "small", [value("D2", "ring", 1, 1.0)], {}, curves))
+    drawn = canvas.draw(Curves(lines=["method"], spread="std", logy=True), results)
+    assert said(drawn)[-1] == "band: \N{PLUS-MINUS SIGN} 1 standard deviation of 2 seeds, not below the lowest"
+
+
+def test_published_numbers_are_rings_around_ours_with_an_entry_of_their_own(results: Results) -> None:
+    drawn = canvas.draw(Scaling(x="alpha", lines=["method"], logx=True), results)
+    ours = [line for line in drawn.axes[0].lines if line.get_linestyle() != "None"]
+    rings = [line for line in drawn.axes[0].lines if line.get_linestyle() == "None"]
+    assert [ring.get_markeredgecolor() for ring in rings] == [line.get_color() for line in ours[:2]]
+    for ring in rings:
+        assert ring.get_markerfacecolor() == "none" and ring.get_zorder() > max(line.get_zorder() for line in ours)
+        inner = ring.get_markersize() - ring.get_markeredgewidth()
+        assert inner > 1.3 * max(line.get_markersize() for line in ours)
+    assert said(drawn)[-1] == "published"
+
+
+def test_an_eigenvalue_near_1_can_be_drawn_as_what_is_missing_to_1_like_the_published_one(results: Results) -> None:
+    usual, gap = Scaling(x="alpha", lines=["method"]), Scaling(x="alpha", lines=["method"], y="1 - value")
+    for one, other in zip(usual.data(results), gap.data(results), strict=True):
+        assert other.y == pytest.approx([1 - y for y in one.y])
+    for one, other in zip(usual.published(results), gap.published(results), strict=True):
+        assert other.y == pytest.approx([1 - y for y in one.y])
+
+
+def test_many_places_on_a_logarithmic_axis_are_marked_by_powers_of_two(tmp_path: Path) -> None:
+    values = [value("D2", "ring", n, n) for n in (2, 4, 5, 8, 10, 16, 20, 30, 32, 40, 64, 128)]
+    results = read(write(tmp_path / "a" / "b" / "small", values, {}))
+    drawn = canvas.draw(Scaling(x="alpha", lines=["method"], logx=True, logy=True), results)
+    drawn.canvas.draw()
+    assert [label.get_text() for label in drawn.axes[0].get_xticklabels()] == ["2", "4", "8", "16", "32", "64", "128"]
+    assert {"5", "10", "20", "50"} <= {label.get_text() for label in drawn.axes[0].get_yticklabels()}
+
+
+def test_a_line_that_others_cover_shows_on_both_sides_of_them_there_and_only_there(tmp_path: Path) -> None:
+    def line(method: str, last: float) -> list[list[Any]]:
+        return [[method, "ring", 1, "loss", "", 1, x, x, y] for x, y in ((0, 1.0), (10, 2.0), (20, 3.0), (30, last))]
+
+    results = read(write(tmp_path / "a" / "b" / "small", table1(), {}, line("D2", 4.0) + line("RelaySGD", 9.0)))
+    (ax,) = canvas.draw(Curves(lines=["method"]), results).axes
+    assert [one.get_ydata().tolist() for one in ax.lines] == [[1, 2, 3, 4], [1, 2, 3, 9]]
+    (below,) = ax.collections
+    assert [segment.tolist() for segment in below.get_segments()] == [[[0, 1], [10, 2]], [[10, 2], [20, 3]]]
+    assert min(below.get_linewidths()) > 1.5 * ax.lines[0].get_linewidth() and below.get_zorder() < 3
+
+
+# For papers
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.25), ("page", 6.75), ("5.5", 5.5)])
+def test_a_figure_for_a_paper_is_as_wide_as_its_column_without_a_title(results: Results, width: str, inches) -> None:
+    wanted = output({"figures.title": "false", "figures.width": width})
+    with style.settings("x", wanted.small):
+        drawn = canvas.draw(results.spec.figures[0], results, output=wanted)
+        drawn.canvas.draw()
+    assert drawn.get_figwidth() == inches and not drawn.texts
+    assert "line: mean of 2 seeds" in said(drawn)
+    assert len({round(ax.get_position().x0, 2) for ax in drawn.axes}) == (1 if inches < 4 else 2)
+    everything = drawn.get_tightbbox()
+    assert everything.x0 >= -0.01 and everything.x1 <= inches + 0.01
+    labels = [label for ax in drawn.axes for label in ax.get_xticklabels()]
+    assert all(6 <= label.get_fontsize() <= 8 for label in labels)
+
+
+def test_pdf_has_embedded_truetype_fonts_no_date_and_the_same_bytes_again(results: Results) -> None:
+    made = make(results.directory, output({"figures.format": "[pdf,svg]"}))
+    assert sorted(path.name for path in made.figures) == ["alphas.pdf", "course.pdf"]
+    assert {path.suffix for path in made.files if "course" in path.name} == {".pdf", ".svg"}
+    first = (results.directory / "course.pdf").read_bytes()
+    assert first.startswith(b"%PDF") and b"/FontFile2" in first and b"/Type3" not in first
+    assert not any(word in first for word in (b"CreationDate", b"/Creator", b"/Producer"))
+    make(results.directory, output({"figures.format": "pdf"}))
+    assert (results.directory / "course.pdf").read_bytes() == first
+
+
+@pytest.mark.parametrize(("settings", "complaint"), [
+    ({"figures.title": "no"}, "figures.title=no is neither true nor false."),
+    ({"figures.width": "colum"}, "figures.width=colum is no width: it should be screen, column (3.25 inches) or page "
+     "(6.75 inches), or inches from 2 to 20."),
+    ({"figures.width": "80"}, "figures.width=80 is no width: "),
+    ({"figures.width": "nan"}, "figures.width=nan is no width: "),
+    ({"figures.format": "[png,pfd]"}, "figures.format=[png,pfd] has 'pfd', which is no format. Did you mean 'pdf'?"),
+    ({"figures.format": "[]"}, "figures.format=[] names no format: it should be a list such as [png,svg,pdf]."),
+])  # fmt: skip
+def test_an_output_that_does_not_exist_is_refused_in_a_sentence(settings: dict[str, str], complaint: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        output(settings)
+    assert str(refused.value).startswith(complaint)
+
+
 # The look
+
+
+def test_topologies_of_one_algorithm_have_colours_markers_and_dashes_of_their_own() -> None:
+    found = style.looks(["RelaySGD"] * 4, ["chain", "bt", "dbt", "star"])
+    assert len({look.colour for look in found}) == len({look.marker for look in found}) == 4
+    assert len({str(look.line) for look in found}) == 4
+    variant = style.looks(["RelaySGD"] * 2 + ["RelaySGD, counts from 0"], ["chain", "dbt", "dbt"])[2]
+    assert variant == style.Look(style.VERMILLION, "o", "-.", hollow=True)
+
+
+def test_on_one_topology_all_lines_are_solid() -> None:
+    assert [look.line for look in style.looks(["RelaySGD", "D-PSGD"], ["star", "star"])] == ["-", "-"]
+
+
+def test_of_one_unknown_method_no_two_topologies_have_the_same_dashes() -> None:
+    found = style.looks(["eigenvalue"] * 3 + ["RelaySGD"], ["ring", "bt", "chain", "star"])
+    assert len({str(look.line) for look in found[:3]}) == 3
 
 
 def test_an_algorithm_has_one_colour_and_marker_however_it_is_called() -> None:
@@ -228,7 +405,7 @@ def test_all_algorithms_look_different_and_topologies_have_line_styles_of_their_
 
 def test_two_variants_of_an_algorithm_can_be_told_apart() -> None:
     one, other = style.looks(["D-PSGD, own model", "D-PSGD, averaged model"])
-    assert one.colour == other.colour == style.BLUE and one.line != other.line
+    assert one.colour == other.colour == style.BLUE and one.line != other.line and one.marker != other.marker
 
 
 def test_what_is_no_method_and_has_no_topology_is_a_grey_line() -> None:

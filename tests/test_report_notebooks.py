@@ -1,4 +1,4 @@
-"""The notebooks run on whatever results there are, and are kept without outputs."""
+"""The notebooks run on whatever results there are, and are kept with what they show."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from decentral.report.spec import parse
 from decentral.study import catalogue
 from handmade import TABLE, courses, table1, write
 
-NOTEBOOKS = sorted((Path(__file__).resolve().parents[1] / "notebooks").glob("*.ipynb"))
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+TRAINING = FOLDER / "training.ipynb"
+NOTEBOOKS = sorted(set(FOLDER.glob("*.ipynb")) - {TRAINING})
 STUDIES = {"bluefog": "bluefog_linear_regression", "relaysum": "relaysum_table1", "thesis": "thesis_fig5_2"}
 FIGURE = {"kind": "curves", "worker": "worst", "panels": "alpha", "lines": ["method"]}
 RUN = """
@@ -38,10 +40,29 @@ def test_there_is_one_per_paper() -> None:
     assert [path.stem for path in NOTEBOOKS] == sorted(STUDIES)
 
 
+def shown(path: Path) -> list[dict[str, str]]:
+    """What the cells of a notebook show, as it is kept, by the kind of what it is."""
+    outputs = [output["data"] for cell in cells(path) for output in cell.get("outputs", [])]
+    return [{kind: "".join(value) for kind, value in data.items()} for data in outputs]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_no_outputs_are_kept(path: Path) -> None:
+def test_what_is_kept_is_what_is_shown_of_the_stored_results(path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RUN, str(path)],
+        cwd=FOLDER, capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    for kept, found in zip(shown(path), json.loads(done.stdout), strict=True):
+        assert kept.get("text/markdown") == found.get("text/markdown"), "make notebooks"
+        assert ("image/png" in kept) == ("image/png" in found)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_every_cell_has_been_carried_out_and_the_file_stays_small(path: Path) -> None:
     code = [cell for cell in cells(path) if cell["cell_type"] == "code"]
-    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    assert all(cell["execution_count"] for cell in code)
+    assert path.stat().st_size < 1e6
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -81,3 +102,15 @@ def test_every_figure_that_a_notebook_names_exists() -> None:
         for study, figure in re.findall(r'paper\.figure\("(\w+)"(?:, "(\w+)")?\)', text):
             report = parse(catalogue.load(study, catalogue.scales(study)[0]).report, study)
             assert (figure or report.figures[0].file) in [one.file for one in report.figures], (study, figure)
+
+
+@pytest.mark.slow
+def test_the_notebook_on_training_shows_what_it_does_and_does_it_again(tmp_path: Path) -> None:
+    kept = [cell for cell in cells(TRAINING) if cell["cell_type"] == "code"]
+    figures = [output for cell in kept for output in cell["outputs"] if "image/png" in output.get("data", {})]
+    assert len(figures) == 2 and all(cell["execution_count"] for cell in kept)
+    command = [sys.executable, "-W", "ignore", "-c", RUN.replace("timeout=60", "timeout=300"), str(TRAINING)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True)
+    texts = [data.get("text/plain", "") for data in json.loads(done.stdout)]
+    assert any("% of the test examples, by the averaged model" in text for text in texts)
+    assert len(list((tmp_path / "results" / "runs").iterdir())) == 3

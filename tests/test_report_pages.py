@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from decentral.cli.report import main
 from decentral.errors import ConfigError
-from decentral.report.command import main
 from decentral.report.make import make, report_all, report_pages
 from decentral.study import catalogue
 from decentral.study.study import Study
@@ -24,7 +24,7 @@ CLAIMS = [
      "within": 1},
 ]  # fmt: skip
 FIGURE = {"name": "course", "kind": "curves", "worker": "worst", "panels": "alpha", "lines": ["method"],
-          "caption": "Accuracy over steps"}  # fmt: skip
+          "spread": "range", "caption": "Accuracy over steps"}  # fmt: skip
 REPORT = {"caption": "Worst.", "table": TABLE, "figures": [FIGURE], "published": PUBLISHED, "claims": CLAIMS}
 
 
@@ -38,7 +38,7 @@ def only_two_studies(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
     class Loaded(Study):
-        def cells(self, overrides, results_dir):  # type: ignore[no-untyped-def]
+        def cells(self, overrides):  # type: ignore[no-untyped-def]
             return []
 
     def load(name: str, scale: str, config_dir: str | None = None) -> Study:
@@ -72,7 +72,7 @@ def test_the_scoreboard_has_a_row_for_every_item_run_or_not(results_dir: Path) -
     report_all(results_dir)
     assert rows(results_dir / "README.md") == {
         "[Table 1](relaysum/README.md#relaysum_table1)": [
-            "Title of relaysum_table1", "paper, small, smoke", "2 / 2 / 26", "", "1 / 1 / 0", "3 min 3 s",
+            "Title of relaysum_table1", "paper, small", "2 / 2 / 26", "", "1 / 1 / 0", "2 min 2 s",
         ],
         "[Table A.1](thesis/README.md#thesis_tableA_1)": [
             "Title of thesis_tableA_1", "not run (needs a GPU)", "0 / 0 / 14", "", "0 / 0 / 2", "",
@@ -92,7 +92,8 @@ def test_a_papers_page_has_claim_command_result_departures_and_provenance(result
         "- RelaySGD wins.\n- D-PSGD is steady.",
         "### Table 1 at scale=paper\n\n```\ndecentral-study relaysum_table1 scale=paper\n```",
         "| D-PSGD | ring | **87.4 ± 0.0 (2 of 3 runs)** [87.4] |",
-        "![Accuracy over steps](relaysum_table1/paper/course.png)",
+        "![Accuracy over steps](relaysum_table1/paper/course.png)\n\n*Accuracy over steps.* Line: mean of 2 seeds; "
+        "band: lowest to highest of 2 seeds. [SVG](relaysum_table1/paper/course.svg)",
         "**Published numbers** (table1): 2 met, 2 not met, 26 not run. Tolerance: 0.5 percentage points, because seeds",
         "| dpsgd\\|ring\\|alpha=0.01 | 51 ± 1.4 | 53.9 |",
         "| D-PSGD is steady. | **not met** | within 1 |",
@@ -175,6 +176,14 @@ def test_a_directory_that_is_no_study_is_left_out_with_a_remark(results_dir: Pat
         report_all(results_dir, ["claims"])
 
 
+def test_what_was_not_held_against_anything_does_not_read_like_a_failure(tmp_path: Path) -> None:
+    directory = write(tmp_path / "relaysum" / "relaysum_table1" / "smoke", [value("D2", "ring", 0.01, 9.0)], REPORT)
+    said = make(directory).summary()
+    assert "Numbers:  30 in the paper, compared at scale=paper only; this is scale=smoke\n" in said
+    assert "Claims:   2, not judged at scale=smoke, which only shows that the study works\n" in said
+    assert "0 met" not in said and "not run" not in said
+
+
 def test_a_claim_met_within_the_noise_is_counted_apart(tmp_path: Path) -> None:
     values = [value("RelaySGD", "dbt", 0.01, 80.1 + seed, seed) for seed in (0, 2)]
     values += [value("D-PSGD", "ring", 0.01, 80 + seed, seed) for seed in (0, 2)]
@@ -194,7 +203,7 @@ def test_a_number_that_cannot_be_compared_is_listed_with_the_reason(tmp_path: Pa
     make(write(tmp_path / "thesis" / "thesis_tableA_1" / "paper", values, {"published": item}))
     report_pages(tmp_path)
     text = (tmp_path / "thesis" / "README.md").read_text()
-    assert "**Published numbers** (tableA.1): 0 met, 0 not met, 14 not run." in text
+    assert "**Published numbers** (tableA.1): none checked, 14 not run." in text
     assert f"Not compared: {key} (23.2): not an accuracy: the log of a run that died" in text
 
 
@@ -216,15 +225,13 @@ def test_pages_do_not_change_as_long_as_the_results_do_not(results_dir: Path) ->
     assert [path.read_bytes() for path in report_pages(results_dir)] == first
 
 
-def test_smoke_results_are_shown_if_there_is_nothing_else(tmp_path: Path) -> None:
+def test_smoke_results_are_shown_if_there_is_nothing_else_and_never_counted(tmp_path: Path) -> None:
     make(write(tmp_path / "relaysum" / "relaysum_table1" / "smoke", table1(), REPORT))
     report_pages(tmp_path)
     assert "at scale=smoke" in (tmp_path / "relaysum" / "README.md").read_text()
-    assert rows(tmp_path / "README.md")["[Table 1](relaysum/README.md#relaysum_table1)"][1:4] == [
-        "smoke",
-        "0 / 0 / 30",
-        "",
-    ]
+    line = rows(tmp_path / "README.md")["[Table 1](relaysum/README.md#relaysum_table1)"]
+    assert line[1:] == ["not run (only scale=smoke; needs a GPU)", "0 / 0 / 30", "", "0 / 0 / 2", ""]
+    assert "0 of 2 items were run." in (tmp_path / "README.md").read_text()
 
 
 def test_a_study_that_is_not_in_the_catalogue_has_a_row_too(tmp_path: Path) -> None:
@@ -257,13 +264,43 @@ def test_a_name_and_a_scale_choose_what_is_made(results_dir: Path, capsys) -> No
     said = capsys.readouterr().out
     about = "Test accuracy (%): mean ± standard deviation over seeds."
     assert said.startswith(f"relaysum_table1, scale=small: Heterogeneous data\n\n{about}\n\nmethod    topology ")
-    assert "Numbers:  0 met, 0 not met, 30 not run\nClaims:   1 met, 1 not met, 0 not run\n" in said
+    assert "Numbers:  30 in the paper, compared at scale=paper only; this is scale=small\n" in said
+    assert "Claims:   1 met, 1 not met, 0 not run\n" in said
     assert not (results_dir / "relaysum" / "relaysum_table1" / "paper" / "table.md").exists()
+
+
+def test_figures_for_a_paper_are_asked_for_by_the_command_and_lie_beside_the_usual_ones(
+    results_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report_all(results_dir)
+    place = results_dir / "relaysum" / "relaysum_table1" / "paper"
+    usual = {path.name: path.read_bytes() for path in place.iterdir()}
+    wanted = ["figures.title=false", "figures.width=column", "figures.format=[pdf]"]
+    main(["relaysum_table1", "scale=paper", f"results_dir={results_dir}", *wanted])
+    assert f"Figure:   {place}/course.pdf" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in place.iterdir() if path.name in usual} == usual
+    assert {path.name for path in place.iterdir()} - usual.keys() == {"course.pdf"}
+
+
+def test_the_help_says_how_figures_are_made_for_a_paper(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--help"])
+    said = capsys.readouterr().out
+    for words in (
+        "figures.title=true|false",
+        "figures.width=screen|column|page|INCHES",
+        "figures.format=[png,svg,pdf]",
+    ):
+        assert words in said
 
 
 @pytest.mark.parametrize(("arguments", "complaint"), [
     (["relaysum_tabel1"], "there is no study relaysum_tabel1. Did you mean 'relaysum_table1'?"),
+    (["--scale=small"], "--scale=small is no option: settings have no dashes, write scale=... instead"),
+    (["--hepl"], "--hepl is no option. Did you mean '--help'?"),
     (["results_dr=x"], "decentral-report has no setting 'results_dr'. Did you mean 'results_dir'?"),
+    (["--figures.title=false"], "--figures.title=false is no option: settings have no dashes, write figures.title=..."),
+    (["figures.titel=false"], "decentral-report has no setting 'figures.titel'. Did you mean 'figures.title'?"),
+    (["figures.width=colum"], "figures.width=colum is no width: it should be screen, column (3.25 inches)"),
     (["scale=smal"], "scale=smal does not exist. Did you mean 'small'?"),
     (["results_dir=/nowhere"], "results_dir=/nowhere holds no results: run decentral-study first."),
     (["thesis_tableA_1", "scale=paper"], "holds no results of thesis_tableA_1 at scale=paper: run"),
@@ -279,7 +316,7 @@ def test_what_cannot_be_done_is_one_sentence(results_dir: Path, monkeypatch, cap
 
 def test_the_command_needs_no_torch(results_dir: Path) -> None:
     code = (
-        "import sys; from decentral.report.make import make; from decentral.report.command import main;"
+        "import sys; from decentral.report.make import make; from decentral.cli.report import main;"
         "main(['--help']);"
         f"make(__import__('pathlib').Path({str(results_dir / 'relaysum' / 'relaysum_table1' / 'paper')!r}));"
         "assert 'torch' not in sys.modules"

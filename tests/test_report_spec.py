@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -10,6 +11,8 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.report.spec import parse
+from decentral.study import catalogue
+from decentral.study.wording import counted
 
 GOOD: dict[str, Any] = {
     "caption": "Stands alone.",
@@ -67,3 +70,35 @@ def test_checking_a_section_imports_nothing_heavy() -> None:
         "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", catalogue.names())
+def test_captions_speak_of_as_many_seeds_as_the_scale_has(name: str) -> None:
+    words = {"one": 1, "two": 2, "three": 3, "ten": 10}
+    for scale in catalogue.scales(name):
+        study = catalogue.load(name, scale)
+        caption = study.described()["report"].get("caption", "")
+        found = re.findall(rf"over ({'|'.join(words)}) (?:random )?(seed|draw|problem)", caption)
+        assert all(words[word] == len(study.seeds) for word, _ in found), f"{scale}: {caption}"
+        assert "{n " not in str(study.described())
+
+
+def test_a_sentence_of_a_study_says_how_many_seeds_there_are() -> None:
+    assert counted("mean over {n random problems}, as said", 1) == "mean over one random problem, as said"
+    assert [counted("{n seeds}", number) for number in (3, 20)] == ["three seeds", "20 seeds"]
+
+
+def test_the_three_figures_of_the_thesis_have_the_same_axes() -> None:
+    figures = [
+        parse(catalogue.load(f"thesis_fig5_{number}", scale).report, "x").figures[0]
+        for number in (1, 2, 3)
+        for scale in ("small", "paper")
+    ]
+    assert {(*figure.xlim, *figure.ylim) for figure in figures} == {(0, None, 75, 100)}
+
+
+@pytest.mark.parametrize("study", ["relaysum_fig5", "relaysum_fig6", "relaysum_mixing"])
+def test_where_points_would_pile_up_axes_are_logarithmic(study: str) -> None:
+    spec = parse(catalogue.load(study, "paper").report, study)
+    assert all(figure.logx and figure.logy for figure in spec.figures) and spec.repeats == ""
+    assert [getattr(figure, "y", "") for figure in spec.figures] == ["1 - value" if "mixing" in study else "value"]

@@ -89,10 +89,28 @@ def test_numbers_have_the_format_that_was_asked_for(tmp_path: Path, words: dict,
 
 @pytest.mark.parametrize(("larger", "best"), [(True, "D-PSGD"), (False, "RelaySGD"), (None, None)])
 def test_the_best_of_a_column_is_bold_if_it_is_known_what_is_better(tmp_path: Path, larger, best) -> None:
-    values = [value("RelaySGD", "dbt", 1, 1.0), value("D-PSGD", "ring", 1, 2.0)]
+    values = [value("RelaySGD", "dbt", 1, 71.0), value("D-PSGD", "ring", 1, 72.0)]
     directory = made(tmp_path, {"larger_is_better": larger, "table": {**TABLE, "format": "plain"}}, values)
     assert [row[0] for row in rows(directory) if "**" in row[2]] == ([best] if best else [])
     assert (directory / "table.tex").read_text().count("\\textbf") == (1 if best else 0)
+
+
+@pytest.mark.parametrize(("ours", "theirs", "bold"), [
+    ((80.0, 82.0, 84.0), (70.0, 72.0, 74.0), True),
+    ((80.0, 82.0, 84.0), (79.0, 81.0, 83.0), False),
+    ((80.0, 80.0, 80.0), (80.0, 80.0, 80.0), False),
+    ((11.0, 11.1, 11.2), (9.0, 9.1, 9.2), False),
+])  # fmt: skip
+def test_ties_within_the_noise_and_cells_at_the_level_of_chance_are_not_bold(
+    tmp_path: Path, ours: tuple, theirs: tuple, bold: bool
+) -> None:
+    values = [value("RelaySGD", "dbt", 1, number, seed) for seed, number in enumerate(ours)]
+    values += [value("D-PSGD", "ring", 1, number, seed) for seed, number in enumerate(theirs)]
+    directory = made(tmp_path, {"table": TABLE}, values)
+    assert [row[0] for row in rows(directory) if "**" in row[2]] == (["RelaySGD"] if bold else [])
+    assert (directory / "table.tex").read_text().count("\\textbf") == bold
+    said = "Bold: the best of a column, where it is ahead by more than the noise."
+    assert all((said in (directory / f"table.{kind}").read_text()) == bold for kind in ("md", "tex"))
 
 
 def test_worst_mean_and_averaged_have_tables_of_their_own(tmp_path: Path) -> None:

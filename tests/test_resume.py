@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from decentral.cli import main
+import decentral.training.run
+from configure import configure
+from decentral.cli.run import main
 from decentral.registry import components
 from decentral.store import read_metrics
+from decentral.training.recorder import Recorder
 from table import ALGORITHMS, OPTIMIZERS, TASKS, VARIANTS
+from toy_problems import DriftingQuadratics
+from worlds import carry_out
 
 OFTEN = ["checkpoint_every_s=0", "trace=true"]
 CASES = [pytest.param(name, [], id=name) for name in ALGORITHMS] + [
@@ -32,7 +38,7 @@ def settings(name: str, folder: Path) -> list[str]:
     noise = ["task.noise=0.1"] if case.task == "quadratics" else []
     return [
         f"algo={name}", f"task={case.task}", "task.dimension=5", *noise, *case.nets[0].overrides(folder),
-        *case.overrides, *lossy, *OFTEN, "optim=momentum", "steps=20", "eval_every_epochs=5"
+        *case.overrides, *lossy, *OFTEN, "optim=momentum", "steps=20", "evaluation.every_epochs=5"
     ]  # fmt: skip
 
 
@@ -57,6 +63,7 @@ def test_an_algorithm_goes_on_bit_for_bit(start, tmp_path, name, variant):
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.slow
 def test_an_algorithm_goes_on_with_another_number_of_processes(start, tmp_path, name):
     overrides = settings(name, tmp_path)
     straight = start(*overrides, directory="straight")
@@ -72,7 +79,7 @@ def test_an_algorithm_goes_on_with_another_number_of_processes(start, tmp_path, 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_goes_on_bit_for_bit(start, name):
-    overrides = ["task=quadratics", *OPTIMIZERS[name], *OFTEN, "num_workers=5", "steps=20", "eval_every_epochs=5"]
+    overrides = ["task=quadratics", *OPTIMIZERS[name], *OFTEN, "num_workers=5", "steps=20", "evaluation.every_epochs=5"]
     straight = start(*overrides, directory="straight")
     start(*overrides, crash_at=13)
     same(start(*overrides), straight)
@@ -80,7 +87,7 @@ def test_an_optimizer_goes_on_bit_for_bit(start, name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_goes_on_bit_for_bit(start, name):
-    epochs = "eval_every_epochs=0.5" if name == "images" else "eval_every_epochs=5"
+    epochs = "evaluation.every_epochs=0.5" if name == "images" else "evaluation.every_epochs=5"
     overrides = [
         f"task={name}",
         *TASKS[name],
@@ -94,6 +101,35 @@ def test_a_task_goes_on_bit_for_bit(start, name):
     straight = start(*overrides, directory="straight")
     start(*overrides, crash_at=37)
     same(start(*overrides), straight)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 2), (2, 1), (2, 5)])
+def test_a_problem_that_remembers_something_goes_on_with_another_number_of_processes(tmp_path, worlds, before, after):
+    config = configure(
+        "task=quadratics", "algo=dpsgd", "topology=ring", "num_workers=5", "steps=20",
+        "evaluation.every_epochs=5", *OFTEN, "progress=false", "device=cpu",
+    )  # fmt: skip
+
+    def iterates(name: str, *processes_and_crash: tuple[int, int]) -> np.ndarray:
+        own = replace(config, task=DriftingQuadratics(), run_dir=str(tmp_path / name))
+        for processes, crash_at in processes_and_crash:
+            worlds(processes).call(carry_out, own, crash_at, -1)
+        with np.load(tmp_path / name / "trace.npz") as file:
+            return file["iterates"]
+
+    straight = iterates("straight", (1, -1))
+    resumed = iterates("broken", (before, 13), (after, -1))
+    np.testing.assert_allclose(resumed, straight, rtol=0, atol=1e-12 * np.abs(straight).max())
+
+
+def test_the_device_has_finished_when_the_clock_is_read_before_a_checkpoint(start, monkeypatch):
+    seen = []
+    monkeypatch.setattr(Recorder, "checkpoint_due", lambda self, evaluated: True)
+    monkeypatch.setattr(decentral.training.run, "synchronize", lambda world: seen.append("synchronize"))
+    monkeypatch.setattr(decentral.training.run, "save", lambda *args: seen.append("save"))
+    monkeypatch.setattr(decentral.training.run, "examine", lambda *args: Mock(diverged=False))
+    start("task=quadratics", "algo=dpsgd", "topology=ring", "num_workers=4", "steps=3", "evaluation.every_epochs=100")
+    assert seen == ["synchronize", *["synchronize", "save"] * 2, "synchronize"]
 
 
 @pytest.fixture
@@ -110,12 +146,13 @@ def pictures(tmp_path, monkeypatch) -> Path:
     return tmp_path / "pictures"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "size"), [("vgg11", "data.image_size=32"), ("resnet18", "data.image_size=8")])
 def test_a_model_with_dropout_or_batch_statistics_goes_on_bit_for_bit(start, pictures, model, size):
     overrides = [
         "task=images", "data=imagefolder", f"data.path={pictures}", "data.num_processes=1", f"model={model}", size,
         "batch_size=3", "partition=iid", "num_workers=2", "topology=chain", "checkpoint_every_s=0",
-        "steps=3", "eval_every_epochs=0.3", "task.statistics_pictures=8",
+        "steps=3", "evaluation.every_epochs=0.3", "task.statistics_images=8",
     ]  # fmt: skip
     straight = start(*overrides, directory="straight")
     assert start(*overrides, crash_at=2).status == "crashed"
@@ -124,7 +161,7 @@ def test_a_model_with_dropout_or_batch_statistics_goes_on_bit_for_bit(start, pic
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_checkpoints_are_written_between_evaluations_too(start, processes):
-    overrides = ["task=quadratics", "num_workers=5", "trace=true", "steps=60", "eval_every_epochs=1000"]
+    overrides = ["task=quadratics", "num_workers=5", "trace=true", "steps=60", "evaluation.every_epochs=1000"]
     overrides += ["checkpoint_every_s=0.000001"]
     straight = start(*overrides, directory="straight", processes=processes)
     broken = start(*overrides, crash_at=37, processes=processes)
@@ -133,7 +170,7 @@ def test_checkpoints_are_written_between_evaluations_too(start, processes):
 
 
 def test_the_newest_checkpoint_that_is_whole_is_used(start, capsys):
-    overrides = ["task=quadratics", "num_workers=5", *OFTEN, "steps=20", "eval_every_epochs=5"]
+    overrides = ["task=quadratics", "num_workers=5", *OFTEN, "steps=20", "evaluation.every_epochs=5"]
     straight = start(*overrides, directory="straight")
     broken = start(*overrides, crash_at=13)
     parts = sorted(broken.directory.glob("checkpoints/*/*.pt"), key=lambda part: int(part.parent.name))
@@ -144,7 +181,7 @@ def test_the_newest_checkpoint_that_is_whole_is_used(start, capsys):
 
 
 def test_a_finished_run_keeps_no_checkpoints_and_an_unfinished_one_does(start):
-    overrides = ["task=quadratics", "num_workers=5", *OFTEN, "steps=20", "eval_every_epochs=5"]
+    overrides = ["task=quadratics", "num_workers=5", *OFTEN, "steps=20", "evaluation.every_epochs=5"]
     broken = start(*overrides, interrupt_at=7)
     assert {path.name for path in broken.directory.glob("checkpoints/*")} == {"5", "8"}
     done = start(*overrides)
@@ -153,16 +190,20 @@ def test_a_finished_run_keeps_no_checkpoints_and_an_unfinished_one_does(start):
 
 @pytest.mark.timeout(120)
 def test_a_run_that_is_killed_goes_on_with_the_same_command(start, tmp_path, capsys):
-    overrides = ["task=quadratics", "task.noise=0.1", "algo=relaysgd", "steps=600", "eval_every_epochs=20", *OFTEN]
+    overrides = [
+        "task=quadratics",
+        "task.noise=0.1",
+        "algo=relaysgd",
+        "steps=600",
+        "evaluation.every_epochs=20",
+        *OFTEN,
+    ]
     straight = start(*overrides, directory="straight")
     directory = tmp_path / "killed"
-    command = [sys.executable, "-m", "decentral.cli", *overrides, f"run_dir={directory}", "device=cpu"]
-    killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    while killed.poll() is None and not list(directory.glob("checkpoints/*/manifest.json")):
-        time.sleep(0.01)
-    killed.send_signal(signal.SIGKILL)
-    _, complaint = killed.communicate()
-    assert killed.returncode == -signal.SIGKILL, complaint.decode()
+    command = [sys.executable, "-m", "decentral.cli.run", *overrides, f"run_dir={directory}", "device=cpu"]
+    fault = os.environ | {"DECENTRAL_FAULTS": '[{"rank": 0, "step": 300, "kind": "kill"}]'}
+    killed = subprocess.run(command, env=fault, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert json.loads((directory / "status.json").read_text())["status"] == "running"
     assert len(read_metrics(directory)) < len(straight.rows)
     with pytest.raises(SystemExit) as end:

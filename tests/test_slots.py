@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.launch.job import Demand
-from decentral.launch.slots import Seat, Slots
+from decentral.scheduling.job import Demand
+from decentral.scheduling.slots import Seat, Slots
 
 GPU = Demand(1, "cuda")
 GIB = 1 << 30

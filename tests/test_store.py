@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +22,7 @@ import torch
 import decentral
 from decentral.errors import ConfigError
 from decentral.store import RunStore, Status, find_runs, read_metrics
+from decentral.store.ownership import DirectoryLost
 from full_disk import files_limited_to
 
 CONFIG = "alpha: 0.1\n"
@@ -260,6 +263,16 @@ def test_a_disk_that_fills_in_the_middle_of_a_line_keeps_the_lines_before(store:
     assert read_metrics(store.path) == [row(1), row(3)]
 
 
+def test_of_rows_written_at_once_a_full_disk_keeps_those_that_fit(store: RunStore) -> None:
+    store.append([row(1)])
+    size = (store.path / "metrics.jsonl").stat().st_size
+    with files_limited_to(4 * size + 10), pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        store.append([row(step) for step in range(2, 9)])
+    store.append([row(9)])
+    steps = [found["step"] for found in read_metrics(store.path)]
+    assert steps == [1, *range(2, len(steps)), 9] and 4 <= len(steps) <= 5
+
+
 # Checkpoints
 
 
@@ -319,6 +332,107 @@ def test_a_part_that_is_missing_cannot_be_committed(store: RunStore) -> None:
     with pytest.raises(FileNotFoundError, match="rank1"):
         store.commit_checkpoint(2, {"rank0": written, "rank1": written}, {})
     assert newest_step(store) == 1
+
+
+def test_a_checkpoint_of_another_step_or_another_run_is_not_taken(path: Path) -> None:
+    other = path.with_name("other")
+    for place, run_id in ((path, "aaa"), (other, "bbb")):
+        with RunStore.open(place, run_id, CONFIG) as store:
+            save(store, 7)
+    shutil.copytree(path / "checkpoints/7", path / "checkpoints/9")
+    shutil.copytree(other / "checkpoints/7", path / "checkpoints/8")
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        assert newest_step(store) == 7
+        assert "step 9 is not used (it is that of step 7" in store.rejected_checkpoints[0]
+        assert "step 8 is not used (it is that of step 7" in store.rejected_checkpoints[1]
+    shutil.rmtree(path / "checkpoints/7")
+    shutil.copytree(other / "checkpoints/7", path / "checkpoints/7")
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        assert newest_step(store) is None
+        assert "step 7 is not used (it is of run bbb, this is run aaa)" in store.rejected_checkpoints[-1]
+
+
+def rewrite_manifest(directory: Path, **changes: object) -> None:
+    """As an older version, or somebody else, would have written it: None leaves a key out."""
+    content = json.loads((directory / "manifest.json").read_text()) | changes
+    content = {key: value for key, value in content.items() if value is not None and key != "sha256"}
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (directory / "manifest.json").write_text(json.dumps(content | {"sha256": digest}))
+
+
+def test_a_manifest_of_an_older_version_is_accepted_by_what_it_has(store: RunStore) -> None:
+    store.append([row(1)])
+    save(store, 7)
+    rewrite_manifest(store.path / "checkpoints/7", run_id=None, metrics=None)
+    assert newest_step(store) == 7
+    rewrite_manifest(store.path / "checkpoints/7", step=6)
+    assert newest_step(store) is None
+
+
+@pytest.mark.parametrize("lacking", [{"parts": None}, {"meta": None}, {"parts": {}}, {"parts": {"rank0": 3}}])
+def test_a_manifest_that_lacks_something_is_damaged_and_the_checkpoint_before_is_used(store, lacking) -> None:
+    save(store, 1)
+    save(store, 2)
+    rewrite_manifest(store.path / "checkpoints/2", **lacking)
+    assert newest_step(store) == 1
+    assert "step 2 is damaged" in store.rejected_checkpoints[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "left"),
+    [
+        (lambda file: file.unlink(), None),
+        (lambda file: os.truncate(file, file.stat().st_size - 2), 1),
+        (lambda file: file.write_text("".join(file.read_text().splitlines(keepends=True)[1:])), None),
+        (lambda file: file.write_text(file.read_text().replace('"step": 2', '"step": 3')), 1),
+    ],
+    ids=["deleted", "last line cut", "first line lost", "changed"],
+)
+def test_a_checkpoint_whose_metrics_are_lost_is_not_taken(path: Path, damage, left: int | None) -> None:
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        for step in (1, 2):
+            store.append([row(step), row(step, worker="worst")])
+            save(store, step)
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        assert newest_step(store) == 2 and not store.rejected_checkpoints
+    damage(path / "metrics.jsonl")
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        assert newest_step(store) == left
+        assert "step 2 is not used (metrics.jsonl has lost some of the 4 rows" in store.rejected_checkpoints[0]
+        store.append([row(2), row(2, worker="worst")])
+        assert newest_step(store) == left  # as many rows again are not the rows that were lost
+
+
+def test_a_directory_that_disappears_is_noticed_and_not_made_anew(path: Path) -> None:
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        save(store, 1)
+        shutil.rmtree(path.parent)
+        for write in (lambda: save(store, 2), *[lambda s=s: store.set_status(s) for s in Status]):
+            with pytest.raises(DirectoryLost, match=f"run_dir={path} .* it was deleted or replaced .* same command"):
+                write()
+        with pytest.raises(FileNotFoundError):  # what another process of the run would do
+            RunStore.view(path).save_checkpoint_part(2, "rank1", {"x": 1})
+        assert not path.parent.exists()
+
+
+def test_a_directory_that_another_process_has_made_anew_is_left_to_it(path: Path) -> None:
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        shutil.rmtree(path)
+        with RunStore.open(path, "aaa", CONFIG) as newer:
+            newer.set_status(Status.interrupted)
+            with pytest.raises(DirectoryLost, match=r"run\.lock in it was deleted or replaced"):
+                store.set_status(Status.failed)
+        assert RunStore.peek(path)["status"] == "interrupted"
+
+
+def test_metrics_that_are_deleted_are_noticed_before_a_checkpoint_and_before_the_end(path: Path) -> None:
+    with RunStore.open(path, "aaa", CONFIG) as store:
+        (path / "metrics.jsonl").unlink()
+        for write in (lambda: save(store, 2), lambda: store.set_status(Status.done)):
+            with pytest.raises(DirectoryLost, match=r"metrics\.jsonl in it was deleted"):
+                write()
+        store.set_status(Status.failed, reason="it was")  # that can be said
+    assert RunStore.peek(path)["status"] == "failed"
 
 
 def flip_a_bit(file: Path) -> None:

@@ -6,12 +6,13 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from decentral.study import command
+from decentral.cli import study as command
+from decentral.cli.report import main as report_command
+from decentral.cli.study_arguments import chosen_studies
 
 STUDY = """
 kind: comparison
@@ -59,14 +60,21 @@ def test_without_a_name_it_lists_the_studies(capsys):
         (["two", "topolgy=ring"], "Did you mean 'topology'?"),
         (["two", "study.sedes=[1]"], "Did you mean 'seeds'?"),
         (["two", "study.seeds=[x]"], "seeds"),
+        (["two", "study.seeds=[-1]"], "seeds are from 0 to"),
         (["two", "study.tune={rule: gird}"], "gird"),
         (["two", "algo=relaysgd"], "tree"),
         (["two", "launcher.slots=0"], "slots"),
         (["two", "seed=3"], "two itself sets seed"),
         (["two", "run_dir=here"], "run_dir"),
         (["two", "study.seeds=[1"], "study.seeds=[1"),
+        (
+            ["two", "figures.title=false"],
+            "is a setting of decentral-report, which draws what is stored: decentral-report",
+        ),
         (["scale=small"], "name of a study"),
-        (["two", "--plam"], "--plam"),
+        (["two", "--plam"], "--plam is no option. Did you mean '--plan'?"),
+        (["two", "--plan=fast"], "--plan=fast does not exist: use --plan, or --plan=quick"),
+        (["two", "--device=cpu"], "settings have no dashes, write device=... instead"),
         (["two", "--report"], "no results"),
     ],
 )
@@ -83,7 +91,7 @@ def test_what_cannot_be_done_is_refused_in_one_sentence_before_anything_starts(
 def test_plan_says_how_much_there_is_to_do_and_computes_nothing(folder: Path, tmp_path: Path, capsys):
     results = tmp_path / "results"
     arguments = ["two", "--config-dir", folder, f"results_dir={results}", "progress=false"]
-    assert study(*arguments, "--plan") == 0
+    assert study(*arguments, "--plan=quick") == 0
     assert "2 jobs known today (0 done, 2 to do)" in capsys.readouterr().out
     assert not results.exists()
     assert study(*arguments) == 0
@@ -92,6 +100,7 @@ def test_plan_says_how_much_there_is_to_do_and_computes_nothing(folder: Path, tm
     assert "(2 done, 0 to do)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_other_settings_are_another_study_with_a_directory_of_its_own(folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false"]
     assert study(*arguments, "scale=smoke") == 0
@@ -107,6 +116,23 @@ def test_where_and_how_something_is_computed_does_not_make_another_study(folder:
     arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
     assert study(*arguments, "launcher.retries=0", "checkpoint_every_s=5", "device=cpu", "study.seeds=[ 1 ]") == 0
     assert [path.name for path in (tmp_path / "r" / "mine" / "two").iterdir()] == ["smoke"]
+
+
+@pytest.mark.parametrize(
+    ("study", "counts", "does_not"),
+    [
+        ("thesis_table5_1", ["device=cuda", "processes=1", "network.transport=torch"], ["network.timeout_s=9"]),
+        ("bluefog_fig11", ["network.transport=shared_memory"], ["device=cpu"]),
+        ("bluefog_consensus", ["network.transport=torch"], ["checkpoint_every_s=5"]),
+        ("relaysum_table1", [], ["device=cuda", "processes=1", "network.transport=torch"]),
+    ],
+)
+def test_a_study_that_takes_times_is_another_one_where_it_is_computed_in_another_way(study, counts, does_not):
+    (usual,) = chosen_studies([study, "scale=smoke"])
+    for override in (*counts, *does_not):
+        (other,) = chosen_studies([study, "scale=smoke", override])
+        assert other.changed == [override] * (override in counts)
+        assert (other.directory == usual.directory) == (override in does_not)
 
 
 def test_the_command_in_the_results_is_the_one_that_was_given(folder: Path, tmp_path: Path):
@@ -133,9 +159,10 @@ def test_what_was_finished_by_another_study_is_collected(folder: Path, tmp_path:
     assert study("two", *arguments) == 0
     assert study("twin", *arguments) == 0
     assert (tmp_path / "r" / "mine" / "twin" / "smoke" / "table.md").exists()
-    assert "nothing was computed" not in capsys.readouterr().out
+    assert "nothing was computed.\nIts results are collected from them." in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", [(), ("--report",)])
 def test_a_new_caption_appears_in_the_report_though_all_runs_are_done(option, folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
@@ -159,22 +186,27 @@ def test_a_report_needs_only_what_was_collected(folder: Path, tmp_path: Path):
     assert (made / "table.md").exists() and (made / "values.csv").read_bytes() == before
 
 
-def test_a_second_start_does_nothing_and_says_so_within_three_seconds(folder: Path, tmp_path: Path):
+def test_a_second_start_computes_nothing_imports_nothing_heavy_and_says_so(folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", str(folder), f"results_dir={tmp_path / 'r'}", "progress=false"]
-    start = [sys.executable, "-m", "decentral.study.command", *arguments]
-    assert subprocess.run(start, capture_output=True).returncode == 0
-    began = time.monotonic()
-    again = subprocess.run(start, capture_output=True, text=True)
-    assert time.monotonic() - began < 3
-    assert again.returncode == 0 and "nothing was computed" in again.stdout
+    assert study(*arguments) == 0
+    runs = {file: file.stat().st_mtime_ns for file in (tmp_path / "r" / "runs").rglob("*") if file.is_file()}
+    check = (
+        "import sys; from decentral.cli.study import main\n"
+        "try: main()\n"
+        "finally: assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
+    )
+    again = subprocess.run([sys.executable, "-c", check, *arguments], capture_output=True, text=True)
+    assert (again.returncode, again.stderr) == (0, "") and "nothing was computed" in again.stdout
+    assert runs == {file: file.stat().st_mtime_ns for file in (tmp_path / "r" / "runs").rglob("*") if file.is_file()}
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_named_does_not_stop_the_others_and_is_tried_again(folder: Path, tmp_path: Path):
     text = STUDY.replace("base: [algo=d2]}", "base: [algo=d2, 'optim.weight_decay=1']}")
     (folder / "study" / "bad.yaml").write_text(text)
     arguments = ["bad", "--config-dir", str(folder), f"results_dir={tmp_path / 'r'}", "launcher.slots=1"]
     fault = '[{"rank": 0, "step": 5, "kind": "raise"}]'
-    start = [sys.executable, "-m", "decentral.study.command", *arguments]
+    start = [sys.executable, "-m", "decentral.cli.study", *arguments]
     environment = {"DECENTRAL_FAULTS": fault}
 
     broken = subprocess.run(start, capture_output=True, text=True, env={**os.environ, **environment})
@@ -183,6 +215,7 @@ def test_a_failed_run_is_named_does_not_stop_the_others_and_is_tried_again(folde
     assert subprocess.run(start, capture_output=True, text=True).returncode == 0
 
 
+@pytest.mark.slow
 def test_an_interrupted_start_without_the_runs_keeps_complete_results(folder: Path, tmp_path: Path):
     import shutil
 
@@ -191,7 +224,7 @@ def test_an_interrupted_start_without_the_runs_keeps_complete_results(folder: Pa
     values = tmp_path / "r" / "mine" / "two" / "smoke" / "values.csv"
     before = values.read_bytes()
     shutil.rmtree(tmp_path / "r" / "runs")
-    start = [sys.executable, "-m", "decentral.study.command", *arguments]
+    start = [sys.executable, "-m", "decentral.cli.study", *arguments]
     fault = {**os.environ, "DECENTRAL_FAULTS": '[{"rank": 0, "step": 5, "kind": "raise"}]'}
     broken = subprocess.run(start, capture_output=True, text=True, env=fault)
     assert broken.returncode == 1 and "keeps its complete results" in broken.stdout
@@ -220,6 +253,7 @@ def test_a_study_with_a_mistake_in_it_is_refused_before_anything_starts(
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.slow
 def test_what_is_computed_again_has_the_time_of_this_computation_alone(folder: Path, tmp_path: Path):
     import shutil
 
@@ -230,3 +264,81 @@ def test_what_is_computed_again_has_the_time_of_this_computation_alone(folder: P
     shutil.rmtree(tmp_path / "r" / "runs")
     assert study(*arguments) == 0
     assert json.loads(path.read_text())["wall_s"] < 9999
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", [(), ("--report",)])
+def test_provenance_is_that_of_the_runs_however_late_the_report_is_made(option, folder: Path, tmp_path: Path):
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study(*arguments) == 0
+    for number, run in enumerate(sorted((tmp_path / "r" / "runs").iterdir())):
+        then = f"2026-01-0{number + 1}T00:00:00+00:00"
+        facts = json.loads((run / "provenance.json").read_text())
+        (run / "provenance.json").write_text(json.dumps(facts | {"started": then, "git_commit": f"commit{number}"}))
+        status = json.loads((run / "status.json").read_text())
+        (run / "status.json").write_text(json.dumps(status | {"updated": then.replace("T00", "T01")}))
+    made = tmp_path / "r" / "mine" / "two" / "smoke"
+    wall_s = json.loads((made / "study.json").read_text())["wall_s"]
+    (made / "verdicts.csv").unlink()
+    assert study(*arguments, *option) == 0
+    facts = json.loads((made / "study.json").read_text())
+    assert (facts["started"], facts["ended"]) == ("2026-01-01T00:00:00+00:00", "2026-01-02T01:00:00+00:00")
+    assert (facts["git_commit"], facts["git_commits"]) == ("commit1", ["commit0", "commit1"])
+    assert facts["reported"] > facts["ended"] and facts["wall_s"] == wall_s
+    assert "commits commit0, commit1" in (made.parents[1] / "README.md").read_text()
+
+
+def test_a_study_begins_before_it_ends(folder: Path, tmp_path: Path):
+    assert study("two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke") == 0
+    facts = json.loads((tmp_path / "r" / "mine" / "two" / "smoke" / "study.json").read_text())
+    runs = [json.loads(path.read_text()) for path in (tmp_path / "r" / "runs").glob("*/provenance.json")]
+    assert facts["started"] == min(run["started"] for run in runs) <= facts["ended"] <= facts["reported"]
+    assert facts["host_cores"] == runs[0]["cores"]
+
+
+def git(*words: str) -> str:
+    who = ["-c", "user.name=me", "-c", "user.email=me@example.org"]
+    return subprocess.run(["git", *who, *words], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slow
+def test_a_study_and_a_report_change_no_tracked_file(folder: Path, tmp_path: Path, monkeypatch, capsys):
+    """In a checkout with results of this very study, as they are committed."""
+    (tmp_path / ".gitignore").write_text((Path(__file__).parents[1] / ".gitignore").read_text())
+    monkeypatch.chdir(tmp_path)
+    words = ["two", "--config-dir", "conf", "progress=false", "scale=smoke"]
+    assert study(*words, "results_dir=results") == 0
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "the evidence")
+    assert "results/mine/two/smoke/values.csv" in git("ls-files")
+    capsys.readouterr()
+    assert study(*words) == 0
+    note = "Note:     results/mine/two/smoke has results of this study; results_dir=results goes on from them"
+    assert note in capsys.readouterr().out and (tmp_path / "results" / "own" / "mine" / "two" / "smoke").is_dir()
+    assert study(*words, "--report") == 0
+    report_command([])
+    assert note not in capsys.readouterr().out and git("status", "--porcelain") == ""
+
+
+def test_a_report_of_nothing_says_where_the_published_results_are(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as exit:
+        report_command([])
+    said = capsys.readouterr().err
+    assert exit.value.code == 2 and "results_dir=results/own holds no results yet" in said
+    assert "give results_dir=results for the reports of what is there" in said
+
+
+def test_the_evidence_is_made_by_one_explicit_command():
+    root = Path(__file__).parents[1]
+
+    def made(*words: str) -> str:
+        return subprocess.run(
+            ["make", "-n", "-o", ".venv/.installed", *words], cwd=root, capture_output=True, text=True, check=True
+        ).stdout
+
+    one = made("evidence", "STUDY=relaysum_fig2", "SCALE=paper")
+    assert "decentral-study relaysum_fig2 scale=paper results_dir=results" in one
+    assert "decentral-report results_dir=results" in made("evidence")
+    assert "results_dir" not in made("study", "STUDY=relaysum_fig2") + made("report")

@@ -6,14 +6,13 @@ import math
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from decentral import composition
 from decentral.errors import ConfigError
 from decentral.report.published import numbers
 from decentral.report.spec import parse
@@ -31,14 +30,6 @@ COMPARISONS = [
 ROW = {"method": "D-PSGD", "topology": "ring", "base": ["algo=dpsgd", "topology=ring"], "lr": 0.1}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compose_each_set_of_choices_once() -> Iterator[None]:
-    """Studies have hundreds of configurations, but few sets of choices."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(composition, "_compose_choices", cache(composition._compose_choices))
-        yield
-
-
 def search(rule, score: Callable[[float], float], start: float = 0.1):
     """Carry a search out with a known score for each rate."""
     tried: dict[float, float] = {}
@@ -50,8 +41,8 @@ def search(rule, score: Callable[[float], float], start: float = 0.1):
 def cells_of(tmp_path, **values):
     """A comparison of one method (or `rows`), small enough to be composed at once."""
     known = {"kind": "comparison", "rows": [ROW], "seeds": [1, 2], "base": ["model=mlp", "num_workers=2", "steps=4"]}
-    study = catalogue.build("study test", known | values)
-    return study.cells([f"results_dir={tmp_path}"], tmp_path)
+    study = catalogue.study_from("study test", known | values)
+    return study.cells([f"results_dir={tmp_path}"])
 
 
 def finish(job, *accuracies: float, diverged: bool = False, epoch: float = 1.0):
@@ -205,7 +196,7 @@ def test_a_search_waits_for_a_damaged_run_to_be_computed_anew(tmp_path):
 
 def test_a_comparison_decides_its_columns_and_a_rate_that_it_tunes():
     def decided(**values) -> set[str]:
-        return catalogue.build("test", {"kind": "comparison", "rows": [ROW], **values}).decided_keys()
+        return catalogue.study_from("test", {"kind": "comparison", "rows": [ROW], **values}).decided_keys()
 
     assert decided() == {"seed", "run_dir"}
     assert decided(tune={"rule": "powers_of_two"}) == {"seed", "run_dir", "lr"}
@@ -218,8 +209,8 @@ def test_choices_from_the_users_folder_reach_the_runs_and_their_commands(tmp_pat
     (tmp_path / "conf" / "optim").mkdir(parents=True)
     (tmp_path / "conf" / "optim" / "mine.yaml").write_text("defaults: [schema/sgd@_here_, _self_]\nweight_decay: 0.5\n")
     base = ["model=mlp", "num_workers=2", "steps=4", "optim=mine"]
-    study = catalogue.build("test", {"kind": "comparison", "rows": [ROW], "base": base, "tune_base": ["steps=2"]})
-    (cell,) = study.cells([f"results_dir={tmp_path}"], tmp_path, str(tmp_path / "conf"))
+    study = catalogue.study_from("test", {"kind": "comparison", "rows": [ROW], "base": base, "tune_base": ["steps=2"]})
+    (cell,) = study.cells([f"results_dir={tmp_path}"], str(tmp_path / "conf"))
     job = cell.jobs()[0]
     assert job.config.optim.weight_decay == 0.5
     assert job.command.endswith(f"--config-dir {tmp_path / 'conf'}")
@@ -281,11 +272,12 @@ def test_rates_have_to_be_given_for_every_value_of_the_first_column(tmp_path):
         cells_of(tmp_path, rows=[ROW | {"lrs": [0.1]}], columns={"alpha": [1, 0.1]})
 
 
+@pytest.mark.slow
 def test_tables_and_figures_of_the_same_runs_share_them(tmp_path):
     @cache
     def ids(name: str, scale: str) -> set[str]:
         study = catalogue.load(name, scale)
-        return {job.id for cell in study.cells([f"results_dir={tmp_path}"], tmp_path) for job in cell.jobs()}
+        return {job.id for cell in study.cells([f"results_dir={tmp_path}"]) for job in cell.jobs()}
 
     for scale in ("small", "paper"):
         assert ids("relaysum_table10", scale) == ids("relaysum_table1", scale)
@@ -297,11 +289,11 @@ def test_tables_and_figures_of_the_same_runs_share_them(tmp_path):
 
 
 def test_the_thesis_studies_run_what_its_experiment_says(tmp_path):
-    from decentral.composition import compose
-    from decentral.identity import run_id
+    from decentral.config.composition import compose
+    from decentral.config.identity import run_id
 
     study = catalogue.load("thesis_fig5_2", "paper")
-    job = study.cells([f"results_dir={tmp_path}"], tmp_path)[-1].final
+    job = study.cells([f"results_dir={tmp_path}"])[-1].final
     same = compose(["experiment=thesis_cifar10", "algo=model_averaging", "alpha=0.01", "lr=0.1"])
     assert run_id(job.config) == run_id(same)
 
@@ -324,7 +316,7 @@ def test_every_comparison_composes_at_every_scale_and_has_a_cell_for_every_publi
     for scale in catalogue.scales(name):
         study = catalogue.load(name, scale)
         data = [f"data.path={imagenet}"] if any(o == "data=imagenet" for o in study.base) else []
-        cells = study.cells([f"results_dir={tmp_path}", *data], tmp_path)
+        cells = study.cells([f"results_dir={tmp_path}", *data])
         spec = parse(study.report, name)
         assert all(cell.jobs() for cell in cells) and spec.caption and study.departures
         if scale == "paper" and "task=regression" not in study.base:  # which a laptop does in full
@@ -336,17 +328,17 @@ def test_every_comparison_composes_at_every_scale_and_has_a_cell_for_every_publi
 
 def test_planning_a_study_does_not_import_torch():
     lines = (
-        "import sys; from pathlib import Path; from decentral.study import catalogue",
+        "import sys; from decentral.study import catalogue",
         "study = catalogue.load('relaysum_table1', 'paper')",
-        "assert [c.jobs() for c in study.cells(['results_dir=nowhere'], Path('nowhere'))]",
+        "assert [c.jobs() for c in study.cells(['results_dir=nowhere'])]",
         "assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)",
     )
     subprocess.run([sys.executable, "-c", "; ".join(lines)], check=True, timeout=60)
 
 
 def test_the_command_of_a_job_is_that_run(tmp_path):
-    from decentral.composition import compose
-    from decentral.identity import run_id
+    from decentral.config.composition import compose
+    from decentral.config.identity import run_id
 
     (cell,) = cells_of(tmp_path, rows=[ROW], columns={"alpha": [0.5]}, tune_base=["steps=2"])
     job = cell.jobs()[0]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.exchange_times import ExchangeTimes
-from decentral.launch.job import Demand
+from decentral.jobs.exchange_times import ExchangeTimes
 from decentral.report.figures.scaling import Scaling
 from decentral.report.results import read
+from decentral.scheduling.job import Demand
 from decentral.store import RunStore, Status
 from decentral.store.lines import LineFile
 from decentral.study import catalogue
@@ -32,13 +32,13 @@ def study(**more: Any) -> Exchanges:
         **{"kind": "exchanges", "base": ["task=quadratics", "algo=dpsgd", "network.transport=torch"], "rows": ROWS},
         **{"baseline": "All-reduce", "num_workers": [2], "megabytes": [0.004, 0.001], "rounds": 2, "warm_up": 1},
     }
-    found = catalogue.build("mine", values | more)
+    found = catalogue.study_from("mine", values | more)
     assert isinstance(found, Exchanges)
     return found
 
 
 def cells_of(folder: Path, **more: Any):
-    return study(**more).cells([f"results_dir={folder}"], folder)
+    return study(**more).cells([f"results_dir={folder}"])
 
 
 def finished(job: ExchangeTimes, wall: dict[str, list[float]], cpu: dict[str, list[float]]) -> None:
@@ -101,7 +101,7 @@ def test_a_ratio_is_that_of_the_same_round_and_cpu_time_is_shared_out(tmp_path: 
     assert next(iter(found)) == WALL_MS
 
 
-def test_what_is_asked_is_what_the_times_depend_on(tmp_path: Path) -> None:
+def test_the_parameters_are_what_the_times_depend_on(tmp_path: Path) -> None:
     def id_of(**more: Any) -> str:
         (job,) = cells_of(tmp_path, **more)[0].jobs()
         return job.id
@@ -142,3 +142,8 @@ def test_a_confidence_band_is_that_of_student(tmp_path: Path) -> None:
     assert line.low is not None and line.high is not None and line.y == [3, 2]
     assert line.low == pytest.approx([3 - half, 2], rel=1e-4) and line.high == pytest.approx([3 + half, 2], rel=1e-4)
     assert results.spec.repeats == "round"
+
+
+def test_a_gpu_is_refused_where_the_times_are_those_of_the_cpu(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="device=cuda:1 cannot be used"):
+        study().cells(["device=cuda:1"])

@@ -31,7 +31,7 @@ def load(figure: str, scale: str) -> Study:
 
 
 def cells_of(figure: str, scale: str, folder: Path) -> list[Cell]:
-    return load(figure, scale).cells([f"results_dir={folder}", "progress=false"], folder)
+    return load(figure, scale).cells([f"results_dir={folder}", "progress=false"])
 
 
 def carry_out(cells: list[Cell]) -> int:
@@ -95,7 +95,7 @@ def values_of(figure: str, folder: Path, **changes: object) -> dict[tuple[object
     """What a study at scale=paper finds with some of its keys replaced; by the values of its labels."""
     study = load(figure, "paper")
     own = type(study)(**{**vars(study), **changes})
-    cells = own.cells([f"results_dir={folder}"], folder)
+    cells = own.cells([f"results_dir={folder}"])
     carry_out(cells)
     return {tuple(value.labels.values()): value for cell in cells for value in cell.values()}
 
@@ -106,7 +106,7 @@ def test_figure_8_has_the_published_steps_and_draws_half_of_the_rate(tmp_path: P
     found = values_of("fig8", tmp_path, rows=rows)
     assert {key[0]: value.value for key, value in found.items() if key[2] == 0} == {"D2": 65, "RelaySGD": 8}
     own = type(study)(**{**vars(study), "rows": rows})
-    (cell, *_) = own.cells([f"results_dir={tmp_path}"], tmp_path)
+    (cell, *_) = own.cells([f"results_dir={tmp_path}"])
     assert isinstance(cell, CourseCell)
     simulation = cell.simulation()
     assert simulation is not None
@@ -168,7 +168,7 @@ def test_the_relay_matrix_of_a_chain_of_three() -> None:
 def test_a_wrong_study_is_refused(figure: str, change: dict[str, object], words: str, tmp_path: Path) -> None:
     study = load(figure, "smoke")
     with pytest.raises(ConfigError, match=words):
-        type(study)(**{**vars(study), **change}).cells([], tmp_path)
+        type(study)(**{**vars(study), **change}).cells([f"results_dir={tmp_path}"])
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_study_says_which_keys_it_decides_itself(figure: str, decided: set[str
 def test_a_member_for_which_no_rate_reaches_the_target_has_no_number_and_is_not_called_diverged(tmp_path: Path) -> None:
     study = load("fig7_rates", "smoke")
     search = {"rule": "fastest", "start_lr": 0.001, "target": 1e-6, "max_steps": 20, "test_points": 10}
-    (cell, *_) = type(study)(**{**vars(study), "search": search}).cells([f"results_dir={tmp_path}"], tmp_path)
+    (cell, *_) = type(study)(**{**vars(study), "search": search}).cells([f"results_dir={tmp_path}"])
     assert carry_out([cell]) == 1
     (value,) = cell.values()
     assert math.isnan(value.value) and value.lr is None
@@ -197,7 +197,7 @@ def test_a_member_for_which_no_rate_reaches_the_target_has_no_number_and_is_not_
 
 def test_facts_of_lost_messages_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"network\.drop_probability=0\.1 cannot be used"):
-        load("fig6", "smoke").cells(["network.drop_probability=0.1"], tmp_path)
+        load("fig6", "smoke").cells(["network.drop_probability=0.1"])
 
 
 @pytest.mark.parametrize("figure", ["fig7_rates", "fig8", "fig6", "fig9"])
@@ -206,7 +206,7 @@ def test_choices_from_the_users_folder_can_be_used(figure: str, tmp_path: Path) 
     (tmp_path / "conf" / "optim" / "mine.yaml").write_text("defaults: [schema/sgd@_here_, _self_]\nweight_decay: 0.5\n")
     study = load(figure, "smoke")
     overrides, folder = ["optim=mine", f"results_dir={tmp_path}"], str(tmp_path / "conf")
-    jobs = [job for cell in study.cells(overrides, tmp_path, folder) for job in cell.jobs()]
+    jobs = [job for cell in study.cells(overrides, folder) for job in cell.jobs()]
     assert jobs and all(job.config.optim.weight_decay == 0.5 for job in jobs)  # type: ignore[attr-defined]
     if figure == "fig9":
         assert all(job.command.endswith(f"--config-dir {folder}") for job in jobs)

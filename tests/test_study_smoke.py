@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from decentral.study import catalogue, command
+from decentral.cli import study as command
+from decentral.study import catalogue
 
 NAMES = [name for name in catalogue.names() if "smoke" in catalogue.scales(name)]
+
+
+QUICK = {"relaysum_fig2"}
+STUDIES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in NAMES]
 
 
 def start(*arguments: str) -> int:
@@ -28,7 +33,7 @@ def test_every_study_has_the_scale_smoke():
     assert catalogue.names() == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", STUDIES)
 def test_a_study_runs_reports_and_is_then_done(name: str, results: Path, capsys: pytest.CaptureFixture):
     arguments = [name, "scale=smoke", f"results_dir={results}", "progress=false", "launcher.slots=1"]
     assert start(*arguments) == 0, capsys.readouterr().out

@@ -6,6 +6,7 @@ or the launcher, ten times over, at moments that follow from a printed seed; who
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import random
@@ -17,13 +18,15 @@ from pathlib import Path
 
 import pytest
 
+from punisher import below
+
 KILLS = 10
 STUDY = """
 kind: comparison
 title: Twelve small runs
 paper: punished
 item: all
-base: [data=digits, model=mlp, num_workers=4, epochs=3, eval_every_epochs=1, batch_size=8, checkpoint_every_s=0.2]
+base: [data=digits, model=mlp, num_workers=4, epochs=3, evaluation.every_epochs=1, batch_size=8, checkpoint_every_s=0.2]
 rows:
   - {method: RelaySGD, topology: chain, base: [algo=relaysgd, topology=chain, processes=2], only: {alpha: [0.1]}}
   - {method: D-PSGD, topology: ring, base: [algo=dpsgd, topology=ring]}
@@ -38,27 +41,11 @@ report:
 
 
 def start(folder: Path, results: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "decentral.study.command", "twelve", f"--config-dir={folder}"]
+    command = [sys.executable, "-m", "decentral.cli.study", "twelve", f"--config-dir={folder}"]
     arguments = [*command, f"results_dir={results}", "launcher.slots=2", "launcher.retries=30", "restarts=30"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with open(results.with_suffix(".log"), "a") as log:
         return subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT, env=environment)
-
-
-def children(pid: int) -> list[int]:
-    """The process ids below a process, nearest first."""
-    parents: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            parents.setdefault(int(fields[1]), []).append(int(entry.name))
-    below = list(parents.get(pid, []))
-    for child in below:
-        below += parents.get(child, [])
-    return below
 
 
 def values(results: Path) -> list[dict[str, str]]:
@@ -71,11 +58,11 @@ def victims(launcher: int, kind: str) -> list[int]:
     """Processes of the kind to be killed that are alive now: the launcher itself, runs, or workers of runs."""
     if kind == "launcher":
         return [launcher]
-    below = children(launcher)
-    leaders = [pid for pid in below if _group(pid) == pid]  # every job is a process group of its own
+    family = below(launcher)
+    leaders = [pid for pid in family if _group(pid) == pid]  # every job is a process group of its own
     if kind == "run":
         return leaders
-    return [pid for pid in below if _group(pid) in leaders and pid not in leaders]
+    return [pid for pid in family if _group(pid) in leaders and pid not in leaders]
 
 
 def _group(pid: int) -> int:
@@ -103,11 +90,13 @@ def punish(folder: Path, results: Path, moments: random.Random, kills: list[str]
         kind = ("worker", "run", "launcher")[len(kills) % 3]
         alive = victims(launcher.pid, kind) if launcher.poll() is None and len(kills) < KILLS else []
         if alive:
-            os.kill(moments.choice(alive), signal.SIGKILL)
-            kills.append(kind)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(moments.choice(alive), signal.SIGKILL)
+                kills.append(kind)
 
 
 @pytest.mark.timeout(280)
+@pytest.mark.slow
 def test_a_study_that_is_killed_ten_times_ends_with_the_results_of_an_undisturbed_one(folder: Path, tmp_path: Path):
     calm = tmp_path / "calm"
     assert start(folder, calm).wait(120) == 0, calm.with_suffix(".log").read_text()

@@ -14,24 +14,24 @@ import torch
 
 from decentral.data.synthetic import Synthetic
 from decentral.errors import ConfigError
-from decentral.launch.job import Demand
-from decentral.launch.slots import Slots
+from decentral.jobs.throughput import Pace, cudnn_by_times
 from decentral.report.published import numbers
 from decentral.report.spec import parse
+from decentral.scheduling.job import Demand
+from decentral.scheduling.slots import Slots
 from decentral.store import RunStore, Status
 from decentral.store.files import read_json
 from decentral.store.lines import LineFile
 from decentral.study import catalogue
 from decentral.study.kinds.throughput import IMAGES, RATIO
-from decentral.throughput import Pace, cudnn_by_times
-from toy_jobs import wait_until
+from waiting import until
 
 STUDIES = [name for name in catalogue.names() if catalogue.load(name, "smoke").name == "throughput"]
 SMALL = ["model=mlp", "num_workers=2", "batch_size=2", "data.image_size=8", "data.num_classes=4", "device=cpu"]
 
 
 def cells_of(tmp_path, *overrides: str):
-    return catalogue.load("thesis_table5_1", "smoke").cells([*SMALL, f"results_dir={tmp_path}", *overrides], tmp_path)
+    return catalogue.load("thesis_table5_1", "smoke").cells([*SMALL, f"results_dir={tmp_path}", *overrides])
 
 
 def check_values(cell):
@@ -81,7 +81,7 @@ def test_the_device_of_the_machine_that_asks_is_no_part_of_the_question(tmp_path
 
     with_gpu = []
     for gpus in (0, 2):
-        monkeypatch.setattr("decentral.launch.devices.num_gpus", lambda gpus=gpus: gpus)
+        monkeypatch.setattr("decentral.runtime.devices.num_gpus", lambda gpus=gpus: gpus)
         assert job("auto").demand == Demand(1, "auto", alone=True)
         with_gpu.append(job("auto").id)
     assert len(set(with_gpu)) == 1
@@ -112,12 +112,12 @@ def test_one_process_shows_every_iteration_and_stops_after_one(tmp_path):
 
 
 def test_several_processes_stop_after_an_iteration_and_what_they_have_done_is_shown(tmp_path, monkeypatch):
-    monkeypatch.setattr("decentral.throughput._FOLLOW_S", 0.05)
-    monkeypatch.setattr("decentral.ensembles.job._STATUS_EVERY_S", 0.0)
+    monkeypatch.setattr("decentral.jobs.throughput._FOLLOW_S", 0.05)
+    monkeypatch.setattr("decentral.jobs.computation._STATUS_EVERY_S", 0.0)
     job = replace(cells_of(tmp_path, "processes=2")[0].jobs()[0], pace=Pace(0, 1_000_000, 1))
 
     def stop_when_shown() -> None:
-        wait_until(lambda: (RunStore.peek(job.directory) or {}).get("text", "").startswith("iteration "))
+        until(lambda: (RunStore.peek(job.directory) or {}).get("text", "").startswith("iteration "))
         os.kill(os.getpid(), signal.SIGTERM)
 
     thread = threading.Thread(target=stop_when_shown)
@@ -130,7 +130,7 @@ def test_several_processes_stop_after_an_iteration_and_what_they_have_done_is_sh
 def test_the_provenance_and_the_lines_say_on_what_it_was_measured(tmp_path, monkeypatch):
     (job,) = cells_of(tmp_path, "processes=2")[0].jobs()
     assert (job.provenance()["devices"], job.provenance()["processes"]) == (["cpu"], 2)
-    monkeypatch.setattr("decentral.launch.devices.num_gpus", lambda: 2)
+    monkeypatch.setattr("decentral.runtime.devices.num_gpus", lambda: 2)
     facts = replace(job, config=replace(job.config, device="cuda")).provenance()
     assert facts["devices"] == ["cuda:0", "cuda:1"]
     assert facts["tf32"] is False and facts["cudnn_benchmark"] is True
@@ -170,7 +170,7 @@ def test_what_carries_rows_is_part_of_the_question(tmp_path):
     carriers = ("auto", "torch", "shared_memory")
     jobs = [cells_of(tmp_path, f"network.transport={carrier}")[0].jobs()[0] for carrier in carriers]
     assert len({job.id for job in jobs}) == 3
-    assert "transports" not in jobs[0].asked(), "the ids of earlier results stay"
+    assert "transports" not in jobs[0].parameters(), "the ids of earlier results stay"
 
 
 def test_columns_are_settings_of_methods_and_baseline_alike(tmp_path):
@@ -182,8 +182,10 @@ def test_columns_are_settings_of_methods_and_baseline_alike(tmp_path):
     }
     ring = {"method": "AWC", "topology": "ring", "base": ["algo=dpsgd"], "published": "awc|ring", "only": {"n": [3]}}
     rows = [{"method": "All-reduce", "base": ["algo=allreduce"]}, ring]
-    study = catalogue.build("mine", {**values, "rows": rows, "setting": "{model}, {n} workers", "compares": "ratio"})
-    cells = study.cells([f"results_dir={tmp_path}"], tmp_path)
+    study = catalogue.study_from(
+        "mine", {**values, "rows": rows, "setting": "{model}, {n} workers", "compares": "ratio"}
+    )
+    cells = study.cells([f"results_dir={tmp_path}"])
     assert len(cells) == 4 + 2 and study.decided_keys() >= {"model", "num_workers"}
     last = cells[-1]
     assert last.labels == {"method": "AWC", "topology": "ring", "model": "cnn", "n": 3}
@@ -208,7 +210,7 @@ def test_the_published_numbers_are_speeds_or_ratios(tmp_path):
 def test_every_study_composes_at_every_scale_and_has_a_cell_for_every_published_number(name: str, tmp_path: Path):
     for scale in catalogue.scales(name):
         study = catalogue.load(name, scale)
-        cells = study.cells([f"results_dir={tmp_path}", "device=cpu"], tmp_path)
+        cells = study.cells([f"results_dir={tmp_path}", "device=cpu"])
         assert len({job.id for cell in cells for job in cell.jobs()}) == len(cells)
         spec = parse(study.report, name)
         if scale == "paper" and spec.published is not None:

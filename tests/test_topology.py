@@ -11,8 +11,8 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.registry import components
-from decentral.topology.graph import is_undirected, support
-from decentral.topology.schedule import Schedule, Split
+from decentral.topology.graph import Graph, is_undirected
+from decentral.topology.rounds import Rounds, Split
 from decentral.topology.topology import Topology
 from decentral.topology.weights import Weights
 
@@ -59,7 +59,12 @@ def cases(*, sizes=SIZES, without=()):
     ]
 
 
-def all_matrices(schedule: Schedule) -> list[np.ndarray]:
+def support(W: np.ndarray) -> np.ndarray:
+    """Where j sends to i."""
+    return Graph.of(W).dense()
+
+
+def all_matrices(schedule: Rounds) -> list[np.ndarray]:
     return [W for round in range(schedule.period) for W in schedule.matrices(round)]
 
 
@@ -127,7 +132,7 @@ def test_pull_and_push_weights_are_transposes_on_undirected_graphs_and_equal_on_
     push, pull = (all_matrices(build(name, n, weights=w).schedule(n)) for w in (Weights.uniform, Weights.pull))
     for one, other in zip(push, pull, strict=True):
         A = support(one)
-        assert not is_undirected(A) or np.array_equal(one, other.T)
+        assert not (A == A.T).all() or np.array_equal(one, other.T)
         assert np.array_equal(one, other) == (len({*A.sum(axis=0), *A.sum(axis=1)}) == 1)
 
 
@@ -135,7 +140,7 @@ def test_pull_and_push_weights_are_transposes_on_undirected_graphs_and_equal_on_
 def test_metropolis_weights_follow_the_larger_degree_and_refuse_one_way_edges(build, name, n):
     default = build(name, n).schedule(n)
     topology = build(name, n, weights=Weights.metropolis)
-    if name != "one_peer" and not all(is_undirected(support(W)) for W in all_matrices(default)):
+    if name != "one_peer" and not all(is_undirected(Graph.of(W)) for W in all_matrices(default)):
         with pytest.raises(ConfigError, match=f"topology={name} is directed: use topology.weights=uniform"):
             topology.schedule(n)
         return
@@ -182,17 +187,17 @@ def test_a_schedule_may_compute_a_different_matrix_for_each_of_many_rounds():
         asked.append(round)
         return (np.roll(np.eye(5), round, axis=0),)
 
-    schedule = Schedule(5, matrices, period=1000)
+    schedule = Rounds(5, matrices, period=1000)
     for round in [0, 0, *range(1, 200), 3, 1003]:
         assert np.array_equal(schedule.matrices(round)[0], np.roll(np.eye(5), round % 1000, axis=0))
-    assert asked == [*range(200), 3]
+    assert asked == [*range(200)]  # a round is computed once, as long as all that is known of rounds is little
 
 
 @pytest.mark.parametrize("split", Split)
 @pytest.mark.parametrize("num_pieces", [1, 2, 3])
 @pytest.mark.parametrize("num_coordinates", [1, 2, 7, 12, 101])
 def test_slices_partition_the_coordinates(split, num_pieces, num_coordinates):
-    schedule = Schedule(2, lambda _: (np.eye(2),) * num_pieces, num_pieces=num_pieces, split=split)
+    schedule = Rounds(2, lambda _: (np.eye(2),) * num_pieces, num_pieces=num_pieces, split=split)
     pieces = [np.arange(num_coordinates)[piece] for piece in schedule.slices(num_coordinates)]
     assert sorted(np.concatenate(pieces)) == list(range(num_coordinates))
     sizes = [len(piece) for piece in pieces]
@@ -227,7 +232,7 @@ def test_every_topology_can_be_chosen_by_a_file_in_conf():
 
 def test_double_binary_trees_need_neither_torch_nor_networkx():
     code = (
-        "import sys; from decentral.registry import components; components('topology')['dbt']().schedule(16).links();"
+        "import sys; from decentral.registry import components; components('topology')['dbt']().schedule(16).edges();"
         "print(sorted({'torch', 'networkx', 'scipy', 'pandas'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

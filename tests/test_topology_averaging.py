@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 
 from decentral.registry import components
-from decentral.topology.schedule import Schedule
+from decentral.topology.rounds import Rounds
 from decentral.topology.weights import Weights
 
 TOPOLOGIES = components("topology")
 
 
-def schedule(name: str, n: int, **fields: Any) -> Schedule:
+def schedule(name: str, n: int, **fields: Any) -> Rounds:
     return TOPOLOGIES[name](**fields).schedule(n)
 
 
-def product(s: Schedule, rounds: int, start: int = 0) -> np.ndarray:
+def product(s: Rounds, rounds: int, start: int = 0) -> np.ndarray:
     """W of the round start + rounds - 1 times ... times W of the round `start`."""
     P = np.eye(s.num_workers)
     for round in range(start, start + rounds):
@@ -26,7 +26,7 @@ def product(s: Schedule, rounds: int, start: int = 0) -> np.ndarray:
     return P
 
 
-def contraction(s: Schedule, rounds: int = 20) -> float:
+def contraction(s: Rounds, rounds: int = 20) -> float:
     """By how much the first rounds shrink disagreement at least: the spectral norm of their product minus J."""
     return float(np.linalg.norm(product(s, rounds) - 1 / s.num_workers, 2))
 

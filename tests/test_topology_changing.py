@@ -9,27 +9,28 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.registry import components
-from decentral.topology.graph import is_undirected, support
+from decentral.script.components import topology_from
+from decentral.topology.graph import Graph, is_undirected
 from decentral.topology.requirements import Need, check
-from decentral.topology.schedule import Schedule
+from decentral.topology.rounds import Rounds
 from decentral.topology.weights import Weights
 from reference_topology import pieces
 
 TOPOLOGIES = components("topology")
 
 
-def schedule(name: str, n: int, **fields: Any) -> Schedule:
+def schedule(name: str, n: int, **fields: Any) -> Rounds:
     return TOPOLOGIES[name](**fields).schedule(n)
 
 
-def matrices(s: Schedule) -> list[np.ndarray]:
+def matrices(s: Rounds) -> list[np.ndarray]:
     """Those of one period."""
     return [s.matrices(round)[0] for round in range(s.period)]
 
 
 def sends(W: np.ndarray) -> list[list[int]]:
     """To whom each worker sends."""
-    return [np.flatnonzero(support(W)[:, j]).tolist() for j in range(len(W))]
+    return [[i for i in np.flatnonzero(W[:, j]).tolist() if i != j] for j in range(len(W))]
 
 
 # -- who sends to whom -------------------------------------------------------------------------------------------------
@@ -38,6 +39,10 @@ def sends(W: np.ndarray) -> list[list[int]]:
 GRAPHS = ("ring", "grid", "star", "bt", "complete", "exponential")
 PLACES: list[tuple[str, int, dict[str, Any]]] = [
     *(("one_peer", n, {"graph": graph}) for graph in GRAPHS for n in (3, 4, 6, 8, 15)),
+    ("one_peer", 6, {"graph": "ring", "direction": "left"}),
+    ("one_peer", 12, {"graph": "exponential", "base": 3}),
+    ("one_peer", 9, {"graph": "symmetric_exponential", "base": 2}),
+    ("one_peer", 5, {"graph": "star", "center": 2}),
     *(("one_peer_exponential", n, {}) for n in (3, 4, 6, 8, 15)),
     *(
         (f"inner_outer_{kind}", M * L, {"workers_per_machine": L})
@@ -93,6 +98,35 @@ def test_one_peer_of_a_directed_file_sends_along_its_edges_only(tmp_path):
     np.savez(path, edges=np.array([[0, 1], [1, 2], [2, 0]]))
     assert schedule("one_peer", 3, graph="file", path=str(path)).period == 2
 
+    one_way = schedule("one_peer", 3, graph="file", path=str(path), directed=True)
+    assert one_way.period == 1 and sends(matrices(one_way)[0]) == [[1], [2], [0]]
+
+
+def test_one_peer_of_a_matrix_sends_along_its_edges():
+    W = np.array([[0.5, 0, 0.5], [0.5, 0.5, 0], [0, 0.5, 0.5]])  # [i, j]: what i takes from j
+    s = topology_from("one_peer", {"graph": W}).schedule(3)
+    assert [sends(M) for M in matrices(s)] == [[[1], [2], [0]]]
+    two = topology_from("one_peer", {"graph": (W + W.T).tolist(), "weights": "metropolis"}).schedule(3)
+    assert two.period == 2 and all(np.array_equal(M, M.T) for M in matrices(two))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"graph": "star", "direction": "left"},
+            "topology.direction=left is read with topology.graph=ring only, not star",
+        ),
+        ({"graph": "ring", "base": 3}, "topology.graph=exponential or .*symmetric_exponential only"),
+        ({"graph": "file", "path": "x", "center": 1}, "topology.center=1 is read with topology.graph=star only"),
+        ({"graph": [np.eye(3)] * 2}, r"one square matrix \[n, n\], not numbers of shape \[2, 3, 3\]"),
+        ({"graph": np.eye(3), "direction": "left"}, "'direction' is no setting of one_peer over a matrix"),
+    ],
+)
+def test_a_setting_that_the_graph_of_one_peer_does_not_have_is_refused(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        topology_from("one_peer", settings)
+
 
 @pytest.mark.parametrize("kind", ["ring", "exponential"])
 @pytest.mark.parametrize(("n", "L"), [(3, 3), (4, 4), (8, 4), (12, 3), (24, 8), (35, 5), (36, 4)])
@@ -141,7 +175,7 @@ def test_where_everybody_receives_as_many_as_it_sends_push_and_pull_are_one_doub
 def test_with_metropolis_weights_an_edge_of_a_round_goes_both_ways(graph, n):
     pushed = matrices(schedule("one_peer", n, graph=graph))
     for one, W in zip(pushed, matrices(schedule("one_peer", n, graph=graph, weights=Weights.metropolis)), strict=True):
-        assert np.array_equal(support(W), support(one) | support(one).T) and is_undirected(support(W))
+        assert np.array_equal(Graph.of(W).dense(), Graph.of(one + one.T).dense()) and is_undirected(Graph.of(W))
         assert np.array_equal(W, W.T) and (W >= 0).all()
         np.testing.assert_allclose(W.sum(axis=0), 1, atol=1e-15)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from decentral.config.composition import compose
 from decentral.errors import ConfigError
+from decentral.report.summary import summary
+from decentral.runtime.launch import launch
 from decentral.topology.file import File
 from decentral.topology.spanning_tree import SpanningTree
 from decentral.topology.weights import Weights
@@ -52,13 +55,15 @@ def test_npz_and_csv_files_mean_the_same(csv, tmp_path):
 
 def test_a_file_can_be_spanned(csv):
     (A,) = SpanningTree(graph="file", path=csv("0,1\n1,2\n2,3\n3,0"), root=1).schedule(4).graphs()
-    assert [(i, j) for i, j in np.argwhere(np.triu(A))] == [(0, 1), (0, 3), (1, 2)]
+    assert sorted((i, j) for i, j in zip(A.src, A.dst, strict=True) if i < j) == [(0, 1), (0, 3), (1, 2)]
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("", "holds no edges"),
+        ("# later\n", "holds no edges"),
+        ("0\t1\n", "line 1 .* has 1 columns|holds no edges"),
         ("source,target\n", "holds no edges"),
         ("0,1\n1,two\n", "line 2 .* has 'two' where a worker's number should be"),
         ("0.5,1\n", "line 1 .* has '0.5'"),
@@ -73,13 +78,18 @@ def test_a_file_can_be_spanned(csv):
     ],
 )
 def test_a_broken_file_is_refused_naming_the_line(csv, text, says):
-    with pytest.raises(ConfigError, match=rf"{says}.*\.$") as error:
+    with pytest.raises(ConfigError, match=rf"({says}).*\.$") as error:
         File(path=csv(text)).schedule(3)
     assert "graph.csv" in str(error.value)
 
 
+def test_a_file_without_edges_says_so_when_asked_for_its_number_of_workers(csv):
+    with pytest.raises(ConfigError, match="holds no edges"):
+        File(path=csv("")).implied_num_workers()
+
+
 def test_a_directed_edge_may_have_its_opposite_but_not_its_double(csv):
-    assert File(path=csv("0,1\n1,0\n"), directed=True).schedule(2).links().src.tolist() == [1, 0]
+    assert File(path=csv("0,1\n1,0\n"), directed=True).schedule(2).edges().src.tolist() == [1, 0]
     with pytest.raises(ConfigError, match=r"line 2 .* repeats the edge 0,1 of line 1: list every edge once\.$"):
         File(path=csv("0,1\n0,1\n"), directed=True).schedule(2)
 
@@ -89,6 +99,7 @@ def test_a_directed_edge_may_have_its_opposite_but_not_its_double(csv):
     [
         ({"links": np.zeros((2, 2), int)}, "cannot be read as .npz with an array 'edges'"),
         ({"edges": np.zeros((2, 2))}, r"integers of shape \[E, 2\], not float64 \[2, 2\]"),
+        ({"edges": np.zeros((0, 2), int)}, "holds no edges"),
         ({"edges": np.zeros(4, int)}, r"not int64 \[4\]"),
         ({"edges": np.array([[0, 1]]), "weights": np.ones(2)}, "one entry for each of the 1 edges"),
         ({"edges": np.array([[0, 1]]), "weights": np.array([np.inf])}, "row 0 of 'edges' .* has 'inf'"),
@@ -159,3 +170,18 @@ def test_sizes_that_do_not_exist_come_with_sizes_that_do(topology, fields, num_w
 
     with pytest.raises(ConfigError, match=says):
         components("topology")[topology](**fields).schedule(num_workers)
+
+
+@pytest.mark.parametrize(
+    ("topology", "way"),
+    [
+        (["topology=file"], "both ways; topology.directed=true reads it from a to b only"),
+        (["topology=file", "topology.directed=true"], "from a to b only"),
+        (["topology=one_peer", "topology.graph=file", "topology.directed=true"], "from a to b only"),
+    ],
+)
+def test_a_run_says_which_way_it_read_the_lines(csv, tmp_path, topology, way):
+    path = csv("0,1\n1,2\n2,0")
+    quick = ["task=quadratics", "num_workers=3", "steps=2", "progress=false", "device=cpu", "algo=sgp", "processes=1"]
+    outcome = launch(compose([*quick, *topology, f"topology.path={path}", f"run_dir={tmp_path}/run"]))
+    assert f"Note:     a line a,b of topology.path={path} is an edge {way}\n" in summary(outcome.directory)

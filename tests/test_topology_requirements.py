@@ -10,7 +10,7 @@ import pytest
 from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.topology.requirements import Need, check
-from decentral.topology.schedule import Schedule
+from decentral.topology.rounds import Rounds
 from decentral.topology.weights import Weights
 
 TOPOLOGIES = components("topology")
@@ -33,11 +33,11 @@ GIVEN = {
 }
 
 
-def fixed(*W: list[list[float]]) -> Schedule:
-    return Schedule(len(W[0]), lambda _: tuple(np.array(w, dtype=float) for w in W), num_pieces=len(W))
+def fixed(*W: list[list[float]]) -> Rounds:
+    return Rounds(len(W[0]), lambda _: tuple(np.array(w, dtype=float) for w in W), num_pieces=len(W))
 
 
-def accepts(schedule: Schedule, *needs: Need) -> bool:
+def accepts(schedule: Rounds, *needs: Need) -> bool:
     try:
         check(schedule, set(needs), algo="a", topology="t")
     except ConfigError as error:
@@ -139,7 +139,7 @@ def test_one_way_streets_do_not_connect_but_a_cycle_of_them_does():
 
 def test_graphs_of_different_rounds_connect_together():
     halves = [np.kron(np.eye(2), np.full((2, 2), 0.5)), np.kron(np.full((2, 2), 0.5), np.eye(2))]
-    groups = Schedule(4, lambda round: (halves[round],), period=2)
+    groups = Rounds(4, lambda round: (halves[round],), period=2)
     assert accepts(groups, Need.connected, Need.doubly_stochastic, Need.symmetric)
     assert not accepts(groups, Need.static)
-    assert not accepts(Schedule(4, lambda _: (halves[0],)), Need.connected)
+    assert not accepts(Rounds(4, lambda _: (halves[0],)), Need.connected)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decentral.benchmarks.baselines.meter import Meter
-from decentral.benchmarks.traffic import CASES, count
+from decentral.benchmarks.cases.traffic import CASES, count
 
 
 @pytest.mark.parametrize(

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
+from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
-from decentral.network.processes import join, split_workers
-from decentral.network.rounds import Losses
+from decentral.network.processes import ProcessNetwork, join, split_workers
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.transports import choose
+from decentral.network.world import World
 from decentral.randomness import numpy_generator
 from decentral.registry import components
 from decentral.topology.topology import Topology
-from decentral.world import World
 
 N, P, ROUNDS = 5, 6, 12
 CERTAIN = Losses(0.0, seed=0)
@@ -95,21 +95,32 @@ def test_processes_of_different_pace_agree_with_one_process(worlds, work, name, 
 
 def left_alone(world: World, leaves: bool) -> str:
     """What process 0 hears when process 1 hangs up, or does nothing, instead of mixing."""
-    settings = NetworkSettings(transport=Carrier.shared_memory, timeout_s=0.2)
+    settings = NetworkSettings(transport=Carrier.shared_memory)
     net = join(topology("ring").schedule(N), CERTAIN, world.device, world.rank, world.size, settings)
     x = start_values()[net.workers.start : net.workers.stop]
     try:
         net.mix(x, 0)
         world.barrier()
+        said = ""
         if world.rank == 0:
+            if not leaves:
+                lose_patience(net, 0.2)
             with pytest.raises((ConnectionError, TimeoutError)) as error:
                 net.mix(x, 1)
-            return str(error.value)
+            said = str(error.value)
         if not leaves:
-            time.sleep(0.5)
-        return ""
+            world.barrier()
+        return said
     finally:
         net.close()
+
+
+def lose_patience(net: ProcessNetwork, timeout_s: float) -> None:
+    """From now on this process waits no longer than that: the one before it had all the time that it wanted."""
+    bells = net.transport.bells
+    bells.timeout_s = timeout_s
+    for connection in bells._sockets.values():
+        connection.settimeout(timeout_s)
 
 
 @pytest.mark.parametrize(

@@ -27,18 +27,18 @@ from decentral.network.transports import choose
 from decentral.network.transports.shared_memory import Segments
 from decentral.network.windows.addressed import OneProcessWindow, SharedMemoryWindow
 from decentral.network.windows.choose import open_window
-from decentral.network.windows.edges import Edges
 from decentral.network.windows.locks import ByteLocks
 from decentral.network.windows.messages import MessageWindow
+from decentral.network.windows.slots import Edges
 from decentral.network.windows.window import LostMass, SmallWeight, Window
+from decentral.network.world import World
 from decentral.registry import components
-from decentral.topology.graph import support
-from decentral.world import World
+from worlds import lose_patience
 
 N, P = 5, 3
 CARRIERS = [Carrier.shared_memory, Carrier.torch]
 GRAPHS: dict[str, Edges] = {
-    name: Edges.of(support(components("topology")[name]().schedule(N).matrices(0)[0]))
+    name: Edges.of(components("topology")[name]().schedule(N).mixing(0)[0].graph)
     for name in ("ring", "star", "complete")
 } | {
     "one-way ring with a short cut": Edges(N, [(i, (i + 1) % N) for i in range(N)] + [(0, 3)]),
@@ -379,8 +379,9 @@ def how_it_ends(call: Callable[[], Any]) -> str:
 def meet_nobody(world: World, carrier: Carrier) -> list[str]:
     """The first process calls what both have to; the second one does nothing, but lives."""
     said = []
-    for timeout_s, name in ((1.0, "fence"), (1.1, "drain")):
-        window = opened(world, carrier, Edges(2, [(0, 1), (1, 0)]), timeout_s=timeout_s)
+    for patience_s, timeout_s, name in ((20.0, 1.0, "fence"), (21.0, 1.1, "drain")):
+        window = opened(world, carrier, Edges(2, [(0, 1), (1, 0)]), timeout_s=patience_s)
+        lose_patience(window, timeout_s)
         if world.rank == 0:
             said.append(how_it_ends(getattr(window, name)))
         world.barrier()

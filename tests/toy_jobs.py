@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from decentral.errors import ConfigError
-from decentral.launch.job import Demand, Job
-from decentral.progress import progress
+from decentral.scheduling.job import Demand, Job
 from decentral.store import RunStore, Status
+from decentral.terminal.progress import progress
+from waiting import until
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,7 @@ class Toy(Job):
     @property
     def pid(self) -> int:
         """The process of the last attempt; waits for it."""
-        while not self.attempts:
-            time.sleep(0.02)
+        until(lambda: self.attempts)
         return int(self.attempts[-1].split()[0])
 
     def placed(self, processes: int) -> Toy:
@@ -84,31 +84,15 @@ class Toy(Job):
             print(*(f"{key}={os.environ.get(key)}" for key in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")), flush=True)
             print(f"processes={self.processes} leader={os.getpgid(0) == os.getpid()}", flush=True)
         if word == "child":
-            child = subprocess.Popen(["sleep", "60"])
+            child = subprocess.Popen(["sleep", "600"])
             print(child.pid, flush=True)
-            time.sleep(60)
+            time.sleep(600)
         if word == "half":
             with progress(10, self.name) as shown:
                 shown.update(5, 2.5, worst="12 %")
                 time.sleep(0.6)
                 shown.update(5)
-                time.sleep(60)
+                time.sleep(600)
         if word.startswith("sleep"):
             time.sleep(float(word.removeprefix("sleep")))
         return Status.diverged if word == "diverged" else Status.done
-
-
-def alive(pid: int) -> bool:
-    """Whether a process is there, and no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(true, timeout_s: float = 60.0) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)

@@ -16,11 +16,12 @@ from unittest import mock
 
 import torch
 
-from decentral.config import Config
-from decentral.identity import run_directory
-from decentral.oracle import GradientOracle
-from decentral.run import run
-from decentral.world import World
+from decentral.config.identity import run_directory
+from decentral.config.schema import Config
+from decentral.network.windows.locks import gloo_group
+from decentral.network.world import World
+from decentral.training.run import run
+from decentral.training.stepper import Stepper
 
 _PATIENCE_S = 60.0
 
@@ -34,7 +35,7 @@ class Processes:
 
     def __init__(self, size: int) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["decentral.launch.worker"])
+        context.set_forkserver_preload(["decentral.runtime.worker"])
         self.pipes: list[Connection] = []
         self.processes: list[Any] = []
         for rank in range(size):
@@ -107,6 +108,21 @@ def _serve(rank: int, size: int, pipe: Connection) -> None:
             pipe.send(("failed", f"on rank {rank} of {size}:\n{traceback.format_exc()}"))
 
 
+def lose_patience(window: Any, timeout_s: float) -> None:
+    """From now on this process waits no longer than that for all to meet at a window, which was opened with more."""
+    window._meeting.total(torch.zeros(1))  # all have come this far
+    group = gloo_group(window._meeting._timeout)
+    group._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=timeout_s))
+
+
+def are_named(told: list[list[str]], expected: list[str]) -> None:
+    """What each rank was told has these parts, in this order."""
+    for sentences in told:
+        assert len(sentences) == len(expected)
+        for sentence, part in zip(sentences, expected, strict=True):
+            assert part in sentence
+
+
 def carry_out(world: World, config: Config, crash_at: int, interrupt_at: int) -> str:
     """`run` without its picture and without waiting for the disk; returns the status, or "crashed".
 
@@ -122,14 +138,14 @@ def carry_out(world: World, config: Config, crash_at: int, interrupt_at: int) ->
 
 @contextmanager
 def _faults(crash_at: int, interrupt_at: int) -> Iterator[None]:
-    at = GradientOracle.at
+    step = Stepper.step
 
-    def sabotaged(self: GradientOracle, t: int) -> GradientOracle:
-        if t == interrupt_at:
+    def sabotaged(self: Stepper) -> None:
+        if self.t == interrupt_at:
             signal.raise_signal(signal.SIGTERM)
-        if t == crash_at:
+        if self.t == crash_at:
             raise Crash
-        return at(self, t)
+        step(self)
 
-    with mock.patch.object(GradientOracle, "at", sabotaged):
+    with mock.patch.object(Stepper, "step", sabotaged):
         yield

@@ -1,7 +1,10 @@
 """decentral: reproduce the studies of decentralized deep learning from one command line, or with your own loop.
 
 For your own training loop under torchrun: `decentral.join(...)` gives `Peers`, whose methods average with neighbours;
-`decentral.wrap` does so around the steps of an optimizer, `decentral.Window` is one-sided. See `decentral.peers`.
+`decentral.wrap` does so around the steps of an optimizer, `decentral.Window` is one-sided. See `decentral.script`.
+
+For notebooks: `decentral.train(net, train_data, test_data, algo="relaysgd")` trains a model, `decentral.runs()`
+has all runs in a DataFrame, and `decentral.load(run)` the models of one.
 
 Importing this package is cheap on purpose: torch is imported only once a configuration has been accepted, or one of
 these names is used.
@@ -14,21 +17,27 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from decentral.errors import ConfigError as ConfigError
-    from decentral.peers.joining import join as join
-    from decentral.peers.optimizer import DecentralizedOptimizer as DecentralizedOptimizer
-    from decentral.peers.peers import Peers as Peers
-    from decentral.peers.window import Window as Window
-    from decentral.peers.wrap import wrap as wrap
+    from decentral.script.joining import join as join
+    from decentral.script.loading import load as load
+    from decentral.script.loading import runs as runs
+    from decentral.script.optimizer import DecentralizedOptimizer as DecentralizedOptimizer
+    from decentral.script.peers import Peers as Peers
+    from decentral.script.training import train as train
+    from decentral.script.window import Window as Window
+    from decentral.script.wrap import wrap as wrap
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "ConfigError": "decentral.errors",
-    "DecentralizedOptimizer": "decentral.peers.optimizer",
-    "Peers": "decentral.peers.peers",
-    "Window": "decentral.peers.window",
-    "join": "decentral.peers.joining",
-    "wrap": "decentral.peers.wrap",
+    "DecentralizedOptimizer": "decentral.script.optimizer",
+    "Peers": "decentral.script.peers",
+    "Window": "decentral.script.window",
+    "join": "decentral.script.joining",
+    "load": "decentral.script.loading",
+    "runs": "decentral.script.loading",
+    "train": "decentral.script.training",
+    "wrap": "decentral.script.wrap",
 }
 """Public name -> the module that has it, which is imported when the name is used."""
 

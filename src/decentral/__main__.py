@@ -1,6 +1,6 @@
 """`python -m decentral` is `decentral-run`."""
 
-from decentral.cli import main
+from decentral.cli.run import main
 
 if __name__ == "__main__":
     main()

@@ -25,3 +25,16 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
     if near:
         return f" Did you mean '{near[0]}'?"
     return f" Choose one of: {', '.join(names)}."
+
+
+def check_range(key: str, value: float, low: float, high: float) -> None:
+    """Refuse a value outside [low, high)."""
+    if not low <= value < high:
+        limits = f"at least {low:g}" if high == float("inf") else f"in [{low:g}, {high:g})"
+        raise ConfigError(f"{key}={value:g} makes no sense: it has to be {limits}.")
+
+
+def check_at_least(key: str, value: float | None, least: int = 1) -> None:
+    """Refuse a number below `least`; null is no number."""
+    if value is not None and value < least:
+        raise ConfigError(f"{key}={value} makes no sense: it has to be at least {least}.")

@@ -6,14 +6,16 @@ import copy
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
-from decentral.optim.optimizer import LocalRule
+from decentral.optim.optimizer import LocalOptimizer
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import Tensor
 
     from decentral.network.network import Network
-    from decentral.topology.schedule import Schedule
+    from decentral.topology.rounds import Rounds
 
     # The kinds of state, by what their first dimension counts. The checkpoint reads them from the annotations of
     # `State`.
@@ -24,19 +26,31 @@ if TYPE_CHECKING:
 
 
 class Oracle(Protocol):
-    """The papers' stochastic gradient: `oracle(x)` is grad F_i(x_i; xi_i) for every local worker, [k, P] -> [k, P]."""
+    """The papers' stochastic gradient: `oracle(x)` is grad F_i(x_i; xi_i) for every local worker, [k, P] -> [k, P].
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Gradients g [k, P] at x [k, P]; the caller may overwrite them."""
+    Every call draws the next sample xi_i of each worker that it is for: two calls in a step are gradients of two
+    batches.
+    """
+
+    def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
+        """Gradients g [r, P] at x [r, P]; the caller may overwrite them.
+
+        The rows are those of all local workers, or of `workers`: places among the local ones, each once.
+        """
         ...
 
 
 class Algorithm(ABC):
-    """A dataclass whose fields are its configuration, with `init` and `step`.
+    """A method: a dataclass whose fields are its configuration, with `init` and `step`, written on rows.
 
-    `State` is a NamedTuple of tensors, annotated `Rows`, `EdgeRows`, `Shared` or `Buffers` (algorithms/__init__.py has
-    the shapes): a checkpoint is the state and nothing else.
+    It sees the models of the k workers of its process as rows [k, P], and all others through the verbs of the network:
+    the same `step` runs in one process and in many. `State` is a NamedTuple of everything that it remembers between
+    steps, in fields annotated `Rows`, `EdgeRows`, `Shared` or `Buffers`; a checkpoint is the state and nothing else.
+    States that several algorithms share are in `states.py`; `__init__.py` has the symbols and the rules for memory.
     """
+
+    name: str
+    """What `algo=` calls it; each algorithm sets it in its fields."""
 
     needs: ClassVar[frozenset[Need]] = frozenset()
     """What the topology must satisfy; checked before the run starts."""
@@ -47,28 +61,44 @@ class Algorithm(ABC):
     needs_samples: ClassVar[bool] = False
     """Whether this is no optimizer, but averages samples x - gradient(x)."""
 
+    usual_topology: ClassVar[str] = ""
+    """What `topology=` is for it where nobody says it; '' for double binary trees, on which messages are relayed."""
+
     uses_topology: ClassVar[bool] = True
     """Whether the topology makes a difference; if not, it is no part of the run's identity."""
 
     asynchronous: ClassVar[bool] = False
     """Whether processes go on without each other, so that the result of several depends on their pace."""
 
-    local: LocalRule
+    as_sgd: ClassVar[dict[str, Any] | None] = {}
+    """Settings with which it is plain SGD on the mean gradient where all workers hear of all in every step; None: it is
+    not, with any. What `decentral-check` compares it with."""
+
+    local: LocalOptimizer
     """The local optimizer with its learning rate, bound by `using`. Not configuration, and no state."""
 
-    def using(self, local: LocalRule) -> Self:
-        """This algorithm with a local update rule."""
+    def using(self, local: LocalOptimizer) -> Self:
+        """A copy of this algorithm that takes its local updates from `local`. To be called before `init`."""
         bound = copy.copy(self)
         bound.local = local
         return bound
 
+    def revision(self, decays: bool) -> int:
+        """Which version of its formula this is, part of a run's id from 2 on: results of an earlier one are not taken
+        for those of a later one. `decays`: whether there is weight decay."""
+        return 1
+
     @abstractmethod
     def init(self, x: Tensor, net: Network) -> Any:
-        """The state before step 0, for the initial models x [k, P]."""
+        """The state before step 0, for the initial models x [k, P], the same for all workers; x is donated."""
 
     @abstractmethod
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
-        """The state after step t = 0, 1, ... It calls the oracle once: steps and epochs mean the same for everyone."""
+        """The state after step t = 0, 1, ..., from the state s before it, which is donated.
+
+        It calls the oracle once, for all local workers: a step is one gradient, so that the steps and epochs of all
+        algorithms compare. Raises what the network raises when another process is gone.
+        """
 
     def settle(self, s: Any, net: Network) -> Any:
         """The state with all that was on its way brought home, so that it is complete.
@@ -78,8 +108,8 @@ class Algorithm(ABC):
         """
         return s
 
-    def dilution(self, schedule: Schedule) -> float:
-        """By how much less a single local update counts in the long run than with all-reduce, at the same rate."""
+    def dilution(self, schedule: Rounds) -> float:
+        """By which factor a single local update counts less in the long run than with all-reduce, at the same rate."""
         return 1.0
 
     def models(self, s: Any) -> Tensor:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.states import OnlyModels
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.algorithms.algorithm import Oracle
     from decentral.network.network import Network
 
 
 @dataclass
-class AllReduce(Algorithm):
+class AllReduce(OnlyModels):
     """All-reduce SGD: the gradients of all workers are averaged in every step (the centralized baseline).
 
         x_i <- x_i + Opt(1/n sum_j g_j)
@@ -28,17 +26,9 @@ class AllReduce(Algorithm):
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
 
-    class State(NamedTuple):
-        """Models and the local optimizer."""
-
-        x: Rows
-        opt: Buffers
-
-    def init(self, x: Tensor, net: Network) -> State:
-        """Only the models."""
-        return self.State(x, self.local.init(x))
-
-    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+    def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
         """One gradient, one all-reduce of it, one update."""
-        g = net.mean(oracle(s.x))
-        return self.State(*self.local.moved(s.x, g, s.opt, t))
+        x, opt = s
+        g = net.mean(oracle(x))  # 1/n sum_j g_j
+        x, opt = self.local.adapt(x, g, opt, t)
+        return self.State(x, opt)

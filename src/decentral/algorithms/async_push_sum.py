@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.optim.rows import add
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class AsyncPushSum(Algorithm):
     """
 
     name: str = "async_push_sum"
+    usual_topology: ClassVar[str] = "one_peer_exponential"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
     asynchronous: ClassVar[bool] = True
 
@@ -52,14 +54,17 @@ class AsyncPushSum(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """All weights are one."""
+        """z^0 = x [k, P], and all push-sum weights are one."""
         return self.State(x, net.known_ones()[: len(x)], self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient at z, one push, and what has come."""
-        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
-        x, p = net.push(net.scale(s.x, s.p).add_(u), s.p, t)
-        return self.State(net.scale(x, 1 / p), p, opt)
+        z, p, opt = s
+        u, opt = self.local(oracle(z), z, opt, t)
+        x = add(net.scale(z, p), u)  # x_i = p_i z_i
+        x, p = net.push(x, p, t)
+        z = net.scale(x, 1 / p)
+        return self.State(z, p, opt)
 
     def settle(self, s: State, net: Network) -> State:
         """Bring home the shares that are on their way."""

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.states import WithCorrections
+from decentral.optim.rows import add, sub
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.algorithms.algorithm import Oracle
     from decentral.network.network import Network
 
 
 @dataclass
-class D2(Algorithm):
+class D2(WithCorrections):
     """D2: gossip averaging that corrects for the difference between the workers' data.
 
         x^{t+1} = W (x^t + u^t + c^t)
@@ -29,25 +28,16 @@ class D2(Algorithm):
     """
 
     name: str = "d2"
+    usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset(
         {Need.static, Need.symmetric, Need.doubly_stochastic, Need.connected, Need.d2_spectrum}
     )
     lazy: ClassVar[bool] = False  # mix with W, not with (W + I) / 2
 
-    class State(NamedTuple):
-        """Models, corrections and the local optimizer."""
-
-        x: Rows
-        c: Rows
-        opt: Buffers
-
-    def init(self, x: Tensor, net: Network) -> State:
-        """No correction before the first step."""
-        return self.State(x, x.new_zeros(x.shape), self.local.init(x))
-
-    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one round of mixing; x and c change places in memory."""
-        y, opt = self.local.moved(s.x, oracle(s.x), s.opt, t)  # x^t + u^t
-        x = net.mix(s.c.add_(y), t, lazy=self.lazy)
-        c = y.neg_().add_(x)  # x^{t+1} - (x^t + u^t)
+    def step(self, s: WithCorrections.State, oracle: Oracle, net: Network, t: int) -> WithCorrections.State:
+        """One gradient, one round of averaging."""
+        x, c, opt = s
+        y, opt = self.local.adapt(x, oracle(x), opt, t)  # x^t + u^t
+        x = net.mix(add(c, y), t, lazy=self.lazy)  # W (x^t + u^t + c^t)
+        c = sub(x, y, out=y)  # x^{t+1} - (x^t + u^t)
         return self.State(x, c, opt)

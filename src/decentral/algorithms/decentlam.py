@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from decentral.algorithms.algorithm import Algorithm
-from decentral.optim.optimizer import check_range, is_zero, move
+from decentral.algorithms.states import WithMomentum
+from decentral.errors import check_range
+from decentral.optim.optimizer import is_zero
+from decentral.optim.rows import copy, divide, sub
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.algorithms.algorithm import Oracle
     from decentral.network.network import Network
 
 
 @dataclass
-class DecentLaM(Algorithm):
+class DecentLaM(WithMomentum):
     """DecentLaM: momentum SGD on the step that D-PSGD makes, so that momentum does not add to D-PSGD's bias.
 
         g~_i = (x_i - sum_j W_ij (x_j - lr g_j)) / lr
@@ -38,28 +38,21 @@ class DecentLaM(Algorithm):
 
     name: str = "decentlam"
     beta: float = 0.9
+    usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.symmetric, Need.doubly_stochastic, Need.connected})
+    as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}
 
     def __post_init__(self) -> None:
         check_range("algo.beta", self.beta, 0.0, 1.0)
 
-    class State(NamedTuple):
-        """Models, momentum and the local optimizer."""
-
-        x: Rows
-        m: Rows  # [k, P]
-        opt: Buffers
-
-    def init(self, x: Tensor, net: Network) -> State:
-        """No momentum yet."""
-        return self.State(x, x.new_zeros(x.shape), self.local.init(x))
-
-    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one round of mixing; x and m change places in memory."""
-        lr = self.local.lr(t)
-        y, opt = self.local.moved(s.x, oracle(s.x), s.opt, t, keep=True)
+    def step(self, s: WithMomentum.State, oracle: Oracle, net: Network, t: int) -> WithMomentum.State:
+        """One gradient, one round of averaging."""
+        x, m, opt = s
+        lr, g = self.local.lr(t), oracle(x)
+        y, opt = self.local.adapt(x, g, opt, t, out=g)  # x - lr g
         y = net.mix(y, t)  # W (x - lr g)
         if is_zero(lr):
-            return self.State(s.x.copy_(y), s.m, opt)
-        x = move(y, s.m, self.beta * lr, out=s.m)
-        return self.State(x, s.x.sub_(x).div_(lr), opt)
+            return self.State(copy(y, out=x), m, opt)
+        x_next = sub(y, m, alpha=self.beta * lr, out=m)  # W (x - lr g) - lr beta m
+        m = divide(sub(x, x_next), lr)  # (x - x+) / lr
+        return self.State(x_next, m, opt)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.optim.optimizer import check_range, move
+from decentral.algorithms.states import beside_zeros
+from decentral.errors import check_range
+from decentral.optim.rows import add, scale, sub
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -44,7 +46,9 @@ class DmSGD(Algorithm):
     name: str = "dmsgd"
     form: Form = Form.yu
     beta: float = 0.9
+    usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
+    as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}
 
     def __post_init__(self) -> None:
         check_range("algo.beta", self.beta, 0.0, 1.0)
@@ -56,22 +60,21 @@ class DmSGD(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """No momentum yet."""
-        xm = x.new_zeros(x.shape[0], 2, x.shape[1])
-        xm[:, 0] = x
-        return self.State(xm, self.local.init(x))
+        """The models x [k, P], and m^0 = 0 beside them."""
+        return self.State(beside_zeros(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one round of mixing of two vectors."""
+        """One gradient, one round of averaging of two vectors."""
         x, m, lr = s.xm[:, 0], s.xm[:, 1], self.local.lr(t)
-        g, opt = self.local.optimizer.direction(self.local.optimizer.regularised(oracle(x), x), s.opt, t)
+        g, opt = self.local.direction(self.local.regularised(oracle(x), x), s.opt, t)
         if self.form is Form.ying:
-            move(x, m, lr, out=x)
-        m.mul_(self.beta).add_(g)
+            x = sub(x, m, alpha=lr)  # x_j - lr m_j^t
+        m = add(scale(m, self.beta), g)  # beta m_j + g_j
         if self.form is Form.yu:
-            move(x, m, lr, out=x)
-        return self.State(net.mix(s.xm, t), opt)
+            x = sub(x, m, alpha=lr)  # x_j - lr m_j^{t+1/2}
+        xm = net.mix(s.xm, t)  # of x and m, which lie there
+        return self.State(xm, opt)
 
     def models(self, s: State) -> Tensor:
-        """x_i."""
+        """The x_i [k, P], without their momentum."""
         return s.xm[:, 0]

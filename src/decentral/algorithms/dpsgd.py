@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.states import OnlyModels
+from decentral.optim.rows import add
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.algorithms.algorithm import Oracle
     from decentral.network.network import Network
 
 
@@ -24,35 +23,37 @@ class Mode(Enum):
 
 
 @dataclass
-class DPSGD(Algorithm):
+class DPSGD(OnlyModels):
     """Decentralized parallel SGD: one round of gossip averaging with the neighbours per step.
 
         mode=atc    x_i <- sum_j W_ij (x_j + u_j)           adapt then combine, the RelaySGD authors' "DP-SGD"
-        mode=awc    x_i <- sum_j W_ij x_j + u_i             adapt while combining: rows travel during the gradient
+        mode=awc    x_i <- y_i + u_i, y_i = sum_j W_ij x_j  adapt while combining: rows travel during the gradient
 
-    Lian et al., NeurIPS 2017 (arXiv:1705.09056), Algorithm 1 is awc. W is doubly stochastic, static or time-varying.
+    Lian et al., NeurIPS 2017 (arXiv:1705.09056), Algorithm 1 is awc. In awc the gradient is that at x_i, and weight
+    decay, which the paper does not have, acts on y_i, as in BlueFog: there the optimizer steps from what has been
+    averaged. W is doubly stochastic, static or time-varying.
     Lost messages: the receiver rescales its remaining weights to their old sum.
     """
 
     name: str = "dpsgd"
     mode: Mode = Mode.atc
+    usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 
-    class State(NamedTuple):
-        """Models and the local optimizer."""
-
-        x: Rows
-        opt: Buffers
-
-    def init(self, x: Tensor, net: Network) -> State:
-        """Only the models."""
-        return self.State(x, self.local.init(x))
-
-    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient at x_i, one round of mixing."""
+    def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
+        """One gradient at x_i, one round of averaging."""
+        x, opt = s
         if self.mode is Mode.atc:
-            y, opt = self.local.moved(s.x, oracle(s.x), s.opt, t)
-            return self.State(net.mix(y, t), opt)
-        mixing = net.begin_mix(s.x, t)
-        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
-        return self.State(mixing.wait().add_(u), opt)
+            y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_j + u_j
+            x = net.mix(y, t)
+        else:
+            mixing = net.begin_mix(x, t)  # sum_j W_ij x_j, on its way
+            g = oracle(x)
+            y = mixing.wait()
+            u, opt = self.local(g, y, opt, t)
+            x = add(y, u)
+        return self.State(x, opt)
+
+    def revision(self, decays: bool) -> int:
+        """2 with weight decay in awc, which acted on the x_i in revision 1."""
+        return 2 if decays and self.mode is Mode.awc else 1

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.d2 import D2
 from decentral.topology.requirements import Need
 
 
 @dataclass
-class ExactDiffusion(Algorithm):
+class ExactDiffusion(D2):
     """Exact diffusion: D2 with the lazy matrix (W + I) / 2, which is safe on every undirected graph.
 
         x^{t+1} = (W + I)/2 (x^t + u^t + c^t)
@@ -23,8 +22,5 @@ class ExactDiffusion(Algorithm):
 
     name: str = "exact_diffusion"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.static, Need.symmetric, Need.doubly_stochastic, Need.connected})
+    as_sgd: ClassVar[dict[str, Any] | None] = None
     lazy: ClassVar[bool] = True
-
-    State = D2.State
-    init = D2.init
-    step = D2.step

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.states import WithCorrections
+from decentral.optim.rows import add, sub
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.algorithms.algorithm import Oracle
     from decentral.network.network import Network
 
 
 @dataclass
-class EXTRA(Algorithm):
+class EXTRA(WithCorrections):
     """EXTRA: gossip averaging that adds up all disagreement seen so far, until that outweighs the updates.
 
         c^t = c^{t-1} + V x^t - x^t                          V = (W + I) / 2, c^{-1} = 0: a correction here
@@ -33,23 +32,16 @@ class EXTRA(Algorithm):
     """
 
     name: str = "extra"
+    usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.static, Need.symmetric, Need.doubly_stochastic, Need.connected})
+    as_sgd: ClassVar[dict[str, Any] | None] = None
 
-    class State(NamedTuple):
-        """Models, corrections and the local optimizer."""
-
-        x: Rows
-        c: Rows
-        opt: Buffers
-
-    def init(self, x: Tensor, net: Network) -> State:
-        """No correction before the first step."""
-        return self.State(x, x.new_zeros(x.shape), self.local.init(x))
-
-    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one round of mixing."""
-        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
-        c = s.c.sub_(s.x)
-        x = net.mix(s.x, t, lazy=True)  # V x^t
-        c.add_(x)
-        return self.State(x.add_(u).add_(c), c, opt)
+    def step(self, s: WithCorrections.State, oracle: Oracle, net: Network, t: int) -> WithCorrections.State:
+        """One gradient, one round of averaging."""
+        x, c, opt = s
+        u, opt = self.local(oracle(x), x, opt, t)
+        c = sub(c, x)
+        x = net.mix(x, t, lazy=True)  # V x^t
+        c = add(c, x)  # c^{t-1} - x^t + V x^t
+        x = add(add(x, u), c)  # V x^t + u^t + c^t
+        return self.State(x, c, opt)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.dpsgd import Mode
+from decentral.algorithms.states import beside_zeros
+from decentral.optim.rows import add, sub
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class GradientTracking(Algorithm):
 
     name: str = "gradient_tracking"
     mode: Mode = field(default=Mode.atc, metadata={"older": Mode.atc})
+    usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 
     class State(NamedTuple):
@@ -43,26 +46,24 @@ class GradientTracking(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """No correction before the first step."""
-        xc = x.new_zeros(x.shape[0], 2, x.shape[1])
-        xc[:, 0] = x
-        return self.State(xc, self.local.init(x))
+        """The models x [k, P], and c^0 = 0 beside them."""
+        return self.State(beside_zeros(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one round of mixing of two vectors."""
+        """One gradient, one round of averaging of two vectors."""
         x, c = s.xc[:, 0], s.xc[:, 1]
         u, opt = self.local(oracle(x), x, s.opt, t)
-        q = c.add_(u)
+        q = add(c, u)  # c^t + u^t
         if self.mode is Mode.atc:
-            x.add_(q)
-            xc = net.mix(s.xc, t)
+            x = add(x, q)  # x^t + u^t + c^t
+            xc = net.mix(s.xc, t)  # of x and q, which lie there
         else:
-            q = q.clone()
+            q = q.clone()  # it is mixed where it lies, and needed as it was
             xc = net.mix(s.xc, t)
-            xc[:, 0].add_(q)
-        xc[:, 1].sub_(u)
+            x = add(xc[:, 0], q)  # W x^t + u^t + c^t
+        c = sub(xc[:, 1], u)  # W (c^t + u^t) - u^t
         return self.State(xc, opt)
 
     def models(self, s: State) -> Tensor:
-        """x_i."""
+        """The x_i [k, P], without their corrections."""
         return s.xc[:, 0]

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from decentral.algorithms.algorithm import Algorithm
-from decentral.errors import ConfigError
+from decentral.algorithms.states import OnlyModels
+from decentral.errors import check_at_least
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.algorithms.algorithm import Oracle
     from decentral.network.network import Network
 
 
 @dataclass
-class LocalSGD(Algorithm):
+class LocalSGD(OnlyModels):
     """Local SGD: every worker trains on its own and all models are averaged every `period_steps` steps.
 
         x_i <- x_i + u_i                       and, when t + 1 is a multiple of period_steps,
@@ -30,22 +28,15 @@ class LocalSGD(Algorithm):
     period_steps: int = 4
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
+    as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
 
     def __post_init__(self) -> None:
-        if self.period_steps < 1:
-            raise ConfigError(f"algo.period_steps={self.period_steps} makes no sense: it has to be at least 1.")
+        check_at_least("algo.period_steps", self.period_steps)
 
-    class State(NamedTuple):
-        """Models and the local optimizer."""
-
-        x: Rows
-        opt: Buffers
-
-    def init(self, x: Tensor, net: Network) -> State:
-        """Only the models."""
-        return self.State(x, self.local.init(x))
-
-    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One local step, and an all-reduce of the models at the end of a period."""
-        x, opt = self.local.moved(s.x, oracle(s.x), s.opt, t)
-        return self.State(net.mean(x) if (t + 1) % self.period_steps == 0 else x, opt)
+    def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
+        """One local update, and an all-reduce of the models at the end of a period."""
+        x, opt = s
+        x, opt = self.local.adapt(x, oracle(x), opt, t)
+        if (t + 1) % self.period_steps == 0:
+            x = net.mean(x)
+        return self.State(x, opt)

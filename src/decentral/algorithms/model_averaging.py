@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.states import OnlyModels
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.algorithms.algorithm import Oracle
     from decentral.network.network import Network
 
 
 @dataclass
-class ModelAveraging(Algorithm):
+class ModelAveraging(OnlyModels):
     """All-reduce of the models after every local step, as the RelaySGD and Bagua authors' all-reduce does.
 
         x_i <- 1/n sum_j (x_j + u_j)
@@ -28,17 +26,9 @@ class ModelAveraging(Algorithm):
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
 
-    class State(NamedTuple):
-        """Models and the local optimizer."""
-
-        x: Rows
-        opt: Buffers
-
-    def init(self, x: Tensor, net: Network) -> State:
-        """Only the models."""
-        return self.State(x, self.local.init(x))
-
-    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One local step, one all-reduce of the models."""
-        y, opt = self.local.moved(s.x, oracle(s.x), s.opt, t)
-        return self.State(net.mean(y), opt)
+    def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
+        """One local update, one all-reduce of the models."""
+        x, opt = s
+        y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_i + u_i
+        x = net.mean(y)
+        return self.State(x, opt)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.dpsgd import Mode
+from decentral.optim.rows import add, sub
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class PushDIGing(Algorithm):
 
     name: str = "push_diging"
     mode: Mode = Mode.atc
+    usual_topology: ClassVar[str] = "one_peer_exponential"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
 
     class State(NamedTuple):
@@ -49,16 +51,20 @@ class PushDIGing(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """No correction before the first step; all weights are one."""
+        """z^0 = x [k, P], c^0 = 0, and all push-sum weights are one."""
         return self.State(x, x.new_zeros(x.shape), net.known_ones(), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient at z, one round of push-sum; the corrections are mixed before it (atc) or after it."""
-        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
-        q = s.c.add_(u)
+        z, c, w, opt = s
+        u, opt = self.local(oracle(z), z, opt, t)
+        q = add(c, u)  # q^{t-1} + u^t - u^{t-1}: with awc q is mixed already
         if self.mode is Mode.atc and t > 0:
             q = net.mix(q, t - 1)
-        x, w = net.mix(net.weigh(s.x, s.w).add_(q), t), net.mix_known(s.w, t)
+        x = add(net.weigh(z, w), q)  # x_i = w_i z_i
+        x, w = net.mix(x, t), net.mix_known(w, t)
+        z = net.weigh(x, 1 / w)
         if self.mode is Mode.awc:
             q = net.mix(q, t)
-        return self.State(net.weigh(x, 1 / w), q.sub_(u), w, opt)
+        c = sub(q, u)
+        return self.State(z, c, w, opt)

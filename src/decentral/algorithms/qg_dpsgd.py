@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from decentral.algorithms.algorithm import Algorithm
-from decentral.errors import ConfigError
-from decentral.optim.optimizer import check_range, is_zero, move
+from decentral.algorithms.states import WithMomentum
+from decentral.errors import ConfigError, check_range
+from decentral.optim.optimizer import is_zero
+from decentral.optim.rows import add, copy, scale, sub
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.algorithms.algorithm import Oracle
     from decentral.network.network import Network
 
 
 @dataclass
-class QGDPSGD(Algorithm):
+class QGDPSGD(WithMomentum):
     """D-PSGD with quasi-global momentum: the momentum follows the averaged models, not the local gradients.
 
         b = beta m_i + g_i                                   a buffer that is thrown away
@@ -37,34 +36,26 @@ class QGDPSGD(Algorithm):
     beta: float = 0.9
     nesterov: bool = True
     a: float | None = field(default=None, metadata={"older": None})
+    usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
+    as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}
 
     def __post_init__(self) -> None:
         check_range("algo.beta", self.beta, 0.0, 1.0)
         if self.a is not None and not 0 < self.a <= 1:
             raise ConfigError(f"algo.a={self.a:g} makes no sense: it has to be in (0, 1], or null for 1 - algo.beta.")
 
-    class State(NamedTuple):
-        """Models, quasi-global momentum and the local optimizer."""
-
-        x: Rows
-        m: Rows  # [k, P]
-        opt: Buffers
-
-    def init(self, x: Tensor, net: Network) -> State:
-        """No momentum yet."""
-        return self.State(x, x.new_zeros(x.shape), self.local.init(x))
-
-    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
-        """One gradient, one round of mixing."""
+    def step(self, s: WithMomentum.State, oracle: Oracle, net: Network, t: int) -> WithMomentum.State:
+        """One gradient, one round of averaging."""
+        x, m, opt = s
         beta, lr = self.beta, self.local.lr(t)
-        g = self.local.optimizer.regularised(oracle(s.x), s.x)
-        b = g.add_(s.m, alpha=beta)  # beta m + g
+        g = self.local.regularised(oracle(x), x)
+        b = add(g, m, alpha=beta)  # beta m + g
         if self.nesterov:
-            b = b.mul_(1 + beta).sub_(s.m, alpha=beta)  # g + beta b
-        d, opt = self.local.optimizer.direction(b, s.opt, t)
-        x = net.mix(move(s.x, d, lr, out=b), t)
+            b = sub(scale(b, 1 + beta), m, alpha=beta)  # g + beta b, since g = b - beta m
+        d, opt = self.local.direction(b, opt, t)
+        x_next = net.mix(sub(x, d, alpha=lr, out=b), t)
         if not is_zero(lr):
             kept = beta if self.a is None else 1 - self.a
-            move(s.m.mul_(kept), s.x.sub_(x), (kept - 1) / lr, out=s.m)
-        return self.State(s.x.copy_(x), s.m, opt)
+            m = add(scale(m, kept), sub(x, x_next), alpha=(1 - kept) / lr)
+        return self.State(copy(x_next, out=x), m, opt)

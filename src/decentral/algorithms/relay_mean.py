@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.optim.rows import add, copy, sub
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -42,13 +43,16 @@ class RelayMean(Algorithm):
         seen: Shared  # [n, d]: how many samples are in `total`
 
     def init(self, x: Tensor, net: Network) -> State:
-        """Nothing has been seen."""
+        """The estimates x [k, P]; no messages, and nothing seen yet."""
         return self.State(x, net.no_messages(x), net.no_counts(), x.new_zeros(x.shape), 0 * net.known_ones())
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One sample, one message over every edge in each direction."""
-        sample = oracle(s.x).neg_().add_(s.x)
-        m, c = net.relay(sample, s.m, t), net.relay_counts(s.c, t)
-        total = s.total.add_(net.collect(m, sample))
-        seen = s.seen + 1 + net.collect_counts(c)
-        return self.State(net.weigh(s.x.copy_(total), 1 / seen), m, c, total, seen)
+        x, m, c, total, seen = s
+        g = oracle(x)
+        sample = sub(x, g, out=g)
+        m, c = net.relay(sample, m, t), net.relay_counts(c, t)
+        total = add(total, net.collect(m, sample))
+        seen = seen + 1 + net.collect_counts(c)
+        x = net.weigh(copy(total, out=x), 1 / seen)
+        return self.State(x, m, c, total, seen)

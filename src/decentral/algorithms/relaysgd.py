@@ -7,7 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.errors import ConfigError
+from decentral.algorithms.relaysgd_thesis import average_of_arrived, check_initial_count
+from decentral.optim.rows import add, copy
 from decentral.topology.facts import mean_delay
 from decentral.topology.requirements import Need
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from decentral.algorithms.algorithm import Buffers, EdgeRows, Oracle, Rows, Shared
     from decentral.network.network import Network
-    from decentral.topology.schedule import Schedule
+    from decentral.topology.rounds import Rounds
 
 
 class Fill(Enum):
@@ -46,17 +47,16 @@ class RelaySGD(Algorithm):
     overlap       use the messages of the previous step instead, so that they travel during the gradient: delay tau_ij,
                   the paper's formula (its code's default is tau_ij - 1, as here).
     fill          what stands in for the n - n_i models not there: `initial` x^0 (the code's default), `previous` x_i^t
-                  (the paper's equation (1), used for Table 5), `own` y_i (the README's version), `count` divides by n_i
-                  instead (the thesis). After the tree's diameter they agree, unless messages are lost. `auto` is
-                  `initial`, but `previous` where messages can be lost, since x^0 would pull the models back for ever.
+                  (the paper's equation (1), used for Table 5), `own` y_i (the README's version). After the tree's
+                  diameter they agree, unless messages are lost. `auto` is `initial`, but `previous` where messages can
+                  be lost, since x^0 would pull the models back for ever. `count` (the thesis): divide by n_i instead.
     correct_lr    multiply the learning rate by 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), appendix D.1 in
                   closed form: what a change of one worker adds up to then is what it would be with all-reduce.
-    initial_count 1 with fill=count is the thesis' code: counts start at 1 though no message is there yet, which shrinks
-                  all weights to about 0.7 of what they were.
+    initial_count what counts c start at: 1 with fill=count is the thesis' code, although no message is there yet, which
+                  shrinks all weights to about 0.7 of what they were (algorithms/relaysgd_thesis.py).
 
     Lost messages (and their counts) are zero, in the average and in what is relayed from them. The counts follow from
-    the tree and the losses, so every process computes them and they are not sent. The thesis' code also lets a message
-    include what arrived earlier in the same step, which makes the step serial along the tree: not offered.
+    the tree and the losses, so every process computes them and they are not sent.
     """
 
     name: str = "relaysgd"
@@ -76,43 +76,41 @@ class RelaySGD(Algorithm):
         opt: Buffers
 
     def __post_init__(self) -> None:
-        if self.initial_count not in (0, 1):
-            raise ConfigError(
-                f"algo.initial_count={self.initial_count} makes no sense: it is 0, or 1 as in the thesis."
-            )
-        if self.initial_count and self.fill is not Fill.count:
-            raise ConfigError("algo.initial_count=1 is the thesis' way to count: it goes with algo.fill=count only.")
+        check_initial_count(self.initial_count, divides_by_count=self.fill is Fill.count)
 
     def init(self, x: Tensor, net: Network) -> State:
-        """No messages yet."""
+        """The models x [k, P], all equal, so that any of them is x^0; m = 0 and c = initial_count."""
         c = net.no_counts() + self.initial_count
         return self.State(x, net.no_messages(x), c, x[:1].clone(), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one message over every edge in each direction."""
+        x, m, c, x0, opt = s
         lr = self.local.lr(t) * (1 + net.mean_delay(overlap=self.overlap)) if self.correct_lr else None
-        y, opt = self.local.moved(s.x, oracle(s.x), s.opt, t, keep=True, lr=lr)  # x^{t+1/2}
+        g = oracle(x)
+        y, opt = self.local.adapt(x, g, opt, t, out=g, lr=lr)  # y_i = x_i^t + u_i
         if self.overlap:
-            x = self.average(s, y, s.m, s.c, net)
-            m, c = net.relay(y, s.m, t), net.relay_counts(s.c, t)
-        else:
-            m, c = net.relay(y, s.m, t), net.relay_counts(s.c, t)
-            x = self.average(s, y, m, c, net)
-        return self.State(x, m, c, s.x0, opt)
+            x = self.average(y, m, c, s, net)  # of the messages of the step before
+        m, c = net.relay(y, m, t), net.relay_counts(c, t)
+        if not self.overlap:
+            x = self.average(y, m, c, s, net)
+        return self.State(x, m, c, x0, opt)
 
-    def dilution(self, schedule: Schedule) -> float:
+    def dilution(self, schedule: Rounds) -> float:
         """1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), unless `correct_lr` has made up for it."""
         return 1.0 if self.correct_lr else 1 + mean_delay(schedule, self.overlap)
 
-    def average(self, s: State, y: Tensor, m: Tensor, c: Tensor, net: Network) -> Tensor:
-        """1/n (y_i + sum_j m_{j->i} + (n - n_i) fill_i) [k, P], in the memory of s.x."""
+    def average(self, y: Tensor, m: Tensor, c: Tensor, s: State, net: Network) -> Tensor:
+        """x^{t+1} = 1/n (y_i + sum_j m_{j->i} + (n - n_i) fill_i) [k, P], in the memory of s.x."""
         n_i = 1 + net.collect_counts(c)  # [n, d]
-        missing = net.n - n_i
         if self.fill is Fill.count:
-            return net.weigh(net.collect(m, y, out=s.x), 1 / n_i)
-        if not missing.any():
-            return net.collect(m, y, out=s.x, weight=1 / net.n)
+            return average_of_arrived(y, m, n_i, net, out=s.x)
+        missing = net.n - n_i
+        if missing.any():
+            y = add(net.weigh(copy(self.stand_in(s, y, net), out=s.x), missing), y)  # y_i + (n - n_i) fill_i
+        return net.collect(m, y, weight=1 / net.n, out=s.x)
+
+    def stand_in(self, s: State, y: Tensor, net: Network) -> Tensor:
+        """fill_i for a model that has not arrived: x^0 [1, P], or x_i^t or y_i [k, P]."""
         usual = s.x0 if net.reliable else s.x
-        fill = {Fill.auto: usual, Fill.initial: s.x0, Fill.previous: s.x, Fill.own: y}[self.fill]
-        x = net.weigh(s.x.copy_(fill), missing).add_(y)
-        return net.collect(m, x, weight=1 / net.n)
+        return {Fill.auto: usual, Fill.initial: s.x0, Fill.previous: s.x, Fill.own: y}[self.fill]

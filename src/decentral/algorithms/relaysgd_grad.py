@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.optim.rows import add
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -40,12 +41,14 @@ class RelaySGDGrad(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """No messages yet."""
+        """The models x [k, P]; m = 0."""
         return self.State(x, net.no_messages(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one message over every edge in each direction."""
-        u, opt = self.local(oracle(s.x), s.x, s.opt, t, lr=1.0 if self.receiver_lr else None)
-        m = net.relay(u, s.m, t)
+        x, m, opt = s
+        u, opt = self.local(oracle(x), x, opt, t, lr=1.0 if self.receiver_lr else None)
+        m = net.relay(u, m, t)
         weight = self.local.lr(t) / net.n if self.receiver_lr else 1 / net.n
-        return self.State(s.x.add_(net.collect(m, u), alpha=weight), m, opt)
+        x = add(x, net.collect(m, u), alpha=weight)
+        return self.State(x, m, opt)

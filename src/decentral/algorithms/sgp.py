@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.errors import ConfigError
+from decentral.errors import check_at_least
+from decentral.optim.rows import add
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -37,11 +38,11 @@ class SGP(Algorithm):
     name: str = "sgp"
     rounds: int = 1
     authors_rounds: bool = False
+    usual_topology: ClassVar[str] = "one_peer_exponential"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ConfigError(f"algo.rounds={self.rounds} makes no sense: it has to be at least 1 (the paper uses 2).")
+        check_at_least("algo.rounds", self.rounds)
 
     class State(NamedTuple):
         """De-biased models, push-sum weights and the local optimizer."""
@@ -51,14 +52,16 @@ class SGP(Algorithm):
         opt: Buffers
 
     def init(self, x: Tensor, net: Network) -> State:
-        """All weights are one."""
+        """z^0 = x [k, P], and all push-sum weights are one."""
         return self.State(x, net.known_ones(), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient at z, `rounds` rounds of push-sum."""
-        u, opt = self.local(oracle(s.x), s.x, s.opt, t)
-        x, w = net.weigh(s.x, s.w).add_(u), s.w  # x_i = w_i z_i + u_i
+        z, w, opt = s
+        u, opt = self.local(oracle(z), z, opt, t)
+        x = add(net.weigh(z, w), u)  # x_i = w_i z_i
         for r in range(self.rounds):
             k = t * (self.rounds + r) if self.authors_rounds else t * self.rounds + r
             x, w = net.mix(x, k), net.mix_known(w, k)
-        return self.State(net.weigh(x, 1 / w), w, opt)
+        z = net.weigh(x, 1 / w)
+        return self.State(z, w, opt)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,37 +11,41 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from decentral.data.description import DataDescription
+
     Order = Callable[[int], Tensor]
-    """order(step) -> LongTensor [k, B] on the CPU: the pictures of each local worker. Pure: it may be called ahead."""
+    """order(step) -> LongTensor [k, B] on the CPU: the images of each local worker. Pure: it may be called ahead."""
     Batches = Generator[tuple[Tensor, Tensor], None, None]
-
-
-@dataclass(frozen=True)
-class DataInfo:
-    """What is known of a data set before torch is imported."""
-
-    num_train: int
-    num_test: int
-    num_classes: int
-    image_shape: tuple[int, int, int]  # (C, H, W)
 
 
 class DataSet(ABC):
     """A data set as the user chooses it. The concrete ones are dataclasses: their fields are the configuration."""
 
     @abstractmethod
-    def inspect(self) -> DataInfo:
-        """Counts and shapes, within a fraction of a second and without torch.
+    def inspect(self) -> DataDescription:
+        """Counts and shapes, and whatever else a model is built from, within a fraction of a second and without torch.
 
         Raises ConfigError if the folder is missing, malformed or empty.
         """
+
+    def files_digest(self) -> str:
+        """What the identity of a run has to know of the files beside the settings, such as a digest; '' if nothing."""
+        return ""
+
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the metrics has to know of these data."""
+        return ()
+
+    def missing(self) -> str:
+        """What `prepare` would have to download, in a few words; '' if nothing. Looks at a folder or two."""
+        return ""
 
     @abstractmethod
     def prepare(self) -> None:
         """Download or decode everything into the cache (`cache.py`), once; slow the first time.
 
         Several processes may call it at once, and any of them may be killed midway.
-        Raises ConfigError if the download fails or a picture is broken (and names it).
+        Raises ConfigError if the download fails or an image is broken (and names it).
         """
 
     @abstractmethod
@@ -55,19 +58,33 @@ class Loaded(ABC):
 
     train_labels: np.ndarray  # [N] int64, for the partition
     num_classes: int
+    num_test: int
 
     @abstractmethod
     def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Batches:
         """Images [k, B, C, H, W] float32, normalised and augmented, and labels [k, B] int64, for start <= step < stop.
 
-        `workers` are the global numbers of the k rows of `order(step)`. The augmentation of a picture depends on
+        `workers` are the global numbers of the k rows of `order(step)`. The augmentation of an image depends on
         (seed, worker, step, position in the row) only: not on the other workers of this process, on how far ahead
         batches are read, or on the device. Close the iterator to stop whatever it started before it is exhausted.
         """
 
+    def test_batches(
+        self, batch_size: int, chosen: Tensor | None = None, part: int = 0, parts: int = 1
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images [b, C, H, W] float32, normalised, and labels [b] int64, in a fixed order; the last may be smaller.
+
+        All of the test set, or those `chosen` (LongTensor of numbers); of these batches every `parts`-th, from number
+        `part` on.
+        """
+        import torch
+
+        numbers = torch.arange(self.num_test) if chosen is None else chosen
+        return self.test_examples(numbers.split(batch_size)[part::parts])
+
     @abstractmethod
-    def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images [b, C, H, W] float32, normalised, and labels [b] int64, in a fixed order; the last may be smaller."""
+    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and labels, as above, for each of these batches: LongTensors [b] of numbers in the test set."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,9 +1,7 @@
-"""From picture files to one array of bytes, with several processes. Imports neither torch nor torchvision."""
+"""From image files to one array of bytes, with several processes. Imports neither torch nor torchvision."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
@@ -14,19 +12,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.orphans import die_with_parent
+from decentral.host.devices import num_cores
+from decentral.host.orphans import die_with_parent
+from decentral.terminal.display import Row, display
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from PIL.Image import Image
 
-CHUNK = 256  # pictures per task
+CHUNK = 256  # images per task
 MANY = 2000  # from this many on, the user is told what is going on
 
 
-def open_picture(file: Path) -> Image:
-    """The decoded picture in RGB. Raises ConfigError that names the file if it is broken."""
+def open_image(file: Path) -> Image:
+    """The decoded image in RGB. Raises ConfigError that names the file if it is broken."""
     import PIL.Image
 
     try:
@@ -34,12 +34,10 @@ def open_picture(file: Path) -> Image:
             if image.mode.startswith("I;16"):  # converting would clip the 16 bits, not scale them
                 return image.point(lambda value: value / 256).convert("L").convert("RGB")
             if image.mode in ("I", "F"):
-                raise ValueError(f"pictures of mode {image.mode} have no defined range")
+                raise ValueError(f"images of mode {image.mode} have no defined range")
             return image.convert("RGB")
     except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error ... for broken files
-        raise ConfigError(
-            f"data.path: the picture {file} cannot be decoded ({error}): replace or delete it."
-        ) from error
+        raise ConfigError(f"data.path: the image {file} cannot be decoded ({error}): replace or delete it.") from error
 
 
 def resize_and_crop(image: Image, shorter_side: int, size: int) -> Image:
@@ -58,18 +56,18 @@ def resize_and_crop(image: Image, shorter_side: int, size: int) -> Image:
 
 
 def decode(root: Path, files: list[str], array_file: Path, image_size: int, num_processes: int | None) -> None:
-    """Write pictures as `array_file`, a .npy of [N, 3, image_size, image_size] uint8.
+    """Write images as `array_file`, a .npy of [N, 3, image_size, image_size] uint8.
 
-    Raises ConfigError that names a broken picture, OSError if the disk is full.
+    Raises ConfigError that names a broken image, OSError if the disk is full.
     """
     shape = (len(files), 3, image_size, image_size)
     offset = np.lib.format.open_memmap(array_file, mode="w+", dtype=np.uint8, shape=shape).offset
     tasks = [(root, files[i : i + CHUNK], array_file, offset + i * 3 * image_size**2, image_size)
              for i in range(0, len(files), CHUNK)]  # fmt: skip
     if num_processes is None:
-        num_processes = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        num_processes = num_cores()
     num_processes = min(num_processes, len(tasks))
-    with _progress(f"Decoding {len(files)} pictures of {root}", len(tasks), show=len(files) >= MANY) as advance:
+    with _progress(f"Decoding {len(files)} images of {root}", len(tasks), show=len(files) >= MANY) as advance:
         if num_processes == 1 or current_process().daemon:  # daemons may not have children
             for task in tasks:
                 _decode_chunk(*task)
@@ -87,24 +85,27 @@ def decode(root: Path, files: list[str], array_file: Path, image_size: int, num_
 
 
 def _decode_chunk(root: Path, files: list[str], array_file: Path, offset: int, image_size: int) -> None:
-    pictures = [np.asarray(resize_and_crop(open_picture(root / name), image_size, image_size)) for name in files]
+    images = [np.asarray(resize_and_crop(open_image(root / name), image_size, image_size)) for name in files]
     with open(array_file, "r+b") as out:  # writing, unlike a memory map, reports a full disk as an error
         out.seek(offset)
-        out.write(np.stack(pictures).transpose(0, 3, 1, 2).tobytes())
+        out.write(np.stack(images).transpose(0, 3, 1, 2).tobytes())
 
 
 @contextmanager
-def _progress(title: str, total: int, show: bool) -> Iterator[Callable[[], object]]:
-    """Yields a function to call after each task: a progress bar on a terminal, else a line before and a line after."""
-    if show and sys.stdout.isatty():
-        from rich.progress import Progress
+def _progress(title: str, total: int, show: bool) -> Iterator[Callable[[], None]]:
+    """Yields a function to call after each task: a bar on a terminal, else a line before and a line after."""
+    shown, done = display(show), 0
 
-        with Progress() as bar:
-            row = bar.add_task(title, total=total)
-            yield lambda: bar.advance(row)
-        return
-    if show:
-        print(f"{title} ...", flush=True)
-    yield lambda: None
-    if show:
-        print(f"{title}: done.", flush=True)
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        shown.draw([Row(title, f"{done}/{total}", done / total)])
+
+    if not shown.live:
+        shown.line(f"{title} ...")
+    try:
+        yield advance
+        if not shown.live:
+            shown.line(f"{title}: done.")
+    finally:
+        shown.close()

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from decentral.data.cache import cached
-from decentral.data.dataset import DataInfo, DataSet
+from decentral.data.dataset import DataSet
+from decentral.data.description import ImageData
 from decentral.randomness import numpy_generator
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Digits(DataSet):
-    """1797 grey 8x8 pictures of the ten digits, from scikit-learn: nothing to download, a run takes seconds.
+    """1797 grey 8x8 images of the ten digits, from scikit-learn: nothing to download, a run takes seconds.
 
     Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI 1998 (its test half). 80 % of every class are
     for training, drawn once and for all (`SPLIT_SEED`): the split does not depend on the run's seed. No augmentation.
@@ -28,17 +29,17 @@ class Digits(DataSet):
 
     name: str = "digits"
 
-    INFO: ClassVar[DataInfo] = DataInfo(num_train=1438, num_test=359, num_classes=10, image_shape=(1, 8, 8))
+    INFO: ClassVar[ImageData] = ImageData(num_train=1438, num_test=359, num_classes=10, shape=(1, 8, 8))
     SPLIT_SEED: ClassVar[int] = 1797
     MEAN: ClassVar[float] = 4.88  # of all pixels, which are 0 ... 16
     STD: ClassVar[float] = 6.02
 
-    def inspect(self) -> DataInfo:
+    def inspect(self) -> ImageData:
         """Constants."""
         return self.INFO
 
     def prepare(self) -> None:
-        """Copies the pictures out of scikit-learn, whose import costs every process a second."""
+        """Copies the images out of scikit-learn, whose import costs every process a second."""
         self._prepared()
 
     def load(self, device: torch.device | str, seed: int) -> InMemory:
@@ -46,8 +47,8 @@ class Digits(DataSet):
         from decentral.data.loading.in_memory import InMemory, read_arrays
 
         arrays = read_arrays(self._prepared())
-        assert arrays["train_images"].shape == (self.INFO.num_train, *self.INFO.image_shape)
-        assert arrays["test_images"].shape == (self.INFO.num_test, *self.INFO.image_shape)
+        assert arrays["train_images"].shape == (self.INFO.num_train, *self.INFO.shape)
+        assert arrays["test_images"].shape == (self.INFO.num_test, *self.INFO.shape)
         return InMemory(
             arrays, num_classes=self.INFO.num_classes, mean=[self.MEAN], std=[self.STD], device=device, seed=seed
         )

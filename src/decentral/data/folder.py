@@ -1,4 +1,4 @@
-"""Trees of pictures on disk: <split>/<class>/<picture>."""
+"""Trees of images on disk: <split>/<class>/<image>."""
 
 from __future__ import annotations
 
@@ -16,40 +16,53 @@ EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", 
 
 @dataclass(frozen=True)
 class Tree:
-    """Where the training and the test pictures are; the class of a picture is its folder, numbered in sorted order."""
+    """Where the training and the test images are; the class of an image is its folder, numbered in sorted order."""
 
     train: Path
     test: Path
     classes: list[str]
 
     def count(self, split: Path) -> int:
-        """How many pictures. Raises ConfigError for a class without any."""
-        return sum(len(self._pictures(split, name)) for name in self.classes)
+        """How many images. Raises ConfigError for a class without any."""
+        return sum(len(self._images(split, name)) for name in self.classes)
 
     def files(self, split: Path) -> tuple[list[str], np.ndarray]:
         """Paths relative to the split, sorted by class and name, and labels [N] int64."""
-        names = [sorted(self._pictures(split, name)) for name in self.classes]
+        names = [sorted(self._images(split, name)) for name in self.classes]
         labels = np.repeat(np.arange(len(names)), [len(n) for n in names]).astype(np.int64)
         return [f"{c}/{name}" for c, group in zip(self.classes, names, strict=True) for name in group], labels
 
     def stamps(self, split: Path) -> Iterator[tuple[str, int, int]]:
-        """(relative path, size, time of change) of every picture: what a cache depends on."""
+        """(relative path, size, time of change) of every image: what a cache depends on."""
         for name in self.classes:
             with os.scandir(split / name) as entries:
-                found = sorted((e.name, e.stat()) for e in entries if is_picture(e.name))
+                found = sorted((e.name, e.stat()) for e in entries if is_image(e.name))
             yield from ((f"{name}/{file}", stat.st_size, stat.st_mtime_ns) for file, stat in found)
 
-    def _pictures(self, split: Path, name: str) -> list[str]:
-        pictures = [file for file in os.listdir(split / name) if is_picture(file)]
-        if not pictures:
+    def _images(self, split: Path, name: str) -> list[str]:
+        with os.scandir(split / name) as entries:
+            images = {entry.name: _is_regular(entry) for entry in entries if is_image(entry.name)}
+        other = next((file for file, regular in images.items() if not regular), None)
+        if other is not None:  # reading a pipe, say, would never end
             raise ConfigError(
-                f"data.path: there are no pictures in {split / name} (looked for {', '.join(EXTENSIONS)}): add some, "
-                "or delete the folder from both the training and the test pictures."
+                f"data.path: {split / name / other} is no regular file: remove it, or give it another name."
             )
-        return pictures
+        if not images:
+            raise ConfigError(
+                f"data.path: there are no images in {split / name} (looked for {', '.join(EXTENSIONS)}): add some, "
+                "or delete the folder from both the training and the test images."
+            )
+        return list(images)
 
 
-def is_picture(name: str) -> bool:
+def _is_regular(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a link to itself
+        return False
+
+
+def is_image(name: str) -> bool:
     """By its extension; hidden files are none."""
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
@@ -57,7 +70,7 @@ def is_picture(name: str) -> bool:
 def find_tree(path: str | None, single_folder: bool = False) -> Tree:
     """The tree at `path`: train/ and test/ (or val/) with the same class folders in each.
 
-    With `single_folder` the class folders lie directly in `path`, and their pictures are for training and for testing.
+    With `single_folder` the class folders lie directly in `path`, and their images are for training and for testing.
     Raises ConfigError if there is no such tree.
     """
     if path is None:
@@ -77,7 +90,7 @@ def find_tree(path: str | None, single_folder: bool = False) -> Tree:
         raise ConfigError(_what_is_missing(path, root, train.is_dir(), test is not None))
     classes, test_classes = _folders(train), _folders(test)
     if not classes:
-        raise ConfigError(f"data.path: there are no class folders in {train}: pictures belong in {train}/<class>/.")
+        raise ConfigError(f"data.path: there are no class folders in {train}: images belong in {train}/<class>/.")
     if different := sorted(set(classes) ^ set(test_classes)):
         where = train if different[0] in classes else test
         raise ConfigError(
@@ -95,7 +108,7 @@ def _what_is_missing(path: str, root: Path, has_train: bool, has_test: bool) -> 
     if num_folders := len(_folders(root)):
         return (
             f"{message}: if its {num_folders} folders are classes, data=imagenet with data.single_folder=true trains "
-            "and tests on the same pictures."
+            "and tests on the same images."
         )
     return f"{message}."
 

@@ -1,18 +1,14 @@
-"""Pictures of your own."""
+"""Images of your own."""
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from decentral.data.cache import cached
-from decentral.data.dataset import DataInfo, DataSet
-from decentral.data.decode import decode
-from decentral.data.folder import Tree, find_tree
+from decentral.data.dataset import DataSet
+from decentral.data.decoded_tree import decoded_tree
+from decentral.data.description import ImageData
+from decentral.data.folder import find_tree
 from decentral.data.normalisation import Normalisation
 from decentral.errors import ConfigError
 
@@ -24,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class ImageFolder(DataSet):
-    """Your own pictures, in folders `path`/train/<class>/ and `path`/test/<class>/ (or val/), small enough for memory.
+    """Your own images, in folders `path`/train/<class>/ and `path`/test/<class>/ (or val/), small enough for memory.
 
     They are decoded once, into the cache: the shorter side resized to `image_size`, then centre-cropped to a square.
-    Training pictures are padded by `image_size` / 8, cropped and flipped at random (`augment`).
+    Training images are padded by `image_size` / 8, cropped and flipped at random (`augment`).
     """
 
     name: str = "imagefolder"
@@ -43,19 +39,19 @@ class ImageFolder(DataSet):
         if self.num_processes is not None and self.num_processes < 1:
             raise ConfigError(f"data.num_processes={self.num_processes} must be at least 1, or null for one per core.")
 
-    def inspect(self) -> DataInfo:
+    def inspect(self) -> ImageData:
         """Counts the files."""
         tree = find_tree(self.path)
-        return DataInfo(
+        return ImageData(
             num_train=tree.count(tree.train),
             num_test=tree.count(tree.test),
             num_classes=len(tree.classes),
-            image_shape=(3, self.image_size, self.image_size),
+            shape=(3, self.image_size, self.image_size),
         )
 
     def prepare(self) -> None:
-        """Decodes all pictures, unless none was added, removed or changed since the last time."""
-        self._prepared(find_tree(self.path))
+        """Decodes all images, unless none was added, removed or changed since the last time."""
+        decoded_tree(find_tree(self.path), self.image_size, self.num_processes)
 
     def load(self, device: torch.device | str, seed: int) -> InMemory:
         """See `DataSet`."""
@@ -63,7 +59,7 @@ class ImageFolder(DataSet):
 
         tree = find_tree(self.path)
         return InMemory(
-            read_arrays(self._prepared(tree)),
+            read_arrays(decoded_tree(tree, self.image_size, self.num_processes)),
             num_classes=len(tree.classes),
             mean=self.normalisation.mean,
             std=self.normalisation.std,
@@ -72,15 +68,3 @@ class ImageFolder(DataSet):
             pad=self.image_size // 8 if self.augment else 0,
             flip=self.augment,
         )
-
-    def _prepared(self, tree: Tree) -> Path:
-        digest = hashlib.sha256(f"imagefolder-1 {self.image_size}".encode())
-        for split in (tree.train, tree.test):
-            digest.update(repr(list(tree.stamps(split))).encode())
-        return cached(f"imagefolder-{digest.hexdigest()[:16]}", lambda folder: self._build(tree, folder))
-
-    def _build(self, tree: Tree, folder: Path) -> None:
-        for split, root in (("train", tree.train), ("test", tree.test)):
-            files, labels = tree.files(root)
-            np.save(folder / f"{split}_labels.npy", labels)
-            decode(root, files, folder / f"{split}_images.npy", self.image_size, self.num_processes)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from decentral.data.dataset import DataInfo, DataSet
+from decentral.data.dataset import DataSet
+from decentral.data.description import ImageData
 from decentral.data.folder import find_tree
 from decentral.data.normalisation import Normalisation
 from decentral.errors import ConfigError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ImageNet(DataSet):
-    """ImageNet, or other pictures too large for memory, in `path`/train/<class>/ and `path`/val/<class>/ (or test/).
+    """ImageNet, or other images too large for memory, in `path`/train/<class>/ and `path`/val/<class>/ (or test/).
 
     Russakovsky et al., IJCV 2015. Loader processes decode while the models train. Training: a random crop of 8-100 % of
     the area, resized to `image_size`, flipped at random; test: the shorter side resized to `image_size` * 256 / 224,
@@ -28,7 +29,7 @@ class ImageNet(DataSet):
     name: str = "imagenet"
     path: str | None = field(default=None, metadata={"content": True})
     image_size: int = 224
-    single_folder: bool = False  # class folders directly in path; the same pictures for training and testing
+    single_folder: bool = False  # class folders directly in path; the same images for training and testing
     # decoding processes for each process of the run (0: decode in the run's own), and how many steps they work ahead
     num_loaders: int = field(default=2, metadata={"volatile": True})
     prefetch_steps: int = field(default=1, metadata={"volatile": True})
@@ -43,15 +44,16 @@ class ImageNet(DataSet):
         if self.prefetch_steps < 1:
             raise ConfigError(f"data.prefetch_steps={self.prefetch_steps} must be at least 1.")
 
-    def inspect(self) -> DataInfo:
+    def inspect(self) -> ImageData:
         """Counts the files."""
         tree = find_tree(self.path, self.single_folder)
         num_train = tree.count(tree.train)
         num_test = num_train if self.single_folder else tree.count(tree.test)
-        return DataInfo(num_train, num_test, len(tree.classes), (3, self.image_size, self.image_size))
+        shape = (3, self.image_size, self.image_size)
+        return ImageData(shape=shape, num_classes=len(tree.classes), num_train=num_train, num_test=num_test)
 
     def prepare(self) -> None:
-        """Nothing to prepare but the check of the folders: a broken picture is named when it is met."""
+        """Nothing to prepare but the check of the folders: a broken image is named when it is met."""
         find_tree(self.path, self.single_folder)
 
     def load(self, device: torch.device | str, seed: int) -> Streamed:

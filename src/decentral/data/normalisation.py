@@ -1,4 +1,4 @@
-"""Means and standard deviations by which colour pictures are normalised."""
+"""Means and standard deviations by which colour images are normalised."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random pictures, for measuring speed."""
+"""Random images, for measuring speed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decentral.data.dataset import DataInfo, DataSet
-from decentral.errors import ConfigError
+from decentral.data.dataset import DataSet
+from decentral.data.description import ImageData
+from decentral.errors import check_at_least
 from decentral.randomness import numpy_generator
 
 if TYPE_CHECKING:
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class Synthetic(DataSet):
-    """Each worker sees one batch of random pictures with random labels, over and over: there is nothing to learn.
+    """Each worker sees one batch of random images with random labels, over and over: there is nothing to learn.
 
-    For measuring how many pictures a second a set-up takes, without the time to load them (Bohl 2022, Table 5.1: 32
-    pictures of 3 x 224 x 224, labels below 1000). `num_train` only decides how many steps an epoch has.
+    For measuring how many images a second a set-up takes, without the time to load them (Bohl 2022, Table 5.1: 32
+    images of 3 x 224 x 224, labels below 1000). `num_train` only decides how many steps an epoch has.
     """
 
     name: str = "synthetic"
@@ -34,13 +35,13 @@ class Synthetic(DataSet):
 
     def __post_init__(self) -> None:
         for key in ("image_size", "num_channels", "num_classes", "num_train", "num_test"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"data.{key}={getattr(self, key)} makes no sense: it has to be at least 1.")
+            check_at_least(f"data.{key}", getattr(self, key))
 
-    def inspect(self) -> DataInfo:
+    def inspect(self) -> ImageData:
         """As configured."""
         shape = (self.num_channels, self.image_size, self.image_size)
-        return DataInfo(self.num_train, self.num_test, self.num_classes, shape)
+        counts = {"num_train": self.num_train, "num_test": self.num_test}
+        return ImageData(shape=shape, num_classes=self.num_classes, **counts)
 
     def prepare(self) -> None:
         """Nothing to do."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.models.model import Model
+from decentral.models.model import ImageModel
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from decentral.data.description import ImageData
+
 
 @dataclass
-class CNN(Model):
+class CNN(ImageModel):
     """Small convolutional network without normalization, for digits and quick experiments.
 
     The end is two 3x3 convolutions with ReLU, 4x4 max pooling and one linear layer. Images of 16 pixels or more are
@@ -25,24 +27,37 @@ class CNN(Model):
 
     name: str = "cnn"
     min_image_size: ClassVar[int] = 4
-    small: ClassVar[bool] = True
 
-    def build(self, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """See `Model.build`."""
+    def multiplications(self, data: ImageData) -> float:
+        """Those of the convolutions, 9 for each pixel and pair of channels, and of the linear layer."""
+        channels, height, width = data.shape
+        total = 0
+        for size in self._pooling(data):
+            next_channels = 32 if total else 16
+            total += 9 * channels * next_channels * height * width
+            channels, height, width = next_channels, height // size, width // size
+        return total + channels * height * width * data.num_classes
+
+    def build(self, data: ImageData) -> nn.Module:
+        """The convolutions, and a linear layer: images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
         from decentral.models.layers.convolution import he_convolution
 
-        channels, height, width = image_shape
-        pooling = [1, 4]  # after each convolution
-        while min(height, width) >= 16:
-            pooling.insert(0, 2)
-            height, width = height // 2, width // 2
+        channels, height, width = data.shape
         layers: list[nn.Module] = []
-        for size in pooling:
+        for size in self._pooling(data):
             next_channels = 32 if layers else 16
             layers += [he_convolution(channels, next_channels, "fan_in"), nn.ReLU()]
             if size > 1:
                 layers.append(nn.MaxPool2d(size))
-            channels = next_channels
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * (height // 4) * (width // 4), num_classes))
+            channels, height, width = next_channels, height // size, width // size
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, data.num_classes))
+
+    def _pooling(self, data: ImageData) -> list[int]:
+        """By how much the image shrinks after each convolution."""
+        pooling, (_, height, width) = [1, 4], data.shape
+        while min(height, width) >= 16:
+            pooling.insert(0, 2)
+            height, width = height // 2, width // 2
+        return pooling

@@ -5,13 +5,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from decentral.models.model import Model
+from decentral.models.model import ImageModel
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from decentral.data.description import ImageData
 
-class MobileNetwork(Model):
+
+class MobileNetwork(ImageModel):
     """A network of inverted residual blocks from torchvision.
 
     It halves the images five times. Of images below 64 pixels the first convolution, the first of the five, keeps the
@@ -24,12 +26,12 @@ class MobileNetwork(Model):
     def network(self, num_classes: int) -> nn.Module:
         """The architecture, for colour images."""
 
-    def build(self, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """See `Model.build`."""
+    def build(self, data: ImageData) -> nn.Module:
+        """The network with a stem for these images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
-        channels, height, width = image_shape
-        network: Any = self.network(num_classes)
+        channels, height, width = data.shape
+        network: Any = self.network(data.num_classes)
         stem = network.features[0]
         first, stride = stem[0], 1 if min(height, width) < 64 else 2
         if (channels, (stride, stride)) != (first.in_channels, first.stride):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from decentral.data.description import DataDescription, ImageData
 from decentral.errors import ConfigError
 from decentral.registry import components
 
@@ -13,25 +15,57 @@ if TYPE_CHECKING:
 
 
 class Model(ABC):
-    """An architecture for images.
-
-    `image_shape` is (channels, height, width), in pixels. `min_image_size` is the smallest height and width taken.
-    A `small` model is done with small pictures before several processes would pay.
-    """
+    """An architecture for one kind of data; it is built from a description of the data."""
 
     name: str
-    min_image_size: ClassVar[int] = 1
-    small: ClassVar[bool] = False
+    takes: ClassVar[type[DataDescription]]
+    """The kind of data."""
 
-    def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raise a `ConfigError` if the images are too small for this model."""
-        _, height, width = image_shape
+    def check(self, data: DataDescription) -> None:
+        """Raise a `ConfigError` if this model cannot take the data, quickly and without torch."""
+        if isinstance(data, self.takes):
+            return
+        known: dict[str, Any] = components("models")
+        fitting = [name for name, model in known.items() if isinstance(data, model.takes)]
+        other = f"a model for {data.kind} (model={', '.join(fitting)}) or " if fitting else ""
+        raise ConfigError(
+            f"model={self.name} is for {self.takes.kind}, but this data= has {data.kind}: choose {other}data= with "
+            f"{self.takes.kind}."
+        )
+
+    def multiplications(self, data: Any) -> float:
+        """About how many multiplications a forward pass takes for one example, without torch; infinity for many.
+
+        `processes=auto` asks it to know whether a run is long enough for several processes.
+        """
+        return math.inf
+
+    @abstractmethod
+    def build(self, data: Any) -> nn.Module:
+        """A new module for data of the kind that it takes: in train mode, on the CPU, in float32.
+
+        For images [B, C, H, W] it gives logits [B, num_classes]. The initial values come from torch's global generator,
+        and nothing else does: the caller seeds it.
+        """
+
+
+class ImageModel(Model):
+    """An architecture for images; `min_image_size` is the smallest height and width in pixels that it takes."""
+
+    takes: ClassVar[type[DataDescription]] = ImageData
+    min_image_size: ClassVar[int] = 1
+
+    def check(self, data: DataDescription) -> None:
+        """Raise a `ConfigError` if these are no images, or too small for this model."""
+        super().check(data)
+        assert isinstance(data, ImageData)
+        _, height, width = data.shape
         if min(height, width) >= self.min_image_size:
             return
         fitting = [
             name
             for name, model in components("models").items()
-            if issubclass(model, Model) and model.min_image_size <= min(height, width)
+            if issubclass(model, ImageModel) and model.min_image_size <= min(height, width)
         ]
         raise ConfigError(
             f"model={self.name} needs images of at least {self.min_image_size} x {self.min_image_size} pixels, "
@@ -39,10 +73,3 @@ class Model(ABC):
             f"(model={', '.join(fitting)}) or larger images (other data=, "
             f"or data.image_size={self.min_image_size} where data= has it)."
         )
-
-    @abstractmethod
-    def build(self, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """A new module, [B, *image_shape] -> logits [B, num_classes]: in train mode, on the CPU, in float32.
-
-        The initial values come from torch's global generator, and nothing else does: the caller seeds it.
-        """

@@ -6,8 +6,9 @@ from abc import abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
+from decentral.data.description import DataDescription, ImageData
 from decentral.errors import ConfigError
-from decentral.models.model import Model
+from decentral.models.model import ImageModel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,7 +23,7 @@ class Stem(Enum):
     cifar = "cifar"  # 3x3 convolution with stride 1, no pooling
 
 
-class ResidualNetwork(Model):
+class ResidualNetwork(ImageModel):
     """A residual network of torchvision, whose stem suits the images.
 
     The stages after the stem halve the images three times, the `imagenet` stem twice more.
@@ -36,10 +37,11 @@ class ResidualNetwork(Model):
     def network(self, num_classes: int) -> ResNet:
         """The architecture, for colour images and with the `imagenet` stem."""
 
-    def check(self, image_shape: tuple[int, int, int]) -> None:
-        """Raise a `ConfigError` if the images are too small for this model or for its stem."""
-        super().check(image_shape)
-        _, height, width = image_shape
+    def check(self, data: DataDescription) -> None:
+        """Raise a `ConfigError` if these are no images, or too small for this model or for its stem."""
+        super().check(data)
+        assert isinstance(data, ImageData)
+        _, height, width = data.shape
         smallest = self.min_image_size_imagenet
         if self.stem is Stem.imagenet and min(height, width) < smallest:
             raise ConfigError(
@@ -48,12 +50,12 @@ class ResidualNetwork(Model):
                 f"(other data=, or data.image_size={smallest} where data= has it)."
             )
 
-    def build(self, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """See `Model.build`."""
+    def build(self, data: ImageData) -> nn.Module:
+        """The network with a stem for these images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
-        channels, height, width = image_shape
-        network = self.network(num_classes)
+        channels, height, width = data.shape
+        network = self.network(data.num_classes)
         first = network.conv1
         if self.stem is Stem.cifar or (self.stem is Stem.auto and min(height, width) < 64):
             network.conv1 = nn.Conv2d(channels, first.out_channels, kernel_size=3, padding=1, bias=False)

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.errors import ConfigError
-from decentral.models.model import Model
+from decentral.errors import check_range
+from decentral.models.model import ImageModel
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from decentral.data.description import ImageData
 
 _STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # channels; 2x2 max pooling ends a stage
 
 
 @dataclass
-class VGG11(Model):
+class VGG11(ImageModel):
     """VGG-11 without normalization, as trained on CIFAR-10 in the RelaySum paper.
 
     Simonyan and Zisserman, ICLR 2015, configuration A; the variant of Vogels et al., NeurIPS 2021 (arXiv:2110.04175),
@@ -35,17 +37,16 @@ class VGG11(Model):
     min_image_size: ClassVar[int] = 32
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"model.dropout={self.dropout} must be a probability below 1, like 0.5 (0 turns it off).")
+        check_range("model.dropout", self.dropout, 0.0, 1.0)
 
-    def build(self, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """See `Model.build`."""
+    def build(self, data: ImageData) -> nn.Module:
+        """Convolutions and a head: images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
         from decentral.models.layers.vgg import convolutions, small_head
 
-        channels, height, width = image_shape
+        channels, height, width = data.shape
         layers = convolutions(channels, _STAGES)
         if max(height, width) >= 2 * 2 ** len(_STAGES):
             layers.append(nn.AdaptiveAvgPool2d(1))
-        return nn.Sequential(*layers, nn.Flatten(), *small_head(_STAGES[-1][-1], num_classes, self.dropout))
+        return nn.Sequential(*layers, nn.Flatten(), *small_head(_STAGES[-1][-1], data.num_classes, self.dropout))

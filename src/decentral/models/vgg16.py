@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.errors import ConfigError
-from decentral.models.model import Model
+from decentral.errors import check_range
+from decentral.models.model import ImageModel
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from decentral.data.description import ImageData
 
 _STAGES = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # channels
 _SIDE, _UNITS = 7, 4096  # of what the large head looks at; in each of its layers
@@ -25,7 +27,7 @@ class Head(Enum):
 
 
 @dataclass
-class VGG16(Model):
+class VGG16(ImageModel):
     """VGG-16 without normalization.
 
     Simonyan and Zisserman, ICLR 2015, configuration D, with torchvision's initial values: 138,357,544 parameters on
@@ -44,20 +46,19 @@ class VGG16(Model):
     min_image_size: ClassVar[int] = 32
 
     def __post_init__(self) -> None:
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"model.dropout={self.dropout} must be a probability below 1, like 0.5 (0 turns it off).")
+        check_range("model.dropout", self.dropout, 0.0, 1.0)
 
-    def build(self, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """See `Model.build`."""
+    def build(self, data: ImageData) -> nn.Module:
+        """Convolutions and a head: images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
         from decentral.models.layers.vgg import convolutions, large_head, small_head
 
-        channels, height, width = image_shape
+        channels, height, width = data.shape
         layers, last = convolutions(channels, _STAGES), _STAGES[-1][-1]
         small = self.head is Head.cifar or (self.head is Head.auto and min(height, width) < 64)
         if small:
-            head = small_head(last, num_classes, self.dropout)
+            head = small_head(last, data.num_classes, self.dropout)
         else:
-            head = large_head(last * _SIDE**2, _UNITS, num_classes, self.dropout)
+            head = large_head(last * _SIDE**2, _UNITS, data.num_classes, self.dropout)
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1 if small else _SIDE), nn.Flatten(), *head)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from decentral.topology.mixing_matrix import MixingMatrix
 
 _BLOCK_BYTES = 8 << 20  # of a block of rows on a CPU: for smaller ones, calls cost more than the cache saves
 _BLOCK_BYTES_GPU = 1 << 28  # launching a kernel costs more than memory does
@@ -50,35 +54,42 @@ def weighted_sum(terms: Sequence[tuple[Tensor, float]], out: Tensor) -> None:
         out.add_(row, alpha=weight)
 
 
-def mix(
-    x: Tensor, rows: Sequence[Sequence[tuple[int, float]]], remote: dict[int, Tensor], first: int, scratch: Scratch
-) -> None:
+class Terms(NamedTuple):
+    """What the rows of some workers take."""
+
+    first: int  # of the workers, which are consecutive
+    rows: list[list[tuple[int, float]]]  # for each: (j, W_ij) of its entries, its own first, then j ascending
+    apart: bool  # whether they take nothing from each other
+
+    @classmethod
+    def of(cls, W: MixingMatrix, workers: range) -> Terms:
+        """From a matrix."""
+        rows = [sorted(W.row(i), key=lambda term: term[0] != i) for i in workers]
+        apart = all(j == i or j not in workers for i, row in zip(workers, rows, strict=True) for j, _ in row)
+        return cls(workers.start, rows, apart)
+
+
+def mix(x: Tensor, terms: Terms, remote: dict[int, Tensor], scratch: Scratch) -> None:
     """x_i <- sum_j W_ij x_j in place, for the local rows x [k, ..., P'] and copies of remote rows [..., P'].
 
-    `rows[i]` lists (j, W_ij) with global j; the local rows are those of worker first, ..., first + k - 1. With d terms
-    a row takes 3 d - 1 passes, and 2 more if local rows are mixed with each other.
+    With d terms a row takes 3 d - 1 passes, and 2 more if local rows are mixed with each other.
     """
-    here = range(first, first + len(x))
-    apart = all(j == i or j not in here for i, weights in zip(here, rows, strict=True) for j, _ in weights)
-    ordered = [_own_first(weights, i) for i, weights in zip(here, rows, strict=True)]
+    here = range(terms.first, terms.first + len(x))
     for columns in blocks(x.shape[-1], 2 * x[..., :1].numel(), x):
         block = x[..., columns]
-        before = dict(zip(here, (block if apart else scratch.copy(block)).unbind(0), strict=True))
+        before = dict(zip(here, (block if terms.apart else scratch.copy(block)).unbind(0), strict=True))
         before |= {j: row[..., columns] for j, row in remote.items()}
-        for out, weights in zip(block.unbind(0), ordered, strict=True):
+        for out, weights in zip(block.unbind(0), terms.rows, strict=True):
             weighted_sum([(before[j], weight) for j, weight in weights], out)
 
 
-def _own_first(weights: Sequence[tuple[int, float]], i: int) -> list[tuple[int, float]]:
-    return [term for term in weights if term[0] == i] + [term for term in weights if term[0] != i]
-
-
-def places(degree: int) -> list[int]:
+@cache
+def places(degree: int) -> tuple[int, ...]:
     """Where `relay_from` may write outgoing message j if it goes in place: over incoming message places[j]."""
     if degree <= 2:
-        return list(range(degree))[::-1]
+        return tuple(range(degree))[::-1]
     half = degree // 2
-    return places(half) + [half + place for place in places(degree - half)]
+    return *places(half), *(half + place for place in places(degree - half))
 
 
 def relay_from(

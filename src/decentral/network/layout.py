@@ -1,4 +1,4 @@
-"""Where the messages of the local workers lie: what follows from a schedule and the workers of a process."""
+"""Where the messages of the local workers lie: what follows from rounds and the workers of a process."""
 
 from __future__ import annotations
 
@@ -9,59 +9,63 @@ import torch
 from torch import Tensor
 
 from decentral.topology.facts import mean_delay
-from decentral.topology.schedule import Links, Schedule
+from decentral.topology.rounds import RelayEdges, Rounds
+
+Star = tuple[int, list[int]]
+"""A local worker with edges, and where among the messages of a piece its own lie."""
 
 
-class Layout:
-    """The links and pieces of a schedule, for the workers that this process hosts."""
+class EdgeLayout:
+    """The edges and pieces of the rounds of a topology, for the workers that this process hosts."""
 
-    def __init__(self, schedule: Schedule, workers: range) -> None:
-        self.schedule = schedule
+    def __init__(self, rounds: Rounds, workers: range) -> None:
+        self.rounds = rounds
         self.workers = workers  # the local ones
 
     def piece_widths(self, num_coordinates: int) -> list[int]:
         """How many coordinates each piece has."""
-        return [len(range(num_coordinates)[piece]) for piece in self.schedule.slices(num_coordinates)]
+        return [len(range(num_coordinates)[piece]) for piece in self.rounds.slices(num_coordinates)]
 
     @cached_property
-    def links(self) -> Links:
-        """All links; asked for by algorithms that relay, whose topology has been checked to be static and
+    def edges(self) -> RelayEdges:
+        """All edges; asked for by algorithms that relay, whose topology has been checked to be static and
         undirected."""
-        return self.schedule.links()
+        return self.rounds.edges()
 
     @cached_property
-    def local_links(self) -> range:
-        """The links into local workers: consecutive, by the order of `Links`."""
-        first, last = np.searchsorted(self.links.dst, [self.workers.start, self.workers.stop])
+    def local_edges(self) -> range:
+        """The edges into local workers: consecutive, by the order of `RelayEdges`."""
+        first, last = np.searchsorted(self.edges.dst, [self.workers.start, self.workers.stop])
         return range(int(first), int(last))
 
     @cached_property
-    def stars(self) -> list[tuple[list[int], list[tuple[int, list[int]]]]]:
-        """For each piece: its rows of m, and for each local worker with links where among those its messages lie."""
-        first, found = self.local_links.start, []
-        for h in range(self.schedule.num_pieces):
-            edges = [e for e in self.local_links if self.links.piece[e] == h]
-            into: dict[int, list[int]] = {}
-            for place, e in enumerate(edges):
-                into.setdefault(int(self.links.dst[e]) - self.workers.start, []).append(place)
-            found.append(([e - first for e in edges], list(into.items())))
+    def stars(self) -> list[tuple[list[int], list[Star]]]:
+        """For each piece: its rows of m, and for each local worker with edges where among those its messages lie."""
+        local = slice(self.local_edges.start, self.local_edges.stop)
+        found = []
+        for h in range(self.rounds.num_pieces):
+            rows = np.flatnonzero(self.edges.piece[local] == h)
+            receivers, first = np.unique(self.edges.dst[local][rows] - self.workers.start, return_index=True)
+            bounds = [*first.tolist(), len(rows)]
+            stars = [(i, list(range(*bounds[place : place + 2]))) for place, i in enumerate(receivers.tolist())]
+            found.append((rows.tolist(), stars))
         return found
 
     @cached_property
     def _local_nodes(self) -> Tensor:
-        """For each local link, the number of its receiver's piece: local worker * d + piece."""
-        local = slice(self.local_links.start, self.local_links.stop)
-        d = self.schedule.num_pieces
-        return torch.from_numpy((self.links.dst[local] - self.workers.start) * d + self.links.piece[local])
+        """For each local edge, the number of its receiver's piece: local worker * d + piece."""
+        local = slice(self.local_edges.start, self.local_edges.stop)
+        d = self.rounds.num_pieces
+        return torch.from_numpy((self.edges.dst[local] - self.workers.start) * d + self.edges.piece[local])
 
     @cached_property
-    def _links_of_piece(self) -> list[int]:
-        return np.bincount(self.links.piece, minlength=self.schedule.num_pieces).tolist()
+    def _edges_of_piece(self) -> list[int]:
+        return np.bincount(self.edges.piece, minlength=self.rounds.num_pieces).tolist()
 
     @cached_property
-    def _link_tensors(self) -> dict[str, Tensor]:
-        return {name: torch.from_numpy(getattr(self.links, name)) for name in ("src", "dst", "piece", "reverse")}
+    def _edge_tensors(self) -> dict[str, Tensor]:
+        return {name: torch.from_numpy(getattr(self.edges, name)) for name in ("src", "dst", "piece", "reverse")}
 
     @cached_property
     def _mean_delays(self) -> dict[bool, float]:
-        return {overlap: mean_delay(self.schedule, overlap) for overlap in (False, True)}
+        return {overlap: mean_delay(self.rounds, overlap) for overlap in (False, True)}

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from decentral.network import gathered, kernels
+from decentral.network.delivery import Exchange, Losses
 from decentral.network.network import Network
-from decentral.network.rounds import Exchange, Losses
-from decentral.topology.schedule import Schedule, slices
+from decentral.topology.rounds import Rounds, slices
 
 
 class LocalNetwork(Network):
     """The simulator: k = n. On long rows every verb works in place, with one block of columns as scratch memory."""
 
-    def __init__(self, schedule: Schedule, losses: Losses) -> None:
-        super().__init__(schedule, range(schedule.num_workers), losses)
+    def __init__(self, rounds: Rounds, losses: Losses) -> None:
+        super().__init__(rounds, range(rounds.num_workers), losses)
         self._relay_tables: dict[int, gathered.RelayTable] = {}
+        self._indices: dict[torch.device, list[Tensor]] = {}
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows themselves."""
@@ -34,17 +36,17 @@ class LocalNetwork(Network):
         return lambda: self._mix(x, exchange) if exchange.pieces else self._mean(x)
 
     def _mix(self, x: Tensor, exchange: Exchange) -> None:
-        pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
-        if "widest" not in exchange.memo:
-            exchange.memo["widest"] = max(len(terms) for weights in exchange.pieces for terms in weights)
-        if gathered.small(x, 8 * exchange.memo["widest"]):
-            if "tables" not in exchange.memo:
-                exchange.memo["tables"] = [gathered.mixing_table(weights) for weights in exchange.pieces]
-            for piece, table in zip(pieces, exchange.memo["tables"], strict=True):
+        pieces, memo = slices(x.shape[-1], len(exchange.pieces), exchange.split), exchange.memo
+        if "widest" not in memo:
+            memo["widest"] = max(int(np.diff(W.starts).max()) for W in exchange.pieces)
+        if gathered.small(x, 8 * memo["widest"]):
+            if "tables" not in memo:
+                memo["tables"] = [gathered.mixing_table(W) for W in exchange.pieces]
+            for piece, table in zip(pieces, memo["tables"], strict=True):
                 x[..., piece] = gathered.mix(x[..., piece], table)
             return
-        for piece, weights in zip(pieces, exchange.pieces, strict=True):
-            kernels.mix(x[..., piece], weights, {}, 0, self.scratch)
+        for h, piece in enumerate(pieces):
+            self._mix_piece(x[..., piece], {}, exchange, h)
 
     def _push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
         """All leave their shares before all take theirs, so that none has to be kept. Column h of p is for piece h."""
@@ -59,11 +61,11 @@ class LocalNetwork(Network):
     def _relay(self, y: Tensor, m: Tensor) -> Tensor:
         if not len(m):
             return m
-        pieces, reverse = self.schedule.slices(y.shape[-1]), self.links.reverse.tolist()
         if gathered.small(m, 8):  # relaying gathers more than once what it writes
             return self._relay_table(y.shape[-1]).relay(y, m)
-        for h, (edges, stars) in enumerate(self.stars):
-            source, index = y[:, pieces[h]], self._index_of_piece[h]
+        pieces, indices, reverse = self.rounds.slices(y.shape[-1]), self._indices_on(m.device), self._reverse
+        for (edges, stars), piece, index in zip(self.stars, pieces, indices, strict=True):
+            source = y[:, piece]
             for columns in kernels.blocks(source.shape[-1], 2 * len(edges), m):
                 block, fresh = source[:, columns].unbind(0), m[:, columns].unbind(0)
                 before = self.scratch.rows(m, len(edges), block[0].numel())
@@ -75,10 +77,16 @@ class LocalNetwork(Network):
 
     def _relay_table(self, num_coordinates: int) -> gathered.RelayTable:
         if num_coordinates not in self._relay_tables:
-            pieces = self.schedule.slices(num_coordinates)
-            self._relay_tables[num_coordinates] = gathered.RelayTable(self.links, pieces, num_coordinates)
+            pieces = self.rounds.slices(num_coordinates)
+            self._relay_tables[num_coordinates] = gathered.RelayTable(self.edges, pieces, num_coordinates)
         return self._relay_tables[num_coordinates]
 
+    def _indices_on(self, device: torch.device) -> list[Tensor]:
+        """For each piece, its rows of m."""
+        if device not in self._indices:
+            self._indices[device] = [torch.tensor(edges, device=device) for edges, _ in self.stars]
+        return self._indices[device]
+
     @cached_property
-    def _index_of_piece(self) -> list[Tensor]:
-        return [torch.tensor(edges) for edges, _ in self.stars]
+    def _reverse(self) -> list[int]:
+        return self.edges.reverse.tolist()

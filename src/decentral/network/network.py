@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -11,29 +12,31 @@ import torch
 from torch import Tensor
 
 from decentral.network import gathered, kernels
-from decentral.network.layout import Layout
+from decentral.network.delivery import Delivery, Exchange, Losses, exchange
+from decentral.network.layout import EdgeLayout
 from decentral.network.mixing import Mixing
-from decentral.network.rounds import Exchange, Losses, Rounds, exchange
-from decentral.topology.schedule import Schedule, Split, slices
+from decentral.network.products import Product
+from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.rounds import Rounds, Split, slices
 
 
-class Network(Layout, ABC):
+class Network(EdgeLayout, ABC):
     """The verbs: what an algorithm can do with the rows of its local workers.
 
     Rows are [k, ..., P]: the last dimension is that of the model, cut in d pieces by the topology; whatever lies in
     between travels in the same message. A verb owns the rows it is given and may return them (donation). Messages on
-    links are rows [E, ceil(P / d)], one for each link into a local worker; of a shorter piece the last column is not
+    edges are rows [E, ceil(P / d)], one for each edge into a local worker; of a shorter piece the last column is not
     used.
 
     `bytes_sent` and `messages_sent` count what all n workers send each other, whatever the number of processes: a
-    message for each off-diagonal W_ij that is not zero (mix), for each link (relay); an all-reduce counts as a ring
+    message for each off-diagonal W_ij that is not zero (mix), for each edge (relay); an all-reduce counts as a ring
     all-reduce. What is needed for evaluation only is not counted.
     """
 
-    def __init__(self, schedule: Schedule, workers: range, losses: Losses) -> None:
-        super().__init__(schedule, workers)
-        self.n = schedule.num_workers
-        self.rounds = Rounds(schedule, losses)
+    def __init__(self, rounds: Rounds, workers: range, losses: Losses) -> None:
+        super().__init__(rounds, workers)
+        self.n = rounds.num_workers
+        self.delivery = Delivery(rounds, losses)
         self.reliable = losses.probability == 0
         self.bytes_sent = 0
         self.messages_sent = 0
@@ -41,7 +44,12 @@ class Network(Layout, ABC):
         """How long this process sleeps before each round of communication: a straggler."""
         self.scratch = kernels.Scratch()
         self._relay_scratch = kernels.Scratch()
-        self._ones = torch.ones(self.n, schedule.num_pieces, dtype=torch.float64)
+        self._ones = torch.ones(self.n, rounds.num_pieces, dtype=torch.float64)
+
+    @property
+    def waited_s(self) -> float:
+        """How long this process has had nothing to do but to wait for messages of other processes."""
+        return 0.0
 
     # -- verbs that communicate ----------------------------------------------------------------------------------------
 
@@ -56,15 +64,15 @@ class Network(Layout, ABC):
         first is in the background.
         """
         self._straggle()
-        exchanges = self.rounds.planned(round, lazy)
+        exchanges = self.delivery.planned(round, lazy)
         for each in exchanges:
             self._count_exchange(each, x)
-        return Mixing(self._begin, x, exchanges, lazy and self.rounds.in_several(round))
+        return Mixing(self._begin, x, exchanges, lazy and self.delivery.in_several(round))
 
-    def mix_with(self, x: Tensor, W: np.ndarray) -> Tensor:
-        """x_i <- sum_j W_ij x_j with a matrix [n, n] that depends on data, the same on all processes."""
+    def mix_with(self, x: Tensor, W: MixingMatrix | np.ndarray) -> Tensor:
+        """x_i <- sum_j W_ij x_j with a matrix, maybe dense [n, n], that depends on data, the same on all processes."""
         self._straggle()
-        once = exchange((W,), Split.contiguous)
+        once = exchange((MixingMatrix.of(W),), Split.contiguous)
         self._count_exchange(once, x)
         return Mixing(self._begin, x, [once], halve=False).wait()
 
@@ -87,7 +95,7 @@ class Network(Layout, ABC):
         a row, and 8 bytes for that of p; one that stays is counted.
         """
         self._straggle()
-        shares = self.rounds.shares(round)
+        shares = self.delivery.shares(round)
         self._count_exchange(shares, x)
         self.bytes_sent += 8 * sum(shares.num_messages)
         return self._push(x, p, shares)
@@ -108,14 +116,14 @@ class Network(Layout, ABC):
         """RelaySum: m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}, delivered. y [k, P] is left as it is, m is
         donated.
 
-        Both m are indexed by the receiver: row e holds the last message over link e = (i -> j) to a local j.
+        Both m are indexed by the receiver: row e holds the last message over edge e = (i -> j) to a local j.
         """
         self._straggle()
-        for num_links, width in zip(self._links_of_piece, self.piece_widths(y.shape[-1]), strict=True):
-            self._count(num_links, y[0, :width])
+        for num_edges, width in zip(self._edges_of_piece, self.piece_widths(y.shape[-1]), strict=True):
+            self._count(num_edges, width * y.element_size())
         m = self._relay(y, m)
-        first, last = self.local_links.start, self.local_links.stop
-        for e in self.rounds.undelivered(self.links, round):
+        first, last = self.local_edges.start, self.local_edges.stop
+        for e in self.delivery.undelivered(self.edges, round):
             if first <= e < last:
                 m[e - first].zero_()
         return m
@@ -127,7 +135,7 @@ class Network(Layout, ABC):
 
         3 passes over memory for each message, and 2 in the cache for the weight.
         """
-        pieces = self.schedule.slices(y.shape[-1])
+        pieces = self.rounds.slices(y.shape[-1])
         x = y if out is None else out
         if gathered.small(m, 1) or not len(m):
             x = y if out is None else out.copy_(y)
@@ -149,17 +157,21 @@ class Network(Layout, ABC):
         return self.scale(x, a[self.workers.start : self.workers.stop])
 
     def scale(self, x: Tensor, a: Tensor) -> Tensor:
-        """Piece h of x_i <- a[i, h] times it, for the local workers: [k, ..., P], [k, d] -> [k, ..., P]."""
+        """Piece h of x_i <- a[i, h] times it, for the local workers: [k, ..., P], [k, d] -> [k, ..., P].
+
+        No pass over memory where all factors are 1 in the precision of x.
+        """
+        a = a.to(x.dtype)
         if bool((a == 1).all()):
             return x
-        factors = a.to(x).view(len(a), *[1] * (x.dim() - 2), -1)
-        for h, piece in enumerate(self.schedule.slices(x.shape[-1])):
+        factors = a.to(x.device).view(len(a), *[1] * (x.dim() - 2), -1)
+        for h, piece in enumerate(self.rounds.slices(x.shape[-1])):
             x[..., piece].mul_(factors[..., h : h + 1])
         return x
 
     def no_messages(self, x: Tensor) -> Tensor:
-        """Zero messages on all local links for rows like x [k, P]: [E, ceil(P / d)]."""
-        return x.new_zeros(len(self.local_links), max(self.piece_widths(x.shape[-1])))
+        """Zero messages on all local edges for rows like x [k, P]: [E, ceil(P / d)]."""
+        return x.new_zeros(len(self.local_edges), max(self.piece_widths(x.shape[-1])))
 
     # -- small numbers that every process computes for all workers, so that they are never sent ------------------------
 
@@ -169,25 +181,24 @@ class Network(Layout, ABC):
 
     def mix_known(self, w: Tensor, round: int) -> Tensor:
         """w_i <- sum_j W_ij w_j for numbers [n, d] known everywhere, with the losses of this round."""
-        columns = [self.rounds.matrix(round, h, lazy=False) @ w[:, h].numpy() for h in range(w.shape[1])]
-        return torch.from_numpy(np.stack(columns, axis=1))
+        return torch.from_numpy(self.delivery.apply(w.numpy(), round))
 
     def no_counts(self) -> Tensor:
-        """Zero counts on the links of all workers: float64 on the CPU."""
-        return torch.zeros(len(self.links), dtype=torch.float64)
+        """Zero counts on the edges of all workers: float64 on the CPU."""
+        return torch.zeros(len(self.edges), dtype=torch.float64)
 
     def relay_counts(self, c: Tensor, round: int) -> Tensor:
-        """c_{i->j} <- 1 + sum_{l in N_i, l != j} c_{l->i}, delivered, with the losses of this round; for all links."""
-        links = self._link_tensors
-        at_source = self.collect_counts(c)[links["src"], links["piece"]]
-        delivered = 1 + at_source - c[links["reverse"]]
-        delivered[torch.from_numpy(self.rounds.undelivered(self.links, round))] = 0
+        """c_{i->j} <- 1 + sum_{l in N_i, l != j} c_{l->i}, delivered, with the losses of this round; for all edges."""
+        edges = self._edge_tensors
+        at_source = self.collect_counts(c)[edges["src"], edges["piece"]]
+        delivered = 1 + at_source - c[edges["reverse"]]
+        delivered[torch.from_numpy(self.delivery.undelivered(self.edges, round))] = 0
         return delivered
 
     def collect_counts(self, c: Tensor) -> Tensor:
-        """sum_{j in N_i} c_{j->i} for all workers and pieces: [links] -> [n, d]."""
-        links = self._link_tensors
-        return torch.zeros_like(self._ones).index_put_((links["dst"], links["piece"]), c, accumulate=True)
+        """sum_{j in N_i} c_{j->i} for all workers and pieces: [edges] -> [n, d]."""
+        edges = self._edge_tensors
+        return torch.zeros_like(self._ones).index_put_((edges["dst"], edges["piece"]), c, accumulate=True)
 
     def mean_delay(self, overlap: bool) -> float:
         """mean_ij max(tau_ij - 1, 0), or with overlap mean_ij tau_ij (RelaySum paper, appendix D.1)."""
@@ -227,6 +238,18 @@ class Network(Layout, ABC):
         """Release what is held; the network is not used afterwards."""
         return None
 
+    def _mix_piece(self, x: Tensor, remote: dict[int, Tensor], exchange: Exchange, h: int) -> None:
+        """Mix piece h of the local rows [k, ..., P'] with the rows that have come, by their workers."""
+        W, memo = exchange.pieces[h], exchange.memo
+        if ("product", h) not in memo:
+            memo["product", h] = Product(W, self.workers, list(remote))
+        if memo["product", h].suits(x):
+            memo["product", h].into(x, list(remote.values()))
+            return
+        if ("terms", h) not in memo:
+            memo["terms", h] = kernels.Terms.of(W, self.workers)
+        kernels.mix(x, memo["terms", h], remote, self.scratch)
+
     def _relay_block(self, y: Tensor, incoming: Sequence[Tensor], outgoing: Sequence[Tensor]) -> None:
         """`kernels.relay_from` with scratch memory."""
         rows = kernels.scratch_rows(len(incoming))
@@ -241,14 +264,15 @@ class Network(Layout, ABC):
     def _count_exchange(self, exchange: Exchange, x: Tensor) -> None:
         if not exchange.pieces:
             self._count_mean(x)
+        between = math.prod(x.shape[1:-1]) * x.element_size()
         pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
         for piece, num_messages in zip(pieces, exchange.num_messages, strict=True):
-            self._count(num_messages, x[0, ..., piece])
+            self._count(num_messages, len(range(x.shape[-1])[piece]) * between)
 
     def _count_mean(self, x: Tensor) -> None:
         self.messages_sent += 2 * (self.n - 1) * self.n
-        self.bytes_sent += 2 * (self.n - 1) * x[0].numel() * x.element_size()
+        self.bytes_sent += 2 * (self.n - 1) * math.prod(x.shape[1:]) * x.element_size()
 
-    def _count(self, num_messages: int, message: Tensor) -> None:
+    def _count(self, num_messages: int, bytes_each: int) -> None:
         self.messages_sent += num_messages
-        self.bytes_sent += num_messages * message.numel() * message.element_size()
+        self.bytes_sent += num_messages * bytes_each

@@ -13,13 +13,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentral.network import kernels
+from decentral.network.delivery import Exchange, Losses
 from decentral.network.network import Network
-from decentral.network.rounds import Exchange, Losses, Terms
 from decentral.network.settings import NetworkSettings
 from decentral.network.transports.choose import open_transport
-from decentral.network.transports.transport import CutLink, Row, Transport
+from decentral.network.transports.transport import CutEdge, Row, Transport
 from decentral.network.windows.pushes import Pushes
-from decentral.topology.schedule import Schedule, slices
+from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.rounds import Rounds, slices
 
 
 def split_workers(num_workers: int, num_processes: int) -> list[range]:
@@ -30,11 +31,11 @@ def split_workers(num_workers: int, num_processes: int) -> list[range]:
 
 
 def join(
-    schedule: Schedule, losses: Losses, device: torch.device, rank: int, size: int, settings: NetworkSettings
+    rounds: Rounds, losses: Losses, device: torch.device, rank: int, size: int, settings: NetworkSettings
 ) -> ProcessNetwork:
     """The network of process `rank` of `size`; all of them call this at once. Raises what `open_transport` raises."""
-    layout = split_workers(schedule.num_workers, size)
-    return ProcessNetwork(schedule, losses, device, rank, layout, open_transport(settings, layout, device), settings)
+    layout = split_workers(rounds.num_workers, size)
+    return ProcessNetwork(rounds, losses, device, rank, layout, open_transport(settings, layout, device), settings)
 
 
 class _Crossings(NamedTuple):
@@ -45,10 +46,15 @@ class _Crossings(NamedTuple):
     received: list[list[int]]  # worker of each received row, by piece
 
 
+def _rows(workers: np.ndarray, piece: int, peers: np.ndarray, tags: np.ndarray) -> list[Row]:
+    columns = zip(workers.tolist(), peers.tolist(), tags.tolist(), strict=True)
+    return [Row(worker, piece, peer, tag) for worker, peer, tag in columns]
+
+
 class ProcessNetwork(Network):
     """This process hosts some of the n workers; needs an initialised process group (gloo or nccl).
 
-    One message for each row that another process needs (mix), or for each link that is cut (relay). `wire_bytes` and
+    One message for each row that another process needs (mix), or for each edge that is cut (relay). `wire_bytes` and
     `wire_messages` count what this process really sends; with one worker per process their sum is `bytes_sent` and
     `messages_sent` (all-reduce apart, and where no message is lost: a lost one is counted, but mixing does not send
     it).
@@ -59,7 +65,7 @@ class ProcessNetwork(Network):
 
     def __init__(
         self,
-        schedule: Schedule,
+        rounds: Rounds,
         losses: Losses,
         device: torch.device,
         rank: int,
@@ -71,12 +77,13 @@ class ProcessNetwork(Network):
 
         `settings` are for windows, which are opened when they are needed.
         """
-        super().__init__(schedule, layout[rank], losses)
+        super().__init__(rounds, layout[rank], losses)
         self.settings = settings or NetworkSettings()
         self._pushes: Pushes | None = None
         self._settled = True
+        self._cut_edges_of: dict[int, list[CutEdge]] = {}  # by the length of rows
         self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
-        self.owner = [p for p, workers in enumerate(layout) for _ in workers]
+        self.owner = np.repeat(np.arange(len(layout)), [len(workers) for workers in layout])
 
     @property
     def wire_bytes(self) -> int:
@@ -87,6 +94,11 @@ class ProcessNetwork(Network):
     def wire_messages(self) -> int:
         """In how many messages."""
         return self.transport.wire_messages + (self._pushes.wire_messages if self._pushes else 0)
+
+    @property
+    def waited_s(self) -> float:
+        """How long this process has waited for others."""
+        return self.transport.waited_s
 
     @property
     def facts(self) -> dict[str, str]:
@@ -114,7 +126,7 @@ class ProcessNetwork(Network):
 
     def _push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
         if self._pushes is None:
-            self._pushes = Pushes(self.settings, self.schedule, self.layout, x)
+            self._pushes = Pushes(self.settings, self.rounds, self.layout, x)
         self._settled = False
         return self._pushes.push(x, p, shares)
 
@@ -147,40 +159,39 @@ class ProcessNetwork(Network):
 
         def finish() -> None:
             received = iter(shared.rows())
-            for piece, weights, workers in zip(pieces, exchange.pieces, crossings.received, strict=True):
-                remote = {j: next(received) for j in workers}
-                local = weights[self.workers.start : self.workers.stop]
-                kernels.mix(x[..., piece], local, remote, self.workers.start, self.scratch)
+            for h, (piece, workers) in enumerate(zip(pieces, crossings.received, strict=True)):
+                self._mix_piece(x[..., piece], {j: next(received) for j in workers}, exchange, h)
             shared.release()
 
         return finish
 
-    def _crossings(self, pieces: Sequence[Terms]) -> _Crossings:
-        everything = [
-            Row(j, h, peer, 0) for h, weights in enumerate(pieces) for j, peer in self._needed_elsewhere(weights)
-        ]
-        numbered = [row._replace(tag=tag) for tag, row in enumerate(everything)]
-        first, mine = self.workers.start, [row for row in numbered if row.peer == self.rank]
-        return _Crossings(
-            [row._replace(worker=row.worker - first) for row in numbered if self.owner[row.worker] == self.rank],
-            [row._replace(peer=self.owner[row.worker]) for row in mine],
-            [[row.worker for row in mine if row.piece == h] for h in range(len(pieces))],
-        )
+    def _crossings(self, pieces: Sequence[MixingMatrix]) -> _Crossings:
+        sends, receives, received, tag = [], [], [], 0
+        for h, W in enumerate(pieces):
+            worker, peer = self._needed_elsewhere(W)
+            source, tags = self.owner[worker], tag + np.arange(len(worker))
+            tag += len(worker)
+            ours, mine = source == self.rank, peer == self.rank
+            sends += _rows(worker[ours] - self.workers.start, h, peer[ours], tags[ours])
+            receives += _rows(worker[mine], h, source[mine], tags[mine])
+            received.append(worker[mine].tolist())
+        return _Crossings(sends, receives, received)
 
-    def _needed_elsewhere(self, weights: Terms) -> list[tuple[int, int]]:
-        """(worker j, process p), sorted, for each row j that another process p needs."""
-        return sorted(
-            {(j, self.owner[i]) for i, terms in enumerate(weights) for j, _ in terms if self.owner[j] != self.owner[i]}
-        )
+    def _needed_elsewhere(self, W: MixingMatrix) -> tuple[np.ndarray, np.ndarray]:
+        """Worker j and process p, sorted, for each row j that another process p needs."""
+        size, peer = len(self.layout), self.owner[W.dst]
+        cut = peer != self.owner[W.src]
+        keys = np.unique(W.src[cut] * size + peer[cut])
+        return keys // size, keys % size
 
     def _relay(self, y: Tensor, m: Tensor) -> Tensor:
         if not len(m):
             return m
-        pieces, widths = self.schedule.slices(y.shape[-1]), self.piece_widths(y.shape[-1])
-        links = [link._replace(width=widths[h]) for link, h in self._cut_links]
-        fresh, remote = self.transport.open(m, links)
-        going = {link.row: place for link, place in zip(links, remote, strict=True) if place is not None}
-        going |= {row: fresh[back, : widths[h]] for row, back, h in self._inner_links}
+        pieces, widths = self.rounds.slices(y.shape[-1]), self.piece_widths(y.shape[-1])
+        cut = self._cut_edges_for(y.shape[-1])
+        fresh, remote = self.transport.open(m, cut)
+        going = {edge.row: place for edge, place in zip(cut, remote, strict=True) if place is not None}
+        going |= {row: fresh[back, : widths[h]] for row, back, h in self._inner_edges}
         for (edges, stars), piece, width in zip(self.stars, pieces, widths, strict=True):
             source = y[:, piece]
             for i, into in stars:
@@ -192,27 +203,33 @@ class ProcessNetwork(Network):
                 for i, into in stars:
                     incoming = [old[edges[place]] for place in into]
                     self._relay_block(block[i], incoming, [going[edges[place]][columns] for place in into])
-        self.transport.deliver(links, [going[link.row] for link in links])
+        self.transport.deliver(cut, [going[edge.row] for edge in cut])
         return fresh
 
+    def _cut_edges_for(self, num_coordinates: int) -> list[CutEdge]:
+        if num_coordinates not in self._cut_edges_of:
+            widths = self.piece_widths(num_coordinates)
+            self._cut_edges_of[num_coordinates] = [edge._replace(width=widths[h]) for edge, h in self._cut_edges]
+        return self._cut_edges_of[num_coordinates]
+
     @cached_property
-    def _cut_links(self) -> list[tuple[CutLink, int]]:
-        """The links from other processes into this one, each with its piece; widths are filled in later."""
-        firsts = np.searchsorted(self.links.dst, [workers.start for workers in self.layout])
+    def _cut_edges(self) -> list[tuple[CutEdge, int]]:
+        """The edges from other processes into this one, each with its piece; widths are filled in later."""
+        firsts = np.searchsorted(self.edges.dst, [workers.start for workers in self.layout])
         found = []
-        for e in self.local_links:
-            peer, back = self.owner[int(self.links.src[e])], int(self.links.reverse[e])
+        for e in self.local_edges:
+            peer, back = int(self.owner[self.edges.src[e]]), int(self.edges.reverse[e])
             if peer != self.rank:
-                link = CutLink(e - self.local_links.start, peer, back - int(firsts[peer]), 0, e, back)
-                found.append((link, int(self.links.piece[e])))
+                edge = CutEdge(e - self.local_edges.start, peer, back - int(firsts[peer]), 0, e, back)
+                found.append((edge, int(self.edges.piece[e])))
         return found
 
     @cached_property
-    def _inner_links(self) -> list[tuple[int, int, int]]:
-        """(row of m, row for the message that goes back, piece) of the links between local workers."""
-        first = self.local_links.start
+    def _inner_edges(self) -> list[tuple[int, int, int]]:
+        """(row of m, row for the message that goes back, piece) of the edges between local workers."""
+        first = self.local_edges.start
         return [
-            (e - first, int(self.links.reverse[e]) - first, int(self.links.piece[e]))
-            for e in self.local_links
-            if self.owner[int(self.links.src[e])] == self.rank
+            (e - first, int(self.edges.reverse[e]) - first, int(self.edges.piece[e]))
+            for e in self.local_edges
+            if int(self.owner[self.edges.src[e]]) == self.rank
         ]

@@ -1,1 +1,1 @@
-"""Local update rules on rows: u = Opt(g), never communicated. One file per rule."""
+"""Local optimizers on rows, u = Opt(g), never communicated: one file for each; `rows` has the sums they are made of."""

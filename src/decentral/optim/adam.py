@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import TYPE_CHECKING
 
-from decentral.optim.optimizer import Buffers, Optimizer, check_range
+from decentral.errors import check_range
+from decentral.optim.optimizer import Buffers, Optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,11 +37,11 @@ class Adam(Optimizer):
         check_range("optim.weight_decay", self.weight_decay, 0.0, inf)
 
     def init(self, x: Tensor) -> Buffers:
-        """Both moments, m = 0 and v = 0 [k, P]."""
+        """Both moments, (m, v) = (0, 0), [k, P] each."""
         return x.new_zeros(x.shape), x.new_zeros(x.shape)
 
     def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """The d [k, P] of u = -lr d; see the class."""
+        """d = m / (sqrt(v) / sqrt(1 - beta2^k) + epsilon) / (1 - beta1^k) [k, P], k = t + 1, in the memory of g."""
         m, v = buffers
         k = t + 1
         m.lerp_(g, 1 - self.beta1)

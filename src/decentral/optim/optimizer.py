@@ -1,12 +1,12 @@
-"""The contract of a local update rule, and the rule as an algorithm holds it (with its learning rate)."""
+"""Local optimizers, u = Opt(g): the contract of one, and what an algorithm asks of one with its learning rate."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from decentral.errors import ConfigError
+from decentral.optim.rows import add, copy, scale, sub
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,72 +15,113 @@ Buffers = tuple["Tensor", ...]
 
 
 class Optimizer(ABC):
-    """u_i^t = Opt(g_i^t), for the local workers at once: rows [k, P], elementwise.
+    """A local optimizer on rows: from the gradients g to the directions d of the updates u = -lr d, without the rate.
 
-    Weight decay is L2: g <- g + weight_decay x before anything else, on every parameter, biases included (the RelaySGD
-    authors exempt batch-norm weights; their VGG-11 has none).
+    Everything is elementwise, so that the k workers of a process are updated at once: all tensors are [k, P]. Nothing
+    is communicated. Weight decay is L2: g <- g + weight_decay x before anything else, on every parameter, biases
+    included (the RelaySGD authors exempt batch-norm weights; their VGG-11 has none).
     """
 
     weight_decay: float
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
-        """The gradient with weight decay, g + weight_decay x, in g's memory."""
-        return g.add_(x, alpha=self.weight_decay) if self.weight_decay else g
+        """The gradient with weight decay, g + weight_decay x [k, P], in the memory of g."""
+        return add(g, x, alpha=self.weight_decay) if self.weight_decay else g
 
     @abstractmethod
     def init(self, x: Tensor) -> Buffers:
-        """The rule's own row tensors, each [k, P]."""
+        """What the optimizer remembers between steps, for models x [k, P]: rows [k, P], as they are before step 0."""
 
     @abstractmethod
     def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """The d [k, P] of the update u = -lr d at local step t = 0, 1, ..., and the new buffers.
+        """The direction d [k, P] of step t = 0, 1, ... for the regularised gradient g [k, P], and the new buffers.
 
-        It lies in g's memory or is one of the buffers: whoever asks for it may read it, and overwrite g.
+        d lies in the memory of g or is one of the buffers: the caller may read it, and overwrite g.
         """
 
 
-class LocalRule(NamedTuple):
-    """An optimizer with its learning rate gamma_t: what the papers write as u_i = Opt(g_i, gamma_t)."""
+class LocalOptimizer(Protocol):
+    """What an algorithm asks of the local optimizer, the papers' u_i = Opt(g_i, gamma_t): for rows [k, P].
 
-    optimizer: Optimizer
-    lr: Callable[[int], float]  # step -> gamma_t; or a row of rates [1, P], one for each coordinate
+    One of three things: the update u (calling it), the model after it, x + u (`adapt`), or the direction d of the
+    update -gamma_t d (`direction`, of a `regularised` gradient), where the algorithm has a momentum of its own.
+    `LocalRule` is that for the optimizers of this package; a script's torch optimizer is another one
+    (`decentral.wrap`).
+    """
+
+    def lr(self, t: int) -> float:
+        """The learning rate gamma_t of step t; or a row of rates [1, P], one for each coordinate."""
+        ...
 
     def init(self, x: Tensor) -> Buffers:
-        """The optimizer's buffers for these rows."""
+        """What the optimizer remembers between steps, for models x [k, P]: `opt` in the state of an algorithm."""
+        ...
+
+    def __call__(
+        self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
+    ) -> tuple[Tensor, Buffers]:
+        """The update u^t = Opt(g, gamma_t) [k, P] in the memory of g, and the new buffers; x stays as it is.
+
+        g [k, P] is the gradient at x [k, P], without weight decay; `lr` is used instead of gamma_t.
+        """
+        ...
+
+    def adapt(
+        self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, out: Tensor | None = None, lr: float | None = None
+    ) -> tuple[Tensor, Buffers]:
+        """x^{t+1/2} = x + u^t [k, P] in the memory of x, or of `out` (then x stays as it is), and the new buffers.
+
+        g [k, P] is the gradient at x [k, P], without weight decay, and is overwritten: `out` may be g. `lr` is used
+        instead of gamma_t.
+        """
+        ...
+
+    def regularised(self, g: Tensor, x: Tensor) -> Tensor:
+        """The gradient g [k, P] at x [k, P] with weight decay, g + weight_decay x, in the memory of g."""
+        ...
+
+    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """The direction d [k, P] of the update -gamma_t d for a regularised gradient g [k, P], and the new buffers.
+
+        d lies in the memory of g or of a buffer: it may be read, and g overwritten.
+        """
+        ...
+
+
+class LocalRule(NamedTuple):
+    """A `LocalOptimizer` made of an optimizer of this package and a learning rate."""
+
+    optimizer: Optimizer
+    lr: Callable[[int], float]
+    """step t -> gamma_t; or a row of rates [1, P], one for each coordinate"""
+
+    def init(self, x: Tensor) -> Buffers:
+        """The optimizer's buffers, rows [k, P] as they are before step 0."""
         return self.optimizer.init(x)
 
     def __call__(
         self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
-        """The update u_i^t [k, P] (already times -gamma_t, or -lr) in g's memory, and the new buffers."""
+        """The update u^t = -gamma_t d (or -lr d) [k, P] in the memory of g, and the new buffers."""
         d, buffers = self.optimizer.direction(self.optimizer.regularised(g, x), buffers, t)
-        scale = self.lr(t) if lr is None else lr
-        return (g if d is g else g.copy_(d)).mul_(-scale), buffers
+        return scale(g if d is g else copy(d, out=g), -(self.lr(t) if lr is None else lr)), buffers
 
-    def moved(
-        self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, keep: bool = False, lr: float | None = None
+    def adapt(
+        self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, out: Tensor | None = None, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
-        """y_i = x_i + u_i^t [k, P] in x's memory, or (keep) in g's, and the new buffers. One pass less than with u."""
+        """x^{t+1/2} = x - gamma_t d (or - lr d) [k, P] in the memory of x or `out`: a pass less than x + u."""
         d, buffers = self.optimizer.direction(self.optimizer.regularised(g, x), buffers, t)
-        return move(x, d, self.lr(t) if lr is None else lr, out=g if keep else x), buffers
+        return sub(x, d, self.lr(t) if lr is None else lr, out=out), buffers
 
+    def regularised(self, g: Tensor, x: Tensor) -> Tensor:
+        """g + weight_decay x [k, P], in the memory of g."""
+        return self.optimizer.regularised(g, x)
 
-def move(x: Tensor, d: Tensor, lr: float | Tensor, out: Tensor) -> Tensor:
-    """x - lr d, written to `out`, which may be either."""
-    import torch
-
-    if isinstance(lr, torch.Tensor):
-        return torch.addcmul(x, d, lr, value=-1, out=out)
-    return torch.add(x, d, alpha=-lr, out=out)
+    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """The optimizer's direction d [k, P] for a regularised gradient, in the memory of g or of a buffer."""
+        return self.optimizer.direction(g, buffers, t)
 
 
 def is_zero(lr: float | Tensor) -> bool:
     """Whether a learning rate is 0, or each of a row of them: as in the first step of a warm-up."""
     return not (lr if isinstance(lr, float | int) else lr.any())
-
-
-def check_range(key: str, value: float, low: float, high: float) -> None:
-    """Refuse a value outside [low, high)."""
-    if not low <= value < high:
-        limits = f"at least {low:g}" if high == float("inf") else f"in [{low:g}, {high:g})"
-        raise ConfigError(f"{key}={value:g} makes no sense: it has to be {limits}.")

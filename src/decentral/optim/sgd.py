@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decentral.errors import ConfigError
-from decentral.optim.optimizer import Buffers, Optimizer, check_range
+from decentral.errors import ConfigError, check_range
+from decentral.optim.optimizer import Buffers, Optimizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,7 +40,7 @@ class SGD(Optimizer):
         return (x.new_zeros(x.shape),) if self.momentum else ()
 
     def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """The d [k, P] of u = -lr d; see the class."""
+        """d = g, or with momentum m (nesterov: g + momentum m) [k, P]; in the memory of g, or m itself."""
         if not self.momentum:
             return g, buffers
         (m,) = buffers

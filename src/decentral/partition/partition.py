@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from abc import ABC, abstractmethod
+from pathlib import Path
 
 import numpy as np
 
@@ -33,3 +35,12 @@ class Partition(ABC):
 def class_counts(labels: np.ndarray, indices: list[np.ndarray], num_classes: int) -> np.ndarray:
     """How many samples of each class each worker holds: [n, C] int64."""
     return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in indices]).astype(np.int64)
+
+
+def save_table(counts: np.ndarray, path: str | Path) -> None:
+    """`counts` [n, C] as CSV with the columns worker, class_0, class_1, ..., total."""
+    with open(path, "w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["worker", *(f"class_{c}" for c in range(counts.shape[1])), "total"])
+        for worker, row in enumerate(counts.tolist()):
+            table.writerow([worker, *row, sum(row)])

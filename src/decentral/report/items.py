@@ -13,8 +13,9 @@ from decentral.report import published, spec, verdicts
 from decentral.report.claims.claim import NOT_RUN
 from decentral.report.results import Results, find, read
 from decentral.report.verdicts import Verdict
+from decentral.study import catalogue
 
-SCALES = ("paper", "small", "smoke")  # the most telling first
+SCALES = tuple(reversed(catalogue.SCALES))  # the most telling first
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,14 @@ class Item:
         return spec.parse(self.report, self.study)
 
     @property
+    def counted(self) -> dict[str, Run]:
+        """What the scoreboard counts: smoke only shows that a study works."""
+        return {scale: run for scale, run in self.runs.items() if scale != "smoke"}
+
+    @property
     def shown(self) -> list[Run]:
         """What the pages show: smoke only if there is nothing else."""
-        real = [run for scale, run in self.runs.items() if scale != "smoke"]
-        return real or list(self.runs.values())
+        return list((self.counted or self.runs).values())
 
     @property
     def numbers(self) -> list[Verdict]:
@@ -63,7 +68,7 @@ class Item:
         theirs = self.spec.published
         if theirs is None:
             return []
-        run = next((run for run in self.runs.values() if run.results.comparable), None)
+        run = next((run for run in self.counted.values() if run.results.comparable), None)
         if run is not None:
             return [one for one in run.verdicts if one.kind != "claim"]
         why = f"not run at scale={' or '.join(theirs.scales)}" + (f"; it needs {self.needs}" if self.needs else "")
@@ -141,14 +146,10 @@ def _item_of(results: Results) -> Item:
 
 
 def _catalogue() -> list[Item]:
-    from decentral.study import catalogue
-
     found = []
     for name in catalogue.names():
         defined = catalogue.scales(name)
         scale = next((scale for scale in SCALES if scale in defined), "paper")
         study = catalogue.load(name, scale)
-        found.append(
-            Item(name, study.paper, study.item, study.title, study.needs, study.report, list(study.departures))
-        )
+        found.append(Item(name, study.paper, study.item, study.title, study.needs, **study.described()))
     return found

@@ -35,7 +35,7 @@ def escape(text: str) -> str:
 def _environment(grid: Grid, results: Results) -> str:
     table = results.spec.table
     assert table is not None
-    best = grid.best(results.spec.direction) if table.bold else set()
+    best = tables.bold(grid, results)
     columns = [grid.heading] if not table.columns else [style.pretty(table.columns, one) for one in grid.columns]
     lines = [" & ".join(escape(text) for text in (*[style.heading(label) for label in table.rows], *columns))]
     for row in grid.rows:

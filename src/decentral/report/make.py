@@ -10,6 +10,7 @@ from pathlib import Path
 from decentral.errors import ConfigError
 from decentral.report import latex, tables, verdicts
 from decentral.report.figures import canvas
+from decentral.report.figures.output import FORMATS, SCREEN, Output
 from decentral.report.items import skip
 from decentral.report.pages import report_pages
 from decentral.report.results import Results, find, read
@@ -37,7 +38,7 @@ class Made:
         head = f"{self.results.study}, {scale}: {facts.get('title') or facts.get('item') or ''}"
         blocks = [head.rstrip(": "), _about(self.results), tables.as_text(self.results)]
         lines = [
-            f"{words}{verdicts.told(verdicts.count(self.verdicts, kind))}"
+            f"{words}{self._told(kind)}"
             for kind, words in (("number", "Numbers:  "), ("reference", "Computed: "), ("claim", "Claims:   "))
             if any(one.kind == kind for one in self.verdicts)
         ]
@@ -46,14 +47,26 @@ class Made:
         lines += [f"Figure:   {path}" for path in self.figures]
         return "\n\n".join(block for block in [*blocks, "\n".join(lines)] if block)
 
+    def _told(self, kind: str) -> str:
+        """How many verdicts of a kind there are of each, or why there are none."""
+        counted, results = verdicts.count(self.verdicts, kind), self.results
+        if kind == "claim" and results.scale == "smoke":
+            return f"{counted.total()}, not judged at scale=smoke, which only shows that the study works"
+        if kind != "claim" and not results.comparable:
+            return f"{counted.total()} in the paper, {results.incomparable}"
+        return verdicts.told(counted)
+
     @property
     def figures(self) -> list[Path]:
-        """The PNGs among the files."""
-        return [path for path in self.files if path.suffix == ".png"]
+        """One file of each figure, the PNG if there is one."""
+        known = {path.with_suffix(""): path for path in self.files if path.suffix in (".pdf", ".svg")}
+        known |= {path.with_suffix(""): path for path in self.files if path.suffix == ".png"}
+        return list(known.values())
 
 
-def make(directory: Path) -> Made:
-    """Write table.csv, .md and .tex, <figure>.png and .svg, and verdicts.csv into `directory`; each replaced whole.
+def make(directory: Path, output: Output = SCREEN) -> Made:
+    """Write table.csv, .md and .tex, the figures as `output` says (<figure>.png and .svg), and verdicts.csv into
+    `directory`; each replaced whole.
 
     Reads study.json, values.csv and curves.csv there and nothing else. The same results give the same bytes. Raises
     ConfigError if they are not there or their `report` section is wrong.
@@ -72,10 +85,10 @@ def make(directory: Path) -> Made:
         write_text(directory / name, text)
         files.append(directory / name)
     for figure in spec.figures:
-        drawn = canvas.save(figure, results)
+        drawn = canvas.save(figure, results, output)
         if not drawn:
             remarks.append(f"{figure.file} has no data yet, so it was not drawn.")
-            for suffix in ("png", "svg"):
+            for suffix in FORMATS:
                 (directory / f"{figure.file}.{suffix}").unlink(missing_ok=True)
         files += drawn
     extra = verdicts.unknown_keys(results)
@@ -100,7 +113,9 @@ def _about(results: Results) -> str:
     return textwrap.fill(f"{words}.", _WIDTH)
 
 
-def report_all(results_dir: Path, names: Sequence[str] = (), scale: str = "") -> tuple[list[Made], list[str]]:
+def report_all(
+    results_dir: Path, names: Sequence[str] = (), scale: str = "", output: Output = SCREEN
+) -> tuple[list[Made], list[str]]:
     """Make the reports of all studies found in `results_dir` (or of those named, at one scale) and the pages.
 
     Results that no report can be made of are left out, unless they were asked for by name: a remark says why. Raises
@@ -115,7 +130,7 @@ def report_all(results_dir: Path, names: Sequence[str] = (), scale: str = "") ->
     made, skipped = [], []
     for path in found:
         try:
-            made.append(make(path))
+            made.append(make(path, output))
         except ConfigError as error:
             if names:
                 raise

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from decentral.errors import ConfigError
 from decentral.report import scoreboard, verdicts
 from decentral.report.claims.claim import NOT_MET, NOT_RUN
+from decentral.report.figures import words
+from decentral.report.figures.figure import StudyFigure
 from decentral.report.items import Item, Run, gather, uncompared
 from decentral.report.published import EXCLUDED
 from decentral.report.published import paper as paper_of
-from decentral.report.summary import duration
+from decentral.report.results import Results
 from decentral.report.tables import markdown_table
 from decentral.report.verdicts import Verdict
 from decentral.store.files import write_text
+from decentral.terminal.text import duration
 
 _CLAIMS = {"paper": "The paper claims", "us": "Checked here"}
 
@@ -97,14 +101,23 @@ def _run(run: Run) -> list[str]:
         blocks.append(results.spec.caption)
     for figure in results.spec.figures:
         if (results.directory / f"{figure.file}.png").is_file():
-            words = figure.caption or figure.title or str(facts.get("title") or figure.file)
-            svg = f"[SVG]({place}/{figure.file}.svg)"
-            blocks.append(f"![{words}]({place}/{figure.file}.png)\n\n*{words.rstrip('.')}.* {svg}")
+            title = (figure.caption or figure.title or str(facts.get("title") or figure.file)).rstrip(".")
+            image = f"![{title}]({place}/{figure.file}.png)"
+            blocks.append(f"{image}\n\n*{title}.* {_drawn(figure, results)}[SVG]({place}/{figure.file}.svg)")
     blocks += _numbers(run, place)
     blocks += _claims(run)
     blocks += _departures(list(facts.get("departures") or []))
     blocks.append(provenance(run))
     return blocks
+
+
+def _drawn(figure: StudyFigure, results: Results) -> str:
+    """What the lines and bands of a figure are, with a space behind it; '' if there is nothing to say."""
+    try:
+        text = words.caption(figure, results)
+    except ConfigError as error:
+        text = f"It cannot be drawn again: {error}"
+    return f"{text} " if text else ""
 
 
 def _numbers(run: Run, place: str) -> list[str]:
@@ -152,11 +165,12 @@ def _departures(departures: list[str]) -> list[str]:
 def provenance(run: Run) -> str:
     """One line: commit, scale, time, number of runs, cores."""
     facts = run.results.facts
-    commit = str(facts.get("git_commit") or "")[:12] or "unknown"
+    commits = [str(one or "unknown")[:12] for one in facts.get("git_commits") or [facts.get("git_commit")]]
     dirty = " with uncommitted changes" if facts.get("git_dirty") else ""
     wall = duration(float(facts.get("wall_s") or 0.0))
     bad = [f"{facts[key]} {key}" for key in ("failed", "diverged") if facts.get(key)]
     runs = f"{facts.get('jobs', '?')} runs" + (f" ({', '.join(bad)})" if bad else "")
-    parts = [f"commit {commit}{dirty}", f"version {facts.get('version')}", f"scale={run.results.scale}", runs, wall]
+    code = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}{dirty}"
+    parts = [code, f"version {facts.get('version')}", f"scale={run.results.scale}", runs, wall]
     cores = f"{facts['host_cores']} cores" if facts.get("host_cores") else ""
     return f"<sub>Provenance: {', '.join(part for part in [*parts, cores] if part)}; ended {facts.get('ended')}.</sub>"

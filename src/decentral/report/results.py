@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,15 +14,18 @@ import pandas
 from decentral.errors import ConfigError
 from decentral.report import spec
 from decentral.report.entries import Entry, Wanted, group, plain
+from decentral.store import AXES
 from decentral.store.files import read_json
 
 _NUMBERS = ("value", "rate", "worst", "mean", "averaged", "wall_s")
+CHANCE_PERCENT = 10.0
+"""What guessing gives where runs did not say it: their ten classes."""
 _FLAGS = ("chosen", "at_edge")
 _TEXTS = ("metric", "status", "published", "run")
 _COLUMNS = (*_NUMBERS, *_FLAGS, *_TEXTS, "seed")
-_OTHERS = {*_COLUMNS, "step", "epoch"}
+_OTHERS = set(_COLUMNS)
 """What is not read as labels are."""
-_CURVE_COLUMNS = ("metric", "worker", "seed", "step", "epoch", "value")
+_CURVE_COLUMNS = ("metric", "worker", "seed", "value")
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,26 @@ class Results:
     def spec(self) -> spec.ReportSpec:
         """The study's `report:` section. Raises ConfigError if it is wrong."""
         return spec.parse(self.facts.get("report"), self.study)
+
+    def larger_is_better(self, metric: str = "") -> bool | None:
+        """The direction of a metric, by default the first: as the report says of that one, or as the runs said; None
+        if it is not known."""
+        said = (self.facts.get("metrics") or {}).get(metric or self.metric, {}).get("larger_is_better")
+        decided = metric in ("", self.metric) and self.spec.larger_is_better is not None
+        return self.spec.direction if said is None or decided else bool(said)
+
+    @property
+    def chance(self) -> float | None:
+        """What guessing gives of the first metric, in its unit, as far as the runs said it."""
+        said = (self.facts.get("metrics") or {}).get(self.metric, {}).get("chance")
+        return None if said is None else float(said)
+
+    def chance_of(self, metric: str) -> float | None:
+        """What guessing gives of a metric; of an accuracy of which the runs did not say it, that of ten classes."""
+        said = (self.facts.get("metrics") or {}).get(metric, {}).get("chance")
+        if said is None:
+            return CHANCE_PERCENT if "accuracy (%)" in metric else None
+        return float(said)
 
     @property
     def changes(self) -> list[str]:
@@ -99,14 +123,19 @@ class Results:
 
     @cached_property
     def curves(self) -> pandas.DataFrame:
-        """curves.csv or curves.csv.gz: labels and worker as text; empty if there is none."""
+        """curves.csv or curves.csv.gz: labels and worker as text; axes without a place are nan; empty if there is none.
+
+        In results of kind=straggler that are older than the axis `wall_s`, seconds stand in the place of steps.
+        """
         for name in ("curves.csv", "curves.csv.gz"):
             path = self.directory / name
             if path.is_file():
                 table = _read(path, [*self.labels, *_CURVE_COLUMNS])
-                numbers = {column: _numbers(table[column]) for column in ("step", "epoch", "value")}
-                return table.assign(**numbers, seed=_numbers(table["seed"]).astype(int))
-        return pandas.DataFrame(columns=[*self.labels, *_CURVE_COLUMNS])
+                if self.facts.get("kind") == "straggler" and "wall_s" not in table.columns:
+                    table = table.assign(wall_s=table["step"])
+                known = {axis: _numbers(table[axis]) if axis in table.columns else math.nan for axis in AXES}
+                return table.assign(**known, value=_numbers(table["value"]), seed=_numbers(table["seed"]).astype(int))
+        return pandas.DataFrame(columns=[*self.labels, *_CURVE_COLUMNS, *AXES])
 
 
 def read(directory: Path) -> Results:
@@ -117,7 +146,7 @@ def read(directory: Path) -> Results:
     labels = facts.get("labels", [])
     if not isinstance(labels, list):
         raise ConfigError(f"{directory}/study.json has labels={labels!r}, which is no list of columns of values.csv.")
-    taken = next((label for label in labels if label in (*_COLUMNS, *_CURVE_COLUMNS)), None)
+    taken = next((label for label in labels if label in (*_COLUMNS, *_CURVE_COLUMNS, *AXES)), None)
     if taken:
         raise ConfigError(f"study {facts['study']}: a label cannot be called '{taken}', values.csv has such a column.")
     table = _read(directory / "values.csv", [*labels, *_COLUMNS])

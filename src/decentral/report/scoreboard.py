@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from decentral.report.claims.claim import MET, NOT_MET, NOT_RUN, WITHIN_NOISE
 from decentral.report.items import Item
 from decentral.report.published import paper as paper_of
-from decentral.report.summary import duration
 from decentral.report.tables import markdown_table
 from decentral.report.verdicts import count
+from decentral.terminal.text import duration
 
 _HEAD = ["item", "study", "run at scale", "published numbers", "reference numbers", "claims", "time"]
 
@@ -38,7 +38,7 @@ def totals(items: list[Item]) -> str:
     numbers = sum((count(item.numbers, "number") for item in items), Counter())
     references = sum((count(item.numbers, "reference") for item in items), Counter())
     claims = sum((count(item.claims, "claim") for item in items), Counter())
-    run = sum(bool(item.runs) for item in items)
+    run = sum(bool(item.counted) for item in items)
     return (
         f"{run} of {len(items)} items were run. Published numbers: {_share(numbers)}. Reference numbers: "
         f"{_share(references)}. Claims: {_share(claims)}."
@@ -49,20 +49,26 @@ def table(items: list[Item], above: str) -> str:
     """A row for each item; links go through the folder `above`."""
     lines = [_HEAD]
     for item in items:
-        wall = sum(float(run.results.facts.get("wall_s") or 0.0) for run in item.runs.values())
+        wall = sum(float(run.results.facts.get("wall_s") or 0.0) for run in item.counted.values())
         page_ = f"{above}README.md" if above else ""
         lines.append(
             [
                 f"[{item.item}]({page_}#{item.study})",
                 item.title,
-                ", ".join(item.runs) or f"not run{f' (needs {item.needs})' if item.needs else ''}",
+                ", ".join(item.counted) or _not_run(item),
                 _counts(count(item.numbers, "number")),
                 _counts(count(item.numbers, "reference")),
                 _counts(count(item.claims, "claim")),
-                duration(wall) if item.runs else "",
+                duration(wall) if item.counted else "",
             ]
         )
     return markdown_table(lines, left=3)
+
+
+def _not_run(item: Item) -> str:
+    reasons = ["only scale=smoke"] if item.runs else []
+    reasons += [f"needs {item.needs}"] if item.needs else []
+    return "not run" + (f" ({'; '.join(reasons)})" if reasons else "")
 
 
 def _share(counted: Counter[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,9 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]
 
 from decentral.registry import components
-from decentral.store import RunStore, read_metrics
+from decentral.store import AXES, Metric, RunStore, read_metadata, read_metrics
 
 CONSENSUS = "consensus_distance"
-_FIRST = ("accuracy", "suboptimality")  # what a run is judged by, where it is measured
-_SECOND = ("loss",)
-_SPLITS = ("test", "objective", "validation", "train", "model")
 
 Worker = int | str
 
@@ -23,8 +21,8 @@ Worker = int | str
 class Series:
     """One metric of one worker (or of the worst, their mean, or the averaged model) over time."""
 
-    steps: list[int] = field(default_factory=list)
-    epochs: list[float] = field(default_factory=list)
+    at: dict[str, list[float]] = field(default_factory=lambda: {axis: [] for axis in AXES})
+    """Axis -> places of the values."""
     values: list[float] = field(default_factory=list)
 
     @property
@@ -35,9 +33,10 @@ class Series:
 
 @dataclass
 class Curves:
-    """Everything a run measured: (split, metric) -> worker -> series, the most telling metric first."""
+    """Everything a run measured: (split, metric) -> worker -> series, what it is judged by first."""
 
     series: dict[tuple[str, str], dict[Worker, Series]]
+    metrics: dict[tuple[str, str], Metric]
     rows: list[dict[str, Any]]
 
     def workers(self, split: str, metric: str) -> list[int]:
@@ -51,17 +50,11 @@ def read_curves(run_dir: Path) -> Curves:
     series: dict[tuple[str, str], dict[Worker, Series]] = {}
     for row in rows:
         one = series.setdefault((row["split"], row["metric"]), {}).setdefault(row["worker"], Series())
-        one.steps.append(row["step"])
-        one.epochs.append(row["epoch"])
         one.values.append(row["value"])
-    return Curves({key: series[key] for key in sorted(series, key=_importance)}, rows)
-
-
-def _importance(key: tuple[str, str]) -> tuple[int, str, int, str]:
-    split, metric = key
-    groups = (_FIRST, (), _SECOND, (CONSENSUS,))
-    group = next((number for number, names in enumerate(groups) if metric in names), 1)
-    return group, metric, _SPLITS.index(split) if split in _SPLITS else len(_SPLITS), split
+        for axis, places in one.at.items():
+            places.append(row.get(axis, math.nan))
+    metrics = read_metadata(run_dir, series)
+    return Curves({key: series[key] for key in metrics if key in series}, metrics, rows)
 
 
 def describe(run_dir: Path) -> str:
@@ -95,13 +88,3 @@ def read_config(run_dir: Path) -> dict[str, Any]:
 def _name(choice: Any) -> str:
     name = choice.get("name") if isinstance(choice, dict) else choice
     return name if isinstance(name, str) and name != "none" else ""
-
-
-def is_fraction(metric: str) -> bool:
-    """Whether the metric is shown in percent."""
-    return metric.endswith("accuracy")
-
-
-def show(metric: str, value: float) -> str:
-    """A value as people read it: '81.25 %' or '3.4e-07'."""
-    return f"{100 * value:.2f} %" if is_fraction(metric) else f"{value:.4g}"

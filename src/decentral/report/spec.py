@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from decentral.config.parsing import build
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
 from decentral.report.claims.claim import Claim
 from decentral.report.figures.figure import StudyFigure
-from decentral.typed import build
 
 Format = Literal["percent", "steps", "scientific", "plain"]
 
@@ -21,7 +21,7 @@ class Table:
     format     percent (the value is in percent already), steps, scientific (1.5e-06) or plain
     digits     behind the point; null: 1, for plain 3
     of         which numbers, a table for each: value (what the study is about), worst, mean, averaged
-    bold       whether the best entry of each column is bold
+    bold       whether the best entry of each column is bold, where it is ahead by more than the noise
     """
 
     rows: list[str]
@@ -72,8 +72,10 @@ class ReportSpec:
     """All of it.
 
     claimed_by         who says what the claims say: the paper, or we, where it only describes what it does
-    larger_is_better   null: yes for a table in percent, no for one in steps, else not known
-    repeats            what the values of a cell are told apart by: seed, or round where times are taken
+    larger_is_better   null: as the runs say of their metrics; where they do not, yes for a table in percent, no for one
+                       in steps, else not known
+    repeats            what the values of a cell are told apart by: seed, or round where times are taken; '': nothing,
+                       they are computed
     """
 
     caption: str = ""
@@ -87,7 +89,7 @@ class ReportSpec:
 
     @property
     def direction(self) -> bool | None:
-        """Whether larger is better, as far as it is known."""
+        """Whether larger is better, as far as the section says it; see `Results.larger_is_better`."""
         if self.larger_is_better is None and self.table is not None:
             return {"percent": True, "steps": False}.get(self.table.format)
         return self.larger_is_better

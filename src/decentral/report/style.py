@@ -20,6 +20,9 @@ BLACK, GREY = "#000000", "#8A8A8A"
 VERMILLION, BLUE, GREEN, PURPLE = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
 ORANGE, SKY = "#E69F00", "#56B4E9"
 
+LARGEST_DRAWN = 1e30
+"""A run that diverges ends with numbers beside which nothing else could be seen."""
+
 WORKERS: dict[str, tuple[str, str, str]] = {
     "worst": ("worst worker", VERMILLION, "v"),
     "mean": ("mean over workers", BLUE, "o"),
@@ -81,6 +84,16 @@ _FURTHER = ("#332288", "#882255", "#117733", "#661100", "#44AA99", "#AA4499", "#
 _FURTHER_MARKERS = ("h", "8", "*", "d", "H", ">", "<", "P")
 _DASHES = ("-", "--", "-.", ":")
 _TOPOLOGIES = {"bt": "--", "binarytree": "--", "dbt": "-.", "doublebinarytrees": "-.", "star": ":"}
+_OF_ONE_ALGORITHM = {
+    "chain": ("#332288", "s"),
+    "bt": ("#117733", "^"),
+    "binarytree": ("#117733", "^"),
+    "star": ("#AA4499", "D"),
+    "ring": ("#6699CC", "v"),
+}
+"""Colour and marker of topologies where there is nothing else to be told apart; others have those of the algorithm."""
+_OF_VARIANTS = ("D", "^", "v")
+"""Markers of further variants of an algorithm."""
 _TOPOLOGY_WORDS = {
     "bt": "binary tree",
     "dbt": "double binary trees",
@@ -113,23 +126,42 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
     """A look for each line, given its method and (as long, or empty) its topology.
 
     Methods that are not known get further colours, by their name; two of them never the same. One that has no topology
-    either, where others have one, is a reference.
+    either, where others have one, is a reference. Where all lines are of one algorithm, its topologies have colours of
+    their own; where all are on one topology, lines are solid.
     """
     canonical = [_canonical(method) for method in methods]
     further = _places(sorted({name for name, _ in canonical if name not in _ALGORITHMS}))
+    different = {_squeeze(topology) for topology in topologies if topology}
+    runs = {
+        name
+        for number, (name, _) in enumerate(canonical)
+        if name in _ALGORITHMS or not _is_reference(topologies, number)
+    }
+    alone = len(runs) == 1 and len(different) > 1
     found: list[Look] = []
-    owners: dict[Look, str] = {}
+    owners: dict[tuple[str, str, bool], str] = {}
     for number, (name, variant) in enumerate(canonical):
         topology = _squeeze(topologies[number]) if topologies else ""
-        if topologies and not topology and name not in _ALGORITHMS:
+        if name not in _ALGORITHMS and _is_reference(topologies, number):
             found.append(REFERENCE)
             continue
         colour, marker = _ALGORITHMS.get(name) or (_FURTHER[further[name]], _FURTHER_MARKERS[further[name]])
-        choices = [Look(colour, marker, line, variant) for line in (_TOPOLOGIES.get(topology, "-"), *_DASHES)]
+        if alone:
+            colour, marker = _OF_ONE_ALGORITHM.get(topology, (colour, marker))
+        usual = _TOPOLOGIES.get(topology, "-") if len(different) > 1 else "-"
         owner = f"{methods[number]}|{topology}"  # variants of an algorithm, or ring and chain, differ in their dashes
-        found.append(next((look for look in choices if owners.get(look, owner) == owner), choices[0]))
-        owners[found[-1]] = owner
+        markers = (marker, *_OF_VARIANTS) if variant or topology else (marker,) * len(_DASHES)
+        choices = [(usual, marker), *zip(_DASHES, markers, strict=True)]
+        free = (one for one in choices if owners.get((colour, one[0], variant), owner) == owner)
+        line, shape = next(free, choices[0])
+        owners[colour, line, variant] = owner
+        found.append(Look(colour, shape, line, variant))
     return found
+
+
+def _is_reference(topologies: Sequence[str], number: int) -> bool:
+    """Of a method that is not known: whether it is on no topology, where others are on one."""
+    return bool(topologies) and not topologies[number]
 
 
 def ordered_looks(count: int) -> list[Look]:
@@ -156,28 +188,31 @@ def _mixed(scale: Sequence[str], place: float) -> str:
     return f"#{mixture.hex().upper()}"
 
 
-def settings(salt: str) -> AbstractContextManager[None]:
-    """matplotlib's settings for a figure: text stays text in SVG, and the same figure gives the same bytes."""
+def settings(salt: str, small: bool = False) -> AbstractContextManager[None]:
+    """matplotlib's settings for a figure: text stays text in SVG and in PDF, whose fonts are embedded whole (Type 42),
+    and the same figure gives the same bytes. `small`: letters as in print."""
     import matplotlib
 
     return matplotlib.rc_context(
         {
             "svg.fonttype": "none",
             "svg.hashsalt": salt,
-            "font.size": 9,
+            "pdf.fonttype": 42,
+            "font.size": 7.5 if small else 9,
             "font.family": "DejaVu Sans",
-            "axes.titlesize": 10,
-            "legend.fontsize": 8.5,
+            "axes.titlesize": 7.5 if small else 10,
+            "axes.linewidth": 0.6 if small else 0.8,
+            "legend.fontsize": 7 if small else 8.5,
             "axes.formatter.use_mathtext": True,
         }
     )
 
 
-def tidy(panel: Axes) -> None:
+def tidy(panel: Axes, labels: float = 8) -> None:
     """A light grid, no frame above and to the right."""
     panel.grid(alpha=0.25, lw=0.6)
     panel.spines[["top", "right"]].set_visible(False)
-    panel.tick_params(labelsize=8)
+    panel.tick_params(labelsize=labels)
 
 
 def pretty(label: str, value: str) -> str:

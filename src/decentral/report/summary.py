@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
@@ -10,8 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from decentral.report.series import Curves, Worker, describe, read_config, read_curves, show
+from decentral.config.schema import Config
+from decentral.registry import components
+from decentral.report.series import Curves, Worker, describe, read_config, read_curves
 from decentral.store import RunStore
+from decentral.store.files import read_json
+from decentral.terminal.text import aligned, duration, in_bytes
 
 _MISSING = "-"
 
@@ -21,21 +24,28 @@ def summary(run_dir: Path) -> str:
     curves = read_curves(run_dir)
     facts = RunStore.peek(run_dir) or {}
     blocks = [describe(run_dir)]
-    if facts.get("reason"):
+    if facts.get("reason") not in (None, "", facts.get("status")):
         blocks[0] += f" ({facts['reason']})"
     blocks.append(_table(curves) if curves.series else "No metrics were recorded.")
     notes = [f"Note:     {note}" for note in facts.get("notes", [])]
-    blocks.append("\n".join([*notes, *_costs(curves), *_how(run_dir), *_places(run_dir), _next(run_dir, facts)]))
+    blocks.append("\n".join([*notes, *_costs(curves, facts), *_how(run_dir), *_places(run_dir), _next(run_dir, facts)]))
     return "\n\n".join(blocks)
 
 
 def _table(curves: Curves) -> str:
     rows = [["metric", "worst", "mean", "averaged model", "best worker"]]
-    for (split, metric), lines in curves.series.items():
-        cells = [show(metric, lines[worker].last) if worker in lines else _MISSING for worker in _columns()]
-        best = _best(curves, split, metric)
-        rows.append([f"{split} {metric.replace('_', ' ')}", *cells, _MISSING if best is None else show(metric, best)])
+    for metric in curves.series:
+        best = _best(curves, metric)
+        rows.append([*_cells(curves, metric), _MISSING if best is None else _shown(curves, metric, best)])
     return aligned(rows)
+
+
+def topology_of(run_dir: Path) -> str:
+    """The topology of a run; 'none' where its algorithm uses none."""
+    config = read_config(run_dir)
+    algo, topology = ((config.get(key) or {}).get("name", "") for key in ("algo", "topology"))
+    known = components("algorithms").get(str(algo))
+    return str(topology) if getattr(known, "uses_topology", True) else "none"
 
 
 def overview(run_dir: Path) -> list[str]:
@@ -45,54 +55,66 @@ def overview(run_dir: Path) -> list[str]:
     status = str((RunStore.peek(run_dir) or {}).get("status", "unknown"))
     if not curves.series:
         return [status, *[_MISSING] * 4, str(run_dir)]
-    (split, metric), lines = next(iter(curves.series.items()))
-    cells = [show(metric, lines[worker].last) if worker in lines else _MISSING for worker in _columns()]
-    return [status, f"{split} {metric.replace('_', ' ')}", *cells, str(run_dir)]
+    return [status, *_cells(curves, next(iter(curves.series))), str(run_dir)]
 
 
-def aligned(rows: list[list[str]], left: int = 1) -> str:
-    """A table as plain text: a header, a rule, and rows; the first `left` columns to the left, the others to the
-    right."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        places = enumerate(zip(row, widths, strict=True))
-        cells = [cell.ljust(width) if place < left else cell.rjust(width) for place, (cell, width) in places]
-        lines.append("  ".join(cells).rstrip())
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
+def _cells(curves: Curves, metric: tuple[str, str]) -> list[str]:
+    """A metric's name, and its final values: of the worst worker, their mean, and the averaged model."""
+    lines = curves.series[metric]
+    workers: tuple[Worker, ...] = ("worst", "mean", "averaged")
+    values = [_shown(curves, metric, lines[worker].last) if worker in lines else _MISSING for worker in workers]
+    return [curves.metrics[metric].words, *values]
 
 
-def _columns() -> tuple[Worker, ...]:
-    return "worst", "mean", "averaged"
+def _shown(curves: Curves, metric: tuple[str, str], value: float) -> str:
+    return curves.metrics[metric].format(value, digits=4)
 
 
-def _best(curves: Curves, split: str, metric: str) -> float | None:
-    """The final value of the best worker: the far end from the worst."""
-    lines = curves.series[split, metric]
-    values = [lines[worker].last for worker in curves.workers(split, metric)]
+def _best(curves: Curves, metric: tuple[str, str]) -> float | None:
+    """The final value of the best worker: where the direction is not known, the far end from the worst."""
+    lines = curves.series[metric]
+    values = [lines[worker].last for worker in curves.workers(*metric)]
     if not values or "worst" not in lines:
         return None
-    worst = lines["worst"].last
-    return max(values) if worst <= min(values) else min(values)
+    larger_is_better = curves.metrics[metric].larger_is_better
+    if larger_is_better is None:
+        larger_is_better = lines["worst"].last <= min(values)
+    return max(values) if larger_is_better else min(values)
 
 
-def _costs(curves: Curves) -> list[str]:
+def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
+    """Steps, time and bytes: of the last evaluation, or of the checkpoint after which an interrupted run goes on."""
     if not curves.rows:
         return []
     workers = {row["worker"] for row in curves.rows if isinstance(row["worker"], int)}
     last = max(curves.rows, key=lambda row: row["step"])
-    time = duration(max(row["wall_s"] for row in curves.rows))
+    step, wall_s, sent = last["step"], max(row["wall_s"] for row in curves.rows), last["bytes_sent"]
+    how_far = f"{step} ({last['epoch']:.4g} epochs)"
+    if facts.get("status") == "interrupted" and facts.get("step", 0) > step:
+        how_far, wall_s, sent = f"{facts['step']} (evaluated after {step})", facts["wall_s"], facts["bytes_sent"]
     return [
-        f"Steps:    {last['step']} ({last['epoch']:.4g} epochs) in {time}",
-        f"Sent:     {_bytes(last['bytes_sent'] / max(1, len(workers)))} by a worker, on average",
+        f"Steps:    {how_far} in {duration(wall_s)}",
+        *_times(facts),
+        f"Sent:     {in_bytes(sent / max(1, len(workers)))} by a worker, on average",
     ]
+
+
+def _times(facts: dict[str, Any]) -> list[str]:
+    """The share of each kind of work in the whole time, the steps' and that beside them."""
+    parts = {name: float(value) for name, value in (facts.get("times_s") or {}).items()}
+    total = sum(parts.values())
+    if total <= 0:
+        return []
+    words = ", ".join(f"{name} {100 * value / total:.0f} %" for name, value in parts.items())
+    return [f"Time:     {duration(total)} in all: {words}"]
 
 
 def _places(run_dir: Path) -> list[str]:
     lines = [f"Results:  {run_dir}"]
     if (run_dir / "learning_curves.png").exists():
         lines.append(f"Curves:   {run_dir / 'learning_curves.png'}")
+    if (run_dir / "models.safetensors").exists():
+        lines.append(f'Models:   {run_dir / "models.safetensors"}  (in Python: decentral.load("{run_dir}"))')
     return lines
 
 
@@ -110,10 +132,7 @@ def _how(run_dir: Path) -> list[str]:
 
 
 def _provenance(run_dir: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads((run_dir / "provenance.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return {}
+    return read_json(run_dir / "provenance.json") or {}
 
 
 def _next(run_dir: Path, facts: dict[str, Any]) -> str:
@@ -123,9 +142,9 @@ def _next(run_dir: Path, facts: dict[str, Any]) -> str:
         seed = read_config(run_dir).get("seed")
         kept = [word for word in arguments if not word.startswith(("seed=", "run_dir=", "progress="))]
         if facts.get("status") == "diverged":
-            lr = read_config(run_dir).get("lr", 0.1)
+            lr = min(read_config(run_dir).get("lr", Config.lr) / 4, Config.lr)  # a quarter of 1e6 is no better
             kept = [word for word in kept if not word.startswith("lr=")]
-            return f"Next:     {_command([*kept, f'lr={lr / 4:g}'])}  (a smaller learning rate)"
+            return f"Next:     {_command([*kept, f'lr={lr:g}'])}  (a smaller learning rate)"
         return f"Next:     {_command([*kept, f'seed={seed + 1 if isinstance(seed, int) else 1}'])}  (another seed)"
     return f"Next:     {_command(arguments)}  (goes on from the newest checkpoint)"
 
@@ -136,20 +155,3 @@ def _command(arguments: list[str]) -> str:
     if name.startswith(f"{os.getcwd()}/"):
         name = os.path.relpath(name)
     return shlex.join([name, *arguments])
-
-
-def duration(seconds: float) -> str:
-    """A time as a person reads it: '9.7 s', '3 min 20 s', '1 h 5 min'."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.4g} {unit}"
-        count /= 1000
-    return f"{count:.4g} TB"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import dataclass
 
@@ -13,7 +11,8 @@ from decentral.report.entries import Entry, number_of
 from decentral.report.published import PublishedNumber, numbers
 from decentral.report.results import Results
 from decentral.report.spec import Table
-from decentral.report.summary import aligned
+from decentral.store.files import csv_text
+from decentral.terminal.text import aligned
 
 _DIGITS = {"percent": 1, "steps": 1, "scientific": 1, "plain": 3}
 _WORDS = {"worst": "worst worker", "mean": "mean over workers", "averaged": "averaged model"}
@@ -28,19 +27,37 @@ class Grid:
     rows: list[tuple[str, ...]]
     columns: list[str]
     cells: dict[tuple[tuple[str, ...], str], Entry]
+    metric: str
     runs: int
     """How many runs a complete cell has, where the study does not say it."""
 
-    def best(self, larger_is_better: bool | None) -> set[tuple[tuple[str, ...], str]]:
-        """The places of the best mean in each column (rounding does not make two best)."""
+    def best(self, larger_is_better: bool | None, chance: float | None = None) -> set[tuple[tuple[str, ...], str]]:
+        """The places of the best mean in each column, where it is ahead of all others by more than the standard error
+        of the difference, and is more than twice what guessing gives."""
         found = set()
         for column in self.columns if larger_is_better is not None and len(self.rows) > 1 else ():
-            means = {(row, column): self.cells[row, column].mean for row in self.rows if (row, column) in self.cells}
-            finite = [value for value in means.values() if math.isfinite(value)]
-            if finite:
-                best = max(finite) if larger_is_better else min(finite)
-                found |= {place for place, value in means.items() if value == best}
+            entries = [(row, self.cells[row, column]) for row in self.rows if (row, column) in self.cells]
+            ranked = sorted(
+                ((row, entry) for row, entry in entries if math.isfinite(entry.mean)),
+                key=lambda pair: -pair[1].mean if larger_is_better else pair[1].mean,
+            )
+            if ranked and (chance is None or not larger_is_better or ranked[0][1].mean > 2 * chance):
+                row, first = ranked[0]
+                if all(_ahead(first, other) for _, other in ranked[1:]):
+                    found.add((row, column))
         return found
+
+
+def _ahead(first: Entry, other: Entry) -> bool:
+    """Whether their means differ by more than the noise, as far as it is known."""
+    return abs(first.mean - other.mean) > math.hypot(first.error or 0.0, other.error or 0.0)
+
+
+def bold(grid: Grid, results: Results) -> set[tuple[tuple[str, ...], str]]:
+    """The places that are bold: the best of a column, if the table wants that and it can be told."""
+    if results.spec.table is None or not results.spec.table.bold:
+        return set()
+    return grid.best(results.larger_is_better(grid.metric), results.chance_of(grid.metric))
 
 
 def grids(results: Results) -> list[Grid]:
@@ -73,7 +90,8 @@ def _grid(heading: str, entries: list[Entry], table: Table, study: str) -> Grid:
         cells[place] = entry
     rows = list(dict.fromkeys(row for row, _ in cells))
     columns = _in_order(list(dict.fromkeys(column for _, column in cells)))
-    return Grid(heading, rows, columns, cells, max((entry.runs for entry in entries), default=0))
+    metric = entries[0].metric if entries else ""
+    return Grid(heading, rows, columns, cells, metric, max((entry.runs for entry in entries), default=0))
 
 
 def _in_order(columns: list[str]) -> list[str]:
@@ -125,11 +143,8 @@ def as_text(results: Results) -> str:
 
 def as_csv(results: Results) -> str:
     """One line per cell, numbers unrounded."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*results.labels, *_CSV_COLUMNS])
     table = results.spec.table
-    theirs = published(results)
+    theirs, rows = published(results), []
     for of in table.of if table else ():
         entries = results.entries(of)
         most = max((entry.runs for entry in entries), default=0)
@@ -138,8 +153,8 @@ def as_csv(results: Results) -> str:
             numbers_ = [entry.mean, "" if entry.std is None else entry.std, len(entry.values), runs, entry.diverged]
             rates = " ".join(f"{rate:.6g}" for rate in entry.rates)
             row = [*entry.labels.values(), entry.metric, of, *numbers_, rates, entry.at_edge, one.text if one else ""]
-            writer.writerow(row)
-    return text.getvalue()
+            rows.append(row)
+    return csv_text([*results.labels, *_CSV_COLUMNS], rows)
 
 
 def published(results: Results) -> dict[str, PublishedNumber]:
@@ -167,7 +182,7 @@ def as_markdown(results: Results) -> str:
 def _markdown_grid(grid: Grid, results: Results, theirs: dict[str, PublishedNumber]) -> str:
     table = results.spec.table
     assert table is not None
-    best = grid.best(results.spec.direction) if table.bold else set()
+    best = bold(grid, results)
     lines = _heads(grid, table)
     for row in grid.rows:
         texts = []
@@ -214,13 +229,14 @@ def row_words(row: tuple[str, ...], table: Table) -> list[str]:
 def notes(results: Results, found: list[Grid]) -> list[str]:
     """What a reader of the table has to know."""
     entries = [entry for grid in found for entry in grid.cells.values()]
-    parts = []
+    parts = [f"{_capital(note)}." for note in results.facts.get("run_notes") or []]
     if any(entry.std is not None for entry in entries):
         parts.append(f"Mean ± standard deviation over {results.spec.repeats}s (n - 1).")
     if any(entry.std is None and entry.runs == 1 for entry in entries):
         parts.append("Where there is no ±, there is one run.")
-    if results.spec.table and results.spec.table.bold and results.spec.direction is not None:
-        parts.append("Bold: the best of a column.")
+    if any(bold(grid, results) for grid in found):
+        beyond = ", where it is ahead by more than the noise" if any(entry.std is not None for entry in entries) else ""
+        parts.append(f"Bold: the best of a column{beyond}.")
     if results.comparable:
         parts.append("In brackets: the published number.")
     if any(entry.diverged for entry in entries):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import Counter
 from collections.abc import Iterable
@@ -13,12 +11,11 @@ from decentral.report.claims.claim import MET, NOT_MET, NOT_RUN, WITHIN_NOISE, C
 from decentral.report.claims.weighing import at_most
 from decentral.report.entries import Entry
 from decentral.report.published import EXCLUDED, PublishedNumber, numbers
-from decentral.report.results import Results
+from decentral.report.results import CHANCE_PERCENT, Results
 from decentral.report.spec import Published, Tolerance
+from decentral.store.files import csv_text
 
 NOT_COMPARED = "not compared"
-CHANCE_PERCENT = 20.0
-"""An accuracy below this is as good as none on ten classes: the run did not converge."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,10 @@ def count(verdicts: Iterable[Verdict], kind: str) -> Counter[str]:
 
 
 def told(counted: Counter[str]) -> str:
-    """For example '50 met, 5 not met, 0 not run' or '2 met (1 of them within the noise), ...'."""
+    """For example '50 met, 5 not met, 0 not run' or '2 met (1 of them within the noise), ...'; 'none checked, 30 not
+    run' where nothing was held against anything."""
+    if not counted[MET] + counted[NOT_MET]:
+        return f"none checked, {counted[NOT_RUN]} not run"
     met, *others = (f"{counted[verdict]} {verdict}" for verdict in (MET, NOT_MET, NOT_RUN))
     chance = f" ({counted[WITHIN_NOISE]} of them {WITHIN_NOISE})" if counted[WITHIN_NOISE] else ""
     return ", ".join([met + chance, *others])
@@ -66,7 +66,7 @@ def judge_claims(results: Results) -> list[Verdict]:
         return [Verdict("claim", claim.says, "", "", "", "", NOT_RUN, why) for claim in spec.claims]
     for claim in spec.claims:
         own = claim.larger_is_better
-        direction = spec.direction if own is None else own
+        direction = results.larger_is_better(claim.metric) if own is None else own
         verdict, ours, spread, tolerance, why = claim.check(cells, direction is not False)
         found.append(Verdict("claim", claim.says, _text(ours), _text(spread), "", tolerance, verdict, why))
     return found
@@ -83,7 +83,7 @@ def judge_numbers(results: Results) -> list[Verdict]:
     ours: dict[str, list[Entry]] = {}
     for entry in results.entries():
         ours.setdefault(entry.published, []).append(entry)
-    return [_judge(one, ours.get(one.key, []), spec, str(results.facts.get("needs") or "")) for one in theirs]
+    return [_judge(one, ours.get(one.key, []), results) for one in theirs]
 
 
 def unknown_keys(results: Results) -> list[str]:
@@ -102,20 +102,18 @@ def not_run(paper: str, published: Published, why: str) -> list[Verdict]:
 
 def as_csv(verdicts: list[Verdict]) -> str:
     """verdicts.csv."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in fields(Verdict)])
-    writer.writerows(astuple(verdict) for verdict in verdicts)
-    return text.getvalue()
+    return csv_text([field.name for field in fields(Verdict)], map(astuple, verdicts))
 
 
-def _judge(theirs: PublishedNumber, ours: list[Entry], spec: Published, needs: str) -> Verdict:
+def _judge(theirs: PublishedNumber, ours: list[Entry], results: Results) -> Verdict:
+    spec, needs = results.spec.published, str(results.facts.get("needs") or "")
+    assert spec is not None
     unfinished = [entry.unfinished for entry in ours if entry.unfinished]
     if unfinished or not ours or theirs.kind == EXCLUDED:
         why = "the study has not run it" + (f"; it needs {needs}" if needs else "")
         return _not_run(theirs, spec, unfinished[0] if unfinished else why)
     if theirs.value is None:
-        return _judge_failure(theirs, ours)
+        return _judge_failure(theirs, ours, 2 * (CHANCE_PERCENT if results.chance is None else results.chance))
     value = theirs.value
     entry = max(ours, key=lambda e: abs(e.mean - value) if e.values else math.inf)
     tolerance = _told(spec.tolerance, theirs)
@@ -143,16 +141,17 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], spec: Published, needs: s
     )
 
 
-def _judge_failure(theirs: PublishedNumber, ours: list[Entry]) -> Verdict:
-    """They report that it diverges: so should more than half of our runs, or end near chance."""
+def _judge_failure(theirs: PublishedNumber, ours: list[Entry], near_chance: float) -> Verdict:
+    """They report that it diverges: so should more than half of our runs, or end with an accuracy below `near_chance`,
+    twice what guessing gives, which is as good as none."""
     runs = sum(entry.runs for entry in ours)
     diverged = sum(entry.diverged for entry in ours)
     chance = theirs.unit == "%"
-    low = sum(value < CHANCE_PERCENT for entry in ours for value in entry.values) if chance else 0
+    low = sum(value < near_chance for entry in ours for value in entry.values) if chance else 0
     lost = min(runs, max(diverged, low))
-    rule = "more than half of the runs diverge" + (f" or end below {CHANCE_PERCENT:g} %" if chance else "")
+    rule = "more than half of the runs diverge" + (f" or end below {near_chance:g} %" if chance else "")
     entry = ours[0]
-    why = f"{diverged} of {runs} runs diverged" + (f", {low} ended below {CHANCE_PERCENT:g} %" if chance else "")
+    why = f"{diverged} of {runs} runs diverged" + (f", {low} ended below {near_chance:g} %" if chance else "")
     ours_text = _text(entry.mean) if entry.values else "diverges"
     verdict = MET if 2 * lost > runs else NOT_MET
     return Verdict(theirs.kind, theirs.key, ours_text, _text(entry.std), theirs.text, rule, verdict, why)

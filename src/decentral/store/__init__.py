@@ -6,13 +6,28 @@ A directory holds
     status.json         replaced atomically
     provenance.json     commit, versions, devices
     metrics.jsonl       append-only, one write per line
+    metrics.json        what the numbers in it are: units, directions; replaced atomically
+    logged.json         loggers that have had all of them
     checkpoints/<step>/ one file per part, and a manifest that is written last
     run.lock            held by the writer, released by the operating system when it dies
 """
 
 from decentral.store.checkpoints import Checkpoint
+from decentral.store.metadata import AXES, Metric, read_metadata
 from decentral.store.metrics import COLUMNS, read_metrics
 from decentral.store.ownership import DirectoryTaken
 from decentral.store.run_store import FoundRun, RunStore, Status, find_runs
 
-__all__ = ["COLUMNS", "Checkpoint", "DirectoryTaken", "FoundRun", "RunStore", "Status", "find_runs", "read_metrics"]
+__all__ = [
+    "AXES",
+    "COLUMNS",
+    "Checkpoint",
+    "DirectoryTaken",
+    "FoundRun",
+    "Metric",
+    "RunStore",
+    "Status",
+    "find_runs",
+    "read_metadata",
+    "read_metrics",
+]

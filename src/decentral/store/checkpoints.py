@@ -1,8 +1,9 @@
 """Checkpoints: every process writes its part, then one of them writes a manifest of sizes and hashes, last.
 
 A directory without a manifest is not a checkpoint. Neither truncation nor a flipped bit goes unnoticed, which
-torch.load alone does not promise; the previous checkpoint is kept for that case. Only tensors and plain values are
-stored, and they are read with the restricted unpickler.
+torch.load alone does not promise; the previous checkpoint is kept for that case. The manifest names the run and the
+step, so that one which was moved or comes from another run is not taken, and knows the rows of metrics that there were.
+Only tensors and plain values are stored, and they are read with the restricted unpickler.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from decentral.store.files import encode, read_json, sync_directory, write_json
+from decentral.store.lines import Extent, LineFile
 
 KEPT = 2
 _MANIFEST = "manifest.json"
@@ -85,7 +87,8 @@ def save_part(root: Path, step: int, part: str, tensors: dict[str, Any]) -> Writ
     import torch
 
     directory = root / str(step)
-    directory.mkdir(parents=True, exist_ok=True)
+    for folder in (root, directory):  # not what is above: if somebody has deleted the run, it stays deleted
+        folder.mkdir(exist_ok=True)
     path = directory / f"{part}.pt"
     temporary = directory / f".{part}.pt.tmp"
     content = _storable(tensors)
@@ -130,29 +133,35 @@ def load_part(checkpoint: Checkpoint, part: str) -> dict[str, Any]:
     return torch.load(checkpoint.path / f"{part}.pt", weights_only=True, map_location="cpu", mmap=True)
 
 
-def commit(root: Path, step: int, parts: Mapping[str, Written], meta: dict[str, Any]) -> None:
-    """Make the parts, which must all be there, a checkpoint; delete what is in its directory besides."""
+def commit(
+    root: Path, step: int, parts: Mapping[str, Written], meta: dict[str, Any], run_id: str | None, metrics: Extent
+) -> None:
+    """Make the parts, which must all be there, a checkpoint; delete what is in its directory besides.
+
+    `metrics` are the rows that the run has written up to now.
+    """
     directory = root / str(step)
     for part, written in parts.items():
         file = directory / f"{part}.pt"
         if file.stat().st_size != written.size:
             raise OSError(errno.EIO, f"has not the {written.size} bytes that were written", str(file))
     facts = {part: written.facts() for part, written in parts.items()}
-    content = json.loads(json.dumps(encode({"step": step, "parts": facts, "meta": meta})))
+    known = {"run_id": run_id, "step": step, "metrics": metrics._asdict(), "parts": facts, "meta": meta}
+    content = json.loads(json.dumps(encode(known)))
     write_json(directory / _MANIFEST, content | {"sha256": _digest(content)})
     for file in directory.iterdir():
         if file.name != _MANIFEST and file.name not in {f"{part}.pt" for part in parts}:
             file.unlink()
 
 
-def prune(root: Path, step: int, known_valid: set[int]) -> None:
+def prune(root: Path, step: int, known_valid: set[int], run_id: str | None) -> None:
     """Of the checkpoints up to `step`, delete all but the newest valid two; later steps may be in the making.
 
     Those in `known_valid` are not hashed again.
     """
     kept = 0
     for other in [s for s in _steps(root) if s <= step]:
-        if kept < KEPT and (other in known_valid or isinstance(validate(root, other), Checkpoint)):
+        if kept < KEPT and (other in known_valid or isinstance(validate(root, other, run_id), Checkpoint)):
             known_valid.add(other)
             kept += 1
         else:
@@ -171,11 +180,11 @@ def _remove_step(root: Path, step: int) -> None:
     shutil.rmtree(root / str(step), ignore_errors=True)  # the next time will do
 
 
-def newest(root: Path) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that validates, and a sentence for each damaged one that is newer."""
+def newest(root: Path, run_id: str | None, metrics: LineFile | None) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that validates, and a sentence for each one that is newer and does not."""
     rejected: list[str] = []
     for step in _steps(root):
-        found = validate(root, step)
+        found = validate(root, step, run_id, metrics)
         if isinstance(found, Checkpoint):
             return Checkpoint(found.step, found.path, found.parts, found.meta, rejected), rejected
         if found is not None:
@@ -188,24 +197,49 @@ def newest_step(root: Path) -> int:
     return next((step for step in _steps(root) if (root / str(step) / _MANIFEST).exists()), 0)
 
 
-def validate(root: Path, step: int) -> Checkpoint | str | None:
-    """The checkpoint of this step; a sentence that says what is wrong with it; None if it was never finished."""
+def validate(root: Path, step: int, run_id: str | None, metrics: LineFile | None = None) -> Checkpoint | str | None:
+    """The checkpoint of this step; a sentence that says what is wrong with it; None if it was never finished.
+
+    `metrics` are those of the run, if they are to be looked at.
+    """
     directory = root / str(step)
     if not (directory / _MANIFEST).exists():
         return None
     manifest = read_json(directory / _MANIFEST) or {}
     written = manifest.pop("sha256", None)
-    if written is None or written != _digest(manifest):
+    if written is None or written != _digest(manifest) or not _complete(manifest):
         return f"The checkpoint of step {step} is damaged ({_MANIFEST} is not what was written)."
+    if foreign := _foreign(manifest, step, run_id, metrics):
+        return f"The checkpoint of step {step} is not used ({foreign})."
     for part, expected in manifest["parts"].items():
         file = directory / f"{part}.pt"
         try:
-            if file.stat().st_size == expected["bytes"] and _facts(file) == expected:
+            if file.stat().st_size == expected.get("bytes") and _facts(file) == expected:
                 continue
         except OSError:
             pass
         return f"The checkpoint of step {step} is damaged ({file.name} is not what was written)."
     return Checkpoint(step, directory, tuple(manifest["parts"]), manifest["meta"])
+
+
+def _complete(manifest: dict[str, Any]) -> bool:
+    parts = manifest.get("parts")
+    described = isinstance(parts, dict) and parts and all(isinstance(part, dict) for part in parts.values())
+    return bool(described) and isinstance(manifest.get("meta"), dict)
+
+
+def _foreign(manifest: dict[str, Any], step: int, run_id: str | None, metrics: LineFile | None) -> str | None:
+    """Why a checkpoint is not this one of this run. One that an older version has written does not say everything."""
+    if manifest.get("step") != step:
+        return f"it is that of step {manifest.get('step')}, in a folder with another name"
+    if manifest.get("run_id", run_id) != run_id:
+        return f"it is of run {manifest['run_id']}, this is run {run_id}"
+    if metrics is None or "metrics" not in manifest:
+        return None
+    then = Extent(**manifest["metrics"])
+    if metrics.extent_of(then.num_lines) != then:
+        return f"{metrics.path.name} has lost some of the {then.num_lines} rows that it had then"
+    return None
 
 
 def _digest(content: dict[str, Any]) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import fcntl
+import io
 import json
 import math
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ def decode(value: Any) -> Any:
     if isinstance(value, str):
         return _NOT_JSON.get(value, value)
     if isinstance(value, dict):
-        return {key: decode(v) for key, v in value.items()}
+        return {key: v if type(v) in (int, float) else decode(v) for key, v in value.items()}
     if isinstance(value, list):
         return [decode(v) for v in value]
     return value
@@ -72,6 +76,24 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return decode(value) if isinstance(value, dict) else None
 
 
+def csv_text(header: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
+    """A table as the text of a CSV file."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    return file.getvalue()
+
+
+def size_below(path: Path) -> int:
+    """Bytes of all files in a folder and in those below it, as far as they can be seen; of a file its own."""
+    total = 0
+    for file in [path, *path.rglob("*")]:
+        with contextlib.suppress(OSError):
+            total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
 def sync_directory(path: Path) -> None:
     """Make renames in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -79,6 +101,15 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def in_place(descriptor: int, path: Path) -> bool:
+    """Whether `path` still leads to this open file, which may have been deleted, moved or replaced."""
+    try:
+        there, ours = os.stat(path), os.fstat(descriptor)
+    except FileNotFoundError:
+        return False
+    return (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino)
 
 
 def try_lock(descriptor: int) -> bool:

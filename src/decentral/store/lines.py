@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.errors import ConfigError
-from decentral.store.files import decode, encode
+from decentral.store.files import decode, encode, in_place
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 _BLOCK_BYTES = 1 << 16
+
+
+class Extent(NamedTuple):
+    """What is in the beginning of a file: how many lines, and their hash."""
+
+    num_lines: int
+    sha256: str
 
 
 class LineFile:
@@ -22,23 +34,42 @@ class LineFile:
         self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._size = _whole_lines(self._descriptor)
         os.ftruncate(self._descriptor, self._size)
+        self._digest = hashlib.sha256()
+        self._num_lines = _add_lines(self._descriptor, None, self._digest)
 
     @property
     def known(self) -> list[dict[str, Any]]:
         """All lines so far, those of earlier writers first."""
         return read_lines(self.path)
 
-    def append(self, values: dict[str, Any]) -> None:
-        """Write a line with a single system call: after a kill -9 every written line is there.
+    def append(self, *values: dict[str, Any]) -> None:
+        """Write a line, or several, with a single system call: after a kill -9 every written line is there.
 
         Raises OSError if the disk is full; the line that did not fit is taken back.
         """
-        line = json.dumps(encode(values), allow_nan=False).encode() + b"\n"
-        written = os.write(self._descriptor, line)
-        if written < len(line):
+        lines = "".join(_written(each) + "\n" for each in values).encode()
+        written = os.write(self._descriptor, lines)
+        whole = written if written == len(lines) else lines.rfind(b"\n", 0, written) + 1
+        self._size += whole
+        self._num_lines += lines.count(b"\n", 0, whole)
+        self._digest.update(lines[:whole])
+        if whole < len(lines):
             os.ftruncate(self._descriptor, self._size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
-        self._size += written
+
+    def in_place(self) -> bool:
+        """Whether the path still leads to the file that is written."""
+        return in_place(self._descriptor, self.path)
+
+    @property
+    def extent(self) -> Extent:
+        """Of all lines so far."""
+        return Extent(self._num_lines, self._digest.hexdigest())
+
+    def extent_of(self, num_lines: int) -> Extent:
+        """Of so many lines from the first one on, as they are in the file now; of fewer if there are fewer."""
+        digest = hashlib.sha256()
+        return Extent(_add_lines(self._descriptor, num_lines, digest), digest.hexdigest())
 
     def sync(self) -> None:
         """Survive a power cut, too."""
@@ -58,7 +89,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
-    return [_read(line, number, path) for number, line in enumerate(lines, 1)]
+    try:
+        values = json.loads(b"[%b]" % b",".join(lines))  # much faster than one by one, where nothing is damaged
+    except ValueError:
+        values = []
+    if len(values) != len(lines) or not all(isinstance(value, dict) for value in values):
+        return [_read(line, number, path) for number, line in enumerate(lines, 1)]
+    return [  # few lines have words that stand for numbers
+        decode(value) if b'nan"' in line or b'inf"' in line else value
+        for line, value in zip(lines, values, strict=True)
+    ]
 
 
 def damaged(path: Path, number: int) -> ConfigError:
@@ -67,6 +107,17 @@ def damaged(path: Path, number: int) -> ConfigError:
         f"line {number} of {path} is damaged: delete the folder {path.parent} and give the command again, which "
         "computes it anew."
     )
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
+
+def _written(values: dict[str, Any]) -> str:
+    """One line, less its end."""
+    try:
+        return _ENCODER.encode(values)
+    except ValueError:  # numbers that are not finite
+        return _ENCODER.encode(encode(values))
 
 
 def _read(line: bytes, number: int, path: Path) -> dict[str, Any]:
@@ -90,3 +141,14 @@ def _whole_lines(descriptor: int) -> int:
             return start + newline + 1
         end = start
     return 0
+
+
+def _add_lines(descriptor: int, most: int | None, digest: _Hash) -> int:
+    """Add the lines of an open file to a hash, from the first one on and at most so many; returns how many."""
+    count = 0
+    with open(os.dup(descriptor), "rb") as file:
+        file.seek(0)
+        for line in islice(file, most):
+            digest.update(line)
+            count += 1
+    return count

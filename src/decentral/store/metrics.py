@@ -1,4 +1,4 @@
-"""metrics.jsonl: long rows, appended one write per line."""
+"""metrics.jsonl: long rows, appended one write per evaluation."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ from pathlib import Path
 from typing import Any
 
 from decentral.store.lines import LineFile, damaged, read_lines
+from decentral.store.metadata import AXES
 
-COLUMNS = ("step", "epoch", "worker", "split", "metric", "value", "wall_s", "bytes_sent")
+_ALWAYS = ("step", "epoch", "worker", "split", "metric", "value")
+COLUMNS = tuple(dict.fromkeys((*_ALWAYS, *AXES)))
+"""Keys of a row, in their order. A row need not have a place on each of the axes, but on those of step and epoch."""
 
 
 class MetricsFile(LineFile):
-    """The writing end, for rows with the keys of COLUMNS."""
+    """The writing end, for rows with keys of COLUMNS."""
 
     def append_rows(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Write each row; see `append`."""
+        """Write the rows of an evaluation at once, a line each; see `append`."""
+        lines = []
         for row in rows:
-            assert row.keys() == set(COLUMNS), f"a row has the keys {COLUMNS}, not {tuple(row)}"
-            self.append({key: row[key] for key in COLUMNS})
+            assert set(_ALWAYS) <= row.keys() <= set(COLUMNS), f"a row has the keys {COLUMNS}, not {tuple(row)}"
+            lines.append({key: row[key] for key in COLUMNS if key in row})
+        self.append(*lines)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -18,6 +18,10 @@ class DirectoryTaken(ConfigError):
     """Another living process writes the run directory."""
 
 
+class DirectoryLost(ConfigError):
+    """The run directory that this process writes was deleted, moved or replaced."""
+
+
 def take(lock: int, path: Path) -> None:
     """Take the lock, an open file, and write into it who has it.
 

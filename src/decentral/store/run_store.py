@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 from decentral.errors import ConfigError
-from decentral.store import checkpoints
+from decentral.store import checkpoints, files
 from decentral.store.checkpoints import Checkpoint, Written
 from decentral.store.files import is_locked, read_json, write_json, write_text
+from decentral.store.metadata import Metric, write_metadata
 from decentral.store.metrics import MetricsFile
-from decentral.store.ownership import HEADER, LOCK, id_in_config, recorded_id, refuse_foreign, take
+from decentral.store.ownership import HEADER, LOCK, DirectoryLost, id_in_config, recorded_id, refuse_foreign, take
 
+_RESULTS = (
+    *("metrics.jsonl", "metrics.json", "provenance.json", "partition.csv", "trace.npz", "logged.json"),
+    *("models.safetensors", "learning_curves.png"),
+)
 _CARRIED = ("step", "epoch", "restarts")  # facts of the status that stay what they were unless given
 
 
@@ -93,31 +99,75 @@ class RunStore:
         over = facts.get("run_id") == run_id and facts.get("status") in (Status.done, Status.diverged)
         return Status(facts["status"]) if over else None
 
+    @classmethod
+    def forget(cls, path: Path, run_id: str) -> None:
+        """Remove what this finished run has stored, so that it can begin again; its configuration stays.
+
+        Raises ConfigError as `open` does. Killed half-way, it leaves a run that is not finished.
+        """
+        with cls.open(path, run_id, "") as store:
+            for name in ("status.json", *_RESULTS):
+                (path / name).unlink(missing_ok=True)
+            store.remove_checkpoints()
+
     def set_status(self, status: Status, **facts: Any) -> None:
         """Replace status.json atomically: status, run_id, step, epoch, restarts, updated, pid, host and `facts`.
 
         `step`, `epoch` and `restarts`, when not given, stay what they were; other facts are not carried over.
+
+        Raises DirectoryLost if the directory is not the one that was opened, or a run that is over has lost its
+        metrics.
         """
         assert self._metrics is not None, "only the process that holds the lock sets the status"
-        self._metrics.sync()
         self._place |= {key: facts.pop(key) for key in _CARRIED if key in facts}
         updated = datetime.now(UTC).isoformat(timespec="seconds")
         writer = {"updated": updated, "pid": os.getpid(), "host": socket.gethostname()}
         head = {"status": Status(status).value, "run_id": self.run_id, **self._place, **writer}
-        write_json(self.path / "status.json", head | facts)
+        with self.in_place(metrics=status in (Status.done, Status.diverged)):
+            self._metrics.sync()
+            write_json(self.path / "status.json", head | facts)
 
     @property
     def restarts(self) -> int:
         """How often this run's processes were started again because one of them died or hung."""
         return int(self._place["restarts"])
 
+    @contextmanager
+    def in_place(self, metrics: bool = True) -> Iterator[None]:
+        """Around writing into the directory: DirectoryLost if the lock, or the metrics, are not where they were, so
+        that nobody would find what is written."""
+        self._check_place(metrics)
+        try:
+            yield
+        except OSError:
+            self._check_place(metrics)
+            raise
+
+    def _check_place(self, metrics: bool) -> None:
+        assert self._metrics is not None and self._lock is not None, "only the process that holds the lock writes"
+        there = {LOCK: files.in_place(self._lock, self.path / LOCK)}
+        if metrics:
+            there[self._metrics.path.name] = self._metrics.in_place()
+        lost = next((name for name, found in there.items() if not found), None)
+        if lost is not None:
+            what = f"{lost} in it was" if self.path.exists() else "it was"
+            raise DirectoryLost(
+                f"run_dir={self.path} cannot be written any more, because {what} deleted or replaced while the run was "
+                "on: give the same command again, which computes what is lost, and leave the folder alone meanwhile."
+            )
+
     def write_provenance(self, facts: dict[str, Any]) -> None:
         """Replace provenance.json atomically."""
         assert self._lock is not None, "only the process that holds the lock writes the provenance"
         write_json(self.path / "provenance.json", facts)
 
+    def describe(self, metrics: Iterable[Metric]) -> None:
+        """Replace metrics.json atomically: what the numbers in metrics.jsonl are, see `metadata`."""
+        assert self._lock is not None, "only the process that holds the lock describes the metrics"
+        write_metadata(self.path, metrics)
+
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Append rows with exactly the keys of `metrics.COLUMNS`; `worker` is a number, 'worst', 'mean' or 'averaged'.
+        """Append rows with the keys of `metrics.COLUMNS`; `worker` is a number, 'worst', 'mean' or 'averaged'.
 
         `value` may be nan or infinite. Raises OSError if the disk is full; all whole rows before stay readable.
         """
@@ -125,28 +175,34 @@ class RunStore:
         self._metrics.append_rows(rows)
 
     def save_checkpoint_part(self, step: int, part: str, tensors: dict[str, Any]) -> Written:
-        """Write one process's part of the checkpoint of `step`; see `checkpoints.save_part`."""
-        return checkpoints.save_part(self._checkpoints, step, part, tensors)
+        """Write one process's part of the checkpoint of `step`; see `checkpoints.save_part`.
+
+        Raises DirectoryLost if the process that holds the lock finds another directory than the one it opened.
+        """
+        with self.in_place() if self._metrics is not None else nullcontext():
+            return checkpoints.save_part(self._checkpoints, step, part, tensors)
 
     def commit_checkpoint(self, step: int, parts: Mapping[str, Written], meta: dict[str, Any]) -> None:
         """Make the parts of `step` a checkpoint, once all of them are written; keep the one before it, too.
 
         `parts` is what `save_checkpoint_part` returned for each of them.
 
-        Raises OSError if a part is missing or the disk is full; the previous checkpoint is valid then.
+        Raises OSError if a part is missing or the disk is full; the previous checkpoint is valid then. DirectoryLost if
+        the directory or the metrics are not those that were opened.
         """
         assert self._metrics is not None, "only the process that holds the lock commits a checkpoint"
-        self._metrics.sync()
-        checkpoints.commit(self._checkpoints, step, parts, meta)
+        with self.in_place():
+            self._metrics.sync()
+            checkpoints.commit(self._checkpoints, step, parts, meta, self.run_id, self._metrics.extent)
         self._valid_steps.add(step)
-        checkpoints.prune(self._checkpoints, step, self._valid_steps)
+        checkpoints.prune(self._checkpoints, step, self._valid_steps, self.run_id)
 
     def newest_checkpoint(self) -> Checkpoint | None:
-        """The newest checkpoint whose every part validates.
+        """The newest checkpoint of this run whose every part validates, and whose metrics are all there.
 
-        Newer ones that are damaged are named in its `rejected`, and in `rejected_checkpoints` even if none is left.
+        Newer ones that are not are named in its `rejected`, and in `rejected_checkpoints` even if none is left.
         """
-        found, self.rejected_checkpoints = checkpoints.newest(self._checkpoints)
+        found, self.rejected_checkpoints = checkpoints.newest(self._checkpoints, self.run_id, self._metrics)
         return found
 
     def newest_step(self) -> int:

@@ -6,11 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from decentral.composition import folders_of
+from decentral.config.composition import folders_of
+from decentral.config.parsing import build
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
 from decentral.study.study import Study
-from decentral.typed import build as typed
 
 SCALES = ("smoke", "small", "paper")
 """Seconds; the whole study on bundled data; the paper's data and model."""
@@ -43,7 +43,7 @@ def load(name: str, scale: str, config_dir: str | None = None, overrides: Sequen
     changes = known[scale] or {}
     base = [*(values.get("base") or []), *(changes.get("base") or [])]
     given = {key: _value(key, text) for key, _, text in (override.partition("=") for override in overrides)}
-    return build(name, {**values, **changes, "base": base, **given})
+    return study_from(name, {**values, **changes, "base": base, **given})
 
 
 def settings(name: str, scale: str, config_dir: str | None = None) -> list[str]:
@@ -63,13 +63,13 @@ def _value(key: str, text: str) -> Any:
         raise ConfigError(f"study.{key}={text} cannot be read: write it as in YAML, for example [1,2].") from None
 
 
-def build(what: str, values: dict[str, Any]) -> Study:
+def study_from(what: str, values: dict[str, Any]) -> Study:
     """A study from plain values; `kind` chooses its class."""
     values = dict(values)
     kind, kinds = values.pop("kind", None), components("study.kinds")
     if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(f"study {what}: kind={kind} does not exist.{suggest(str(kind), kinds)}")
-    return typed(kinds[kind], values, f"study {what}")
+    return build(kinds[kind], values, f"study {what}")
 
 
 def _read(name: str, config_dir: str | None) -> dict[str, Any]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import hashlib
-import io
 import json
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from decentral.store.files import read_json, write_bytes, write_json, write_text
+from decentral.store import AXES
+from decentral.store.files import csv_text, read_json, write_bytes, write_json, write_text
 from decentral.study.study import Cell, Study, Value
 
 _VALUE_COLUMNS = (
@@ -29,7 +29,7 @@ _VALUE_COLUMNS = (
     "run",
     "wall_s",
 )
-_CURVE_COLUMNS = ("metric", "worker", "seed", "step", "epoch", "value")
+_CURVE_COLUMNS = ("metric", "worker", "seed")
 _COMPRESS_FROM_BYTES = 500_000
 
 
@@ -48,7 +48,9 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
         "diverged": len({value.run for value in values if value.status == "diverged"}),
         "wanted": {json.dumps(cell.labels, sort_keys=True): cell.wanted() for cell in cells if cell.wanted()},
     }
-    write_json(directory / "study.json", {**facts, **_described(study), "labels": labels, **counts})
+    meanings = {name: meaning._asdict() for cell in cells for name, meaning in cell.meanings().items()}
+    metrics = {"metrics": meanings} if meanings else {}
+    write_json(directory / "study.json", {**facts, **_described(study), "labels": labels, **metrics, **counts})
 
 
 def refresh(study: Study, directory: Path, at_this_scale: list[str]) -> None:
@@ -56,12 +58,41 @@ def refresh(study: Study, directory: Path, at_this_scale: list[str]) -> None:
     facts = read_facts(directory)
     new = {**facts, **_described(study), "at_this_scale": at_this_scale}
     if new != facts:
-        write_json(directory / "study.json", new)
+        write_json(directory / "study.json", new | reported())
 
 
 def read_facts(directory: Path) -> dict[str, Any]:
     """What study.json says; empty if there is none."""
     return read_json(directory / "study.json") or {}
+
+
+def provenance(directories: Iterable[Path]) -> dict[str, Any]:
+    """Where the numbers come from: what the finished runs in these directories have recorded, not this moment.
+
+    `started` is when the first of them began and `ended` when the last one was over; commit, versions and cores are
+    those of the one that began last, and `git_commits` names all of them if there are several. `run_notes` is what
+    their readers have to know, such as that images went through JPEG files.
+    """
+    runs = [(read_json(path / "provenance.json") or {}, read_json(path / "status.json") or {}) for path in directories]
+    known = sorted((facts for facts, _ in runs if facts.get("started")), key=lambda facts: str(facts["started"]))
+    if not known:
+        return {}
+    last, commits = known[-1], list(dict.fromkeys(facts.get("git_commit") for facts in known))
+    notes = list(dict.fromkeys(note for _, status in runs for note in status.get("notes") or []))
+    return {
+        **({"run_notes": notes} if notes else {}),
+        **{key: last.get(key) for key in ("git_commit", "version", "python", "packages")},
+        "git_commits": commits if len(commits) > 1 else [],
+        "git_dirty": any(facts.get("git_dirty") for facts in known),
+        "host_cores": last.get("cores"),
+        "started": known[0]["started"],
+        "ended": max(str(status.get("updated") or "") for _, status in runs),
+    }
+
+
+def reported() -> dict[str, str]:
+    """When a report was made, which says nothing of the runs."""
+    return {"reported": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def digest(definition: dict[str, Any], finished: Iterable[str]) -> str:
@@ -78,7 +109,7 @@ def is_current(directory: Path, definition: dict[str, Any], finished: Iterable[s
 
 def _described(study: Study) -> dict[str, Any]:
     keys = ("title", "paper", "item", "base", "departures", "needs", "report")
-    return {"kind": study.name, **{key: getattr(study, key) for key in keys}}
+    return {"kind": study.name, **{key: getattr(study, key) for key in keys}, **study.described()}
 
 
 def _write_values(path: Path, labels: list[str], values: Iterable[Value]) -> None:
@@ -87,18 +118,19 @@ def _write_values(path: Path, labels: list[str], values: Iterable[Value]) -> Non
         fields = {**value._asdict(), "rate": value.lr}
         known = [value.labels.get(label, "") for label in labels]
         rows.append([*known, *(_cell(fields[key]) for key in _VALUE_COLUMNS)])
-    write_text(path, _csv([*labels, *_VALUE_COLUMNS], rows))
+    write_text(path, csv_text([*labels, *_VALUE_COLUMNS], rows))
 
 
 def _write_curves(directory: Path, labels: list[str], cells: Iterable[Cell]) -> None:
-    rows = [
-        [*(curve.labels.get(label, "") for label in labels), curve.metric, curve.worker, curve.seed, *map(_cell, point)]
-        for cell in cells
-        for curve in cell.curves()
-        for point in curve.points
-    ]
+    """A column for every axis on which some value has a place."""
+    curves = [curve for cell in cells for curve in cell.curves()]
+    axes = [axis for axis in AXES if any(axis in point.at for curve in curves for point in curve.points)]
+    rows = []
+    for curve in curves:
+        head = [*(curve.labels.get(label, "") for label in labels), curve.metric, curve.worker, curve.seed]
+        rows += [[*head, *(_cell(point.at.get(axis)) for axis in axes), _cell(point.value)] for point in curve.points]
     plain, packed = directory / "curves.csv", directory / "curves.csv.gz"
-    text = _csv([*labels, *_CURVE_COLUMNS], rows)
+    text = csv_text([*labels, *_CURVE_COLUMNS, *axes, "value"], rows)
     if not rows:
         written = None
     elif len(text) >= _COMPRESS_FROM_BYTES:
@@ -110,14 +142,6 @@ def _write_curves(directory: Path, labels: list[str], cells: Iterable[Cell]) -> 
     for path in (plain, packed):
         if path != written:
             path.unlink(missing_ok=True)
-
-
-def _csv(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    return file.getvalue()
 
 
 def _cell(value: Any) -> Any:

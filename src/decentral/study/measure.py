@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from decentral.errors import ConfigError
-from decentral.store import RunStore, Status, read_metrics
-from decentral.study.study import Curve, Labels
+from decentral.errors import ConfigError, suggest
+from decentral.store import AXES, RunStore, Status, read_metadata, read_metrics
+from decentral.study.study import Curve, Labels, Meaning, Point
 
-DAMAGED = "damaged"
+DAMAGED, NOT_REACHED = "damaged", "not reached"
+
+Rows = list[dict[str, Any]]
 
 
 class Measured(NamedTuple):
@@ -22,10 +25,18 @@ class Measured(NamedTuple):
     mean: float
     averaged: float
     status: str
-    """done, diverged or damaged."""
+    """done, diverged, damaged or not reached."""
     wall_s: float
+    label: str
+    """Its name, for example 'test accuracy (%)'."""
+    meaning: Meaning
     remark: str = ""
     """Why there are no numbers, if the run is damaged."""
+
+    @property
+    def score(self) -> float:
+        """Larger is better."""
+        return self.value if self.meaning.larger_is_better else -self.value
 
 
 @dataclass
@@ -36,8 +47,11 @@ class Measure:
     worker           'worst', 'mean', 'averaged', or a worker's number: whose model counts
     last_epochs      mean over the evaluations in the last so many epochs, for each worker, before the worst of them is
                      taken (RelaySum paper; with an evaluation every 4 epochs, 5 are epochs 196 and 200); 0: the last
-    percent          whether to multiply by 100
-    larger_is_better which end is the worst
+    at               axis (step, epoch, wall_s or bytes_sent) -> a place: nothing that is evaluated beyond it counts
+    to_reach         the number is where on `axis` the metric first is as good as this; nan where it never is
+    axis             for to_reach
+    percent          whether to multiply by 100; null: as the run says of its metric
+    larger_is_better which end is the worst; null: as the run says of its metric
     when_diverged    the value of a run that diverged; null: it has none, and is counted as diverged
     """
 
@@ -45,74 +59,149 @@ class Measure:
     metric: str = "accuracy"
     worker: str = "worst"
     last_epochs: float = 0.0
-    percent: bool = True
-    larger_is_better: bool = True
+    at: dict[str, float] = field(default_factory=dict)
+    to_reach: float | None = None
+    axis: str = "step"
+    percent: bool | None = None
+    larger_is_better: bool | None = None
     when_diverged: float | None = None
 
     def __post_init__(self) -> None:
         if self.worker not in ("worst", "mean", "averaged") and not self.worker.isdigit():
             raise ConfigError(f"measure.worker={self.worker} is unknown: use worst, mean, averaged or a number.")
-
-    @property
-    def label(self) -> str:
-        """For example 'test accuracy (%)'."""
-        unit = " (%)" if self.percent else ""
-        return f"{self.split} {self.metric.replace('_', ' ')}{unit}"
-
-    def score(self, value: float) -> float:
-        """Larger is better."""
-        return value if self.larger_is_better else -value
+        numbers = {"last_epochs": self.last_epochs, "to_reach": self.to_reach}
+        for key, number in (numbers | {f"at.{axis}": place for axis, place in self.at.items()}).items():
+            if number is not None and not math.isfinite(number):
+                raise ConfigError(f"measure.{key}={number} must be a finite number.")
+        if self.last_epochs < 0:
+            raise ConfigError(f"measure.last_epochs={self.last_epochs:g} must be 0 or more.")
+        for key, axes in (("at", list(self.at)), ("axis", [self.axis])):
+            for axis in axes:
+                if axis not in AXES:
+                    raise ConfigError(f"measure.{key}={axis} is no axis.{suggest(axis, AXES)}")
+        if self.to_reach is not None and (self.at or self.last_epochs):
+            other = "at" if self.at else "last_epochs"
+            raise ConfigError(
+                f"measure.to_reach={self.to_reach:g} looks at all evaluations: leave out measure.{other}."
+            )
 
     def of(self, directory: Path) -> Measured:
         """The numbers of a run that is done or diverged; nan, with a remark, if it did not record them as it should."""
         facts = RunStore.peek(directory) or {}
-        status, wall_s = str(facts["status"]), float(facts.get("wall_s", 0.0))
-        if status == Status.diverged:
+        known = _Known.of(self, directory)
+        about = str(facts["status"]), float(facts.get("wall_s", 0.0)), known.label, known.meaning
+        if about[0] == Status.diverged:
             nothing = math.nan if self.when_diverged is None else self.when_diverged
-            return Measured(nothing, nothing, nothing, nothing, status, wall_s)
+            return Measured(nothing, nothing, nothing, nothing, *about)
         try:
-            return Measured(*self._numbers(directory), status, wall_s)
+            measured = Measured(*known.numbers(directory), *about)
         except ConfigError as error:
-            return Measured(math.nan, math.nan, math.nan, math.nan, DAMAGED, wall_s, str(error))
-
-    def _numbers(self, directory: Path) -> tuple[float, float, float, float]:
-        """What counts, worst, mean, averaged. Raises ConfigError if the run does not have them."""
-        rows = self._rows(directory)
-        if not rows:
-            raise ConfigError(
-                f"{directory} has no {self.split} {self.metric}, which the study is about: use a task that measures it."
-            )
-        last = max(row["epoch"] for row in rows)
-        window = [row for row in rows if row["epoch"] > last - self.last_epochs or row["epoch"] == last]
-        means = {worker: self._mean(window, worker) for worker in {row["worker"] for row in window}}
-        own = [value for worker, value in means.items() if isinstance(worker, int)]
-        found: dict[Any, float] = {
-            **means,
-            "worst": math.nan if any(map(math.isnan, own)) else min(own) if self.larger_is_better else max(own),
-            "mean": sum(own) / len(own),
-        }
-        wanted = int(self.worker) if self.worker.isdigit() else self.worker
-        if wanted not in found:
-            raise ConfigError(f"measure.worker={self.worker} does not exist in {directory}: it has {len(own)} workers.")
-        return found[wanted], found["worst"], found["mean"], found["averaged"]
-
-    def _mean(self, rows: list[dict[str, Any]], worker: int | str) -> float:
-        values = [row["value"] for row in rows if row["worker"] == worker]
-        return sum(values) / len(values) * (100 if self.percent else 1)
+            return Measured(math.nan, math.nan, math.nan, math.nan, DAMAGED, *about[1:], str(error))
+        unreached = self.to_reach is not None and math.isnan(measured.value)
+        return measured._replace(status=NOT_REACHED) if unreached else measured
 
     def curves(self, directory: Path, workers: list[str], labels: Labels, seed: int) -> list[Curve]:
         """The metric over time for some of 'worst', 'mean', 'averaged', numbers, 'each' (every single worker), and
         'counted' (whoever counts)."""
-        lines: dict[str, list[tuple[float, float, float]]] = {}
-        for row in sorted(self._rows(directory), key=lambda row: row["step"]):
+        known = _Known.of(replace(self, at={}, to_reach=None), directory)
+        lines: dict[str, list[Point]] = {}
+        for row in sorted(known.rows(directory), key=lambda row: row["step"]):
             worker = str(row["worker"])
             names = [worker] if worker in workers or ("each" in workers and isinstance(row["worker"], int)) else []
             names += ["counted"] if "counted" in workers and worker == self.worker else []
             for name in names:
-                value = row["value"] * (100 if self.percent else 1)
-                lines.setdefault(name, []).append((row["step"], row["epoch"], value))
-        return [Curve(labels, self.label, worker, seed, points) for worker, points in lines.items()]
+                at = {axis: row[axis] for axis in AXES if axis in row}
+                lines.setdefault(name, []).append(Point(known.shown(row["value"]), at))
+        return [Curve(labels, known.label, worker, seed, points) for worker, points in lines.items()]
 
-    def _rows(self, directory: Path) -> list[dict[str, Any]]:
-        rows = read_metrics(directory)
-        return [row for row in rows if row["split"] == self.split and row["metric"] == self.metric]
+
+@dataclass(frozen=True)
+class _Known:
+    """A measure of one run, whose metric says what the measure leaves open."""
+
+    measure: Measure
+    percent: bool
+    larger_is_better: bool
+    chance: float | None
+
+    @classmethod
+    def of(cls, measure: Measure, directory: Path) -> _Known:
+        key = measure.split, measure.metric
+        metric = read_metadata(directory, [key])[key]
+        percent = metric.percent if measure.percent is None else measure.percent
+        larger = measure.larger_is_better
+        return cls(measure, percent, bool(metric.larger_is_better) if larger is None else larger, metric.chance)
+
+    @property
+    def label(self) -> str:
+        """For example 'test accuracy (%)', 'test accuracy (%) at bytes_sent 1e+09' or 'bytes_sent to test accuracy
+        90 %'."""
+        own = self.measure
+        name, unit = f"{own.split} {own.metric.replace('_', ' ')}", "%" if self.percent else ""
+        if own.to_reach is not None:
+            return f"{own.axis} to {name} {own.to_reach:g} {unit}".strip()
+        places = "".join(f" at {axis} {place:g}" for axis, place in own.at.items())
+        return name + (f" ({unit})" if unit else "") + places
+
+    @property
+    def meaning(self) -> Meaning:
+        """Of the number: a place on an axis is better the earlier it is."""
+        if self.measure.to_reach is not None:
+            return Meaning(larger_is_better=False)
+        unit = "%" if self.percent else ""
+        return Meaning(self.larger_is_better, unit, None if self.chance is None else self.shown(self.chance))
+
+    def shown(self, value: float) -> float:
+        """In percent, if that is the unit."""
+        return value * (100 if self.percent else 1)
+
+    def rows(self, directory: Path) -> Rows:
+        """The rows of the metric. Raises ConfigError if the file is damaged."""
+        own = self.measure
+        return [row for row in read_metrics(directory) if (row["split"], row["metric"]) == (own.split, own.metric)]
+
+    def numbers(self, directory: Path) -> tuple[float, float, float, float]:
+        """What counts, worst, mean, averaged. Raises ConfigError if the run does not have them."""
+        own, rows = self.measure, self.rows(directory)
+        what = f"{directory} has no {own.split} {own.metric}"
+        if not rows:
+            raise ConfigError(f"{what}, which the study is about: use a task that measures it.")
+        for axis, place in own.at.items():
+            rows = [row for row in rows if row.get(axis, math.inf) <= place]
+            if not rows:
+                raise ConfigError(f"{what} up to {axis} {place:g}: use a later place for measure.at.")
+        if own.to_reach is not None and any(own.axis not in row for row in rows):
+            raise ConfigError(f"{what} over {own.axis}: use another measure.axis.")
+        found = self._reached(rows) if own.to_reach is not None else self._last(rows)
+        wanted = int(own.worker) if own.worker.isdigit() else own.worker
+        if wanted not in found:
+            count = sum(isinstance(worker, int) for worker in found)
+            known = f"{count} workers" if count else f"only the {' and the '.join(map(str, found))} of this metric"
+            raise ConfigError(f"measure.worker={own.worker} does not exist in {directory}: it has {known}.")
+        worst, mean, averaged = (found.get(model, math.nan) for model in ("worst", "mean", "averaged"))
+        return found[wanted], worst, mean, averaged
+
+    def _last(self, rows: Rows) -> dict[Any, float]:
+        """Worker -> mean over the last evaluations; recorded aggregates alone where there are no single workers."""
+        last = max(row["epoch"] for row in rows)
+        window = [row for row in rows if row["epoch"] > last - self.measure.last_epochs or row["epoch"] == last]
+        means = _by_worker(window, lambda own: self.shown(sum(row["value"] for row in own) / len(own)))
+        own = [value for worker, value in means.items() if isinstance(worker, int)]
+        if not own:
+            return means
+        worst = math.nan if any(map(math.isnan, own)) else min(own) if self.larger_is_better else max(own)
+        return {**means, "worst": worst, "mean": sum(own) / len(own)}
+
+    def _reached(self, rows: Rows) -> dict[Any, float]:
+        """Worker -> where on the axis its first value that is good enough is; nan if there is none."""
+        target, sign = self.measure.to_reach or 0.0, 1 if self.larger_is_better else -1
+
+        def first(own: Rows) -> float:
+            good = [row for row in own if sign * (self.shown(row["value"]) - target) >= 0]
+            return float(min(good, key=lambda row: row["step"])[self.measure.axis]) if good else math.nan
+
+        return _by_worker(rows, first)
+
+
+def _by_worker(rows: Rows, number: Callable[[Rows], float]) -> dict[Any, float]:
+    return {worker: number([row for row in rows if row["worker"] == worker]) for worker in {r["worker"] for r in rows}}

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from decentral.launch.job import Job
+from decentral.scheduling.job import Job
+from decentral.study.wording import counted
 
 Labels = dict[str, str | float | int]
 """What tells a cell from the others, for example {'method': 'RelaySGD', 'topology': 'dbt', 'alpha': 0.1}."""
+
+
+def title_of(labels: Labels) -> str:
+    """For example 'RelaySGD, dbt, alpha 0.1'."""
+    return ", ".join(f"{v}" if k in ("method", "topology") else f"{k} {v}" for k, v in labels.items() if v != "")
 
 
 class Value(NamedTuple):
@@ -41,6 +46,27 @@ class Value(NamedTuple):
     wall_s: float = 0.0
 
 
+class Meaning(NamedTuple):
+    """What is known of a metric of a study, for study.json; all of it in the unit of the values."""
+
+    larger_is_better: bool | None = None
+    unit: str = ""
+    chance: float | None = None
+    """What guessing gives."""
+
+
+class Point(NamedTuple):
+    """A value, and where it is on the axes that are known: see `store.AXES`."""
+
+    value: float
+    at: Mapping[str, float]
+
+
+def in_steps(values: Iterable[tuple[float, float]]) -> list[Point]:
+    """Points from (step, value), where a step is an epoch."""
+    return [Point(value, {"step": step, "epoch": step}) for step, value in values]
+
+
 class Curve(NamedTuple):
     """One number over time in one run: lines of curves.csv."""
 
@@ -49,8 +75,7 @@ class Curve(NamedTuple):
     worker: str
     """'worst', 'mean', 'averaged', a worker's number, or '' where there is no such thing."""
     seed: int
-    points: Sequence[tuple[float, float, float]]
-    """(step, epoch, value)."""
+    points: Sequence[Point]
 
 
 class Cell(ABC):
@@ -65,6 +90,13 @@ class Cell(ABC):
     def jobs(self) -> list[Job]:
         """All jobs known today, finished or not, in the order in which they are wanted."""
 
+    def to_come(self) -> list[Job]:
+        """Jobs that will be wanted in any case, though not before those of today are finished.
+
+        What is not known of them yet, such as a learning rate, is what it may be: they are there to be counted.
+        """
+        return []
+
     @abstractmethod
     def values(self) -> list[Value]:
         """What came out so far."""
@@ -72,6 +104,10 @@ class Cell(ABC):
     def curves(self) -> list[Curve]:
         """Numbers over time of the chosen runs, if the study draws them."""
         return []
+
+    def meanings(self) -> dict[str, Meaning]:
+        """Of the metrics in its values, by their names, as far as they are known."""
+        return {}
 
     def remarks(self) -> list[str]:
         """Sentences on what is wrong with finished jobs, so that their numbers are missing."""
@@ -82,6 +118,15 @@ class Cell(ABC):
         return 0
 
 
+def _counted(value: Any, number: int) -> Any:
+    """`wording.counted` for every sentence in a value."""
+    if isinstance(value, dict):
+        return {key: _counted(one, number) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_counted(one, number) for one in value]
+    return counted(value, number) if isinstance(value, str) else value
+
+
 @dataclass
 class Study(ABC):
     """A dataclass whose fields are the keys of conf/study/<name>.yaml; `kind: <name of the class>` chooses it there."""
@@ -89,7 +134,7 @@ class Study(ABC):
     name: str = ""
     title: str = ""
     paper: str = ""
-    """Folder in results/ and name in published/: 'relaysum' or 'thesis'."""
+    """Folder in results/ and name in published/: 'relaysum', 'thesis', 'bluefog', or your own."""
     item: str = ""
     """As the paper calls it: 'Table 1'."""
     base: list[str] = field(default_factory=list)
@@ -101,8 +146,16 @@ class Study(ABC):
     report: dict[str, Any] = field(default_factory=dict)
     """See report/spec.py."""
 
+    timed: ClassVar[frozenset[str]] = frozenset()
+    """Keys that elsewhere say where and how something is computed, but change what this study measures: times."""
+
+    def described(self) -> dict[str, Any]:
+        """`report` and `departures`, where '{n seeds}' in their sentences has become the number that there are."""
+        number = len(getattr(self, "seeds", []))
+        return {"report": _counted(self.report, number), "departures": _counted(self.departures, number)}
+
     @abstractmethod
-    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
+    def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """The cells, composed and checked. `overrides` are the user's, for every run. Raises ConfigError."""
 
     def decided_keys(self) -> set[str]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.errors import ConfigError
+from decentral.data.description import LabelledData
+from decentral.errors import ConfigError, check_at_least
 from decentral.tasks.task import Problem, Task
 
 if TYPE_CHECKING:
     import torch
 
-    from decentral.config import Config
+    from decentral.config.schema import Config
+
+
+_MULTIPLICATIONS_PER_S = 5e10
+_CALLS_S = 50e-6  # for the calls of a worker's layers in a step
+_START_S = 4.0  # until processes have started and found each other, and a margin
 
 
 @dataclass
@@ -20,37 +26,39 @@ class Images(Task):
 
     Every worker draws batches of `batch_size` from its own part, reshuffled in every epoch (reshuffle=false: one order
     for ever, as the thesis). An epoch is floor(N / n) // batch_size steps; with drop_last=false a last, smaller batch
-    is added. Every worker's model is tested on the whole test set, and so is their average; batch-norm statistics are
-    each worker's own, and for the average they are recomputed on training pictures of all workers.
+    is added. Every worker's model is tested on the whole test set in the end, and so is their average (on the way:
+    `evaluation.examples`); batch-norm statistics are each worker's own, and for the average they are recomputed on
+    training images of all workers.
 
-    test_batch_size        pictures per forward pass in evaluation
-    statistics_pictures    on how many training pictures batch-norm statistics are recomputed, in batches of at most 64
+    statistics_images      on how many training images batch-norm statistics are recomputed, in batches of at most 64
     """
 
     name: str = "images"
     reshuffle: bool = True
     drop_last: bool = True
-    test_batch_size: int = 500
-    statistics_pictures: int = 512
+    statistics_images: int = field(default=512, metadata={"was": "statistics_pictures"})
     uses: ClassVar[tuple[str, ...]] = ("data", "partition", "model")
     eval_every_epochs: ClassVar[float] = 4.0
     has_samples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for key in ("test_batch_size", "statistics_pictures"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"task.{key}={getattr(self, key)} makes no sense: it has to be at least 1.")
+        check_at_least("task.statistics_images", self.statistics_images)
 
     def check(self, config: Config) -> None:
-        """The data is there, can be split, and the model takes its pictures."""
+        """The data is there, can be split, and the model takes its images."""
         info = config.data.inspect()
-        config.model.check(info.image_shape)
+        if not isinstance(info, LabelledData):
+            raise ConfigError(
+                f"task=images is for images with labels, but data={config.data.name} has {info.kind}: choose data= "
+                "with images, such as data=digits."
+            )
+        config.model.check(info)
         config.partition.check(info.num_train, config.num_workers)
         assert config.num_workers is not None
         share = info.num_train // config.num_workers
         if self.drop_last and share < config.batch_size:
             raise ConfigError(
-                f"batch_size={config.batch_size} is more than the {share} training pictures that each of "
+                f"batch_size={config.batch_size} is more than the {share} training images that each of "
                 f"num_workers={config.num_workers} workers gets of data={config.data.name}: use "
                 f"batch_size={max(share, 1)} or less."
             )
@@ -59,10 +67,23 @@ class Images(Task):
         """Download or decode the data."""
         config.data.prepare()
 
+    def num_examples(self, config: Config) -> tuple[int, int]:
+        """Of the data set."""
+        info = config.data.inspect()
+        return info.num_train, info.num_test
+
     def worth_processes(self, config: Config) -> bool:
-        """All but small models on small pictures."""
-        _, height, width = config.data.inspect().image_shape
-        return not (config.model.small and height * width <= 28 * 28)
+        """Whether two processes save more than it takes to start them: half of the time of all passes.
+
+        A step of n workers with batches of B takes about 3 n B m / (5e10 per second) + 50 us n on a core, for a model
+        of m multiplications: forward and backward passes, and their calls. (Measured on a core: cnn, n = 16, B = 32, 11
+        ms on 8 x 8 digits, 64 ms on 28 x 28; mlp, n = 64, B = 16, 3.4 ms.)
+        """
+        info, n = config.data.inspect(), config.num_workers
+        assert n is not None
+        steps = config.steps or config.epochs * max(1, info.num_train // n // config.batch_size)
+        work = 3 * n * config.batch_size * config.model.multiplications(info) / _MULTIPLICATIONS_PER_S + n * _CALLS_S
+        return steps * work / 2 > _START_S
 
     def open(self, config: Config, workers: range, device: torch.device) -> Problem:
         """The local workers' models and data."""

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.errors import ConfigError
-from decentral.optim.optimizer import check_range
+from decentral.errors import check_at_least, check_range
+from decentral.host.memory import refuse_if_too_large
 from decentral.tasks.task import Problem, Task
 
 if TYPE_CHECKING:
     import torch
 
-    from decentral.config import Config
+    from decentral.config.schema import Config
 
 
 @dataclass
@@ -34,8 +34,12 @@ class MeanEstimation(Task):
 
     def __post_init__(self) -> None:
         check_range("task.std", self.std, 0.0, inf)
-        if self.dimension < 1:
-            raise ConfigError(f"task.dimension={self.dimension} makes no sense: it has to be at least 1.")
+        check_at_least("task.dimension", self.dimension)
+
+    def check(self, config: Config) -> None:
+        """The models have to fit into memory."""
+        assert config.num_workers is not None
+        refuse_if_too_large(f"task.dimension={self.dimension}", 8.0 * config.num_workers * self.dimension)
 
     def open(self, config: Config, workers: range, device: torch.device) -> Problem:
         """The stream of samples."""

@@ -6,18 +6,18 @@ import zipfile
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decentral.errors import ConfigError
-from decentral.optim.optimizer import check_range
+from decentral.errors import ConfigError, check_at_least, check_range
+from decentral.host.memory import refuse_if_too_large
 from decentral.tasks.task import Problem, Task
 
 if TYPE_CHECKING:
     import torch
 
-    from decentral.config import Config
+    from decentral.config.schema import Config
 
 
 @dataclass
@@ -38,8 +38,6 @@ class Quadratics(Task):
     problem_seed       draws the problem (null: the run's seed)
     """
 
-    can_be_ensemble: ClassVar[bool] = True
-
     name: str = "quadratics"
     problem: str | None = field(default=None, metadata={"content": True})
     dimension: int = 10
@@ -51,8 +49,7 @@ class Quadratics(Task):
     problem_seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.dimension < 1:
-            raise ConfigError(f"task.dimension={self.dimension} makes no sense: it has to be at least 1.")
+        check_at_least("task.dimension", self.dimension)
         for key in ("singular_max", "zeta2", "initial_distance", "noise"):
             check_range(f"task.{key}", getattr(self, key), 0.0, inf)
         if self.singular_min is not None and not 0 <= self.singular_min <= self.singular_max:
@@ -74,7 +71,10 @@ class Quadratics(Task):
         return n
 
     def check(self, config: Config) -> None:
-        """A single worker is not heterogeneous."""
+        """A single worker is not heterogeneous; A [n, d, d] has to fit into memory."""
+        if self.problem is None:
+            assert config.num_workers is not None
+            refuse_if_too_large(f"task.dimension={self.dimension}", 8.0 * config.num_workers * self.dimension**2)
         if self.problem is None and self.zeta2 > 0 and config.num_workers == 1:
             raise ConfigError(f"task.zeta2={self.zeta2:g} needs several workers: with num_workers=1 use task.zeta2=0.")
 
@@ -109,7 +109,7 @@ def read_problem(path: str) -> dict[str, np.ndarray]:
     try:
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
             arrays = {key: _real(file[key]) for key in ("A", "b", "x0") if key in file}
-    except (OSError, ValueError, zipfile.BadZipFile, TypeError, AttributeError, EOFError):
+    except (OSError, ValueError, zipfile.BadZipFile, TypeError, AttributeError, EOFError, MemoryError):
         raise ConfigError(f"task.problem={path} cannot be read: it has to be an .npz of real numbers.") from None
     for key in ("A", "b"):
         if key not in arrays:

@@ -7,14 +7,14 @@ from enum import Enum
 from math import inf
 from typing import TYPE_CHECKING
 
-from decentral.errors import ConfigError
-from decentral.optim.optimizer import check_range
+from decentral.errors import ConfigError, check_at_least, check_range
+from decentral.host.memory import refuse_if_too_large
 from decentral.tasks.task import Problem, Task
 
 if TYPE_CHECKING:
     import torch
 
-    from decentral.config import Config
+    from decentral.config.schema import Config
 
 
 class Loss(Enum):
@@ -58,8 +58,7 @@ class Regression(Task):
 
     def __post_init__(self) -> None:
         for key in ("samples_per_worker", "dimension"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"task.{key}={getattr(self, key)} makes no sense: it has to be at least 1.")
+            check_at_least(f"task.{key}", getattr(self, key))
         for key in ("l2", "noise", "heterogeneity"):
             check_range(f"task.{key}", getattr(self, key), 0.0, inf)
         if self.loss is Loss.logistic and self.l2 == 0:
@@ -69,9 +68,11 @@ class Regression(Task):
             )
 
     def check(self, config: Config) -> None:
-        """Without regularisation, fewer samples than coordinates do not determine the optimum."""
+        """Without regularisation, fewer samples than coordinates do not determine the optimum; all have to fit into
+        memory."""
         assert config.num_workers is not None
         samples = config.num_workers * self.samples_per_worker
+        refuse_if_too_large(f"task.dimension={self.dimension}", 8.0 * samples * self.dimension)
         if self.l2 == 0 and samples < self.dimension:
             raise ConfigError(
                 f"task.l2=0 needs at least task.dimension={self.dimension} samples, but {config.num_workers} workers "

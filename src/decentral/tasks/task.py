@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from decentral.errors import ConfigError
+from decentral.store.metadata import Metric
+from decentral.tasks.evaluation import WHOLE, Scope
+
 if TYPE_CHECKING:
+    import numpy as np
     import torch
     from torch import Tensor
 
-    from decentral.config import Config
+    from decentral.config.schema import Config
 
 DEFAULT_NUM_WORKERS = 16
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A number that evaluation gives for a model: accuracy on test data, say."""
-
-    split: str
-    name: str
-    larger_is_better: bool = False
-    percent: bool = False
-
-    def format(self, value: float) -> str:
-        """The value as a person reads it."""
-        return f"{100 * value:.1f} %" if self.percent else f"{value:.3g}"
 
 
 class Task(ABC):
@@ -43,8 +33,9 @@ class Task(ABC):
     has_samples: ClassVar[bool] = True
     """Whether x - gradient(x) is a sample in the space of the models (relay_mean averages those)."""
 
-    can_be_ensemble: ClassVar[bool] = False
-    """Whether `decentral.ensembles` can solve many of its problems side by side, as one run."""
+    def num_examples(self, config: Config) -> tuple[int, int] | None:
+        """How many examples there are for training and for testing; None where problems are not made of examples."""
+        return None
 
     def resolve_num_workers(self, config: Config) -> int:
         """The number of workers: the user's, or else what the topology is made for, or else 16."""
@@ -71,7 +62,10 @@ class Problem(ABC):
     """n functions F_i on R^P with a stochastic gradient, and what can be said of a model."""
 
     metrics: tuple[Metric, ...]
-    """What evaluation gives; the first is the one to show."""
+    """What evaluation gives; the first is what a run is judged by."""
+
+    loss_unit: str = ""
+    """Of the training loss, such as nats."""
 
     notes: tuple[str, ...] = ()
     """What a reader of the metrics has to know, for example on which data batch-norm statistics were recomputed."""
@@ -79,30 +73,51 @@ class Problem(ABC):
     facts: Mapping[str, Any] = {}
     """How it computes, for the provenance."""
 
+    data_s: float = 0.0
+    """How long the gradients so far have waited for their batches."""
+
     steps_per_epoch: float
 
     @abstractmethod
-    def init(self, seed: int) -> Tensor:
+    def init(self) -> Tensor:
         """The initial model x^0 [P], the same for all workers, on the device."""
 
     @abstractmethod
-    def gradient(self, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Losses [k] and gradients g [k, P] of the local workers at x [k, P].
+    def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """Losses [r] and gradients g [r, P] of local workers at x [r, P].
 
-        `index` numbers the gradients that a worker draws from 0 on: the batch and all randomness are addressed by it.
-        The returned tensors are the caller's until the next call, who may overwrite them.
+        The rows are those of all local workers, or of `workers`: places among the local ones, each once. draws [r]
+        numbers the sample that each of them draws, from 0 on; the batch and all randomness are addressed by the worker
+        and its draw, and by nothing else. The returned tensors are the caller's until the next call, who may overwrite
+        them.
         """
 
     @abstractmethod
-    def evaluate_workers(self, x: Tensor) -> Tensor:
-        """Metrics of the local workers' own models: [k, P] -> [k, len(metrics)], float64 on the CPU."""
+    def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
+        """Statistics of local workers' own models x [k, P]: [r, S], float64 on the CPU.
 
-    @abstractmethod
-    def evaluate_average(self, x: Tensor, part: int, parts: int) -> Tensor:
-        """Metrics of one averaged model: [P] -> [len(metrics)], float64 on the CPU.
+        Of all k of them, or of those of `workers`: places among the local ones, each once.
 
-        What this returns for part = 0, ..., parts - 1 adds up to the metrics: every process does a share of the work.
+        Statistics are what the metrics are computed from once they are added up over test examples: how many were
+        recognised, the sum of their losses, and how many there are, say. See `finish`.
         """
+
+    def average_statistics(self, x: Tensor, part: int, parts: int, scope: Scope = WHOLE) -> Tensor:
+        """The same statistics of one model, the average of all: [P] -> [S], float64 on the CPU.
+
+        What this returns for part = 0, ..., parts - 1 adds up to those of the same test examples: every process looks
+        at its share of them. Here, for what is no set of examples, the first part is all of it.
+        """
+        found = self.worker_statistics(x[None], scope=scope)[0]
+        return found if part == 0 else found.new_zeros(found.shape)
+
+    def finish(self, statistics: Tensor) -> Tensor:
+        """Metrics from statistics that are complete: [..., S] -> [..., len(metrics)].
+
+        For example accuracy = correct / count, or perplexity = exp(sum of nats / tokens). Metrics that are no functions
+        of sums are statistics themselves: then this is the identity, as it is here.
+        """
+        return statistics
 
     def save_tables(self, directory: Path) -> None:
         """Write what describes the problem, such as the distribution of the data (partition.csv)."""
@@ -112,6 +127,36 @@ class Problem(ABC):
         """State of the local workers beside their models (batch-norm statistics), each [k, ...]; tensors that alias
         it."""
         return {}
+
+    def state(self) -> list[Any]:
+        """What else each local worker has to remember, for checkpoints: where its environment is, say; [] if nothing.
+
+        One entry for each local worker, in order: tensors, numbers, strings, None, and lists and dicts of these. It is
+        stored by worker, so that a run can go on with another number of processes.
+        """
+        return []
+
+    def load_state(self, state: list[Any]) -> None:
+        """Go on from what `state` once gave: the entries of the local workers; not called where there were none."""
+        return None
+
+    def model_tensors(self, x: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A model x [P] and its buffers as they are kept, by the names of the module's `state_dict`.
+
+        {} where no `nn.Module` is trained: x then says little without its problem, and no models are kept.
+        """
+        return {}
+
+    def averaged_buffers(self, x: Tensor) -> dict[str, Tensor]:
+        """The buffers of the averaged model x [P], such as batch statistics that were recomputed for it."""
+        return {}
+
+    def begin_with(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The model x^0 [P] with these tensors, by name, for all workers, and their buffers.
+
+        Raises ConfigError if they are those of another model, or there are no modules here.
+        """
+        raise ConfigError("init= is for tasks that train networks, such as task=images: leave it out.")
 
     def close(self) -> None:
         """Release what the problem holds."""

@@ -1,4 +1,4 @@
-"""Who talks to whom, and with which weights: a topology turns a number of workers into a `Schedule`.
+"""Who talks to whom, and with which weights: a topology turns a number of workers into its `Rounds`.
 
 Conventions, the same in every module of this package:
 
@@ -6,14 +6,17 @@ Conventions, the same in every module of this package:
   diagonal is a worker's own weight. Rows that sum to 1 keep a consensus where it is (pull); columns that sum to 1
   keep the sum over workers (push, needed for push-sum); matrices that do both are doubly stochastic and keep the
   mean.
-- A graph is a boolean matrix `A[i, j]` (does j send to i?) with an empty diagonal. It is undirected where A = A^T.
+- A graph is its directed edges `src[e] -> dst[e]`, sorted by (dst, src), without loops. It is undirected where every
+  edge has its opposite. A mixing matrix is its entries that are not zero, in the same order, the diagonal included.
+  Dense `n x n` arrays are for reading: nothing that a run does needs one.
 - A model may be cut into d pieces, each with its own graph (double binary trees: d = 2).
-- A schedule may change with the round and repeats after `period` rounds; a static one has period 1. The matrix of a
-  round is authoritative: whoever needs the graph reads it from where the matrix is not zero.
-- Nothing here draws random numbers, imports torch, or knows processes. networkx is imported by the topology that
-  needs it.
+- Rounds may differ and repeat after `period` of them; those of a static topology have period 1. The matrix of a round
+  is authoritative: whoever needs the graph reads it from where the matrix is not zero.
+- Nothing here draws random numbers, imports torch, or knows processes. networkx and scipy are imported where they are
+  needed.
 
-`schedule` holds what the rest of the program reads, `topology` the contract, `weights` the mixing weights,
-`requirements` what algorithms may ask of a schedule, `facts` numbers about it, `communication` what is done with the
-rounds of any topology, `another` finds a topology that one is made from; the other modules are one topology each.
+`graph` and `mixing_matrix` hold the sparse lists, `rounds` what the rest of the program reads, `topology` the contract,
+`weights` the mixing weights, `requirements` what algorithms may ask of rounds, `facts` numbers about them,
+`communication` what is done with the rounds of any topology, `another` finds a topology that one is made from; the
+other modules are one topology each.
 """

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decentral.topology.graph import undirected
+from decentral.topology.graph import Graph, undirected
 from decentral.topology.topology import GraphTopology
 
 
-def binary_tree(num_workers: int) -> np.ndarray:
+def binary_tree(num_workers: int) -> Graph:
     """A heap on the workers 1 .. n-1 with worker 0 hung above its root: the parent of w >= 1 is floor(w / 2)."""
     w = np.arange(1, num_workers)
     return undirected(num_workers, w, w // 2)
@@ -27,6 +27,6 @@ class BinaryTree(GraphTopology):
 
     name: str = "bt"
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """w -- floor(w / 2) for all w >= 1."""
         return [(binary_tree(num_workers),)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decentral.topology.graph import undirected
+from decentral.topology.graph import Graph, undirected
 from decentral.topology.topology import GraphTopology
 
 
@@ -16,7 +16,7 @@ class Chain(GraphTopology):
 
     name: str = "chain"
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """0 -- 1 -- ... -- n-1."""
         i = np.arange(num_workers - 1)
         return [(undirected(num_workers, i, i + 1),)]

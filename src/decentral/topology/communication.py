@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from decentral.errors import ConfigError
+from decentral.errors import check_at_least
 
 if TYPE_CHECKING:
-    from decentral.topology.schedule import Schedule
+    from decentral.topology.rounds import Rounds
     from decentral.topology.topology import Topology
 
 
@@ -28,17 +28,15 @@ class Communication:
 
     def __post_init__(self) -> None:
         for key in ("every", "global_every", "workers_per_machine"):
-            value = getattr(self, key)
-            if value is not None and value < 1:
-                raise ConfigError(f"communication.{key}={value} makes no sense: it has to be at least 1.")
+            check_at_least(f"communication.{key}", getattr(self, key))
 
     @property
     def plain(self) -> bool:
         """Whether the rounds are those of the topology."""
         return self == Communication()
 
-    def schedule(self, topology: Topology, num_workers: int) -> Schedule:
-        """The schedule of the topology with this done to it.
+    def schedule(self, topology: Topology, num_workers: int) -> Rounds:
+        """The rounds of the topology with this done to them.
 
         Raises:
             ConfigError: the topology does not exist for so many workers or machines, or cannot be one of machines.
@@ -46,11 +44,11 @@ class Communication:
         from decentral.topology.machines import on_machines
         from decentral.topology.periodic import now_and_then
 
-        schedule = (
+        rounds = (
             topology.schedule(num_workers)
             if self.workers_per_machine == 1
             else on_machines(topology, num_workers, self.workers_per_machine)
         )
         if self.every == 1 and self.global_every is None:
-            return schedule
-        return now_and_then(schedule, self.every, self.global_every, topology.name)
+            return rounds
+        return now_and_then(rounds, self.every, self.global_every, topology.name)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
+from decentral.topology.graph import Graph, complete
 from decentral.topology.topology import GraphTopology
 
 
@@ -15,6 +14,6 @@ class Complete(GraphTopology):
 
     name: str = "complete"
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """i -- j for all i != j."""
-        return [(~np.eye(num_workers, dtype=bool),)]
+        return [(complete(num_workers),)]

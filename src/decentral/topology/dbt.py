@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from decentral.errors import ConfigError
 from decentral.topology.bt import binary_tree
-from decentral.topology.schedule import Schedule, Split
+from decentral.topology.graph import Graph, undirected
+from decentral.topology.rounds import Rounds, Split
 from decentral.topology.topology import GraphTopology
 
 
@@ -26,7 +25,7 @@ class DoubleBinaryTrees(GraphTopology):
     name: str = "dbt"
     split: Split = Split.contiguous
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """bt and its mirror image; ConfigError for n = 1."""
         if num_workers < 2:
             raise ConfigError(
@@ -34,10 +33,11 @@ class DoubleBinaryTrees(GraphTopology):
                 "or topology=bt."
             )
         tree = binary_tree(num_workers)
-        return [(tree, np.ascontiguousarray(tree[::-1, ::-1]))]
+        mirrored = undirected(num_workers, num_workers - 1 - tree.src, num_workers - 1 - tree.dst)
+        return [(tree, mirrored)]
 
-    def schedule(self, num_workers: int) -> Schedule:
-        """The schedule for `num_workers` workers, the coordinates cut as `split` says."""
-        schedule = super().schedule(num_workers)
-        schedule.split = self.split
-        return schedule
+    def schedule(self, num_workers: int) -> Rounds:
+        """The rounds for `num_workers` workers, the coordinates cut as `split` says."""
+        rounds = super().schedule(num_workers)
+        rounds.split = self.split
+        return rounds

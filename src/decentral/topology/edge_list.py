@@ -25,8 +25,6 @@ class EdgeList:
 
     def check(self, num_workers: int, directed: bool) -> None:
         """Raise ConfigError, naming the place, for what cannot be a graph on `num_workers` workers."""
-        if not len(self.source):
-            raise ConfigError(f"topology.path={self.path} holds no edges.")
         seen: dict[tuple[int, int], str] = {}
         for source, target, place in zip(self.source.tolist(), self.target.tolist(), self.place, strict=True):
             if min(source, target) < 0 or max(source, target) >= num_workers:
@@ -49,6 +47,13 @@ class EdgeList:
             seen[edge] = place
 
 
+def _no_edges(path: Path) -> ConfigError:
+    return ConfigError(
+        f"topology.path={path} holds no edges: give a .csv file with lines source,target[,weight], separated by "
+        "commas, or an .npz file with the integers 'edges' [E, 2]."
+    )
+
+
 def read_csv(path: Path) -> EdgeList:
     """Read `source,target[,weight]`, one edge a line; blank lines and a first line of words are passed over."""
     with path.open(newline="", encoding="utf-8-sig") as file:
@@ -59,6 +64,8 @@ def read_csv(path: Path) -> EdgeList:
             raise ConfigError(f"topology.path={path} cannot be read as CSV: {error}.") from error
     if rows and not any(_is_number(cell) for cell in rows[0][1]):
         del rows[0]
+    if not rows:
+        raise _no_edges(path)
     for place, row in rows:
         if len(row) not in (2, 3) or len(row) != len(rows[0][1]):
             raise ConfigError(
@@ -78,12 +85,14 @@ def read_npz(path: Path) -> EdgeList:
     try:
         with path.open("rb") as file, np.load(file) as arrays:
             edges, weights = arrays["edges"], arrays.get("weights")
-    except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError) as error:
         raise ConfigError(f"topology.path={path} cannot be read as .npz with an array 'edges': {error}.") from error
     if edges.ndim != 2 or edges.shape[1] != 2 or not np.issubdtype(edges.dtype, np.integer):
         raise ConfigError(
             f"'edges' of topology.path={path} must be integers of shape [E, 2], not {edges.dtype} {list(edges.shape)}."
         )
+    if not len(edges):
+        raise _no_edges(path)
     place = [f"row {e} of 'edges'" for e in range(len(edges))]
     source, target = edges.astype(np.int64).T
     if weights is None:

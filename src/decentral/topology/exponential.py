@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.graph import directed
+from decentral.topology.graph import Graph, directed
 from decentral.topology.topology import GraphTopology
 
 
@@ -37,7 +37,7 @@ class Exponential(GraphTopology):
     name: str = "exponential"
     base: int = field(default=2, metadata={"older": 2})
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """i -> i + b^k modulo n, for all b^k < n; ConfigError unless b >= 2."""
         i, hop = np.arange(num_workers)[:, None], powers(self.base, num_workers)
         return [(directed(num_workers, i, (i + hop) % num_workers),)]

@@ -1,10 +1,12 @@
-"""Numbers about schedules that papers and tables quote."""
+"""Numbers about topologies that papers and tables quote."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from decentral.topology.schedule import Schedule
+from decentral.topology.graph import Graph, hops, is_connected, is_undirected, sum_of_tree_hops
+from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.rounds import Rounds
 
 
 def second_largest_eigenvalue_modulus(W: np.ndarray) -> float:
@@ -13,35 +15,71 @@ def second_largest_eigenvalue_modulus(W: np.ndarray) -> float:
     return float(moduli[-2]) if len(moduli) > 1 else 0.0
 
 
-def smallest_eigenvalue(W: np.ndarray) -> float:
-    """The smallest eigenvalue of W (its real part where W is not symmetric)."""
+def smallest_eigenvalue(W: MixingMatrix | np.ndarray) -> float:
+    """The smallest eigenvalue of W (its real part where W is not symmetric).
+
+    Of a symmetric matrix of more than 1024 workers, which is then never made dense, by Lanczos' method.
+    """
+    if isinstance(W, MixingMatrix):
+        if W.num_workers > _DENSE_EIGENVALUES and W.is_symmetric(0.0):
+            return float(_extreme_eigenvalue(W, "SA"))
+        W = W.dense()
     return float(_eigenvalues(W).real.min())
+
+
+def largest_laplacian_eigenvalue(graph: Graph) -> float:
+    """The largest eigenvalue of D - A for an undirected graph, D the degrees."""
+    degree = graph.indegree.astype(np.float64)
+    laplacian = MixingMatrix.on(graph, np.full(len(graph), -1.0), degree)
+    if graph.num_workers > _DENSE_EIGENVALUES:
+        return float(_extreme_eigenvalue(laplacian, "LA"))
+    return float(np.linalg.eigvalsh(laplacian.dense())[-1])
+
+
+_DENSE_EIGENVALUES = 1024
+
+
+def _extreme_eigenvalue(W: MixingMatrix, which: str) -> float:
+    """The smallest (SA) or largest (LA) eigenvalue of a symmetric matrix, by Lanczos' method from a fixed start."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.linalg import eigsh
+
+    n = W.num_workers
+    start = np.cos(np.arange(n) ** 2 + 1.0)  # the same in every run, and in no small invariant subspace
+    matrix = csr_array((W.weight, W.src, W.starts), shape=(n, n))
+    found = eigsh(matrix, k=1, which=which, v0=start, return_eigenvectors=False, tol=1e-10, maxiter=100 * n, ncv=64)
+    return float(found[0])
 
 
 def _eigenvalues(W: np.ndarray) -> np.ndarray:
     return np.linalg.eigvalsh(W) if np.array_equal(W, W.T) else np.linalg.eigvals(W)
 
 
-def mean_delay(schedule: Schedule, overlap: bool = False) -> float:
+def mean_delay(rounds: Rounds, overlap: bool = False) -> float:
     """How many steps old, on average, the models are that RelaySum adds up: (1/n^2) sum_ij max(tau_ij - 1, 0).
 
     A neighbour's message is used in the step in which it is sent; with `overlap` in the next one, so the delay is
     tau_ij. Averaged over the pieces. 1 + mean_delay is the factor by which RelaySGD shrinks the effect of a single
-    update (Vogels et al., NeurIPS 2021, appendix D.1). The schedule must be static and every piece connected.
+    update (Vogels et al., NeurIPS 2021, appendix D.1). The rounds must not change and every piece be connected.
     """
-    tau = schedule.hops()
-    assert (tau >= 0).all(), "some workers never hear of each other"
-    return float(np.mean(tau if overlap else np.maximum(tau - 1, 0)))
+    n, total = rounds.num_workers, 0
+    for graph in rounds.graphs():
+        assert is_connected(graph), "some workers never hear of each other"
+        is_tree = len(graph) == 2 * (n - 1) and is_undirected(graph)
+        total += sum_of_tree_hops(graph) if is_tree else int(hops(graph).sum())
+    if not overlap:
+        total -= rounds.num_pieces * n * (n - 1)  # one for each pair of different workers
+    return total / (rounds.num_pieces * n * n)
 
 
-def relay_matrix(schedule: Schedule) -> np.ndarray:
+def relay_matrix(rounds: Rounds) -> np.ndarray:
     """One step of RelaySum whose messages travel during the gradient, as a matrix on the last models of all workers.
 
     The rows and columns are the n workers' models now, one step ago, ..., tau_max steps ago: n (tau_max + 1) of them.
     The first n rows take 1/n of every worker's model of tau_ij steps ago, the others only move on in time (Vogels et
-    al., NeurIPS 2021, definition E). Of the first piece of a static schedule.
+    al., NeurIPS 2021, definition E). Of the first piece of rounds that do not change.
     """
-    tau = schedule.hops()[0]
+    tau = rounds.hops()[0]
     n, oldest = len(tau), int(tau.max())
     M = np.zeros((oldest + 1, n, oldest + 1, n))
     i, j = np.indices(tau.shape)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from decentral.errors import ConfigError
 from decentral.topology.edge_list import EdgeList, read_csv, read_npz
-from decentral.topology.graph import directed, undirected
+from decentral.topology.graph import Graph, directed, undirected
+from decentral.topology.mixing_matrix import MixingMatrix, row_sums
 from decentral.topology.topology import GraphTopology
 from decentral.topology.weights import Weights
 
@@ -33,15 +35,21 @@ class File(GraphTopology):
         edges = self._edges()
         return int(max(edges.source.max(), edges.target.max())) + 1
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def notes(self) -> tuple[str, ...]:
+        """Which way the lines were read."""
+        way = "from a to b only" if self.directed else "both ways; topology.directed=true reads it from a to b only"
+        return (f"a line a,b of topology.path={self.path} is an edge {way}",)
+
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """The graph of the file; ConfigError if it cannot be read or is none on n workers."""
         edges = self._read(num_workers)
         join = directed if self.directed else undirected
         return [(join(num_workers, edges.source, edges.target),)]
 
-    def matrix(self, A: np.ndarray) -> np.ndarray:
+    def matrix(self, A: Graph) -> MixingMatrix:
         """W from the weights of the file; where it has none, by the rule `weights`."""
-        edges = self._read(len(A))
+        n = A.num_workers
+        edges = self._read(n)
         if edges.weight is None:
             return super().matrix(A)
         if self.weights is not Weights.auto:
@@ -49,20 +57,23 @@ class File(GraphTopology):
                 f"topology.weights={self.weights.name} contradicts topology.path={self.path}, which has weights: "
                 "leave topology.weights out, or remove the weights from the file."
             )
-        W = np.zeros(A.shape)
-        W[edges.target, edges.source] = edges.weight
-        if not self.directed:
-            W[edges.source, edges.target] = edges.weight
-        rest = np.setdiff1d(np.arange(len(A)), edges.source[edges.source == edges.target])
-        W[rest, rest] = 1.0 - W[rest].sum(axis=1)
-        over = rest[W[rest, rest] < -1e-12]
+        loops = edges.source == edges.target
+        own = np.full(n, np.nan)
+        own[edges.source[loops]] = edges.weight[loops]
+        weight = np.zeros(len(A))
+        ends = [(edges.source, edges.target), (edges.target, edges.source)]
+        for source, target in ends[: 1 if self.directed else 2]:
+            weight[np.searchsorted(A.keys, (target * n + source)[~loops])] = edges.weight[~loops]
+        rest = np.isnan(own)
+        own[rest] = 1.0 - row_sums(n, A.src, A.dst, weight)[rest]
+        over = np.flatnonzero(rest & (own < -1e-12))
         if len(over):
             raise ConfigError(
                 f"topology.path={self.path}: the weights of what worker {over[0]} takes from others sum to "
-                f"{1 - W[over[0], over[0]]:g}, more than 1: make them smaller, or give its own weight as a loop "
+                f"{1 - own[over[0]]:g}, more than 1: make them smaller, or give its own weight as a loop "
                 f"{over[0]},{over[0]},weight."
             )
-        return W
+        return MixingMatrix.on(A, weight, own)
 
     def _read(self, num_workers: int) -> EdgeList:
         edges = self._edges()
@@ -75,4 +86,11 @@ class File(GraphTopology):
         path = Path(self.path).expanduser()
         if not path.is_file():
             raise ConfigError(f"topology.path={self.path} is not a file (looked for {path.absolute()}).")
-        return read_npz(path) if path.suffix == ".npz" else read_csv(path)
+        facts = path.stat()
+        return _read_unchanged(path, facts.st_mtime_ns, facts.st_size)
+
+
+@lru_cache(maxsize=2)
+def _read_unchanged(path: Path, changed: int, size: int) -> EdgeList:
+    """A configuration asks several times, and a million lines take seconds."""
+    return read_npz(path) if path.suffix == ".npz" else read_csv(path)

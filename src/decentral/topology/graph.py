@@ -1,56 +1,159 @@
-"""Graphs as boolean matrices: A[i, j] is true where j sends to i. No loops, so the diagonal is false."""
+"""Graphs as sorted lists of directed edges; a dense matrix of one is made for reading only."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 
-def directed(num_workers: int, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """The graph with the edges source[e] -> target[e], bool [n, n]; loops and repetitions are dropped."""
-    A = np.zeros((num_workers, num_workers), dtype=bool)
-    A[target, source] = True
-    np.fill_diagonal(A, False)
-    return A
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Directed edges src[e] -> dst[e] between the vertices 0 ... num_workers-1.
+
+    int64 [E], sorted by (dst, src), without loops and repetitions; `directed` and `undirected` make it so.
+    """
+
+    num_workers: int
+    src: np.ndarray
+    dst: np.ndarray
+
+    @classmethod
+    def of(cls, A: Graph | np.ndarray) -> Graph:
+        """The graph of a matrix [n, n]: j sends to i where A[i, j] is not zero and i != j. A graph is itself."""
+        if isinstance(A, Graph):
+            return A
+        dst, src = np.nonzero(A)
+        edges = dst != src
+        return cls(len(A), src[edges], dst[edges])
+
+    @classmethod
+    def of_keys(cls, num_workers: int, keys: np.ndarray) -> Graph:
+        """The graph with these edges, each given as dst * num_workers + src: sorted, no loop, none twice."""
+        return cls(num_workers, keys % num_workers, keys // num_workers)
+
+    def __len__(self) -> int:
+        """The number of directed edges."""
+        return len(self.src)
+
+    def __or__(self, other: Graph) -> Graph:
+        """The edges of both."""
+        return union(self.num_workers, (self, other))
+
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """dst * num_workers + src of each edge: int64 [E], ascending."""
+        return self.dst * self.num_workers + self.src
+
+    @cached_property
+    def reverse(self) -> Graph:
+        """The same edges the other way round."""
+        return Graph.of_keys(self.num_workers, np.sort(self.src * self.num_workers + self.dst))
+
+    @cached_property
+    def indegree(self) -> np.ndarray:
+        """How many send to each worker: int64 [n]."""
+        return np.bincount(self.dst, minlength=self.num_workers)
+
+    @cached_property
+    def outdegree(self) -> np.ndarray:
+        """To how many each worker sends: int64 [n]."""
+        return np.bincount(self.src, minlength=self.num_workers)
+
+    def senders(self) -> list[np.ndarray]:
+        """Those that send to each worker, ascending: n arrays."""
+        return np.split(self.src, np.cumsum(self.indegree)[:-1])
+
+    def dense(self) -> np.ndarray:
+        """bool [n, n], for reading: entry [i, j] says whether j sends to i."""
+        A = np.zeros((self.num_workers, self.num_workers), dtype=bool)
+        A[self.dst, self.src] = True
+        return A
 
 
-def undirected(num_workers: int, one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """The graph with the edges one[e] -- other[e], bool [n, n]; loops and repetitions are dropped."""
-    A = directed(num_workers, one, other)
-    return A | A.T
+def directed(num_workers: int, source: np.ndarray, target: np.ndarray) -> Graph:
+    """The graph with the edges source[e] -> target[e], of shapes that broadcast; loops and repetitions are dropped."""
+    src, dst = (np.asarray(end, dtype=np.int64).ravel() for end in np.broadcast_arrays(source, target))
+    edges = src != dst
+    return Graph.of_keys(num_workers, _distinct(dst[edges] * num_workers + src[edges]))
 
 
-def support(W: np.ndarray) -> np.ndarray:
-    """The graph of a mixing matrix: where it is not zero, off the diagonal."""
-    A = W != 0
-    np.fill_diagonal(A, False)
-    return A
+def undirected(num_workers: int, one: np.ndarray, other: np.ndarray) -> Graph:
+    """The graph with the edges one[e] -- other[e], of shapes that broadcast; loops and repetitions are dropped."""
+    ends = [np.ravel(end) for end in np.broadcast_arrays(one, other)]
+    return directed(num_workers, np.concatenate(ends), np.concatenate(ends[::-1]))
 
 
-def is_undirected(A: np.ndarray) -> bool:
+def complete(num_workers: int) -> Graph:
+    """Every worker sends to every other one."""
+    n = num_workers
+    keys = np.arange(n * n)
+    return Graph.of_keys(n, keys[keys % (n + 1) != 0])
+
+
+def union(num_workers: int, graphs: Iterable[Graph]) -> Graph:
+    """All edges of some graphs on the same workers."""
+    keys, pending, size = np.empty(0, dtype=np.int64), list[np.ndarray](), 0
+    for number, graph in enumerate(graphs):
+        if number == 0:
+            keys = graph.keys
+            continue
+        pending.append(graph.keys)
+        size += len(graph)
+        if size > max(_PENDING_EDGES, len(keys)):
+            keys, pending, size = _distinct(np.concatenate([keys, *pending])), [], 0
+    return Graph.of_keys(num_workers, _distinct(np.concatenate([keys, *pending])) if pending else keys)
+
+
+_PENDING_EDGES = 1 << 18
+
+
+def _distinct(keys: np.ndarray) -> np.ndarray:
+    """The different numbers, ascending: `np.unique`, which is slow where many are sorted already."""
+    keys = np.sort(keys)
+    first = np.ones(len(keys), dtype=bool)
+    first[1:] = keys[1:] != keys[:-1]
+    return keys[first]
+
+
+def is_undirected(graph: Graph) -> bool:
     """Whether every edge has its opposite."""
-    return bool((A == A.T).all())
+    return np.array_equal(graph.reverse.keys, graph.keys)
 
 
-def is_connected(A: np.ndarray) -> bool:
+def is_connected(graph: Graph) -> bool:
     """Whether every worker's messages can reach every other worker (directed graphs: strong connectivity)."""
-    return _reaches_all(A) and (is_undirected(A) or _reaches_all(A.T))
+    if len(graph) < graph.num_workers - 1:
+        return False
+    reached = len(breadth_first(graph, 0)[0]) == graph.num_workers
+    return reached and (is_undirected(graph) or len(breadth_first(graph.reverse, 0)[0]) == graph.num_workers)
 
 
-def _reaches_all(A: np.ndarray) -> bool:
-    reached = np.zeros(len(A), dtype=bool)
-    frontier = reached.copy()
-    frontier[0] = True
-    while frontier.any():
-        reached |= frontier
-        frontier = A[:, frontier].any(axis=1) & ~reached
-    return bool(reached.all())
+def breadth_first(graph: Graph, root: int) -> tuple[np.ndarray, np.ndarray]:
+    """A search from `root` against the edges, from a worker to those that send to it, in increasing order.
+
+    The workers in the order in which they are found, int64 [those that reach the root], and the one from which each
+    worker was found, int64 [n]: -1 for those that never are, the root's own number for the root.
+    """
+    senders = graph.senders()
+    parent = np.full(graph.num_workers, -1)
+    parent[root] = root
+    order = [root]
+    for at in order:  # grows while it is gone through
+        found = senders[at]
+        found = found[parent[found] < 0]
+        parent[found] = at
+        order.extend(found.tolist())
+    return np.array(order), parent
 
 
-def hops(A: np.ndarray) -> np.ndarray:
-    """tau [n, n]: tau[i, j] edges lead from j to i at least, -1 where none do. O(n E), all j at once."""
-    n = len(A)
+def hops(graph: Graph) -> np.ndarray:
+    """tau [n, n], for reading: tau[i, j] edges lead from j to i at least, -1 where none do. O(n E), all j at once."""
+    n = graph.num_workers
     tau = np.full((n, n), -1, dtype=np.int64)
-    receiver, sender = np.nonzero(A.T)[::-1]  # sorted by sender
+    sender, receiver = graph.reverse.dst, graph.reverse.src  # sorted by sender
     degree = np.bincount(sender, minlength=n)
     first = np.concatenate([[0], np.cumsum(degree)])
     at = origin = np.arange(n)  # the frontier: pairs of a worker and whose message has just come there
@@ -61,7 +164,7 @@ def hops(A: np.ndarray) -> np.ndarray:
         if fanout.sum() > n * n:  # many ways to few pairs: the same step as a product of matrices
             frontier = np.zeros((n, n), dtype=np.float32)
             frontier[at, origin] = 1
-            at, origin = np.nonzero((A.astype(np.float32) @ frontier > 0) & (tau < 0))
+            at, origin = np.nonzero((graph.dense().astype(np.float32) @ frontier > 0) & (tau < 0))
         else:
             # edge number for every (pair of the frontier, outgoing edge): first[at], first[at] + 1, ...
             edge = np.arange(fanout.sum()) + np.repeat(first[at] - np.cumsum(fanout) + fanout, fanout)
@@ -73,3 +176,16 @@ def hops(A: np.ndarray) -> np.ndarray:
         if (tau >= 0).all():
             break
     return tau
+
+
+def sum_of_tree_hops(tree: Graph) -> int:
+    """sum_ij tau_ij over the ordered pairs of a tree, exactly, without looking at pairs.
+
+    An edge that parts s workers from n - s lies on the way of s (n - s) pairs in each direction.
+    """
+    order, parent = breadth_first(tree, 0)
+    below = [1] * tree.num_workers
+    parents = parent.tolist()
+    for worker in order[:0:-1].tolist():  # everybody after all that were found from it
+        below[parents[worker]] += below[worker]
+    return 2 * sum(s * (tree.num_workers - s) for s in below)  # the root parts nobody: s = n

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.graph import undirected
+from decentral.topology.graph import Graph, undirected
 from decentral.topology.topology import GraphTopology
 
 
@@ -27,7 +27,7 @@ class Grid(GraphTopology):
         if self.rows is not None and self.rows < 1:
             raise ConfigError(f"topology.rows={self.rows} must be at least 1.")
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """Neighbours in a row, and neighbours in a column; ConfigError if `rows` does not divide n."""
         place = np.arange(num_workers).reshape(self._rows(num_workers), -1)
         right, down = (place[:, :-1], place[:, 1:]), (place[:-1], place[1:])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.graph import undirected
+from decentral.topology.graph import Graph, undirected
 from decentral.topology.topology import GraphTopology
 
 
@@ -17,7 +17,7 @@ class Hypercube(GraphTopology):
 
     name: str = "hypercube"
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """i -- i xor 2^k; ConfigError unless n is a power of two."""
         below = 1 << (num_workers.bit_length() - 1)
         if num_workers != below:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
+from decentral.topology.graph import Graph
 from decentral.topology.inner_outer_ring import inner_outer, num_machines
 from decentral.topology.topology import GraphTopology, Repeating
 
@@ -35,7 +34,7 @@ class InnerOuterExponential(GraphTopology):
         M, L = num_machines(self.name, num_workers, self.workers_per_machine), self.workers_per_machine
         K, k = max(1, (M - 1).bit_length()), (L - 2).bit_length()
 
-        def graphs(t: int) -> tuple[np.ndarray, ...]:
+        def graphs(t: int) -> tuple[Graph, ...]:
             return (inner_outer(M, L, t % L, outer_hop=1 << t % K, inner_hop=1 << t % k),)
 
         return self.repeating(num_workers, math.lcm(L, K, k), graphs)

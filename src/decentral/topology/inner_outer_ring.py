@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.graph import directed
+from decentral.topology.graph import Graph, directed
 from decentral.topology.topology import GraphTopology, Repeating
 
 
@@ -55,8 +55,8 @@ def num_machines(topology: str, num_workers: int, workers_per_machine: int) -> i
     return num_workers // workers_per_machine
 
 
-def inner_outer(machines: int, places: int, leaver: int, outer_hop: int, inner_hop: int) -> np.ndarray:
-    """One round, bool [n, n]: the place `leaver` sends `outer_hop` machines further, the others inside.
+def inner_outer(machines: int, places: int, leaver: int, outer_hop: int, inner_hop: int) -> Graph:
+    """The graph of one round: the place `leaver` sends `outer_hop` machines further, the others inside.
 
     The others of a machine, in clockwise order without the leaver, each send `inner_hop` further among themselves.
     """

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.another import check_choice, graphs_of
-from decentral.topology.graph import directed
+from decentral.topology.another import check_choice, graphs_of, topology_of
+from decentral.topology.graph import Graph, directed, undirected
+from decentral.topology.ring import Direction
 from decentral.topology.topology import GraphTopology, Repeating
 from decentral.topology.weights import Weights
 
@@ -18,8 +20,9 @@ from decentral.topology.weights import Weights
 class OnePeer(GraphTopology):
     """Changing: in round t a worker sends to one of those that it sends to in another topology, to each in turn.
 
-    The other topology is `graph`, with its own defaults; `path` is for graph=file. Worker i takes its out-neighbours j
-    in clockwise order, by (j - i) mod n, and in round t sends to number t mod outdeg_i. The rounds repeat after the
+    The other topology is `graph`, with its settings: `direction` of a ring, `base` of exponential graphs, `center` of a
+    star, `rows` of a grid, `path` and `directed` of a file; null is its own default. Worker i takes its out-neighbours
+    j in clockwise order, by (j - i) mod n, and in round t sends to number t mod outdeg_i. The rounds repeat after the
     least common multiple of the outdegrees. With graph=exponential this is one_peer_exponential.
 
     Where everybody has equally many neighbours at equal distances (ring, exponential), each worker receives one
@@ -34,32 +37,60 @@ class OnePeer(GraphTopology):
     name: str = "one_peer"
     graph: str = "exponential"
     path: str | None = field(default=None, metadata={"content": True})
+    directed: bool | None = field(default=None, metadata={"older": None})
+    direction: Direction | None = field(default=None, metadata={"older": None})
+    base: int | None = field(default=None, metadata={"older": None})
+    center: int | None = field(default=None, metadata={"older": None})
+    rows: int | None = field(default=None, metadata={"older": None})
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self.name, self.graph, self.path)
+        check_choice(self.name, self.graph, self._settings)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """Those of the other topology; None where they have not been given."""
+        return {key: getattr(self, key) for key in ("path", "directed", "direction", "base", "center", "rows")}
+
+    def notes(self) -> tuple[str, ...]:
+        """Those of the other topology."""
+        return topology_of(self.graph, self._settings).notes()
 
     def graphs(self, num_workers: int) -> Repeating:
         """Round t: i -> its (t mod outdeg_i)-th out-neighbour; ConfigError if `graph` changes with the round."""
-        given = graphs_of(self.graph, self.path, num_workers)
+        given = self.given(num_workers)
         if len(given) > 1:
             raise ConfigError(
                 f"topology=one_peer takes the edges of a static graph in turn, but topology.graph={self.graph} changes "
                 f"with the round for num_workers={num_workers}: choose a static one, or use topology={self.graph}."
             )
-        pieces = [clockwise_targets(A) for A in given[0]]
-        period = math.lcm(*(len(targets) for piece in pieces for targets in piece if len(targets)))
+        pieces = [ClockwiseTargets(A) for A in given[0]]
+        period = math.lcm(*(int(degree) for piece in pieces for degree in np.unique(piece.degree)))
         return self.repeating(num_workers, period, lambda t: tuple(self._round(piece, t) for piece in pieces))
 
-    def _round(self, targets: list[np.ndarray], t: int) -> np.ndarray:
-        """The graph of round t, given everybody's out-neighbours in order."""
-        source = [i for i, of_i in enumerate(targets) if len(of_i)]
-        target = [targets[i][t % len(targets[i])] for i in source]
-        A = directed(len(targets), np.array(source, dtype=np.int64), np.array(target, dtype=np.int64))
-        return A | A.T if self.weights is Weights.metropolis else A
+    def given(self, num_workers: int) -> list[tuple[Graph, ...]] | Repeating:
+        """The graphs of the other topology."""
+        return graphs_of(self.graph, self._settings, num_workers)
+
+    def _round(self, targets: ClockwiseTargets, t: int) -> Graph:
+        """The graph of round t."""
+        join = undirected if self.weights is Weights.metropolis else directed
+        return join(targets.num_workers, targets.source, targets.of_round(t))
 
 
-def clockwise_targets(A: np.ndarray) -> list[np.ndarray]:
-    """[n] arrays: the workers j that i sends to, by increasing (j - i) mod n."""
-    n = len(A)
-    return [(i + np.flatnonzero(np.roll(A[:, i], -i))) % n for i in range(n)]
+class ClockwiseTargets:
+    """The workers j that each worker i sends to, by increasing (j - i) mod n."""
+
+    def __init__(self, graph: Graph) -> None:
+        n = self.num_workers = graph.num_workers
+        order = np.argsort(graph.src * n + (graph.dst - graph.src) % n)
+        self._targets = graph.dst[order]
+        self.source = np.flatnonzero(graph.outdegree)
+        """Those that send to anybody, ascending: int64 [m]."""
+        self.degree = graph.outdegree[self.source]
+        """To how many each of them sends: int64 [m]."""
+        self._first = np.cumsum(self.degree) - self.degree
+
+    def of_round(self, t: int) -> np.ndarray:
+        """Each one's target number t mod its degree: int64 [m]."""
+        return self._targets[self._first + t % self.degree]

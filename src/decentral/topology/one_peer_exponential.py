@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decentral.topology.graph import directed
+from decentral.topology.graph import Graph, directed
 from decentral.topology.topology import GraphTopology
 
 
@@ -20,7 +20,7 @@ class OnePeerExponential(GraphTopology):
 
     name: str = "one_peer_exponential"
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """Round k: i -> i + 2^k modulo n, for all 2^k < n."""
         i, period = np.arange(num_workers), max(1, (num_workers - 1).bit_length())
         return [(directed(num_workers, i, (i + 2**k) % num_workers),) for k in range(period)]

@@ -1,18 +1,17 @@
-"""Schedules that communicate now and then, or let all workers agree now and then."""
+"""Rounds that communicate now and then, or let all workers agree now and then."""
 
 from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from decentral.errors import ConfigError
-from decentral.topology.schedule import Phase, Schedule
+from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.rounds import MEAN, Phase, Rounds
 
 MAX_PERIOD = 100_000
 
 
-def now_and_then(base: Schedule, every: int, global_every: int | None, topology: str) -> Schedule:
+def now_and_then(base: Rounds, every: int, global_every: int | None, topology: str) -> Rounds:
     """A round of `base` in every `every`-th round, the mean of all workers in every `global_every`-th of those.
 
     In between nothing is sent: W = I. `topology` is its name in messages.
@@ -34,14 +33,14 @@ def now_and_then(base: Schedule, every: int, global_every: int | None, topology:
     def everybody(round: int) -> bool:
         return global_every is not None and (round // every + 1) % global_every == 0
 
-    def matrices(round: int) -> tuple[np.ndarray, ...]:
+    def matrices(round: int) -> tuple[MixingMatrix, ...]:
         if silent(round):
-            return (np.eye(n),) * d
-        return (np.full((n, n), 1 / n),) * d if everybody(round) else base.matrices(round // every)
+            return (MixingMatrix.identity(n),) * d
+        return (MixingMatrix.average(n),) * d if everybody(round) else base.mixing(round // every)
 
     def phases(round: int) -> list[Phase]:
         if silent(round):
             return []
-        return [Phase(())] if everybody(round) else base.phases(round // every)
+        return [MEAN] if everybody(round) else base.phases(round // every)
 
-    return Schedule(n, matrices, num_pieces=d, period=period, split=base.split, phases=phases)
+    return Rounds(n, matrices, num_pieces=d, period=period, split=base.split, phases=phases)

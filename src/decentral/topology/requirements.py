@@ -1,25 +1,28 @@
-"""What algorithms may ask of a schedule, and one sentence for each thing that can be wrong with it."""
+"""What algorithms may ask of the rounds of a topology, and one sentence for each thing that can be wrong with it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from enum import Enum
+from itertools import islice
 
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.facts import smallest_eigenvalue
-from decentral.topology.graph import is_connected, is_undirected, support
-from decentral.topology.schedule import Schedule
+from decentral.topology.facts import largest_laplacian_eigenvalue, smallest_eigenvalue
+from decentral.topology.graph import is_connected, is_undirected, union
+from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.rounds import MEAN, Rounds
 
 _TOLERANCE = 1e-9
+_MATRICES_REMEMBERED = 64
 _PUSH_SUM = "an algorithm with push-sum, such as algo=sgp"
 
 
 class Need(Enum):
-    """Properties of a schedule, checked in this order.
+    """Properties of the rounds of a topology, checked in this order.
 
     - static: the same matrices in every round.
     - undirected: every edge has its opposite.
@@ -44,40 +47,50 @@ class Need(Enum):
     d2_spectrum = "d2_spectrum"
 
 
-def check(schedule: Schedule, needs: AbstractSet[Need], algo: str, topology: str) -> None:
-    """Refuse a schedule that does not give `algo` what it needs; one worker satisfies every need.
+def check(rounds: Rounds, needs: AbstractSet[Need], algo: str, topology: str) -> None:
+    """Refuse rounds that do not give `algo` what it needs; one worker satisfies every need.
 
     Raises:
         ConfigError: says what is wrong with which values, and what to use instead.
     """
-    where = f"topology={topology} with num_workers={schedule.num_workers}"
-    for W in _matrices(schedule):
-        if not np.isfinite(W).all():
-            raise ConfigError(f"{where} has mixing weights that are not finite numbers.")
-    if schedule.num_workers == 1:
+    where = f"topology={topology} with num_workers={rounds.num_workers}"
+    if not all(np.isfinite(W.weight).all() for W in _matrices(rounds)):
+        raise ConfigError(f"{where} has mixing weights that are not finite numbers.")
+    if rounds.num_workers == 1:
         return
     for need in Need:
         if need in needs:
-            problem = _CHECKS[need](schedule, where)
+            problem = _CHECKS[need](rounds, where)
             if problem:
                 raise ConfigError(f"algo={algo} {problem}.")
 
 
-def _matrices(schedule: Schedule) -> Iterator[np.ndarray]:
-    """All matrices of one period, of every round and piece."""
-    return (W for round in range(schedule.period) for W in schedule.matrices(round))
+def _matrices(rounds: Rounds) -> Iterator[MixingMatrix]:
+    """The matrices of all pieces of the rounds of one period in which something is sent.
+
+    Left out are rounds without exchange and those of the mean of all workers: both satisfy every need but to be static.
+    """
+    seen: dict[int, MixingMatrix] = {}  # keeps them alive, so that no other one gets their number
+    for round in range(rounds.period):
+        if rounds.phases(round) in ([], [MEAN]):
+            continue
+        found = rounds.mixing(round)
+        if id(found[0]) not in seen:
+            if len(seen) < _MATRICES_REMEMBERED:
+                seen[id(found[0])] = found[0]
+            yield from found
 
 
-def _static(schedule: Schedule, where: str) -> str | None:
-    if schedule.period == 1:
+def _static(rounds: Rounds, where: str) -> str | None:
+    if rounds.period == 1:
         return None
     return (
         f"needs the same graph in every round, but {where} changes with the round: use a static topology, such as ring"
     )
 
 
-def _undirected(schedule: Schedule, where: str) -> str | None:
-    if all(is_undirected(support(W)) for W in _matrices(schedule)):
+def _undirected(rounds: Rounds, where: str) -> str | None:
+    if all(is_undirected(W.graph) for W in _matrices(rounds)):
         return None
     return (
         f"needs links that go both ways, but {where} is directed: use an undirected topology, such as grid, "
@@ -85,30 +98,32 @@ def _undirected(schedule: Schedule, where: str) -> str | None:
     )
 
 
-def _connected(schedule: Schedule, where: str) -> str | None:
-    for piece in range(schedule.num_pieces):
-        union = np.logical_or.reduce([support(schedule.matrices(r)[piece]) for r in range(schedule.period)])
-        if not is_connected(union):
+def _connected(rounds: Rounds, where: str) -> str | None:
+    if any(rounds.phases(round) == [MEAN] for round in range(rounds.period)):
+        return None
+    for piece in range(rounds.num_pieces):
+        of_piece = islice(_matrices(rounds), piece, None, rounds.num_pieces)
+        if not is_connected(union(rounds.num_workers, (W.graph for W in of_piece))):
             return f"needs all workers to hear of each other, but {where} is not connected: use another topology"
     return None
 
 
-def _tree(schedule: Schedule, where: str) -> str | None:
+def _tree(rounds: Rounds, where: str) -> str | None:
     other = "use topology=chain, bt, dbt, star or spanning_tree"
-    if schedule.period > 1:
+    if rounds.period > 1:
         return f"relays over trees, but {where} changes with the round: {other}"
-    for A in schedule.graphs():
+    for A in rounds.graphs():
         if not is_undirected(A):
             return f"relays over trees, but {where} is directed: {other}"
         if not is_connected(A):
             return f"relays over trees, but {where} is not connected: {other}"
-        if A.sum() > 2 * (len(A) - 1):
+        if len(A) > 2 * (A.num_workers - 1):
             return f"relays over trees, but {where} has a cycle: {other}"
     return None
 
 
-def _row_stochastic(schedule: Schedule, where: str) -> str | None:
-    worst = _furthest_from_one(schedule, axis=1)
+def _row_stochastic(rounds: Rounds, where: str) -> str | None:
+    worst = _furthest_from_one(W.row_sums() for W in _matrices(rounds))
     if worst is None:
         return None
     return (
@@ -117,8 +132,8 @@ def _row_stochastic(schedule: Schedule, where: str) -> str | None:
     )
 
 
-def _column_stochastic(schedule: Schedule, where: str) -> str | None:
-    worst = _furthest_from_one(schedule, axis=0)
+def _column_stochastic(rounds: Rounds, where: str) -> str | None:
+    worst = _furthest_from_one(W.column_sums() for W in _matrices(rounds))
     if worst is None:
         return None
     return (
@@ -127,15 +142,15 @@ def _column_stochastic(schedule: Schedule, where: str) -> str | None:
     )
 
 
-def _doubly_stochastic(schedule: Schedule, where: str) -> str | None:
+def _doubly_stochastic(rounds: Rounds, where: str) -> str | None:
     metropolis = "topology.weights=metropolis on an undirected topology"
-    row = _furthest_from_one(schedule, axis=1)
+    row = _furthest_from_one(W.row_sums() for W in _matrices(rounds))
     if row is not None:
         return (
             f"needs a doubly stochastic mixing matrix, but a row of {where} sums to {row:.6g} instead of 1: "
             f"use {metropolis}, or {_PUSH_SUM}"
         )
-    column = _furthest_from_one(schedule, axis=0)
+    column = _furthest_from_one(W.column_sums() for W in _matrices(rounds))
     if column is not None:
         return (
             f"needs a doubly stochastic mixing matrix, but a column of {where} sums to {column:.6g} instead of 1, so "
@@ -145,15 +160,14 @@ def _doubly_stochastic(schedule: Schedule, where: str) -> str | None:
     return None
 
 
-def _furthest_from_one(schedule: Schedule, axis: int) -> float | None:
-    """The sum of a row (axis 1) or column (axis 0) that is furthest from 1; none if all are 1 up to the tolerance."""
-    sums = [W.sum(axis=axis) for W in _matrices(schedule)]
-    worst = max((s[np.abs(s - 1).argmax()] for s in sums), key=lambda value: abs(value - 1))
+def _furthest_from_one(sums: Iterable[np.ndarray]) -> float | None:
+    """The sum of a row or column that is furthest from 1; none if all are 1 up to the tolerance."""
+    worst = max((s[np.abs(s - 1).argmax()] for s in sums), key=lambda value: abs(value - 1), default=1.0)
     return None if abs(worst - 1) <= _TOLERANCE else float(worst)
 
 
-def _symmetric(schedule: Schedule, where: str) -> str | None:
-    if all(np.allclose(W, W.T, rtol=0, atol=_TOLERANCE) for W in _matrices(schedule)):
+def _symmetric(rounds: Rounds, where: str) -> str | None:
+    if all(W.is_symmetric(_TOLERANCE) for W in _matrices(rounds)):
         return None
     return (
         f"needs a symmetric mixing matrix, but that of {where} is not: "
@@ -161,31 +175,39 @@ def _symmetric(schedule: Schedule, where: str) -> str | None:
     )
 
 
-def _d2_spectrum(schedule: Schedule, where: str) -> str | None:
-    problem = _symmetric(schedule, where)
+def _d2_spectrum(rounds: Rounds, where: str) -> str | None:
+    problem = _symmetric(rounds, where)
     if problem:
         return problem
-    smallest = min(smallest_eigenvalue(W) for W in _matrices(schedule))
-    if smallest >= -1 / 3 - _TOLERANCE:
+    bound = -1 / 3 - _TOLERANCE
+    open_ones = [W for W in _matrices(rounds) if _least_by_gershgorin(W) < bound]
+    smallest = min(map(smallest_eigenvalue, open_ones), default=bound)
+    if smallest >= bound:
         return None
     return (
         f"needs a mixing matrix without eigenvalues below -1/3, but the smallest eigenvalue of W is {smallest:.3f}, "
         f"below -1/3, for {where}: use algo=exact_diffusion, or topology.weights=constant with a small enough "
-        f"topology.edge_weight ({_largest_edge_weight(schedule):.3g} or less)"
+        f"topology.edge_weight ({_largest_edge_weight(rounds):.3g} or less)"
     )
 
 
-def _largest_edge_weight(schedule: Schedule) -> float:
+def _least_by_gershgorin(W: MixingMatrix) -> float:
+    """No eigenvalue of W is smaller: min_i W_ii - sum_{j != i} |W_ij|."""
+    absolute = np.bincount(W.dst, weights=np.abs(W.weight), minlength=W.num_workers)
+    return float((W.diagonal + np.abs(W.diagonal) - absolute).min())
+
+
+def _largest_edge_weight(rounds: Rounds) -> float:
     """The largest c, rounded down, for which I - c L has no eigenvalue below -1/3 (L: Laplacian of a graph)."""
-    graphs = [support(W).astype(np.float64) for W in _matrices(schedule)]
-    largest = max(np.linalg.eigvalsh(np.diag(A.sum(axis=0)) - A)[-1] for A in graphs)
-    degree = max(A.sum(axis=0).max() for A in graphs)
+    graphs = [W.graph for W in _matrices(rounds)]
+    largest = max(map(largest_laplacian_eigenvalue, graphs))
+    degree = max(int(A.indegree.max()) for A in graphs)
     bound = min(4 / (3 * largest), 1 / degree)
     digits = 2 - math.floor(math.log10(bound))  # three significant ones
     return math.floor(bound * 10**digits) / 10**digits
 
 
-_CHECKS: dict[Need, Callable[[Schedule, str], str | None]] = {
+_CHECKS: dict[Need, Callable[[Rounds, str], str | None]] = {
     Need.static: _static,
     Need.undirected: _undirected,
     Need.connected: _connected,

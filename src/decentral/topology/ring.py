@@ -7,7 +7,7 @@ from enum import Enum
 
 import numpy as np
 
-from decentral.topology.graph import directed, undirected
+from decentral.topology.graph import Graph, directed, undirected
 from decentral.topology.topology import GraphTopology
 
 
@@ -30,7 +30,7 @@ class Ring(GraphTopology):
     name: str = "ring"
     direction: Direction = field(default=Direction.both, metadata={"older": Direction.both})
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """0 -- 1 -- ... -- n-1 -- 0, or one way around."""
         i = np.arange(num_workers)
         right = (i + 1) % num_workers

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.graph import undirected
+from decentral.topology.graph import Graph, undirected
 from decentral.topology.topology import GraphTopology
 
 _NUM_WORKERS = 32
@@ -27,7 +27,7 @@ class Social(GraphTopology):
         """32."""
         return _NUM_WORKERS
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """The 89 edges of the network; ConfigError unless n = 32."""
         if num_workers != _NUM_WORKERS:
             raise ConfigError(

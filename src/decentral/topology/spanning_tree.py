@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from decentral.errors import ConfigError
 from decentral.topology.another import check_choice, graphs_of
-from decentral.topology.graph import is_connected, is_undirected, undirected
+from decentral.topology.graph import Graph, breadth_first, is_connected, is_undirected, undirected
 from decentral.topology.topology import GraphTopology
 
 
@@ -29,9 +28,9 @@ class SpanningTree(GraphTopology):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self.name, self.graph, self.path)
+        check_choice(self.name, self.graph, {"path": self.path})
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """The tree; ConfigError if there is no such root, or no spanning tree."""
         if not 0 <= self.root < num_workers:
             raise ConfigError(
@@ -39,9 +38,9 @@ class SpanningTree(GraphTopology):
             )
         return [(shortest_path_tree(self._base(num_workers), self.root),)]
 
-    def _base(self, num_workers: int) -> np.ndarray:
+    def _base(self, num_workers: int) -> Graph:
         """The graph to span, checked to have spanning trees."""
-        rounds = graphs_of(self.graph, self.path, num_workers)
+        rounds = graphs_of(self.graph, {"path": self.path}, num_workers)
         wrong = None
         if len(rounds) > 1:
             wrong = "changes with the round"
@@ -59,19 +58,12 @@ class SpanningTree(GraphTopology):
         return rounds[0][0]
 
 
-def shortest_path_tree(A: np.ndarray, root: int) -> np.ndarray:
+def shortest_path_tree(A: Graph, root: int) -> Graph:
     """The union of the lexicographically smallest shortest paths from `root` in a connected undirected graph A.
 
     A breadth-first search that visits neighbours in increasing order leaves its queue sorted by smallest path: paths of
     equal length compare first by the parent's path, then by their last worker. So the first to discover a worker is the
     parent on its smallest path.
     """
-    parent = np.full(len(A), -1)
-    parent[root] = root
-    queue = deque([root])
-    while queue:
-        at = queue.popleft()
-        found = np.flatnonzero(A[at] & (parent < 0))
-        parent[found] = at
-        queue.extend(found.tolist())
-    return undirected(len(A), np.arange(len(A)), parent)
+    _, parent = breadth_first(A, root)
+    return undirected(A.num_workers, np.arange(A.num_workers), parent)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.graph import undirected
+from decentral.topology.graph import Graph, undirected
 from decentral.topology.topology import GraphTopology
 
 
@@ -22,7 +22,7 @@ class Star(GraphTopology):
     name: str = "star"
     center: int = field(default=0, metadata={"older": 0})
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """center -- i for all i != center; ConfigError if there is no such worker."""
         if not 0 <= self.center < num_workers:
             raise ConfigError(

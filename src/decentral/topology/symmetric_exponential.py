@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decentral.topology.exponential import powers
-from decentral.topology.graph import undirected
+from decentral.topology.graph import Graph, undirected
 from decentral.topology.topology import GraphTopology
 
 
@@ -22,7 +22,7 @@ class SymmetricExponential(GraphTopology):
     name: str = "symmetric_exponential"
     base: int = 4
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """i -- i + b^k modulo n, for all b^k <= n/2; ConfigError unless b >= 2."""
         i, hop = np.arange(num_workers)[:, None], powers(self.base, num_workers // 2 + 1)
         return [(undirected(num_workers, i, (i + hop) % num_workers),)]

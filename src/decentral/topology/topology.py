@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.schedule import Schedule
+from decentral.topology.graph import Graph
+from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.rounds import Rounds
 from decentral.topology.weights import Weights, mixing_matrix
 
 
 class Topology(ABC):
-    """Turns a number of workers into a schedule; its fields are its configuration. Pure: same fields, same schedule."""
+    """Turns a number of workers into rounds; its fields are its configuration. Pure: same fields, same rounds."""
 
     name: str
 
@@ -23,9 +25,13 @@ class Topology(ABC):
         """How many workers this topology is made for, if it says so itself (a graph from a file)."""
         return None
 
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the results has to know of how it was made; sentences without the last full stop."""
+        return ()
+
     @abstractmethod
-    def schedule(self, num_workers: int) -> Schedule:
-        """The schedule for `num_workers` workers; ConfigError if this topology does not exist for so many."""
+    def schedule(self, num_workers: int) -> Rounds:
+        """The rounds for `num_workers` workers; ConfigError if this topology does not exist for so many."""
 
 
 MAX_WORKERS = 8192
@@ -37,12 +43,12 @@ class Repeating:
     """The graphs of `period` rounds; those of round t are `repeating[t]`, 0 <= t < period, computed when asked for."""
 
     period: int
-    graphs: Callable[[int], tuple[np.ndarray, ...]]
+    graphs: Callable[[int], tuple[Graph, ...]]
 
     def __len__(self) -> int:
         return self.period
 
-    def __getitem__(self, round: int) -> tuple[np.ndarray, ...]:
+    def __getitem__(self, round: int) -> tuple[Graph, ...]:
         return self.graphs(round)
 
 
@@ -71,36 +77,36 @@ class GraphTopology(Topology):
             raise ConfigError(f"topology.edge_weight={self.edge_weight:g} must be a positive number.")
 
     @abstractmethod
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]] | Repeating:
-        """The graphs of every round and piece (tuple), bool [n, n]: entry [i, j] says whether j sends to i.
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]] | list[tuple[np.ndarray, ...]] | Repeating:
+        """The graphs of every round and piece (tuple), or bool [n, n]: entry [i, j] says whether j sends to i.
 
         A list of few rounds, or `repeating` for many.
 
         Raises ConfigError if there is no such graph with `num_workers` >= 1 vertices.
         """
 
-    def schedule(self, num_workers: int) -> Schedule:
-        """The schedule for `num_workers` workers.
+    def schedule(self, num_workers: int) -> Rounds:
+        """The rounds for `num_workers` workers.
 
         Raises:
             ConfigError: this topology does not exist for so many workers, or not with these weights.
         """
         if not 1 <= num_workers <= MAX_WORKERS:
             raise ConfigError(
-                f"num_workers={num_workers} must be from 1 to {MAX_WORKERS}: mixing matrices are dense, n x n numbers."
+                f"num_workers={num_workers} must be from 1 to {MAX_WORKERS}, the most that a run is made for."
             )
         graphs = self.graphs(num_workers)
-        schedule = Schedule(
+        rounds = Rounds(
             num_workers,
-            lambda round: tuple(self.matrix(A) for A in graphs[round]),
+            lambda round: tuple(self.matrix(Graph.of(A)) for A in graphs[round]),
             num_pieces=len(graphs[0]),
             period=len(graphs),
         )
-        for round in range(schedule.period):
-            schedule.matrices(round)  # refuses weights that do not suit this round
-        return schedule
+        for round in range(rounds.period):
+            rounds.mixing(round)  # refuses weights that do not suit this round
+        return rounds
 
-    def repeating(self, num_workers: int, period: int, graphs: Callable[[int], tuple[np.ndarray, ...]]) -> Repeating:
+    def repeating(self, num_workers: int, period: int, graphs: Callable[[int], tuple[Graph, ...]]) -> Repeating:
         """Graphs that repeat after `period` rounds.
 
         Raises:
@@ -113,6 +119,6 @@ class GraphTopology(Topology):
             )
         return Repeating(period, graphs)
 
-    def matrix(self, A: np.ndarray) -> np.ndarray:
+    def matrix(self, A: Graph) -> MixingMatrix:
         """The mixing matrix of one graph."""
         return mixing_matrix(A, self.weights, self.edge_weight, self.name)

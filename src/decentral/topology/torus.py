@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decentral.topology.graph import undirected
+from decentral.topology.graph import Graph, undirected
 from decentral.topology.grid import Grid
 
 
@@ -20,7 +20,7 @@ class Torus(Grid):
 
     name: str = "torus"
 
-    def graphs(self, num_workers: int) -> list[tuple[np.ndarray, ...]]:
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """Neighbours in a row and in a column, modulo their lengths."""
         place = np.arange(num_workers).reshape(self._rows(num_workers), -1)
         right, down = np.roll(place, -1, axis=1), np.roll(place, -1, axis=0)

@@ -7,7 +7,8 @@ from enum import Enum
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.graph import is_undirected
+from decentral.topology.graph import Graph, is_undirected
+from decentral.topology.mixing_matrix import MixingMatrix, row_sums
 
 
 class Weights(Enum):
@@ -33,35 +34,36 @@ class Weights(Enum):
     constant = "constant"
 
 
-def mixing_matrix(A: np.ndarray, weights: Weights, edge_weight: float | None, topology: str) -> np.ndarray:
-    """W [n, n], float64, for a graph A [n, n] (A[i, j]: does j send to i?); `topology` is its name in messages.
+def mixing_matrix(A: Graph, weights: Weights, edge_weight: float | None, topology: str) -> MixingMatrix:
+    """The mixing matrix W of a graph; `topology` is its name in messages.
 
     Raises:
         ConfigError: metropolis on a directed graph, or an edge weight that leaves a worker a negative weight.
     """
     if weights is Weights.uniform or (weights is Weights.auto and not is_undirected(A)):
-        return (A | np.eye(len(A), dtype=bool)) / (1.0 + A.sum(axis=0))
+        share = 1 / (1.0 + A.outdegree)
+        return MixingMatrix.on(A, share[A.src], share)
     if weights is Weights.pull:
-        return (A | np.eye(len(A), dtype=bool)) / (1.0 + A.sum(axis=1, keepdims=True))
+        share = 1 / (1.0 + A.indegree)
+        return MixingMatrix.on(A, share[A.dst], share)
     if weights is Weights.constant:
         assert edge_weight is not None
-        return _fill_diagonal(A * _checked(edge_weight, A, topology))
+        return _with_the_rest(A, np.full(len(A), _checked(edge_weight, A, topology)))
     if not is_undirected(A):
         raise ConfigError(
             f"topology.weights=metropolis needs edges that go both ways, but topology={topology} is directed: "
             "use topology.weights=uniform."
         )
-    degree = A.sum(axis=0)
-    return _fill_diagonal(A / (1.0 + np.maximum.outer(degree, degree)))
+    return _with_the_rest(A, 1 / (1.0 + np.maximum(A.outdegree[A.src], A.outdegree[A.dst])))
 
 
-def _fill_diagonal(W: np.ndarray) -> np.ndarray:
-    np.fill_diagonal(W, 1.0 - W.sum(axis=1))
-    return W
+def _with_the_rest(A: Graph, weight: np.ndarray) -> MixingMatrix:
+    """W with these weights of the edges, and on the diagonal 1 - the rest of the row."""
+    return MixingMatrix.on(A, weight, 1.0 - row_sums(A.num_workers, A.src, A.dst, weight))
 
 
-def _checked(edge_weight: float, A: np.ndarray, topology: str) -> float:
-    degree = int(A.sum(axis=1).max())
+def _checked(edge_weight: float, A: Graph, topology: str) -> float:
+    degree = int(A.indegree.max())
     if edge_weight * degree > 1 + 1e-12:
         raise ConfigError(
             f"topology.edge_weight={edge_weight:g} leaves a worker of topology={topology} with {degree} neighbours "

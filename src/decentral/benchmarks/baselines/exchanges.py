@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from decentral.benchmarks.group import Work
+from decentral.jobs.timing.group import Work
 
 if TYPE_CHECKING:
-    from decentral.config import Config
-    from decentral.topology.schedule import Schedule
-    from decentral.world import World
+    from decentral.config.schema import Config
+    from decentral.network.world import World
+    from decentral.topology.rounds import Rounds
 
 
 class Message(NamedTuple):
@@ -24,14 +22,13 @@ class Message(NamedTuple):
     width: int
 
 
-def messages(schedule: Schedule, num_coordinates: int, round: int) -> Iterator[Message]:
+def messages(rounds: Rounds, num_coordinates: int, round: int) -> Iterator[Message]:
     """Everything that must be sent in a round: a piece of the model for each entry of W that is not zero, and not on
     the diagonal."""
-    pieces = [len(range(num_coordinates)[piece]) for piece in schedule.slices(num_coordinates)]
-    for W, width in zip(schedule.matrices(round), pieces, strict=True):
-        for dst, src in zip(*np.nonzero(W), strict=True):
-            if src != dst:
-                yield Message(int(src), int(dst), width)
+    pieces = [len(range(num_coordinates)[piece]) for piece in rounds.slices(num_coordinates)]
+    for W, width in zip(rounds.mixing(round), pieces, strict=True):
+        for src, dst in zip(W.graph.src.tolist(), W.graph.dst.tolist(), strict=True):
+            yield Message(src, dst, width)
 
 
 @dataclass(frozen=True)
@@ -48,12 +45,12 @@ class PointToPoint:
 
 
 class _PointToPoint(Work):
-    def __init__(self, schedule: Schedule, num_coordinates: int, rank: int) -> None:
+    def __init__(self, rounds: Rounds, num_coordinates: int, rank: int) -> None:
         import torch
 
-        rounds = [list(messages(schedule, num_coordinates, round)) for round in range(schedule.period)]
-        self.sends = [[(m, tag) for tag, m in enumerate(each) if m.src == rank] for each in rounds]
-        self.receives = [[(m, tag) for tag, m in enumerate(each) if m.dst == rank] for each in rounds]
+        each_round = [list(messages(rounds, num_coordinates, round)) for round in range(rounds.period)]
+        self.sends = [[(m, tag) for tag, m in enumerate(each) if m.src == rank] for each in each_round]
+        self.receives = [[(m, tag) for tag, m in enumerate(each) if m.dst == rank] for each in each_round]
         self.row = torch.ones(num_coordinates)
         most = max(len(each) for each in self.receives)
         self.received = [torch.zeros(num_coordinates) for _ in range(most)]

@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.models.model import Model
+from decentral.models.model import ImageModel
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from decentral.data.description import ImageData
 
 _STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))  # channels, in units of the width; 2x2 max pooling ends a stage
 
 
 @dataclass
-class NarrowVGG(Model):
+class NarrowVGG(ImageModel):
     """The convolutions of VGG-11 with fewer channels, and one linear layer.
 
     903,010 parameters on 3 x 32 x 32 images with 10 classes. It computes as much for
@@ -25,11 +27,11 @@ class NarrowVGG(Model):
     width: int = 20
     min_image_size: ClassVar[int] = 32
 
-    def build(self, image_shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """See `Model.build`."""
+    def build(self, data: ImageData) -> nn.Module:
+        """Convolutions and a linear layer: images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
-        channels, height, width = image_shape
+        channels, height, width = data.shape
         layers: list[nn.Module] = []
         for stage in _STAGES:
             for factor in stage:
@@ -37,4 +39,4 @@ class NarrowVGG(Model):
                 channels = factor * self.width
             layers.append(nn.MaxPool2d(2))
         inputs = channels * (height // 2 ** len(_STAGES)) * (width // 2 ** len(_STAGES))
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs, num_classes))
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(inputs, data.num_classes))

@@ -36,8 +36,8 @@ class PlainLoop:
         self.g.zero_()
         losses = []
         with torch.enable_grad():
-            for module, pictures, classes in zip(self.modules, images, labels, strict=True):
-                loss = F.cross_entropy(module(pictures), classes)
+            for module, batch, classes in zip(self.modules, images, labels, strict=True):
+                loss = F.cross_entropy(module(batch), classes)
                 loss.backward()
                 losses.append(loss.detach())
         return torch.stack(losses), self.g

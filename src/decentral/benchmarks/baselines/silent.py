@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch.distributed as dist
 from torch import Tensor
 
+from decentral.network.transports.posting import Message, Work
 from decentral.network.transports.torch_distributed import TorchDistributed
 
 
@@ -17,7 +17,5 @@ class Silent(TorchDistributed):
         """As if all other rows were zero."""
         return x.mul_(factor)
 
-    def _post(
-        self, sends: Sequence[tuple[Tensor, int, int]], receives: Sequence[tuple[Tensor, int, int]]
-    ) -> list[dist.Work]:
+    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Work]:
         return []

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from decentral.benchmarks.group import Work
+from decentral.jobs.timing.group import Work
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from decentral.config import Config
-    from decentral.world import World
+    from decentral.config.schema import Config
+    from decentral.network.world import World
 
 
 _USUAL_BYTES, _NEVER = 32 << 20, (1 << 31) - 1  # 32 MiB is where malloc's own threshold ends up
@@ -59,7 +57,7 @@ class _ThesisRelay(Work):
         assert config.num_workers is not None
         self.rank, self.keeps_memory = rank, setup.keeps_memory
         graphs = config.topology.schedule(config.num_workers).graphs()
-        self.neighbours = [np.flatnonzero(A[rank]).tolist() for A in graphs]
+        self.neighbours = [graph.senders()[rank].tolist() for graph in graphs]
         self.parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
         for parameter in self.parameters:
             parameter.grad = torch.ones_like(parameter)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decentral.benchmarks.group import Stepping, Work
-from decentral.benchmarks.runner import passes
+from decentral.benchmarks.harness.cpu_steps import passes
+from decentral.jobs.timing.group import Stepping, Work
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from decentral.config import Config
-    from decentral.world import World
+    from decentral.config.schema import Config
+    from decentral.network.world import World
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,20 @@ class Training:
 
     def __call__(self, world: World) -> Work:
         """This process's part."""
-        from decentral.run import assemble
+        from decentral.training.assemble import assemble
 
         return Stepping(assemble(self.config, world))
 
 
 @dataclass(frozen=True)
 class Passes:
-    """The forward and backward passes of the workers of each process, and nothing else: `runner.passes`."""
+    """The forward and backward passes of the workers of each process, and nothing else: `cpu_steps.passes`."""
 
     config: Config
 
     def __call__(self, world: World) -> Work:
         """This process's part."""
-        from decentral.run import assemble
+        from decentral.training.assemble import assemble
 
         run = assemble(self.config, world)
         work = _Passes(passes(run))
@@ -102,6 +102,6 @@ def model_and_batch(config: Config, world: World) -> tuple[nn.Module, Tensor, Te
     problem = config.task.open(config, workers, world.device)
     images, labels = problem.next_batch(0)
     info = config.data.inspect()
-    module = config.model.build(info.image_shape, info.num_classes).to(world.device)
+    module = config.model.build(info).to(world.device)
     problem.close()
     return module, images.flatten(0, 1), labels.flatten()

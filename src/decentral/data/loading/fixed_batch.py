@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.data.dataset import DataInfo, Loaded
+from decentral.data.dataset import Loaded
+from decentral.data.description import ImageData
 from decentral.randomness import torch_generator
 
 if TYPE_CHECKING:
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class FixedBatch(Loaded):
-    """Pictures are standard normal and depend on (seed, worker) only; `train_labels` are for the partition alone."""
+    """Images are standard normal and depend on (seed, worker) only; `train_labels` are for the partition alone."""
 
-    def __init__(self, info: DataInfo, train_labels: np.ndarray, *, device: torch.device | str, seed: int) -> None:
+    def __init__(self, info: ImageData, train_labels: np.ndarray, *, device: torch.device | str, seed: int) -> None:
         self.device, self.seed, self.info = torch.device(device), seed, info
-        self.train_labels, self.num_classes = train_labels, info.num_classes
+        self.train_labels, self.num_classes, self.num_test = train_labels, info.num_classes, info.num_test
 
     def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Batches:
         """See `Loaded`; of `order` only the size of its batches counts."""
@@ -33,16 +34,17 @@ class FixedBatch(Loaded):
                 drawn[size] = torch.stack([x for x, _ in each]), torch.stack([y for _, y in each])
             yield drawn[size]
 
-    def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Loaded`."""
-        images, labels = self._draw("test", self.info.num_test, 0)
-        yield from zip(images.split(batch_size), labels.split(batch_size), strict=True)
+        images, labels = self._draw("test", self.num_test, 0)
+        for batch in batches:
+            yield images[batch.to(images.device)], labels[batch.to(images.device)]
 
     def close(self) -> None:
         """Nothing to stop."""
 
     def _draw(self, split: str, size: int, worker: int) -> tuple[Tensor, Tensor]:
         generator = torch_generator("cpu", self.seed, f"synthetic {split}", worker)
-        images = torch.randn(size, *self.info.image_shape, generator=generator)
+        images = torch.randn(size, *self.info.shape, generator=generator)
         labels = torch.randint(self.num_classes, (size,), generator=generator)
         return images.to(self.device), labels.to(self.device)

@@ -1,4 +1,4 @@
-"""A data set whose pictures all live on the device, as bytes."""
+"""A data set whose images all live on the device, as bytes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from decentral.randomness import uniform
 if TYPE_CHECKING:
     from decentral.data.dataset import Batches, Order
 
-SMALL_BYTES = 64e6  # up to this size, training pictures that are not augmented are kept as normalised floats
+SMALL_BYTES = 64e6  # up to this size, training images that are not augmented are kept as normalised floats
 
 
 class InMemory(Loaded):
-    """Pictures [N, C, H, W] uint8 and labels on the device; a batch is gathered, augmented and normalised there.
+    """Images [N, C, H, W] uint8 and labels on the device; a batch is gathered, augmented and normalised there.
 
-    A training picture is shifted by up to `pad` pixels each way (zero padding, as `RandomCrop(padding=pad)` in
+    A training image is shifted by up to `pad` pixels each way (zero padding, as `RandomCrop(padding=pad)` in
     torchvision) and, if `flip`, mirrored with probability 1/2: one of 2 (2 pad + 1)^2 equally likely variants. Which
     one is a hash of (seed, worker, step, position), computed for the whole batch at once, the same on every device.
     `mean` and `std` are per channel, in units of the stored bytes. Nothing here waits for the device.
@@ -47,6 +47,7 @@ class InMemory(Loaded):
         self.train_labels = np.array(arrays["train_labels"], dtype=np.int64)
         self._labels = torch.from_numpy(self.train_labels).to(self.device)
         self._test_labels = torch.from_numpy(np.array(arrays["test_labels"], dtype=np.int64)).to(self.device)
+        self.num_test = len(self._test_labels)
         self._images = torch.from_numpy(arrays["train_images"]).to(self.device)
         self._test_images = torch.from_numpy(arrays["test_images"]).to(self.device)
         self._normalise = Normalise(mean, std, self.device)
@@ -72,18 +73,20 @@ class InMemory(Loaded):
             labels = self._labels.index_select(0, flat)
             yield images.view(*rows.shape, *images.shape[1:]), labels.view(rows.shape)
 
-    def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Loaded`."""
-        for images, labels in zip(
-            self._test_images.split(batch_size), self._test_labels.split(batch_size), strict=True
-        ):
-            yield self._normalise(images), labels
+        for batch in batches:
+            numbers = self._to_device(batch)
+            yield (
+                self._normalise(self._test_images.index_select(0, numbers)),
+                self._test_labels.index_select(0, numbers),
+            )
 
     def close(self) -> None:
         """Nothing to stop: the memory goes with the object."""
 
     def _crop_and_flip(self, images: Tensor, workers: range, step: int) -> Tensor:
-        """[k B, C, H, W] uint8 -> the same, every picture in its own variant: one gather from the padded batch."""
+        """[k B, C, H, W] uint8 -> the same, every image in its own variant: one gather from the padded batch."""
         shifts = 2 * self.pad + 1
         positions = np.arange(len(images) // len(workers))
         draw = uniform(self.seed, "augment", np.asarray(workers)[:, None], step, positions)

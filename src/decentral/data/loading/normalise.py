@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Normalise:
-    """x -> (x - mean) / std per channel, for uint8 pictures [..., C, H, W] on `device`."""
+    """x -> (x - mean) / std per channel, for uint8 images [..., C, H, W] on `device`."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device):
         deviation = torch.tensor(std, dtype=torch.float32, device=device)[:, None, None]

@@ -1,13 +1,10 @@
-"""A data set that is too large for memory: pictures are decoded by loader processes while the models train."""
+"""A data set that is too large for memory: images are decoded by loader processes while the models train."""
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
-import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,9 +15,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from decentral.data.dataset import Loaded
-from decentral.data.decode import open_picture, resize_and_crop
+from decentral.data.decode import open_image, resize_and_crop
 from decentral.data.loading.normalise import Normalise
 from decentral.errors import ConfigError
+from decentral.host.orphans import die_with_parent
 from decentral.randomness import numpy_generator
 
 if TYPE_CHECKING:
@@ -33,17 +31,17 @@ if TYPE_CHECKING:
 
 
 class Piece(NamedTuple):
-    """What a loader is asked for: the pictures of one worker in one step."""
+    """What a loader is asked for: the images of one worker in one step."""
 
     indices: np.ndarray  # [B]
     worker: int = 0
     step: int = 0
 
 
-class Pictures(Dataset[Tensor | str]):
-    """The picture files of a split, decoded a piece at a time: [B, 3, S, S] uint8.
+class ImageFiles(Dataset[Tensor | str]):
+    """The image files of a split, decoded a piece at a time: [B, 3, S, S] uint8.
 
-    A broken picture gives the message instead: an exception would reach the user wrapped in a loader's traceback.
+    A broken image gives the message instead: an exception would reach the user wrapped in a loader's traceback.
     """
 
     def __init__(self, root: Path, files: list[str], image_size: int, augment_seed: int | None):
@@ -51,14 +49,14 @@ class Pictures(Dataset[Tensor | str]):
         self.files = np.array([file.encode() for file in files])  # one block of memory to hand to a loader
 
     def __getitem__(self, piece: Piece) -> Tensor | str:
-        pictures = np.empty((len(piece.indices), self.image_size, self.image_size, 3), dtype=np.uint8)
+        images = np.empty((len(piece.indices), self.image_size, self.image_size, 3), dtype=np.uint8)
         try:
             for position, index in enumerate(piece.indices):
-                image = open_picture(self.root / self.files[index].decode())
-                pictures[position] = np.asarray(self._transform(image, piece, position))
+                image = open_image(self.root / self.files[index].decode())
+                images[position] = np.asarray(self._transform(image, piece, position))
         except ConfigError as error:
             return str(error)
-        return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
+        return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
     def _transform(self, image: Image, piece: Piece, position: int) -> Image:
         if self.augment_seed is None:
@@ -88,9 +86,9 @@ def crop_box(width: int, height: int, draws: np.random.Generator) -> tuple[int, 
 
 
 class Streamed(Loaded):
-    """Pictures decoded, cropped and flipped by `num_loaders` processes (0: in this one), normalised on the device.
+    """Images decoded, cropped and flipped by `num_loaders` processes (0: in this one), normalised on the device.
 
-    The crop of a picture is addressed by (seed, worker, step, position), so it depends neither on the number of loaders
+    The crop of an image is addressed by (seed, worker, step, position), so it depends neither on the number of loaders
     nor on that of processes. About `prefetch_steps` steps are decoded ahead.
     """
 
@@ -109,13 +107,14 @@ class Streamed(Loaded):
     ):
         self.device, self.num_classes = torch.device(device), num_classes
         self.num_loaders, self.prefetch_steps = num_loaders, prefetch_steps
-        self._train, self._test = Pictures(*train[:2], image_size, seed), Pictures(*test[:2], image_size, None)
+        self._train, self._test = ImageFiles(*train[:2], image_size, seed), ImageFiles(*test[:2], image_size, None)
         self.train_labels, self._test_labels = train[2], torch.from_numpy(test[2])
+        self.num_test = len(self._test_labels)
         self._labels = torch.from_numpy(self.train_labels)
         self._normalise = Normalise(normalisation.mean, normalisation.std, self.device)
 
     def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Batches:
-        """See `Loaded`. Raises ConfigError that names a broken picture."""
+        """See `Loaded`. Raises ConfigError that names a broken image."""
         ahead: deque[Tensor] = deque()  # what the loaders were asked for and the caller has not got yet
 
         def pieces() -> Iterator[Piece]:
@@ -131,14 +130,12 @@ class Streamed(Loaded):
         finally:
             loaded.close()
 
-    def test_batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Loaded`."""
-        indices = np.arange(len(self._test_labels))
-        pieces = (Piece(indices[i : i + batch_size]) for i in range(0, len(indices), batch_size))
-        loaded = self._pieces(self._test, pieces, 1)
+        loaded = self._pieces(self._test, (Piece(batch.numpy()) for batch in batches), 1)
         try:
-            for images, labels in zip(loaded, self._test_labels.split(batch_size), strict=True):
-                yield self._normalise(images), labels.to(self.device, non_blocking=True)
+            for images, batch in zip(loaded, batches, strict=True):
+                yield self._normalise(images), self._test_labels[batch].to(self.device, non_blocking=True)
         finally:
             loaded.close()
 
@@ -146,7 +143,7 @@ class Streamed(Loaded):
         """Nothing to stop: the loaders live and end with their iterator."""
 
     def _pieces(
-        self, pictures: Pictures, pieces: Iterable[Piece], pieces_per_step: int
+        self, files: ImageFiles, pieces: Iterable[Piece], pieces_per_step: int
     ) -> Generator[Tensor, None, None]:
         """The pieces in order, on the device; closing it stops the loaders."""
         context = None
@@ -154,7 +151,7 @@ class Streamed(Loaded):
             context = torch.multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])  # torch is imported once, not by every loader every time
         loader = DataLoader(
-            pictures,
+            files,
             batch_size=None,
             sampler=pieces,
             num_workers=self.num_loaders,
@@ -176,11 +173,4 @@ def _die_with_parent(_: int) -> None:
 
     torch's own watch is on the parent by process number, which is the fork server.
     """
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
+    die_with_parent()

@@ -7,6 +7,7 @@ import os
 import secrets
 import select
 import socket
+import time
 from collections import Counter, defaultdict
 
 import torch
@@ -31,6 +32,8 @@ class Doorbells:
     def __init__(self, timeout_s: float) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.timeout_s = timeout_s
+        self.waited_s = 0.0
+        """How long it has waited for others to ring."""
         self._sockets: dict[int, socket.socket] = {}
         self._heard: defaultdict[tuple[int, int], int] = defaultdict(int)  # by process and kind
         self._connect()
@@ -47,8 +50,12 @@ class Doorbells:
 
     def wait(self, peer: int, kind: int, count: int) -> None:
         """Until `peer` has rung `count` times since the group was made."""
+        if self._heard[peer, kind] >= count:
+            return
+        began = time.perf_counter()
         while self._heard[peer, kind] < count:
             self._listen(peer)
+        self.waited_s += time.perf_counter() - began
 
     def close(self) -> None:
         """Hang up."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentral.network.transports.doorbells import READY, Doorbells
-from decentral.network.transports.transport import CutLink, Row, Shared, Transport
+from decentral.network.transports.transport import CutEdge, Row, Shared, Transport
 
 _MAILBOXES_KEPT = 8
 _MOST_BOARDS = 254  # a bell is a byte
@@ -121,6 +121,11 @@ class SharedMemory(Transport):
         self._mailboxes: list[list[Tensor]] = []  # by process: [2, E_p, W]
         self._totals: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor]]] = {}
 
+    @property
+    def waited_s(self) -> float:
+        """See `Transport`."""
+        return self.bells.waited_s
+
     def share(self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row]) -> Shared:
         """See `Transport`."""
         board = self._board(x)
@@ -141,20 +146,20 @@ class SharedMemory(Transport):
         ]
         return _Shown(self.bells, board, self._await(sorted({row.peer for row in receives})), received)
 
-    def open(self, m: Tensor, links: Sequence[CutLink]) -> tuple[Tensor, list[Tensor | None]]:
+    def open(self, m: Tensor, edges: Sequence[CutEdge]) -> tuple[Tensor, list[Tensor | None]]:
         """See `Transport`. The messages of two rounds take turns in the memory.
 
-        A process has read those of the round before last when its messages of the last round arrive: links have two
+        A process has read those of the round before last when its messages of the last round arrive: edges have two
         directions.
         """
         boxes, turn = self._mailbox(m)
-        return boxes[self.rank][turn], [boxes[link.peer][turn][link.back, : link.width] for link in links]
+        return boxes[self.rank][turn], [boxes[edge.peer][turn][edge.back, : edge.width] for edge in edges]
 
-    def deliver(self, links: Sequence[CutLink], outgoing: Sequence[Tensor]) -> None:
+    def deliver(self, edges: Sequence[CutEdge], outgoing: Sequence[Tensor]) -> None:
         """See `Transport`."""
         for message in outgoing:
             self._count(message)
-        peers = sorted({link.peer for link in links})
+        peers = sorted({edge.peer for edge in edges})
         self._tell(peers, peers)
 
     def total(self, x: Tensor, factor: float) -> Tensor:

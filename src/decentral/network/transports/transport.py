@@ -18,8 +18,8 @@ class Row(NamedTuple):
     tag: int
 
 
-class CutLink(NamedTuple):
-    """A link into a local worker from one of `peer`'s, whose message is `width` numbers in row `row` of m.
+class CutEdge(NamedTuple):
+    """An edge into a local worker from one of `peer`'s, whose message is `width` numbers in row `row` of m.
 
     The message that goes back is row `back` of the peer's m.
     """
@@ -54,6 +54,11 @@ class Transport(ABC):
         self.wire_bytes = 0
         self.wire_messages = 0
 
+    @property
+    @abstractmethod
+    def waited_s(self) -> float:
+        """How long this process has had nothing to do but to wait for others, and for what they sent to arrive."""
+
     @abstractmethod
     def share(self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row]) -> Shared:
         """Send pieces of the local rows x [k, ..., P], which must not change until `Shared.release`.
@@ -62,14 +67,14 @@ class Transport(ABC):
         """
 
     @abstractmethod
-    def open(self, m: Tensor, links: Sequence[CutLink]) -> tuple[Tensor, list[Tensor | None]]:
+    def open(self, m: Tensor, edges: Sequence[CutEdge]) -> tuple[Tensor, list[Tensor | None]]:
         """Begin a round of messages: new rows like m for those that will come, and where to write those that go.
 
         None leaves the place to the caller: anywhere in the memory of m, which is donated, or of what is relayed.
         """
 
     @abstractmethod
-    def deliver(self, links: Sequence[CutLink], outgoing: Sequence[Tensor]) -> None:
+    def deliver(self, edges: Sequence[CutEdge], outgoing: Sequence[Tensor]) -> None:
         """Send the messages, and wait for those that come: after this the rows that `open` gave are complete."""
 
     @abstractmethod

@@ -10,10 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentral.network.transports.shared_memory import Segments
-from decentral.network.windows.edges import Edges
-from decentral.network.windows.locks import ByteLocks
-from decentral.network.windows.meeting import Meeting
-from decentral.network.windows.memory import Memory
+from decentral.network.windows.locks import ByteLocks, Meeting
+from decentral.network.windows.slots import Edges, Memory
 from decentral.network.windows.window import Window
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from decentral.network.settings import NetworkSettings
 from decentral.network.transports.choose import shares_memory
 from decentral.network.windows.addressed import OneProcessWindow, SharedMemoryWindow
-from decentral.network.windows.edges import Edges
 from decentral.network.windows.messages import MessageWindow
+from decentral.network.windows.slots import Edges
 from decentral.network.windows.window import Window
 
 

@@ -1,16 +1,22 @@
-"""Locks that processes of one host share, and that the kernel releases when their holder dies."""
+"""What processes with a window wait for: locks in shared memory, turns asked for by message, and meetings of all."""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
+import threading
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 _LONGEST_NAP_S = 1e-3
 
@@ -66,3 +72,132 @@ def _common_file() -> int:
     file = own if own >= 0 else os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
     dist.all_reduce(place)  # nobody goes on, and closes it, before all have it
     return file
+
+
+_NOBODY = -1
+
+
+class _Turn(NamedTuple):
+    who: int
+    then: Callable[[], object]
+    keep: bool
+
+
+class Turns:
+    """For each lock, whose turn it is, and what waits for it: nobody who asks is made to stand still.
+
+    So a thread that carries out what other processes ask for by message never waits for one of them.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._held: dict[int, list[int]] = {}  # lock -> [who, how often]
+        self._waiting: defaultdict[int, deque[_Turn]] = defaultdict(deque)
+
+    def ask(self, lock: int, who: int, then: Callable[[], object], keep: bool) -> None:
+        """Call `then` when it is the turn of process `who`: now, or later, in the thread that ends the turn before.
+
+        The turn lasts until `give_back` if it is to be kept, else until `then` returns. Who keeps one need not wait.
+        """
+        turn = _Turn(who, then, keep)
+        with self._guard:
+            held = self._held.get(lock)
+            if held is not None and held[0] != who:
+                self._waiting[lock].append(turn)
+                return
+            if held is not None:
+                held[1] += 1
+            else:
+                self._begin(lock, turn)
+        then()
+        if not keep:
+            self._end(lock)
+
+    def give_back(self, lock: int, who: int) -> None:
+        """End a turn that was to be kept; or if it has not come yet, ask for it no more."""
+        with self._guard:
+            if self.holder(lock) != who:
+                waiting = self._waiting[lock]
+                waiting.remove(next(turn for turn in waiting if turn.who == who and turn.keep))
+                return
+        self._end(lock)
+
+    def holder(self, lock: int) -> int:
+        """The process that keeps a turn, or -1."""
+        held = self._held.get(lock)
+        return _NOBODY if held is None else held[0]
+
+    def _end(self, lock: int) -> None:
+        """End a turn, and carry out what has waited for that."""
+        while True:
+            with self._guard:
+                self._held[lock][1] -= 1
+                if self._held[lock][1]:
+                    return
+                del self._held[lock]
+                if not self._waiting[lock]:
+                    return
+                turn = self._waiting[lock].popleft()
+                self._begin(lock, turn)
+            turn.then()
+            if turn.keep:
+                return
+
+    def _begin(self, lock: int, turn: _Turn) -> None:
+        self._held[lock] = [turn.who if turn.keep else _NOBODY, 1]
+
+
+_TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
+_MILLISECONDS = re.compile(r"(\d+) ?ms\b")
+
+
+class Meeting:
+    """Sums over all processes, over gloo; to be made by all of them at once.
+
+    Raises, from all that it does: TimeoutError if a process does not come within `timeout_s`, ConnectionError if one is
+    gone. There can be no other meeting with the same `timeout_s` after that.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout = timedelta(seconds=timeout_s)
+        with in_time():
+            gloo_group(self._timeout)
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum over processes of a tensor on the CPU, in place; waits for all of them."""
+        with in_time():
+            dist.all_reduce(value, group=gloo_group(self._timeout))
+        return value
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    """What torch.distributed says of processes that do not come, or are gone, as an error of one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if _TIMED_OUT.search(text):
+            waited = _MILLISECONDS.search(text)
+            after = f" after {int(waited[1]) / 1000:g} s" if waited else ""
+            raise TimeoutError(f"timed out{after} of waiting for the other processes of this run") from error
+        if "connect" in text.lower():
+            raise ConnectionError("connection closed by a process of this run") from error
+        raise
+
+
+_made: WeakKeyDictionary[object, WeakValueDictionary[timedelta, dist.ProcessGroup]] = WeakKeyDictionary()
+
+
+def gloo_group(timeout: timedelta) -> dist.ProcessGroup:
+    """A gloo group of all processes with this timeout: the same one for all who ask.
+
+    Nothing here keeps it: when torch.distributed lets go of it, its threads have to end before the interpreter does.
+    """
+    groups = _made.setdefault(dist.group.WORLD, WeakValueDictionary())
+    if (known := groups.get(timeout)) is not None:
+        return known
+    made = dist.new_group(backend="gloo", timeout=timeout)
+    assert isinstance(made, dist.ProcessGroup)
+    groups[timeout] = made
+    return made

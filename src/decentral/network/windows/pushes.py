@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.network.rounds import Exchange, Terms
+from decentral.network.delivery import Exchange
 from decentral.network.settings import NetworkSettings
 from decentral.network.windows.choose import open_window
-from decentral.network.windows.edges import Edges
-from decentral.topology.graph import support
-from decentral.topology.schedule import Schedule
+from decentral.network.windows.slots import Edges
+from decentral.topology.graph import union
+from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.rounds import Rounds
 
 
 class Pushes:
@@ -23,11 +24,11 @@ class Pushes:
     call, they need not be copied.
     """
 
-    def __init__(self, settings: NetworkSettings, schedule: Schedule, layout: Sequence[range], x: Tensor) -> None:
+    def __init__(self, settings: NetworkSettings, rounds: Rounds, layout: Sequence[range], x: Tensor) -> None:
         """`layout` are the workers of each process; x [k, P] are rows like those that will come."""
-        self.pieces = schedule.slices(x.shape[-1])
+        self.pieces = rounds.slices(x.shape[-1])
         self.windows = [
-            open_window(settings, _edges(schedule, h), layout, x[:, piece]) for h, piece in enumerate(self.pieces)
+            open_window(settings, _edges(rounds, h), layout, x[:, piece]) for h, piece in enumerate(self.pieces)
         ]
 
     def push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
@@ -36,7 +37,8 @@ class Pushes:
         A share whose receiver has not taken the one before stays with its sender.
         """
         if "columns" not in shares.memo:
-            shares.memo["columns"] = [_columns(terms) for terms in shares.pieces]
+            columns = [_columns(W, window.workers) for W, window in zip(shares.pieces, self.windows, strict=True)]
+            shares.memo["columns"] = columns
         self._bring(x, p)
         for window, columns in zip(self.windows, shares.memo["columns"], strict=True):
             for sender in window.workers:
@@ -82,17 +84,19 @@ class Pushes:
         return x, p
 
 
-def _edges(schedule: Schedule, piece: int) -> Edges:
+def _edges(rounds: Rounds, piece: int) -> Edges:
     """Wherever something is sent in some round."""
-    rounds = range(schedule.period)
-    return Edges.of(np.logical_or.reduce([support(schedule.matrices(r)[piece]) for r in rounds]))
+    return Edges.of(union(rounds.num_workers, (rounds.mixing(r)[piece].graph for r in range(rounds.period))))
 
 
-def _columns(terms: Terms) -> list[tuple[dict[int, float], float]]:
-    """For each sender j, the shares W_ij of its receivers i, and what it keeps."""
-    columns: list[tuple[dict[int, float], float]] = [({}, dict(row).get(j, 0.0)) for j, row in enumerate(terms)]
-    for i, row in enumerate(terms):
-        for j, weight in row:
-            if j != i:
-                columns[j][0][i] = weight
+def _columns(W: MixingMatrix, senders: Iterable[int]) -> dict[int, tuple[dict[int, float], float]]:
+    """For each of these senders j, the shares W_ij of its receivers i, and what it keeps."""
+    order = np.argsort(W.src, kind="stable")
+    src, receivers, weights = W.src[order], W.dst[order], W.weight[order]
+    columns = {}
+    for j in senders:
+        entries = slice(*np.searchsorted(src, [j, j + 1]))
+        shares = dict(zip(receivers[entries].tolist(), weights[entries].tolist(), strict=True))
+        own = shares.pop(j, 0.0)
+        columns[j] = shares, own
     return columns

@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager, ExitStack
 import torch
 from torch import Tensor
 
-from decentral.network.windows.edges import Edges
-from decentral.network.windows.memory import Memory
+from decentral.network.windows.slots import Edges, Memory
 
 LEAST_P = 1e-3
 """A push-sum weight below this gives an alarm: x / p divides what is mostly rounding."""

@@ -60,6 +60,12 @@ class Claim(ABC):
     larger_is_better: bool | None = field(default=None, kw_only=True)
     """Null: as in the report."""
 
+    @property
+    def metric(self) -> str:
+        """The metric that its cells name; '' if they mean the study's first."""
+        named = [value["metric"] for value in vars(self).values() if isinstance(value, dict) and "metric" in value]
+        return str(named[0]) if named else ""
+
     @abstractmethod
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
         """Whether our numbers agree."""

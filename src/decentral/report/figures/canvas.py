@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.report import style
+from decentral.report.figures import words
 from decentral.report.figures.figure import Line, StudyFigure
+from decentral.report.figures.output import SCREEN, Output
 from decentral.report.published import paper
+from decentral.store import AXES
 from decentral.store.files import write_bytes
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
     from decentral.report.results import Results
 
-_DPI = 150
+_DPI, _DPI_IN_PRINT = 150, 300
 _MARKERS_PER_LINE = 8
 _MOST_TICKS = 10
+_HIDDEN = 0.012
+"""How near lines are to each other that cannot be told apart, as a part of the panel's height."""
 _LEAST_GAP = 0.05
 """Between labels, as a part of the axis."""
+_MOST_LINES = 50
+_FEW_DECADES = 300
+"""A logarithmic axis that goes less far has numbers between the powers of ten, too."""
 _MOST_COLUMNS = 4
 _METHOD_LABELS = ("method", "algorithm", "algo")
 
@@ -32,101 +42,201 @@ Looks = dict[tuple[str, tuple[str, ...]], style.Look]
 """(panel, line) -> look."""
 
 
-def save(figure: StudyFigure, results: Results) -> list[Path]:
-    """Draw a figure into the study's directory, as PNG (150 dpi) and SVG; returns both paths, none if there is no data.
+class Sizes(NamedTuple):
+    """Of what is drawn, in points; of a letter of the legend and of a row of it, in inches."""
+
+    line: float
+    marker: float
+    ring: float
+    title: float
+    ticks: float
+    letter: float
+    row: float
+    handle: float
+    """Letters that a line or patch takes in the legend, with the space around it."""
+
+
+_ON_SCREEN = Sizes(line=1.6, marker=5.5, ring=9.5, title=10.5, ticks=8, letter=0.062, row=0.2, handle=11)
+_IN_PRINT = Sizes(line=1.1, marker=3.6, ring=7.5, title=8.5, ticks=6.5, letter=0.051, row=0.16, handle=8)
+_NARROWEST = 1.9
+"""Inches of a panel in print."""
+_METADATA: dict[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+    "pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+}
+"""What would change from day to day, or with the version."""
+
+
+def save(figure: StudyFigure, results: Results, output: Output = SCREEN) -> list[Path]:
+    """Draw a figure into the study's directory, in the formats of `output`; returns the paths, none if there is no
+    data.
 
     The same data give the same bytes. Files are replaced whole.
     """
     lines = figure.data(results)
     if not any(math.isfinite(value) for line in lines for value in line.y):
         return []
-    with style.settings(f"{results.study}/{figure.file}"):
-        drawn = figure.draw(results, lines)
-        paths = []
-        for suffix, metadata in (("png", {"Software": None}), ("svg", {"Date": None, "Creator": None})):
+    paths = []
+    for suffix in output.formats:  # each drawn anew: what is laid out a second time moves a little
+        with style.settings(f"{results.study}/{figure.file}", output.small):
             data = io.BytesIO()
-            drawn.savefig(data, format=suffix, dpi=_DPI, metadata=metadata)
-            paths.append(results.directory / f"{figure.file}.{suffix}")
-            write_bytes(paths[-1], data.getvalue())
+            dpi = _DPI_IN_PRINT if output.small else _DPI
+            drawn = figure.draw(results, lines, output)
+            drawn.savefig(data, format=suffix, dpi=dpi, metadata=_METADATA[suffix])
+        paths.append(results.directory / f"{figure.file}.{suffix}")
+        write_bytes(paths[-1], data.getvalue())
     return paths
 
 
-def draw(figure: StudyFigure, results: Results, lines: list[Line] | None = None) -> Figure:
+def draw(figure: StudyFigure, results: Results, lines: list[Line] | None = None, output: Output = SCREEN) -> Figure:
     """The figure as a matplotlib Figure, for notebooks."""
     lines = figure.data(results) if lines is None else lines
     theirs = figure.published(results)
     panels = list(dict.fromkeys(line.panel for line in lines)) or [""]
     looks = _looks(figure, lines)
-    entries = _legend_entries(figure, lines, looks, published=bool(theirs))
-    drawn, axes = _sheet(len(panels), *heads(figure, results), entries)
+    sizes = _IN_PRINT if output.small else _ON_SCREEN
+    entries = _legend_entries(figure, lines, looks, sizes, published=bool(theirs))
+    legends = [entries, notes(figure, results, lines, output, published=bool(theirs))]
+    drawn, axes = _sheet(panels, lines, heads(figure, results, lines), legends, output)
+    columns = _columns(len(panels), output)
     for number, (panel, ax) in enumerate(zip(panels, axes, strict=True)):
         here = [line for line in lines if line.panel == panel]
-        _fill(ax, here, looks, figure)
+        _fill(ax, here, looks, figure, sizes)
         for line in theirs:
             if line.panel == panel and (panel, line.key) in looks:
-                colour = looks[panel, line.key].colour
-                ax.plot(line.x, line.y, ls="none", marker="+", ms=10, mec=colour, mew=1.3, zorder=5)
+                ax.plot(line.x, line.y, **_ring(looks[panel, line.key].colour, sizes))
         alone = {line.key for line in here}.pop() if not entries and figure.panels and here else ()
-        words = [style.pretty(figure.panels, panel) if panel else "", _words(figure, alone)]
-        _frame(ax, figure, here, ", ".join(word for word in words if word))
-        if number < len(panels) - _columns(len(panels)):
+        parts = [style.pretty(figure.panels, panel) if panel else "", _words(figure, alone)]
+        _frame(ax, figure, here, ", ".join(part for part in parts if part), sizes)
+        if number < len(panels) - columns and _share_x(panels, lines):
             ax.set_xlabel("")
-        if number % _columns(len(panels)) == 0:
-            ax.set_ylabel(textwrap.fill(figure.ylabel or figure.metric or results.metric, 42))
+        if number % columns == 0:
+            letters = int(drawn.get_figheight() / -(-len(panels) // columns) * 12)
+            ax.set_ylabel(textwrap.fill(figure.ylabel or figure.metric or results.metric, min(42, letters)))
     return drawn
 
 
-def _sheet(panels: int, title: str, subtitle: str, entries: list[Line2D]) -> tuple[Figure, list[Axes]]:
+def _sheet(
+    panels: list[str],
+    lines: list[Line],
+    title: tuple[str, str],
+    legends: Sequence[Sequence[Artist]],
+    output: Output,
+) -> tuple[Figure, list[Axes]]:
     """An empty figure with its title above and its legend below; panels are equally large in all figures."""
-    columns = _columns(panels)
-    rows = math.ceil(panels / columns)
-    width = {1: 6.4, 2: 8.8}.get(columns, 3.3 * columns + 0.6)
-    drawn = blank(width, 3.3 if rows == 1 else 2.6 * rows + 0.3, title, subtitle, entries)
-    axes = drawn.subplots(rows, columns, squeeze=False, sharey=True, sharex=rows > 1).flatten()
-    for unused in axes[panels:]:
+    columns = _columns(len(panels), output)
+    rows = math.ceil(len(panels) / columns)
+    if output.width is None:
+        width = {1: 6.4, 2: 8.8}.get(columns, 3.3 * columns + 0.6)
+        body = 3.3 if rows == 1 else 2.6 * rows + 0.3
+    else:
+        width = output.width
+        body = rows * (min(2.2, 0.62 * width / columns) + 0.3) + 0.2
+    drawn = blank(width, body, title, legends, output)
+    share_x = rows > 1 and _share_x(panels, lines)
+    axes = drawn.subplots(rows, columns, squeeze=False, sharey=True, sharex=share_x).flatten()
+    for unused in axes[len(panels) :]:
         unused.set_visible(False)
-    for lowest in axes[max(0, panels - columns) : panels]:  # of its column, even where the last row is not full
+    for lowest in axes[max(0, len(panels) - columns) : len(panels)]:  # of its column, if the last row is not full, too
         lowest.tick_params(labelbottom=True)
-    return drawn, list(axes[:panels])
+    return drawn, list(axes[: len(panels)])
 
 
-def blank(width: float, body: float, title: str, subtitle: str, entries: list[Line2D]) -> Figure:
-    """A figure without axes, `body` inches high between its title and its legend."""
+def _share_x(panels: list[str], lines: list[Line]) -> bool:
+    """Whether all panels go about equally far to the right."""
+    ends = [max((x for line in lines if line.panel == panel for x in line.x), default=0.0) for panel in panels]
+    return max(ends) <= 1.5 * min(ends)
+
+
+def blank(
+    width: float, body: float, title: tuple[str, str], legends: Sequence[Sequence[Artist]], output: Output = SCREEN
+) -> Figure:
+    """A figure without axes, `body` inches high between its title and its legends, which are below each other."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    words = textwrap.wrap(title, int(width * 11.5))
-    longest = max((len(str(entry.get_label())) for entry in entries), default=0)
-    per_row = max(1, min(len(entries), int(width / (0.062 * longest + 0.7))))
-    head, foot = 0.19 * len(words) + 0.3, 0.2 * math.ceil(len(entries) / per_row) if entries else 0.0
+    sizes = _IN_PRINT if output.small else _ON_SCREEN
+    above = textwrap.wrap(title[0], int(width * (14 if output.small else 11.5))) if output.title else []
+    head = (sizes.row - 0.01) * len(above) + 1.5 * sizes.row if above else 0.04
+    shapes = [_columns_of(entries, width, sizes) for entries in legends if entries]
+    foot = sum(rows * sizes.row for _, rows in shapes) + (0.3 * sizes.row if shapes else 0.0)
     height = head + foot + body
     drawn = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(drawn)
-    drawn.get_layout_engine().set(rect=(0, 0, 1, 1 - head / height))  # type: ignore[union-attr,call-arg]
-    drawn.text(0.01, 1 - 0.06 / height, "\n".join(words), fontsize=10.5, fontweight="bold", va="top")
-    drawn.text(0.01, 1 - (head - 0.2) / height, subtitle, fontsize=8.5, color="#555555", va="top")
-    if entries:
-        drawn.legend(handles=entries, loc="outside lower center", ncols=per_row, frameon=False, handlelength=3)
+    below = foot / height
+    drawn.get_layout_engine().set(rect=(0, below, 1, 1 - head / height - below))  # type: ignore[union-attr,call-arg]
+    if above:
+        drawn.text(0.01, 1 - 0.06 / height, "\n".join(above), fontsize=sizes.title, fontweight="bold", va="top")
+        drawn.text(0.01, 1 - (head - 1.05 * sizes.row) / height, title[1], color="#555555", va="top", fontsize="small")
+    top = foot - 0.3 * sizes.row
+    for entries, (columns, rows) in zip(filter(None, legends), shapes, strict=True):
+        place: dict[str, Any] = {
+            "loc": "upper center",
+            "bbox_to_anchor": (0.5, top / height),
+            "borderaxespad": 0.0,
+            "borderpad": 0.1,
+        }
+        drawn.legend(
+            handles=list(entries), ncols=columns, frameon=False, handlelength=2.4 if output.small else 3, **place
+        )
+        top -= rows * sizes.row
     return drawn
 
 
-def heads(figure: StudyFigure, results: Results) -> tuple[str, str]:
+def _columns_of(entries: Sequence[Artist], width: float, sizes: Sizes) -> tuple[int, int]:
+    """Into how many columns the entries of a legend go, and how many rows these have; about equally full."""
+    labels = [str(entry.get_label()) for entry in entries]
+    longest = max(len(line) for label in labels for line in label.splitlines())
+    most = max(1, min(len(labels), int(width / (sizes.letter * (longest + sizes.handle)))))
+    rows = math.ceil(len(labels) / most)
+    return math.ceil(len(labels) / rows), rows
+
+
+def heads(figure: StudyFigure, results: Results, lines: list[Line]) -> tuple[str, str]:
     """A figure's title, and the line below it."""
     title = figure.title or str(results.facts.get("title") or results.study)
-    return title, _subtitle(results, figure.seeds(results))
+    return title, _subtitle(results, words.center(figure, results, lines))
 
 
-def _columns(panels: int) -> int:
+def notes(
+    figure: StudyFigure, results: Results, lines: list[Line], output: Output, published: bool = False
+) -> list[Artist]:
+    """The legend's entries on what rings and bands are, and on what a line is where no line below the title says it."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    sizes = _IN_PRINT if output.small else _ON_SCREEN
+    entries: list[Artist] = []
+    middle = "" if output.title else words.center(figure, results, lines)
+    if middle:
+        entries.append(Line2D([], [], ls="none", label=f"line: {middle}" if words.several(lines) else middle))
+    band = words.band(figure, lines)
+    if band:
+        entries.append(Patch(facecolor=style.GREY, alpha=0.35, lw=0, label=band))
+    if published:
+        entries.append(Line2D([], [], label=words.PUBLISHED, **_ring(style.BLACK, sizes)))
+    return entries
+
+
+def _ring(colour: str, sizes: Sizes) -> dict[str, Any]:
+    """A published number: large enough to be seen around one of ours."""
+    ring = {"ls": "none", "marker": "o", "ms": sizes.ring, "mfc": "none", "mec": colour}
+    return ring | {"mew": 0.7 * sizes.line, "zorder": 5}
+
+
+def _columns(panels: int, output: Output) -> int:
     """As many as fit, with rows that are about equally full."""
-    return math.ceil(panels / math.ceil(panels / _MOST_COLUMNS))
+    most = _MOST_COLUMNS if output.width is None else max(1, min(_MOST_COLUMNS, int(output.width / _NARROWEST)))
+    return math.ceil(panels / math.ceil(panels / most))
 
 
-def _subtitle(results: Results, seeds: int) -> str:
-    """Which item of which paper, at which scale, over how many seeds (or rounds)."""
+def _subtitle(results: Results, middle: str) -> str:
+    """Which item of which paper, at which scale, and what a line is."""
     name = paper(str(results.facts.get("paper") or "")).short
     item = str(results.facts.get("item") or "")
     scale = f"scale={results.scale}" + (" (changed)" if results.changes else "")
-    parts = [f"{name}, {item}".strip(", "), scale, f"{seeds} {results.spec.repeats}{'s' * (seeds != 1)}"]
+    parts = [f"{name}, {item}".strip(", "), scale, middle]
     return "  \N{MIDDLE DOT}  ".join(part for part in parts if part)
 
 
@@ -144,27 +254,78 @@ def _looks(figure: StudyFigure, lines: list[Line]) -> Looks:
     return dict(zip(keys, found, strict=True))
 
 
-def _fill(ax: Axes, lines: list[Line], looks: Looks, figure: StudyFigure) -> None:
-    for number, line in enumerate(lines):
+def _fill(ax: Axes, lines: list[Line], looks: Looks, figure: StudyFigure, sizes: Sizes) -> None:
+    """Draw the lines of a panel; where others lie on a line, it is wide enough to show on both sides of them."""
+    seen = [line for line in lines if any(math.isfinite(y) and (y > 0 or not figure.logy) for y in line.y)]
+    for line in seen:  # of the others, nothing is seen, and matplotlib cannot place markers on them
         look = looks[line.panel, line.key]
-        if not any(math.isfinite(y) and (y > 0 or not figure.logy) for y in line.y):
-            continue  # matplotlib cannot place markers on a line of which nothing is seen
         if line.thin:
             ax.plot(line.x, line.y, color=look.colour, lw=0.6, alpha=0.5, zorder=2)
             continue
         if line.low is not None and line.high is not None:
-            ax.fill_between(line.x, line.low, line.high, color=look.colour, alpha=0.18, lw=0, zorder=1)
+            shades: dict[str, Any] = {"facecolor": (look.colour, 0.13), "edgecolor": (look.colour, 0.5)}
+            ax.fill_between(line.x, line.low, line.high, lw=0.35 * sizes.line, zorder=1, **shades)
         # markers of different lines do not lie on each other
-        every = 1 if line.points else (number / (len(lines) + 1) / _MARKERS_PER_LINE, 1 / _MARKERS_PER_LINE)
-        ax.plot(line.x, line.y, marker=look.marker, markevery=every, ms=5.5, lw=1.6, zorder=3, **look.keywords)
+        staggered = lines.index(line) / (len(lines) + 1) / _MARKERS_PER_LINE, 1 / _MARKERS_PER_LINE
+        keywords = {"marker": look.marker, "ms": sizes.marker, "lw": sizes.line, **look.keywords}
+        ax.plot(line.x, line.y, markevery=1 if line.points else staggered, zorder=3, **keywords)
+    for line, covers in zip(seen, _covers(seen, figure), strict=True):
+        _widen(ax, line, covers, looks[line.panel, line.key].colour, sizes)
 
 
-def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str) -> None:
-    from matplotlib.ticker import FixedLocator, NullFormatter, NullLocator
+def _widen(ax: Axes, line: Line, covers: list[int], colour: str, sizes: Sizes) -> None:
+    """Below all lines, the parts of a line that others cover: the wider, the more there are; lighter than the line,
+    whose dashes are to be seen."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.colors import to_rgb
 
-    style.tidy(ax)
+    places = list(zip(line.x, line.y, covers, strict=True))
+    parts = [(one, other) for one, other in itertools.pairwise(places) if one[2] and other[2]]
+    if parts:
+        widths = [sizes.line * (1 + 0.8 * max(one[2], other[2])) for one, other in parts]
+        segments = [[one[:2], other[:2]] for one, other in parts]
+        lighter = tuple(0.5 + part / 2 for part in to_rgb(colour))
+        order = 2 + 0.01 * (_MOST_LINES - max(covers))
+        ax.add_collection(
+            LineCollection(segments, linewidths=widths, colors=[lighter], capstyle="round", zorder=order),
+            autolim=False,
+        )
+
+
+def _covers(lines: list[Line], figure: StudyFigure) -> list[list[int]]:
+    """For each line and each of its places, how many of the lines that are drawn later lie on it there."""
+    import numpy as np
+
+    def height(line: Line) -> Any:
+        y = np.array([value if value > 0 or not figure.logy else math.nan for value in line.y])
+        return np.log10(y) if figure.logy else y
+
+    curves = [line for line in lines if not line.thin and not line.points]
+    if len(curves) < 2:
+        return [[0] * len(line.x) for line in lines]
+    values = np.concatenate([height(line) for line in curves])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
+    limits = [math.log10(limit) if limit and figure.logy else limit for limit in figure.ylim or (None, None)]
+    low, high = (known if given is None else given for given, known in zip(limits, (low, high), strict=True))
+    near = _HIDDEN * (high - low)
+    found = []
+    for number, line in enumerate(lines):
+        covers = np.zeros(len(line.x), dtype=int)
+        for other in lines[number + 1 :] if line in curves else ():
+            if other in curves:
+                there = np.interp(line.x, other.x, height(other), left=math.nan, right=math.nan)
+                covers += np.abs(there - height(line)) <= near
+        found.append(covers.tolist())
+    return found
+
+
+def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: Sizes) -> None:
+    from matplotlib.ticker import FixedLocator, LogLocator, NullFormatter, NullLocator
+
+    style.tidy(ax, sizes.ticks)
     ax.set_title(title, loc="left")
-    ax.set_xlabel(figure.xlabel or str(getattr(figure, "x", "")))
+    x = str(getattr(figure, "x", ""))
+    ax.set_xlabel(figure.xlabel or AXES.get(x, x))
     if figure.logy:
         ax.set_yscale("log", nonpositive="mask")
         ax.yaxis.set_minor_formatter(NullFormatter())
@@ -172,6 +333,8 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str) -> None
         ax.set_xscale("log", nonpositive="mask")
         ax.xaxis.set_minor_formatter(NullFormatter())
     places = sorted({x for line in lines if line.points for x in line.x})
+    if len(places) > _MOST_TICKS and figure.logx:
+        places = [place for place in places if place > 0 and math.log2(place).is_integer()]
     if 0 < len(places) <= _MOST_TICKS:
         ax.xaxis.set_major_locator(FixedLocator(_apart(places, figure.logx)))
         ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -180,6 +343,10 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str) -> None
         ax.set_ylim(*figure.ylim)
     if figure.xlim:
         ax.set_xlim(*figure.xlim)
+    low, high = ax.get_ylim()
+    if figure.logy and high < _FEW_DECADES * low:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def _apart(places: list[float], log: bool) -> list[float]:
@@ -192,21 +359,19 @@ def _apart(places: list[float], log: bool) -> list[float]:
     return [places[number] for number in reversed(kept)]
 
 
-def _legend_entries(figure: StudyFigure, lines: list[Line], looks: Looks, published: bool) -> list[Line2D]:
+def _legend_entries(
+    figure: StudyFigure, lines: list[Line], looks: Looks, sizes: Sizes, published: bool
+) -> list[Artist]:
     """One entry for each kind of line, none if there is only one."""
     from matplotlib.lines import Line2D
 
     thin = any(line.thin for line in lines)
-    entries: dict[tuple[str, ...], Line2D] = {}
+    entries: dict[tuple[str, ...], Artist] = {}
     for (_, key), look in looks.items():
-        marker = "none" if thin else look.marker
-        new = Line2D([], [], marker=marker, ms=5.5, lw=1.6, label=_words(figure, key) or "ours", **look.keywords)
-        entries.setdefault(key, new)
-    if published:
-        crosses = Line2D([], [], ls="none", marker="+", ms=10, mec=style.GREY, mew=1.3, label="published")
-        entries["published",] = crosses
+        shape = {"marker": "none" if thin else look.marker, "ms": sizes.marker, "lw": sizes.line, **look.keywords}
+        entries.setdefault(key, Line2D([], [], label=_words(figure, key) or "ours", **shape))
     one_each = len(looks) == len({panel for panel, _ in looks}) and (figure.panels in _METHOD_LABELS or not published)
-    return [] if len(entries) < 2 or (one_each and len(looks) > 1) else list(entries.values())
+    return [] if len(entries) + published < 2 or (one_each and len(looks) > 1) else list(entries.values())
 
 
 def _words(figure: StudyFigure, key: tuple[str, ...]) -> str:

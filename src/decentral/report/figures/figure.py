@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from decentral.errors import ConfigError, suggest
+from decentral.report.figures.output import SCREEN, Output
 
 if TYPE_CHECKING:
     import pandas
@@ -30,19 +31,26 @@ class Line(NamedTuple):
     """Whether each value is a measurement of its own, with a marker."""
     thin: bool = False
     """One of many that are not told apart, such as single workers."""
+    among: str = ""
+    """What its values are the center of, one of them: 'seed'."""
+    least: int = 1
+    most: int = 1
+    """How many of these there are, at the place with the fewest and at the one with the most."""
 
 
 @dataclass
 class StudyFigure(ABC):
     """A dataclass whose fields are its keys in the YAML; the subclass has a `name`, which is its `kind`.
 
-    file      name of the picture (`name` in the YAML)
+    file      name of the figure (`name` in the YAML)
     metric    which of the study's metrics; '': the first
     panels    a label: one panel per value of it; '': one panel
     lines     labels that tell lines apart
     center    of what is not told apart (seeds): mean or median
     spread    band around it: none, std (standard deviation), range, or confidence: where the mean lies with 90 %
               (Student's t, as if the series were independent and normal)
+    among     what these are called in the legend, one of them; '': seed (the report's `repeats`), or the label that
+              tells them apart
     only      labels and the values that are drawn, for example {alpha: [0.01]}
     title     '': the study's
     """
@@ -56,6 +64,7 @@ class StudyFigure(ABC):
     only: dict[str, list[Any]] = field(default_factory=dict)
     center: Literal["mean", "median"] = "mean"
     spread: Literal["none", "std", "range", "confidence"] = "none"
+    among: str = ""
     logx: bool = False
     logy: bool = False
     xlabel: str = ""
@@ -74,11 +83,9 @@ class StudyFigure(ABC):
     def data(self, results: Results) -> list[Line]:
         """What is drawn. Raises ConfigError if a label or metric does not exist."""
 
-    def draw(self, results: Results, lines: list[Line]) -> Figure:
-        """The matplotlib Figure of what `data` gave: lines on panels, unless a kind draws otherwise."""
-        from decentral.report.figures import canvas
-
-        return canvas.draw(self, results, lines)
+    @abstractmethod
+    def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
+        """The matplotlib Figure of what `data` gave, as wide as `output` says."""
 
     def seeds(self, results: Results) -> int:
         """How many seeds there are in it."""
@@ -135,6 +142,15 @@ class StudyFigure(ABC):
         if self.logy:  # a band that reaches below zero ends at the smallest value
             low = low.where(low > 0, least)
         return center.tolist(), low.tolist(), (center + half).tolist()
+
+    def counted(self, part: pandas.DataFrame, wide: pandas.DataFrame, results: Results) -> dict[str, Any]:
+        """`among`, `least` and `most` of the line of `part`, which `aggregate` makes of `wide`."""
+        counts = wide.notna().sum(axis=1)
+        most = int(counts.max()) if len(counts) else 0
+        repeats = results.spec.repeats
+        labels = [label for label in results.labels if part[label].nunique() == most]
+        among = repeats if part["seed"].nunique() == most else self.among or next(iter(labels), "run")
+        return {"among": among, "least": int(counts.min()) if most else 0, "most": most}
 
 
 def _half_width(counts: pandas.Series) -> pandas.Series:

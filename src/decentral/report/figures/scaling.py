@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from decentral.errors import ConfigError
-from decentral.report.figures.figure import Line, StudyFigure
+from decentral.report.figures.figure import Line
+from decentral.report.figures.line_figure import LineFigure
 
 if TYPE_CHECKING:
+    import pandas
+
     from decentral.report.results import Results
+
+Number = TypeVar("Number", "pandas.Series", float)
 
 
 @dataclass
-class Scaling(StudyFigure):
+class Scaling(LineFigure):
     """values.csv: mean over seeds (and over labels that are neither panels, lines nor x) against the label `x`.
 
-    The paper's numbers are drawn as crosses where they can be compared.
+    The paper's numbers are drawn as rings where they can be compared.
+
+    y    value, or '1 - value': with a logarithmic axis, how far an eigenvalue is from 1
     """
 
     name: str = "scaling"
     x: str = ""
+    y: Literal["value", "1 - value"] = "value"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -41,11 +49,13 @@ class Scaling(StudyFigure):
                 raise ConfigError(
                     f"study {results.study}: the figure '{self.file}' has x={self.x}, but {wrong} is no number."
                 )
-            part = part.assign(x=x, value=part["value"].where(part["value"].abs() < math.inf)).sort_values("x")
+            value = self._shown(part["value"].where(part["value"].abs() < math.inf))
+            part = part.assign(x=x, value=value).sort_values("x")
             part = part.assign(number=part.groupby("x").cumcount())
             wide = part.pivot(index="x", columns="number", values="value").dropna(axis=0, how="all")
             center, low, high = self.aggregate(wide)
-            found.append(Line(panel, line, [float(v) for v in wide.index], center, low, high, points=True))
+            counted = self.counted(part, wide, results)
+            found.append(Line(panel, line, [float(v) for v in wide.index], center, low, high, points=True, **counted))
         return found
 
     def published(self, results: Results) -> list[Line]:
@@ -56,7 +66,7 @@ class Scaling(StudyFigure):
         if spec is None or not results.comparable:
             return []
         known = numbers(str(results.facts["paper"]), spec.item)
-        theirs = {one.key: one.value for one in known if one.value is not None and one.kind != EXCLUDED}
+        theirs = {one.key: self._shown(one.value) for one in known if one.value is not None and one.kind != EXCLUDED}
         table = self.selected(results.values[results.values["chosen"]], results, (self.x,))
         table = table.assign(theirs=table["published"].map(theirs)).dropna(subset=["theirs"])
         found = []
@@ -64,3 +74,6 @@ class Scaling(StudyFigure):
             points = sorted({(float(x), float(y)) for x, y in zip(part[self.x], part["theirs"], strict=True)})
             found.append(Line(panel, line, [x for x, _ in points], [y for _, y in points], points=True))
         return found
+
+    def _shown(self, value: Number) -> Number:
+        return 1 - value if self.y == "1 - value" else value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -9,8 +10,10 @@ from decentral.errors import ConfigError
 from decentral.report import style
 from decentral.report.figures import canvas
 from decentral.report.figures.figure import Line, StudyFigure
+from decentral.report.figures.output import SCREEN, Output
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 _SIDE = 2.2
 """Inches of a panel that is as high as wide."""
+_NARROWEST = 1.0
 _LINK, _RED = "#7D8F9E", "#C00000"
 _PLACE, _HEADING, _ESTIMATE, _LEADER = "place", "heading", "estimate", "leader"
 
@@ -83,31 +87,43 @@ class Strip(StudyFigure):
         """The first one only."""
         return 1
 
-    def draw(self, results: Results, lines: list[Line]) -> Figure:
-        """A panel for each row and step, all with the same axes."""
+    def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
+        """A panel for each row and step, all with the same axes; where it is narrow, steps go down, not across."""
         rows = list(dict.fromkeys(line.panel for line in lines))
         of_row = {row: sorted({line.key[1] for line in lines if line.panel == row}, key=float) for row in rows}
-        columns = max(map(len, of_row.values()))
+        steps = max(map(len, of_row.values()))
+        across = output.width or steps * _SIDE + 0.7
+        down = (across - 0.7) / steps < _NARROWEST
+        side = (across - 0.7) / (len(rows) if down else steps)
+        letters = (5.5, 6.0) if output.small else (7.0, 8.5)  # points, of ticks and of headings
         width, height = (float(last or 0) - float(first or 0) for first, last in (self.xlim, self.ylim))
-        size = columns * _SIDE + 0.7, len(rows) * (_SIDE * height / width + 0.28) + 0.4
-        drawn = canvas.blank(*size, *canvas.heads(self, results), self._legend())
-        axes = drawn.subplots(len(rows), columns, squeeze=False, sharex=True, sharey=True)
-        for row, panels in zip(rows, axes, strict=True):
+        legends: list[Sequence[Artist]] = [self._legend(), canvas.notes(self, results, lines, output)]
+        below = (steps if down else len(rows)) * (side * height / width + 0.28) + 0.4
+        drawn = canvas.blank(across, below, canvas.heads(self, results, lines), legends, output)
+        shape = (steps, len(rows)) if down else (len(rows), steps)
+        axes = drawn.subplots(*shape, squeeze=False, sharex=True, sharey=True)
+        for row, panels in zip(rows, axes.T if down else axes, strict=True):
             for ax, step in zip(panels, of_row[row], strict=False):
                 here = {line.key[0]: line for line in lines if line.panel == row and line.key[1] == step}
                 self._fill(ax, here)
-                ax.set_title(f"{self.xlabel} {step}{self._outside(here[_ESTIMATE])}".strip(), fontsize=8.5, loc="left")
+                ax.tick_params(labelsize=letters[0], length=2)
+                outside = self._outside(here[_ESTIMATE], "" if output.small else " estimates")
+                title = f"{self.xlabel} {step}{outside}".strip()
+                title = f"{style.pretty(self.panels, row)}, {title}" if down else title
+                ax.set_title(title, fontsize=letters[1], loc="left")
             for unused in panels[len(of_row[row]) :]:
                 unused.set_visible(False)
-            panels[0].set_ylabel(f"{style.pretty(self.panels, row)}\n{self.unit}".strip())
+            if not down:
+                panels[0].set_ylabel(f"{style.pretty(self.panels, row)}\n{self.unit}".strip())
         for ax in axes[-1]:
             ax.set_xlabel(self.unit)
+        for ax in axes[:, 0] if down else ():
+            ax.set_ylabel(self.unit)
         return drawn
 
     def _fill(self, ax: Axes, here: dict[str, Line]) -> None:
         ax.set_aspect("equal")
         ax.set(xlim=tuple(self.xlim), ylim=tuple(self.ylim))
-        ax.tick_params(labelsize=7, length=2)
         ax.spines[:].set_color("#CCCCCC")
         place, heading = here[_PLACE], here[_HEADING]
         self._link(ax, place)
@@ -132,12 +148,12 @@ class Strip(StudyFigure):
         path = np.stack([at[one[near]], at[other[near]], nothing], axis=1).reshape(-1, 2)
         ax.plot(*path.T, lw=0.7, color=_LINK, zorder=1)
 
-    def _outside(self, estimate: Line) -> str:
+    def _outside(self, estimate: Line, called: str) -> str:
         """For the heading: how many estimates are not in the picture, if any."""
         (left, right), (low, high) = ([float(limit or 0) for limit in limits] for limits in (self.xlim, self.ylim))
         places = zip(estimate.x, estimate.y, strict=True)
         count = sum(x < left or x > right or y < low or y > high for x, y in places)
-        return f" ({count} estimates outside)" if count else ""
+        return f" ({count}{called} outside)" if count else ""
 
     def _legend(self) -> list[Line2D]:
         from matplotlib.lines import Line2D

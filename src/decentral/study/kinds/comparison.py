@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar
 
-from decentral.composition import compose_all
+from decentral.config.composition import compose_all
+from decentral.config.parsing import build
 from decentral.errors import ConfigError, suggest
 from decentral.published import key as published_key
 from decentral.registry import components
-from decentral.study.catalogue import typed
-from decentral.study.columns import overrides_of, points
-from decentral.study.kinds.comparison_cell import Asked, TunedCell
+from decentral.study.kinds.comparison_cell import ComposedRun, TunedCell
 from decentral.study.measure import Measure
-from decentral.study.row import Row
+from decentral.study.rows import Row, overrides_of, points
 from decentral.study.study import Cell, Study
 
 
@@ -48,6 +46,7 @@ class Comparison(Study):
     retreat     whether a rate with which a seed diverges does not count, so that the search goes on
     seeds       seeds of the runs that count
     measure     what a run is judged by
+    also        what else the runs that count are looked at for, each like `measure`: a metric of its own
     setting     how the published table writes a column: 'alpha={alpha:g}'
     curves      whose metric over time is kept for figures: worst, mean, averaged, each, a worker's number,
                 or counted: whoever counts in that row
@@ -64,6 +63,7 @@ class Comparison(Study):
     retreat: bool = True
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
     measure: Measure = field(default_factory=Measure)
+    also: list[Measure] = field(default_factory=list)
     setting: str = ""
     curves: list[str] = field(default_factory=list)
 
@@ -73,7 +73,7 @@ class Comparison(Study):
         tuned = set() if self.tune.get("rule", "fixed") == "fixed" else {"lr"}
         return super().decided_keys() | known | tuned
 
-    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
+    def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Row by row, column by column."""
         rule = self._rule()
         settings = [(row, point) for row in self.rows for point in points(self.columns, row.only)]
@@ -81,11 +81,11 @@ class Comparison(Study):
         for row, point in settings:
             rate = self._rate(row, point)
             lr = [f"lr={rate}"] if rate is not None and "lr" not in point else []
-            commands.append([*self.base, *row.base, *lr, *overrides_of(point, self.keys), *overrides])
-        final = _asked(commands, config_dir)
+            commands.append(["save=none", *self.base, *row.base, *lr, *overrides_of(point, self.keys), *overrides])
+        final = _composed(commands, config_dir)
         tuning = final
         if self.tune_base:
-            tuning = _asked([[*command, *self.tune_base] for command in commands], config_dir)
+            tuning = _composed([[*command, *self.tune_base] for command in commands], config_dir)
         return [
             self.cell(
                 labels={"method": row.method, "topology": row.topology, **point},
@@ -104,7 +104,7 @@ class Comparison(Study):
         rules, name = components("study.tuning"), values.pop("rule", "fixed")
         if name not in rules:
             raise ConfigError(f"tune.rule={name} does not exist.{suggest(str(name), rules)}")
-        return typed(rules[name], values, f"tune.rule={name}")
+        return build(rules[name], values, f"tune.rule={name}")
 
     def _rate(self, row: ComparisonRow, point: dict[str, Any]) -> float | None:
         if not row.lrs:
@@ -118,6 +118,6 @@ class Comparison(Study):
         return published_key(row.published, self.setting, **point)
 
 
-def _asked(commands: list[list[str]], config_dir: str | None) -> list[Asked]:
+def _composed(commands: list[list[str]], config_dir: str | None) -> list[ComposedRun]:
     configs = compose_all(commands, config_dir)
-    return [Asked(*pair, config_dir) for pair in zip(commands, configs, strict=True)]
+    return [ComposedRun(*pair, config_dir) for pair in zip(commands, configs, strict=True)]

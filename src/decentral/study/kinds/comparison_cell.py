@@ -7,19 +7,20 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.config import Config
-from decentral.launch.job import Job, TrainingRun, run_command
+from decentral.config.schema import Config
+from decentral.jobs.training_run import TrainingRun, run_command
+from decentral.scheduling.job import Job
 from decentral.store import Status
-from decentral.study.measure import DAMAGED, Measure, Measured
-from decentral.study.study import Cell, Curve, Labels, Value
+from decentral.study.measure import DAMAGED, NOT_REACHED, Measure, Measured
+from decentral.study.study import Cell, Curve, Labels, Meaning, Value, title_of
 from decentral.study.tuning.rule import Choice, Rule
 
 if TYPE_CHECKING:
     from decentral.study.kinds.comparison import Comparison
 
 
-class Asked(NamedTuple):
-    """What runs are asked to do, less learning rate and seed: as overrides of decentral-run, and composed."""
+class ComposedRun(NamedTuple):
+    """A run less its learning rate and seed: as overrides of decentral-run, and as a configuration."""
 
     overrides: list[str]
     config: Config
@@ -36,9 +37,9 @@ class TunedCell(Cell):
     """
 
     labels: Labels
-    final: Asked
+    final: ComposedRun
     """The runs that count."""
-    tuning: Asked
+    tuning: ComposedRun
     """The same with what is different in the runs for tuning."""
     rule: Rule
     study: Comparison
@@ -54,8 +55,13 @@ class TunedCell(Cell):
             jobs += self._counting(choice.lr)
         return list({job.id: job for job in jobs}.values())
 
+    def to_come(self) -> list[Job]:
+        """The seeds, while the search goes on: with the rate that it began with."""
+        _, choice, _ = self._search()
+        return list(self._counting(self.final.config.lr)) if choice is None else []
+
     def values(self) -> list[Value]:
-        """One for each finished run; only the seeds with the chosen rate count."""
+        """One for each finished run, and those of `also`; only the seeds with the chosen rate count."""
         jobs, choice, _ = self._search()
         final = {job.id for job in self._counting(choice.lr)} if choice is not None else set()
         found: dict[str, Value] = {}
@@ -64,7 +70,20 @@ class TunedCell(Cell):
             if measured is not None:
                 at_edge = choice is not None and choice.at_edge and job.id in final
                 found[job.id] = self._value(job, measured, job.id in final, at_edge)
-        return list(found.values())
+        return [*found.values(), *self._also(final)]
+
+    def _also(self, final: set[str]) -> list[Value]:
+        """What else the runs that count are looked at for."""
+        jobs = [job for job in self._made.values() if job.id in final and self._result(job) is not None]
+        jobs = list({job.id: job for job in jobs}.values())
+        found = [self._value(job, own.of(job.directory), True, False) for own in self.study.also for job in jobs]
+        return [value._replace(published="") for value in found]
+
+    def meanings(self) -> dict[str, Meaning]:
+        """As the runs say."""
+        done = [job for job in self._made.values() if self._result(job) is not None][:1]
+        found = [own.of(job.directory) for own in (self.measure, *self.study.also) for job in done]
+        return {one.label: one.meaning for one in found}
 
     def remarks(self) -> list[str]:
         """Why runs have no numbers."""
@@ -79,7 +98,7 @@ class TunedCell(Cell):
         _, choice, _ = self._search()
         if choice is None or not self.study.curves:
             return []
-        done = [job for job in self._counting(choice.lr) if self._status(job) == Status.done]
+        done = [job for job in self._counting(choice.lr) if self._status(job) in (Status.done, NOT_REACHED)]
         return [
             curve
             for job in done
@@ -98,9 +117,9 @@ class TunedCell(Cell):
             rates = self.rule.wanted(tried, self.final.config.lr)
             if rates:
                 searches = len(rates) > 1 or bool(tried)  # a single given rate needs no runs of its own
-                asked = {lr: self._runs(True, lr, self.study.tune_seeds) for lr in rates} if searches else {}
-                jobs += [job for runs in asked.values() for job in runs]
-                scores = {lr: self._score(asked.get(lr, [])) if searches else 0.0 for lr in rates}
+                tuning = {lr: self._runs(True, lr, self.study.tune_seeds) for lr in rates} if searches else {}
+                jobs += [job for runs in tuning.values() for job in runs]
+                scores = {lr: self._score(tuning.get(lr, [])) if searches else 0.0 for lr in rates}
                 if any(score is None for score in scores.values()):
                     return jobs, None, tried
                 tried |= {lr: score for lr, score in scores.items() if score is not None}
@@ -123,9 +142,9 @@ class TunedCell(Cell):
     def _run(self, tuning: bool, lr: float, seed: int) -> TrainingRun:
         key = tuning, lr, seed
         if key not in self._made:
-            asked = self.tuning if tuning else self.final
-            config = dataclasses.replace(asked.config, lr=lr, seed=seed)
-            command = run_command([*asked.overrides, f"lr={lr!r}", f"seed={seed}"], asked.config_dir)
+            composed = self.tuning if tuning else self.final
+            config = dataclasses.replace(composed.config, lr=lr, seed=seed)
+            command = run_command([*composed.overrides, f"lr={lr!r}", f"seed={seed}"], composed.config_dir)
             self._made[key] = TrainingRun(config, f"{self.title}, lr {lr:g}, seed {seed}", command=command)
         return self._made[key]
 
@@ -134,9 +153,8 @@ class TunedCell(Cell):
 
     @property
     def title(self) -> str:
-        """For example 'RelaySGD, dbt, alpha 0.1'."""
-        words = [f"{v}" if k in ("method", "topology") else f"{k} {v}" for k, v in self.labels.items() if v != ""]
-        return ", ".join(words)
+        """What its jobs' titles begin with."""
+        return title_of(self.labels)
 
     def _result(self, job: TrainingRun) -> Measured | None:
         if job.id not in self._measured and job.finished() is not None:
@@ -151,7 +169,7 @@ class TunedCell(Cell):
             return None
         if any(result.status == Status.diverged for result in known):
             return math.nan
-        return sum(self.measure.score(result.value) for result in known) / len(known)
+        return sum(result.score for result in known) / len(known)
 
     def _some_seed_diverged(self, lr: float) -> bool:
         return any(self._status(job) == Status.diverged for job in self._counting(lr))
@@ -164,7 +182,7 @@ class TunedCell(Cell):
         return Value(
             labels=self.labels,
             value=found.value,
-            metric=self.measure.label,
+            metric=found.label,
             seed=job.config.seed,
             lr=job.config.lr,
             chosen=chosen,

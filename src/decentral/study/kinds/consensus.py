@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from decentral.composition import compose_all
-from decentral.consensus.rounds import ConsensusRounds
-from decentral.ensembles.job import check_losses, same
+from decentral.config.composition import compose_all
 from decentral.errors import ConfigError
-from decentral.launch.job import Job
-from decentral.study.study import Cell, Curve, Labels, Study, Value
+from decentral.jobs.computation import check_losses, without_seed_and_rate
+from decentral.jobs.consensus import ConsensusRounds
+from decentral.study.job_cell import JobCell
+from decentral.study.study import Cell, Curve, Labels, Study, Value, in_steps
 
 ERROR = "relative distance of the vectors from their mean"
 
@@ -26,47 +25,21 @@ class Graph:
 
 
 @dataclass
-class ConsensusCell(Cell):
+class ConsensusCell(JobCell[ConsensusRounds]):
     """One graph, for all seeds."""
 
-    labels: Labels
-    job: ConsensusRounds
     at: list[int]
 
-    def jobs(self) -> list[Job]:
-        """The one."""
-        return [self.job]
-
-    def values(self) -> list[Value]:
+    def read(self) -> Iterator[Value]:
         """The error after some rounds."""
-        if self.job.finished() is None:
-            return []
-        wall_s = self.job.wall_s() / len(self.job.seeds) / len(self.at)
-        return [
-            Value(
-                self.labels | {"after_rounds": t},
-                line["errors"][t],
-                ERROR,
-                line["seed"],
-                run=self.job.id,
-                wall_s=wall_s,
-            )
-            for line in self.job.found()
-            for t in self.at
-        ]
+        for line in self.job.found():
+            for t in self.at:
+                yield Value(self.labels | {"after_rounds": t}, line["errors"][t], ERROR, line["seed"])
 
-    def curves(self) -> list[Curve]:
+    def read_curves(self) -> Iterator[Curve]:
         """The error after every round."""
-        if self.job.finished() is None:
-            return []
-        return [
-            Curve(self.labels, ERROR, "", line["seed"], [(t, t, error) for t, error in enumerate(line["errors"])])
-            for line in self.job.found()
-        ]
-
-    def wanted(self) -> int:
-        """The seeds."""
-        return len(self.job.seeds)
+        for line in self.job.found():
+            yield Curve(self.labels, ERROR, "", line["seed"], in_steps(enumerate(line["errors"])))
 
 
 @dataclass
@@ -92,14 +65,14 @@ class Consensus(Study):
         """Also the rate: there are no gradients."""
         return super().decided_keys() | {"lr"}
 
-    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
+    def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Row by row."""
         cells: list[Cell] = []
         configs = compose_all([[*self.base, *row.base, *overrides] for row in self.rows], config_dir)
         for row, config in zip(self.rows, configs, strict=True):
             check_losses(config)
             own = tuple(self.seeds), self.rounds, self.dimension
-            job = ConsensusRounds(same(config, results_dir), f"{row.graph}, {row.averaging}", *own)
+            job = ConsensusRounds(without_seed_and_rate(config), f"{row.graph}, {row.averaging}", *own)
             labels: Labels = {"graph": row.graph, "averaging": row.averaging, "after_rounds": ""}
             cells.append(ConsensusCell(labels, job, self.at))
         return cells

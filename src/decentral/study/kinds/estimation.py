@@ -2,59 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from decentral.composition import compose_all
-from decentral.launch.job import Job, TrainingRun, run_command
+from decentral.config.composition import compose_all
+from decentral.jobs.training_run import TrainingRun, run_command
 from decentral.published import key as published_key
-from decentral.store import RunStore, Status, read_metrics
-from decentral.study.row import Row
-from decentral.study.study import Cell, Curve, Labels, Study, Value
+from decentral.scheduling.job import Job
+from decentral.store import read_metrics
+from decentral.study.job_cell import JobCell
+from decentral.study.rows import Row
+from decentral.study.study import Cell, Curve, Labels, Study, Value, in_steps
 
 _METRIC = "mean squared error"
 _EVERY = 5  # steps between the points of the reference line
 
 
 @dataclass
-class EstimationCell(Cell):
+class EstimationCell(JobCell[TrainingRun]):
     """One run of a method; its dimensions are independent repetitions."""
 
-    labels: Labels
-    run: TrainingRun
     study: Estimation
     published: str
 
-    def jobs(self) -> list[Job]:
-        """The run."""
-        return [self.run]
-
-    def values(self) -> list[Value]:
+    def read(self) -> Iterator[Value]:
         """The error after some steps, mean over the workers and the repetitions."""
-        if self.run.finished() is not Status.done:
-            return []
-        errors, facts = self._errors(), RunStore.peek(self.run.directory) or {}
-        return [
-            Value(
-                labels=self.labels | {"after_steps": step},
-                value=errors[step],
-                metric=_METRIC,
-                seed=self.run.config.seed,
-                mean=errors[step],
-                published=self.key(step),
-                run=self.run.id,
-                wall_s=float(facts.get("wall_s", 0.0)) / len(self.study.at),
-            )
-            for step in self.study.at
-        ]
+        errors, seed = self._errors(), self.job.config.seed
+        for step in self.study.at:
+            labels = self.labels | {"after_steps": step}
+            yield Value(labels, errors[step], _METRIC, seed, mean=errors[step], published=self.key(step))
 
-    def curves(self) -> list[Curve]:
+    def read_curves(self) -> Iterator[Curve]:
         """The error over time."""
-        if self.run.finished() is not Status.done:
-            return []
-        points = [(step, step, error) for step, error in self._errors().items() if step]
-        return [Curve(self.labels, _METRIC, "mean", self.run.config.seed, points)]
+        points = [(step, error) for step, error in self._errors().items() if step]
+        yield Curve(self.labels, _METRIC, "mean", self.job.config.seed, in_steps(points))
 
     @property
     def n(self) -> int:
@@ -67,7 +48,7 @@ class EstimationCell(Cell):
 
     def _errors(self) -> dict[int, float]:
         """Step -> mean over the workers."""
-        rows = read_metrics(self.run.directory)
+        rows = read_metrics(self.job.directory)
         wanted = [row for row in rows if (row["metric"], row["worker"]) == ("squared_error", "mean")]
         return {int(row["step"]): float(row["value"]) for row in wanted}
 
@@ -89,8 +70,8 @@ class ReferenceCell(Cell):
 
     def curves(self) -> list[Curve]:
         """Up to the last of these steps."""
-        points = [(step, step, self._error(step)) for step in range(_EVERY, max(self.at, default=0) + 1, _EVERY)]
-        return [Curve(self.labels, _METRIC, "mean", 0, points)]
+        points = [(step, self._error(step)) for step in range(_EVERY, max(self.at, default=0) + 1, _EVERY)]
+        return [Curve(self.labels, _METRIC, "mean", 0, in_steps(points))]
 
     def _error(self, step: int) -> float:
         return 1 / (int(self.labels["num_workers"]) * (step + 1))
@@ -114,7 +95,7 @@ class Estimation(Study):
         """The numbers of workers; the seed of all runs is the user's, if he gives one."""
         return (super().decided_keys() | {"num_workers"}) - {"seed"}
 
-    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
+    def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Row by row, then the reference."""
         points = [(row, n) for row in self.rows for n in self.num_workers]
         commands = [[*self.base, *row.base, f"num_workers={n}", *overrides] for row, n in points]

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from decentral.composition import compose_all
+from decentral.config.composition import compose_all
 from decentral.errors import ConfigError, suggest
-from decentral.exchange_times import ExchangeTimes, Timed
-from decentral.launch.job import Job
-from decentral.study.row import Row
+from decentral.jobs.exchange_times import ExchangeTimes, Timed
+from decentral.study.job_cell import JobCell
+from decentral.study.rows import Row
 from decentral.study.study import Cell, Labels, Study, Value
 
 WALL_MS, CPU_MS = "wall time (ms)", "CPU time per worker (ms)"
@@ -50,6 +48,8 @@ class Exchanges(Study):
     rounds: int = 10
     warm_up: int = 2
 
+    timed: ClassVar[frozenset[str]] = frozenset({"network.transport"})
+
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.warm_up < 0:
             raise ConfigError(f"rounds={self.rounds} has to be at least 1, and warm_up={self.warm_up} at least 0.")
@@ -67,15 +67,18 @@ class Exchanges(Study):
         """Also the numbers of workers and processes."""
         return super().decided_keys() | {"num_workers", "processes"}
 
-    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
+    def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Size by size, row by row; all rows with the same number of workers share a job."""
-        asked = [(n, row) for n in self.num_workers for row in self.rows if n in (row.num_workers or self.num_workers)]
-        commands = [[*self.base, *row.base, *overrides, f"num_workers={n}", f"processes={n}"] for n, row in asked]
+        points = [(n, row) for n in self.num_workers for row in self.rows if n in (row.num_workers or self.num_workers)]
+        commands = [[*self.base, *row.base, *overrides, f"num_workers={n}", f"processes={n}"] for n, row in points]
         configs = compose_all(commands, config_dir)
+        elsewhere = next((config.device for config in configs if config.device.startswith("cuda")), None)
+        if elsewhere is not None:
+            raise ConfigError(f"device={elsewhere} cannot be used: exchanges are timed on the CPU; leave it out.")
         jobs: dict[int, ExchangeTimes] = {}
         for n in self.num_workers:
             timed = tuple(
-                Timed(row.method, config, row.verb) for (m, row), config in zip(asked, configs, strict=True) if m == n
+                Timed(row.method, config, row.verb) for (m, row), config in zip(points, configs, strict=True) if m == n
             )
             sizes = tuple(self.megabytes)
             jobs[n] = ExchangeTimes(timed[0].config, f"{n} workers", timed, sizes, self.rounds, self.warm_up)
@@ -93,24 +96,20 @@ def _labels(row: ExchangeRow, megabytes: float, num_workers: int) -> Labels:
 
 
 @dataclass
-class ExchangeCell(Cell):
+class ExchangeCell(JobCell[ExchangeTimes]):
     """One way to average, for one size and number of workers; a value of each metric for each round."""
 
-    labels: Labels
-    job: ExchangeTimes
     megabytes: float
     baseline: str
 
-    def jobs(self) -> list[Job]:
-        """The one of all cells with as many workers."""
-        return [self.job]
+    @property
+    def sharing(self) -> int:
+        """Every way to average, for every size."""
+        return len(self.job.megabytes) * len(self.job.exchanges)
 
-    def values(self) -> list[Value]:
+    def read(self) -> Iterator[Value]:
         """Times, and their ratios to the baseline's in the same round."""
-        if self.job.finished() is None:
-            return []
-        times, found = self.job.times()[self.megabytes], []
-        share_s = self.job.wall_s() / (self.job.rounds * len(self.job.megabytes) * len(self.job.exchanges))
+        times = self.job.times()[self.megabytes]
         for clock, metric, workers in (("wall", WALL_MS, 1), ("CPU", CPU_MS, self.job.num_workers)):
             seconds = times[f"{clock.lower()}_s"]
             own, baseline = seconds[str(self.labels["method"])], seconds[self.baseline]
@@ -119,6 +118,5 @@ class ExchangeCell(Cell):
                 f"{clock} time / {self.baseline}'s": [a / b for a, b in zip(own, baseline, strict=True)],
             }
             for name, values in numbers.items():
-                common = Value(self.labels, math.nan, name, 0, run=self.job.id, wall_s=share_s)
-                found += [common._replace(value=value, seed=number) for number, value in enumerate(values)]
-        return found
+                for number, value in enumerate(values):
+                    yield Value(self.labels, value, name, number)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from decentral.composition import compose
-from decentral.ensembles.job import check_losses, same
+from decentral.config.composition import compose
 from decentral.errors import ConfigError, suggest
-from decentral.fish_school.job import SHARING, FishSchool
-from decentral.fish_school.school import BEHAVIOURS, School
-from decentral.launch.job import Job
-from decentral.study.study import Cell, Curve, Labels, Study, Value
+from decentral.jobs.computation import check_losses, without_seed_and_rate
+from decentral.jobs.fish_school.job import SHARING, FishSchool
+from decentral.jobs.fish_school.school import BEHAVIOURS, School
+from decentral.study.job_cell import JobCell
+from decentral.study.study import Cell, Curve, Study, Value, in_steps
 
 ERROR = "error of the estimates (body lengths)"
 NEAREST, GAP = "nearest fish at the end (body lengths)", "widest gap at the end (degrees)"
@@ -51,51 +50,30 @@ class Behaviour:
 
 
 @dataclass
-class FishSchoolCell(Cell):
+class FishSchoolCell(JobCell[FishSchool]):
     """One school for all seeds."""
 
-    labels: Labels
-    job: FishSchool
-
-    def jobs(self) -> list[Job]:
-        """The one."""
-        return [self.job]
-
-    def values(self) -> list[Value]:
+    def read(self) -> Iterator[Value]:
         """The error (root mean square over the fish, mean over the second half of the rounds), and the end: the nearest
         fish, and the widest gap where the school means to close it."""
-        if self.job.finished() is None:
-            return []
-        found = []
         for line in self.job.found():
             numbers = line["numbers"]
-            error = statistics.fmean(numbers["error"][self.job.rounds // 2 :])
-            known = {ERROR: error, NEAREST: numbers["nearest"][-1]}
+            yield Value(self.labels, statistics.fmean(numbers["error"][self.job.rounds // 2 :]), ERROR, line["seed"])
+            yield Value(self.labels, numbers["nearest"][-1], NEAREST, line["seed"])
             if self.job.behaviour == "encircle":
-                known[GAP] = numbers["gap"][-1]
-            for metric, value in known.items():
-                found.append(Value(self.labels, value, metric, line["seed"], run=self.job.id))
-        return [value._replace(wall_s=self.job.wall_s() / len(found)) for value in found]
+                yield Value(self.labels, numbers["gap"][-1], GAP, line["seed"])
 
-    def curves(self) -> list[Curve]:
-        """The numbers of each round, and of the first seed what the pictures show."""
-        if self.job.finished() is None:
-            return []
+    def read_curves(self) -> Iterator[Curve]:
+        """The numbers of each round, and of the first seed the fish in the rounds that are drawn."""
         lines = self.job.found()
-        found = [
-            Curve(self.labels, metric, "", line["seed"], [(k, k, y) for k, y in enumerate(line["numbers"][key])])
-            for key, metric in CURVES.items()
-            for line in lines
-        ]
-        return found + self._pictures(lines[0])
-
-    def wanted(self) -> int:
-        """The seeds."""
-        return len(self.job.seeds)
+        for key, metric in CURVES.items():
+            for line in lines:
+                yield Curve(self.labels, metric, "", line["seed"], in_steps(enumerate(line["numbers"][key])))
+        yield from self._pictures(lines[0])
 
     def _pictures(self, line: dict[str, Any]) -> list[Curve]:
         """Places, headings and estimates, each a curve over the rounds that are drawn."""
-        series: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
+        series: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for picture in line["pictures"]:
             k = picture["round"]
             rows = {str(i): [*x, h, *w] for i, (x, h, w) in enumerate(_fish(picture))}
@@ -103,8 +81,9 @@ class FishSchoolCell(Cell):
             for worker, numbers in rows.items():
                 metrics = (PLACE_X, PLACE_Y, HEADING, ESTIMATE_X, ESTIMATE_Y)
                 for metric, number in zip(metrics, numbers, strict=False):  # a predator has a place only
-                    series.setdefault((metric, worker), []).append((k, k, number))
-        return [Curve(self.labels, metric, who, line["seed"], points) for (metric, who), points in series.items()]
+                    series.setdefault((metric, worker), []).append((k, number))
+        seed = line["seed"]
+        return [Curve(self.labels, metric, who, seed, in_steps(own)) for (metric, who), own in series.items()]
 
 
 @dataclass
@@ -130,11 +109,11 @@ class FishSchoolStudy(Study):
                     f"behaviours: behaviour={one.behaviour} does not exist.{suggest(one.behaviour, BEHAVIOURS)}"
                 )
 
-    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
+    def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Behaviour by behaviour, row by row."""
         config = compose([*self.base, *overrides], config_dir)
         check_losses(config)
-        config = same(config, results_dir)
+        config = without_seed_and_rate(config)
         cells: list[Cell] = []
         for one in self.behaviours:
             for row in self.rows:

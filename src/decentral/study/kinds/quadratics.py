@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from decentral.composition import compose_all
-from decentral.config import Config
-from decentral.ensembles.job import check, same
-from decentral.ensembles.rules import RULES, Rule
-from decentral.ensembles.search import Member, Search
+from decentral.config.composition import compose_all
+from decentral.config.parsing import build
+from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
+from decentral.jobs.computation import without_seed_and_rate
+from decentral.jobs.ensembles.members import Member, check
+from decentral.jobs.ensembles.rules import RULES, Rule
+from decentral.jobs.ensembles.search import Search
 from decentral.published import key as published_key
-from decentral.study.catalogue import typed
 from decentral.study.kinds.quadratics_cells import CourseCell, StepsCell
-from decentral.study.row import Row
+from decentral.study.rows import Row
 from decentral.study.study import Cell, Labels, Study
 
 _DECIDED = {"lr", "task.zeta2", "task.problem", "task.problem_seed"}
@@ -73,13 +73,13 @@ class SearchStudy(Study):
         """Also what tells the members of a search apart, their rates, and the numbers of workers."""
         return super().decided_keys() | _DECIDED | {"num_workers"}
 
-    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
+    def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Row by row; the cells of a row with the same number of workers share their search."""
         points = [(row, n) for row in self.rows for n in row.num_workers or self.num_workers]
         commands = [[*self.base, *row.base, f"num_workers={n}", *overrides] for row, n in points]
         members = tuple(Member(seed, zeta2) for zeta2 in self.zeta2 for seed in self.seeds)
         cells: list[Cell] = []
-        for (row, n), config in zip(points, _checked(commands, results_dir, config_dir), strict=True):
+        for (row, n), config in zip(points, _checked(commands, config_dir), strict=True):
             name = f"{row.method}, {row.topology}, n {n}"
             search = Search(config, name, members, rule({**self.search, **row.search}))
             for zeta2 in self.zeta2:
@@ -120,12 +120,12 @@ class CourseStudy(Study):
         """Also what tells the members of a search apart, and their rates."""
         return super().decided_keys() | _DECIDED
 
-    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
+    def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Row by row; the cells of a row share their search."""
         if not len(self.zeta2) == len(self.steps) == len(self.every):
             raise ConfigError("zeta2, steps and every need the same number of values, one for each panel.")
         commands = [[*self.base, *row.base, *run, *overrides] for row in self.rows for run in ([], row.run)]
-        configs = _checked(commands, results_dir, config_dir)
+        configs = _checked(commands, config_dir)
         cells: list[Cell] = []
         for row, before, config in zip(self.rows, configs[::2], configs[1::2], strict=True):
             title = f"{row.method}, {row.topology}"
@@ -153,8 +153,7 @@ class CourseStudy(Study):
             labels["root"] = ""
         if self.vectors:
             assert config.num_workers is not None
-            W = config.rounds().matrices(0)[0]
-            labels["vectors_per_step"] = int((W != 0).sum()) - config.num_workers
+            labels["vectors_per_step"] = len(config.rounds().mixing(0)[0]) - config.num_workers
         return labels
 
 
@@ -163,14 +162,14 @@ def rule(settings: dict[str, Any]) -> Rule:
     name = settings.get("rule", "fastest")
     if name not in RULES:
         raise ConfigError(f"search.rule={name} does not exist.{suggest(str(name), RULES)}")
-    return typed(RULES[name], {key: value for key, value in settings.items() if key != "rule"}, "search")
+    return build(RULES[name], {key: value for key, value in settings.items() if key != "rule"}, "search")
 
 
-def _checked(commands: list[list[str]], results_dir: Path, config_dir: str | None) -> list[Config]:
+def _checked(commands: list[list[str]], config_dir: str | None) -> list[Config]:
     configs = compose_all(commands, config_dir)
     for config in configs:
         check(config)
-    return [same(config, results_dir) for config in configs]
+    return [without_seed_and_rate(config) for config in configs]
 
 
 def _key(row: QuadraticsRow, setting: str, **values: Any) -> str:

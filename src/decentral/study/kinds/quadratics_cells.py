@@ -7,11 +7,12 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decentral.config import Config
-from decentral.ensembles.search import Member, Search
-from decentral.ensembles.simulation import Course, Rated, Simulation
-from decentral.launch.job import Job
-from decentral.study.study import Cell, Curve, Labels, Value
+from decentral.config.schema import Config
+from decentral.jobs.ensembles.members import Member, Rated
+from decentral.jobs.ensembles.search import Search
+from decentral.jobs.ensembles.simulation import Simulation, Trajectory
+from decentral.scheduling.job import Job
+from decentral.study.study import Cell, Curve, Labels, Value, in_steps
 
 if TYPE_CHECKING:
     from decentral.study.kinds.quadratics import CourseRow, CourseStudy
@@ -85,11 +86,17 @@ class CourseCell(Cell):
         simulation = self.simulation()
         return [job for job in (self.search, simulation) if job is not None]
 
+    def to_come(self) -> list[Job]:
+        """The simulation, while the search goes on."""
+        searching = self.search is not None and self.search.finished() is None
+        return [self._simulation(dict.fromkeys(self.study.seeds, self.config.lr))] if searching else []
+
     def simulation(self) -> Simulation | None:
         """The job that draws the curves; None as long as no rate is known."""
         rates = self._rates()
-        if not rates:
-            return None
+        return self._simulation(rates) if rates else None
+
+    def _simulation(self, rates: dict[int, float]) -> Simulation:
         members = tuple(Rated(seed, self.zeta2, lr) for seed, lr in rates.items())
         name = f"{self.row.method}, {self.row.topology}, zeta2 {self.zeta2:g}"
         steps, every = self.study.steps[self.place], self.study.every[self.place]
@@ -104,12 +111,12 @@ class CourseCell(Cell):
         simulation = self.simulation()
         if simulation is None or simulation.finished() is None:
             return []
-        courses, wall_s = simulation.courses(), simulation.wall_s() / len(simulation.members)
+        found, wall_s = simulation.trajectories(), simulation.wall_s() / len(simulation.members)
         values = []
         for member in simulation.members:
-            own = [dict(zip(c.steps, c.errors, strict=True)) for c in courses if c.member == member]
+            own = [dict(zip(c.steps, c.errors, strict=True)) for c in found if c.member == member]
             for step in self.study.at or [last]:
-                value = statistics.median(course[step] for course in own)
+                value = statistics.median(errors[step] for errors in own)
                 finite = math.isfinite(value)
                 values.append(
                     Value(
@@ -132,11 +139,12 @@ class CourseCell(Cell):
         if simulation is None or simulation.finished() is None:
             return []
         kept = self.study.seeds[: self.study.curve_seeds or None]
-        return [self._curve(course) for course in simulation.courses() if course.member.seed in kept]
+        return [self._curve(one) for one in simulation.trajectories() if one.member.seed in kept]
 
-    def _curve(self, course: Course) -> Curve:
-        labels = self.labels if course.root is None else self.labels | {"root": course.root}
-        return Curve(labels, _SUBOPTIMALITY, "averaged", course.member.seed, course.points)
+    def _curve(self, one: Trajectory) -> Curve:
+        labels = self.labels if one.root is None else self.labels | {"root": one.root}
+        points = in_steps(zip(one.steps, one.errors, strict=True))
+        return Curve(labels, _SUBOPTIMALITY, "averaged", one.member.seed, points)
 
     def _rates(self) -> dict[int, float]:
         """Seed -> rate of the curve."""

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from decentral.composition import compose_all
-from decentral.config import Config
-from decentral.consensus.race import Course, Race
-from decentral.ensembles.job import check_losses, same
+from decentral.config.composition import compose_all
+from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.launch.job import Job
-from decentral.study.study import Cell, Curve, Labels, Study, Value
+from decentral.jobs.computation import check_losses, without_seed_and_rate
+from decentral.jobs.race import Race, RaceSettings
+from decentral.study.job_cell import JobCell
+from decentral.study.study import Cell, Curve, Labels, Point, Study, Value
 
 TURNS, END = "turns", "error at the end"
 P_ERROR, MASS_ERROR, SMALLEST_P = "|sum of p - n|", "relative error of the sum of x", "smallest p on the way"
@@ -33,68 +32,49 @@ class RacedGraph:
 
 
 @dataclass
-class StragglerCell(Cell):
+class StragglerCell(JobCell[Race]):
     """One method on one graph with one slowdown, for all seeds; the cells of a graph share their job."""
 
-    labels: Labels
-    job: Race
     slowdown: float
     asynchronous: bool
     target: float
 
-    def jobs(self) -> list[Job]:
-        """The graph's."""
-        return [self.job]
+    @property
+    def sharing(self) -> int:
+        """The slowdowns, with each method."""
+        return len(self.job.slowdowns) * len(METHODS)
 
-    def values(self) -> list[Value]:
+    def read(self) -> Iterator[Value]:
         """When the worst of the fast workers, and the straggler, have come to the target for good, how many turns they
         took, and where they are when all has come home; and what became of the sums."""
-        if self.job.finished() is None:
-            return []
-        found = []
         for line in self._lines():
             for who, workers in _groups(line["workers"]).items():
                 reached = max(_reached(one, self.target) for one in workers)
                 turns = sum(len(one["errors"]) for one in workers) / len(workers)
                 time = self._value(who, f"seconds to a relative error of {self.target:g}", reached, line)
-                found.append(time if math.isfinite(reached) else time._replace(value=math.nan, status="not reached"))
-                found.append(self._value(who, TURNS, turns, line))
-                found.append(self._value(who, END, max(one["end"] for one in workers), line))
-            found.append(self._value("", MASS_ERROR, line["mass_error"], line))
+                yield time if math.isfinite(reached) else time._replace(value=math.nan, status="not reached")
+                yield self._value(who, TURNS, turns, line)
+                yield self._value(who, END, max(one["end"] for one in workers), line)
+            yield self._value("", MASS_ERROR, line["mass_error"], line)
             if self.asynchronous:
-                found.append(self._value("", P_ERROR, line["p_error"], line))
-                smallest = min(one["smallest_p"] for one in line["workers"])
-                found.append(self._value("", SMALLEST_P, smallest, line))
-        wall_s = self.job.wall_s() / len(self.job.slowdowns) / len(METHODS) / len(found)
-        return [value._replace(wall_s=wall_s) for value in found]
+                yield self._value("", P_ERROR, line["p_error"], line)
+                yield self._value("", SMALLEST_P, min(one["smallest_p"] for one in line["workers"]), line)
 
-    def curves(self) -> list[Curve]:
-        """The error of the worst of the fast workers, and of the straggler; steps and epochs are seconds."""
-        if self.job.finished() is None:
-            return []
-        duration = self.job.course.duration_s
+    def read_curves(self) -> Iterator[Curve]:
+        """The error of the worst of the fast workers, and of the straggler, over seconds."""
+        duration = self.job.settings.duration_s
         times = [duration * number / _POINTS for number in range(1, _POINTS + 1)]
-        return [
-            Curve(
-                self.labels | {"who": who},
-                ERROR,
-                "",
-                line["seed"],
-                [(t, t, worst) for t in times if math.isfinite(worst := max(_error_at(one, t) for one in workers))],
-            )
-            for line in self._lines()
-            for who, workers in _groups(line["workers"]).items()
-        ]
-
-    def wanted(self) -> int:
-        """The seeds."""
-        return len(self.job.seeds)
+        for line in self._lines():
+            for who, workers in _groups(line["workers"]).items():
+                errors = [(t, max(_error_at(one, t) for one in workers)) for t in times]
+                points = [Point(error, {"wall_s": t}) for t, error in errors if math.isfinite(error)]
+                yield Curve(self.labels | {"who": who}, ERROR, "", line["seed"], points)
 
     def _lines(self) -> list[dict[str, Any]]:
         return self.job.of(self.slowdown, self.asynchronous)
 
     def _value(self, who: str, metric: str, value: float, line: dict[str, Any]) -> Value:
-        return Value(self.labels | {"who": who}, value, metric, line["seed"], run=self.job.id)
+        return Value(self.labels | {"who": who}, value, metric, line["seed"])
 
 
 @dataclass
@@ -117,6 +97,8 @@ class Straggler(Study):
     target: float = 1e-6
     dimension: int = 1000
 
+    timed: ClassVar[frozenset[str]] = frozenset({"network.transport"})
+
     def __post_init__(self) -> None:
         for key in ("pause_s", "duration_s", "target"):
             if getattr(self, key) <= 0:
@@ -128,15 +110,15 @@ class Straggler(Study):
         """Also the rate (there are no gradients), and the processes: one for each worker."""
         return super().decided_keys() | {"lr", "processes", "device"}
 
-    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
+    def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Row by row, first push-sum."""
         configs = compose_all([[*self.base, *row.base, *overrides] for row in self.rows], config_dir)
         cells: list[Cell] = []
         for row, config in zip(self.rows, configs, strict=True):
             _check(config)
-            config = replace(same(config, results_dir), processes=str(config.num_workers), device="cpu")
-            course = Course(self.pause_s, self.duration_s, self.dimension)
-            job = Race(config, f"race, {row.topology}", tuple(self.seeds), tuple(self.slowdowns), course)
+            config = replace(without_seed_and_rate(config), processes=str(config.num_workers), device="cpu")
+            settings = RaceSettings(self.pause_s, self.duration_s, self.dimension)
+            job = Race(config, f"race, {row.topology}", tuple(self.seeds), tuple(self.slowdowns), settings)
             for (asynchronous, method), slowdown in product(METHODS.items(), self.slowdowns):
                 labels: Labels = {"method": method, "topology": row.topology, "slowdown": slowdown, "who": ""}
                 cells.append(StragglerCell(labels, job, slowdown, asynchronous, self.target))

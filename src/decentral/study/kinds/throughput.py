@@ -1,22 +1,20 @@
-"""How many pictures a second methods train on."""
+"""How many images a second methods train on."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from decentral.composition import compose_all
+from decentral.config.composition import compose_all
 from decentral.errors import ConfigError
-from decentral.launch.job import Job
+from decentral.jobs.throughput import Pace
+from decentral.jobs.throughput import Throughput as TimedJob
 from decentral.published import key as published_key
-from decentral.study.columns import overrides_of, points
-from decentral.study.row import Row
-from decentral.study.study import Cell, Labels, Study, Value
-from decentral.throughput import Pace
-from decentral.throughput import Throughput as TimedJob
+from decentral.study.job_cell import JobCell
+from decentral.study.rows import Row, overrides_of, points
+from decentral.study.study import Cell, Labels, Study, Value, title_of
 
 IMAGES, RATIO = "throughput (images/s)", "ratio to all-reduce"
 
@@ -55,6 +53,8 @@ class Throughput(Study):
     setting: str = ""
     compares: Literal["speed", "ratio"] = "speed"
 
+    timed: ClassVar[frozenset[str]] = frozenset({"device", "processes", "network.transport"})
+
     def __post_init__(self) -> None:
         if min(self.iterations, self.steps) < 1 or self.warm_up < 0:
             raise ConfigError(f"iterations={self.iterations} and steps={self.steps} have to be at least 1.")
@@ -63,50 +63,38 @@ class Throughput(Study):
         """Also the keys of the columns."""
         return super().decided_keys() | {self.keys.get(label, label) for label in self.columns}
 
-    def cells(self, overrides: Sequence[str], results_dir: Path, config_dir: str | None = None) -> list[Cell]:
+    def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Row by row, column by column."""
-        asked = [(row, point) for row in self.rows for point in points(self.columns, row.only)]
-        both = [(base, point) for row, point in asked for base in (row.base, self.baseline)]
+        settings = [(row, point) for row in self.rows for point in points(self.columns, row.only)]
+        both = [(base, point) for row, point in settings for base in (row.base, self.baseline)]
         commands = [[*self.base, *base, *overrides_of(point, self.keys), *overrides] for base, point in both]
         configs = compose_all(commands, config_dir)
         if any(config.processes == "auto" for config in configs):
             raise ConfigError("processes=auto cannot be used: how fast training is depends on it, give a number.")
         pace = Pace(self.warm_up, self.iterations, self.steps)
         found: list[Cell] = []
-        for (row, point), config, baseline in zip(asked, configs[::2], configs[1::2], strict=True):
+        for (row, point), config, baseline in zip(settings, configs[::2], configs[1::2], strict=True):
             labels: Labels = {"method": row.method, "topology": row.topology, **point}
-            words = [f"{value}" if key in ("method", "topology") else f"{key} {value}" for key, value in labels.items()]
-            job = TimedJob(config, ", ".join(words), baseline, pace)
+            job = TimedJob(config, title_of(labels), baseline, pace)
             published = published_key(row.published, self.setting, **point)
             found.append(ThroughputCell(labels, job, published, IMAGES if self.compares == "speed" else RATIO))
         return found
 
 
 @dataclass
-class ThroughputCell(Cell):
+class ThroughputCell(JobCell[TimedJob]):
     """One job; a value for each iteration of it."""
 
-    labels: Labels
-    job: TimedJob
     published: str
     compared: str
     """The metric that the published number is one of."""
 
-    def jobs(self) -> list[Job]:
-        """The one."""
-        return [self.job]
-
-    def values(self) -> list[Value]:
-        """Pictures per second in total, and the ratio to the baseline's in the same iteration."""
-        if self.job.finished() is None:
-            return []
-        found = []
-        for line in self.job.found():
-            speed, baseline = float(line["images_per_s"]), float(line["baseline_images_per_s"])
-            common = Value(self.labels, speed, IMAGES, int(line["iteration"]), lr=self.job.config.lr, run=self.job.id)
-            common = common._replace(wall_s=self.job.wall_s() / self.job.pace.iterations)
-            numbers = {IMAGES: speed, RATIO: speed / baseline if baseline > 0 else math.nan}
-            for metric, value in numbers.items():
+    def read(self) -> Iterator[Value]:
+        """Images per second in total, and the ratio to the baseline's in the same iteration; first what is compared."""
+        for metric in sorted((IMAGES, RATIO), key=lambda metric: metric != self.compared):
+            for line in self.job.found():
+                speed, baseline = float(line["images_per_s"]), float(line["baseline_images_per_s"])
+                ratio = speed / baseline if baseline > 0 else math.nan
+                value, number = (speed if metric == IMAGES else ratio), int(line["iteration"])
                 published = self.published if metric == self.compared else ""
-                found.append(common._replace(metric=metric, value=value, published=published))
-        return sorted(found, key=lambda value: value.metric != self.compared)
+                yield Value(self.labels, value, metric, number, lr=self.job.config.lr, published=published)

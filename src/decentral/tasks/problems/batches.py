@@ -1,8 +1,8 @@
-"""Which pictures a worker sees in which step: a pure function, whatever the number of processes."""
+"""Which images a worker draws when: a pure function, whatever the number of processes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from decentral.randomness import torch_generator
 
 
 class BatchOrder:
-    """`order(step)` -> indices [k, B] into the training set, one row per local worker.
+    """`order(draw)` -> indices [k, B] into the training set, one row per local worker.
 
     All workers take the same number of samples per epoch, m = floor(N / n): batch b of an epoch is the places b B ...
     of the worker's own shuffled part, starting again from its front where the part is smaller than m. The shuffle is
@@ -34,21 +34,30 @@ class BatchOrder:
         self.samples_per_epoch = sum(len(part) for part in indices) // len(indices)
         full, rest = divmod(self.samples_per_epoch, batch_size)
         self.steps_per_epoch = full if drop_last or not rest else full + 1
-        self._epoch = -1
-        self._shuffled: list[Tensor] = []
+        self._shuffles = [(-1, part) for part in self.parts]  # of each part: the epoch, and the part as shuffled then
 
-    def __call__(self, step: int) -> Tensor:
-        """The indices [k, B] of this step; B is smaller in the last batch of an epoch if that is not dropped."""
-        epoch, batch = divmod(step, self.steps_per_epoch)
-        if epoch != self._epoch:
-            if self.reshuffle or not self._shuffled:
-                self._shuffled = [self._shuffle(i, epoch) for i in range(len(self.parts))]
-            self._epoch = epoch
+    def __call__(self, draw: int) -> Tensor:
+        """The indices [k, B] of this draw; B is smaller in the last batch of an epoch if that is not dropped."""
+        return self._batches(range(len(self.parts)), draw)
+
+    def of(self, i: int) -> Callable[[int], Tensor]:
+        """The same of local worker i alone: draw -> [1, B]."""
+        return lambda draw: self._batches((i,), draw)
+
+    def _batches(self, local: Iterable[int], draw: int) -> Tensor:
+        epoch, batch = divmod(draw, self.steps_per_epoch)
         start = batch * self.batch_size
         places = torch.arange(start, min(start + self.batch_size, self.samples_per_epoch))
-        return torch.stack([part[places % len(part)] for part in self._shuffled])
+        return torch.stack([part[places % len(part)] for part in (self._part(i, epoch) for i in local)])
 
-    def _shuffle(self, i: int, epoch: int) -> Tensor:
-        address = (self.workers[i], epoch) if self.reshuffle else (self.workers[i],)
-        generator = torch_generator("cpu", self.seed, "order of samples", *address)
-        return self.parts[i][torch.randperm(len(self.parts[i]), generator=generator)]
+    def _part(self, i: int, epoch: int) -> Tensor:
+        """The part of local worker i as it is shuffled in an epoch."""
+        known, part = self._shuffles[i]
+        if known == epoch:
+            return part
+        if known < 0 or self.reshuffle:
+            address = (self.workers[i], epoch) if self.reshuffle else (self.workers[i],)
+            generator = torch_generator("cpu", self.seed, "order of samples", *address)
+            part = self.parts[i][torch.randperm(len(part), generator=generator)]
+        self._shuffles[i] = epoch, part
+        return part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from decentral.randomness import normal
-from decentral.tasks.task import Metric, Problem
+from decentral.store.metadata import Metric
+from decentral.tasks.evaluation import WHOLE, Scope
+from decentral.tasks.task import Problem
 
 
 class LeastSquares(NamedTuple):
@@ -87,37 +90,35 @@ class QuadraticProblem(Problem):
     def __init__(self, problem: LeastSquares, noise: float, seed: int, workers: range, device: torch.device) -> None:
         self.problem = LeastSquares(*(part.to(device) for part in problem))
         self.noise, self.seed, self.workers = noise, seed, workers
+        self.numbers = np.arange(workers.start, workers.stop)
         local = slice(workers.start, workers.stop)
         self.A, self.b = self.problem.A[local], self.problem.b[local, :, None]
         self.At = self.A.transpose(1, 2)
         self.optimum = problem.optimum().to(device)
-        self.least = self._objective(self.optimum[None])[0]
+        A = self.problem.A
+        self.mean_H = torch.einsum("nij,nik->jk", A, A) / len(A)
 
-    def init(self, seed: int) -> Tensor:
+    def init(self) -> Tensor:
         """The problem's x^0 [d]."""
         return self.problem.x0.clone()
 
-    def gradient(self, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """||A_i x_i - b_i||^2 [k] and A_i^T (A_i x_i - b_i) + noise [k, d]."""
-        residual = self.A @ x[..., None] - self.b
-        g = (self.At @ residual)[..., 0]
+    def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """||A_i x_i - b_i||^2 [r] and A_i^T (A_i x_i - b_i) + noise [r, d]."""
+        A, At, b = (self.A, self.At, self.b) if workers is None else (p[workers] for p in (self.A, self.At, self.b))
+        residual = A @ x[..., None] - b
+        g = (At @ residual)[..., 0]
         if self.noise:
-            worker, coordinate = np.array(self.workers)[:, None], np.arange(x.shape[1])
-            noise = normal(self.seed, "gradient noise", index, worker, coordinate)
+            numbers = self.numbers if workers is None else self.numbers[workers]
+            noise = normal(self.seed, "gradient noise", draws[:, None], numbers[:, None], np.arange(x.shape[1]))
             g += torch.from_numpy(noise).to(g) * (self.noise / math.sqrt(x.shape[1]))
         return residual[..., 0].square().sum(1), g
 
-    def evaluate_workers(self, x: Tensor) -> Tensor:
-        """f(x_i) - f(x*) and ||x_i - x*||: [k, 2]."""
-        distance = torch.linalg.vector_norm(x - self.optimum, dim=1)
-        return torch.stack([self._objective(x) - self.least, distance], dim=1).cpu()
+    def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
+        """f(x_i) - f(x*) and ||x_i - x*||: [r, 2].
 
-    def evaluate_average(self, x: Tensor, part: int, parts: int) -> Tensor:
-        """The same of one model [d]: [2]."""
-        found = self.evaluate_workers(x[None])[0]
-        return found if part == 0 else torch.zeros_like(found)
-
-    def _objective(self, x: Tensor) -> Tensor:
-        """f(x) = 1/n sum_i ||A_i x - b_i||^2 for each row of x: [r, d] -> [r]."""
-        residual = torch.einsum("nij,rj->rni", self.problem.A, x) - self.problem.b
-        return residual.square().sum(2).mean(1)
+        The first as (x_i - x*)^T mean_H (x_i - x*), mean_H = 1/n sum_j A_j^T A_j: equal to the difference of the two
+        values, but without their cancellation, and without a look at all A_j.
+        """
+        x = x if workers is None else x[workers]
+        e = x - self.optimum
+        return torch.stack([(e * (e @ self.mean_H)).sum(1), torch.linalg.vector_norm(e, dim=1)], dim=1).cpu()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from decentral.randomness import normal, uniform
-from decentral.tasks.task import Metric, Problem
+from decentral.store.metadata import Metric
+from decentral.tasks.evaluation import WHOLE, Scope
+from decentral.tasks.task import Problem
 
 _MOST_NEWTON_STEPS = 100
 _ROUNDING = 1e-8  # of the norm of a gradient, below which f changes by less than its rounding
@@ -121,27 +123,24 @@ class RegressionProblem(Problem):
         self.At = self.A.transpose(1, 2)
         self.least = self.all.A @ self.optimum  # the margins [n, m] at x*
 
-    def init(self, seed: int) -> Tensor:
+    def init(self) -> Tensor:
         """Zeros [d]."""
         return torch.zeros_like(self.optimum)
 
-    def gradient(self, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """F_i(x_i) [k] and its gradient 1/m A_i^T slope(A_i x_i, b_i) + l2 x_i [k, d]."""
-        z, m = (self.A @ x[..., None])[..., 0], self.b.shape[1]
-        g = (self.At @ self.loss.slope(z, self.b)[..., None])[..., 0].div_(m).add_(x, alpha=self.l2)
-        return self.loss.value(z, self.b).mean(1) + self.l2 / 2 * x.square().sum(1), g
+    def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """F_i(x_i) [r] and its gradient 1/m A_i^T slope(A_i x_i, b_i) + l2 x_i [r, d], the same in every draw."""
+        A, At, b = (self.A, self.At, self.b) if workers is None else (p[workers] for p in (self.A, self.At, self.b))
+        z, m = (A @ x[..., None])[..., 0], b.shape[1]
+        g = (At @ self.loss.slope(z, b)[..., None])[..., 0].div_(m).add_(x, alpha=self.l2)
+        return self.loss.value(z, b).mean(1) + self.l2 / 2 * x.square().sum(1), g
 
-    def evaluate_workers(self, x: Tensor) -> Tensor:
-        """f(x_i) - f(x*), ||x_i - x*|| and ||x_i - x*||^2 / ||x*||^2: [k, 3].
+    def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
+        """f(x_i) - f(x*), ||x_i - x*|| and ||x_i - x*||^2 / ||x*||^2: [r, 3].
 
         The gradient of f is zero at x*, so that the first is the mean excess of the losses + l2/2 ||x_i - x*||^2.
         """
+        x = x if workers is None else x[workers]
         z = torch.einsum("nmd,rd->rnm", self.all.A, x)
         squared = (x - self.optimum).square().sum(1)
         excess = self.loss.excess(z, self.least, self.all.b).mean((1, 2)) + self.l2 / 2 * squared
         return torch.stack([excess, squared.sqrt(), squared / self.optimum.square().sum()], dim=1).cpu()
-
-    def evaluate_average(self, x: Tensor, part: int, parts: int) -> Tensor:
-        """The same of one model [d]: [3]."""
-        found = self.evaluate_workers(x[None])[0]
-        return found if part == 0 else torch.zeros_like(found)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from decentral.randomness import normal
-from decentral.tasks.task import Metric, Problem
+from decentral.store.metadata import Metric
+from decentral.tasks.evaluation import WHOLE, Scope
+from decentral.tasks.task import Problem
 
 
 class SampleMean(Problem):
@@ -17,24 +21,22 @@ class SampleMean(Problem):
     steps_per_epoch = 1.0
 
     def __init__(self, mean: float, std: float, d: int, seed: int, workers: range, device: torch.device) -> None:
-        self.mean, self.std, self.d, self.seed, self.workers, self.device = mean, std, d, seed, workers, device
+        self.mean, self.std, self.d, self.seed, self.device = mean, std, d, seed, device
+        self.numbers = np.arange(workers.start, workers.stop)
 
-    def init(self, seed: int) -> Tensor:
+    def init(self) -> Tensor:
         """Zeros [d]."""
         return torch.zeros(self.d, dtype=torch.float64, device=self.device)
 
-    def gradient(self, x: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """1/2 ||x_i - s_i||^2 [k] and x_i - s_i [k, d]."""
-        worker, coordinate = np.array(self.workers)[:, None], np.arange(self.d)
-        sample = self.mean + self.std * normal(self.seed, "sample", index, worker, coordinate)
+    def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """1/2 ||x_i - s_i||^2 [r] and x_i - s_i [r, d]."""
+        numbers = self.numbers if workers is None else self.numbers[workers]
+        drawn = normal(self.seed, "sample", draws[:, None], numbers[:, None], np.arange(self.d))
+        sample = self.mean + self.std * drawn
         g = x - torch.from_numpy(sample).to(x)
         return g.square().sum(1) / 2, g
 
-    def evaluate_workers(self, x: Tensor) -> Tensor:
-        """Mean over coordinates of (x_i - mean)^2: [k, 1]."""
+    def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
+        """Mean over coordinates of (x_i - mean)^2: [r, 1]."""
+        x = x if workers is None else x[workers]
         return (x - self.mean).square().mean(1, keepdim=True).cpu()
-
-    def evaluate_average(self, x: Tensor, part: int, parts: int) -> Tensor:
-        """The same of one estimate [d]: [1]."""
-        found = self.evaluate_workers(x[None])[0]
-        return found if part == 0 else torch.zeros_like(found)

@@ -1,0 +1,45 @@
+"""Gossip with a consensus step size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from decentral.algorithms.states import OnlyModels
+from decentral.errors import ConfigError
+from decentral.optim.rows import add, scale, sub
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from decentral.algorithms.algorithm import Oracle
+    from decentral.network.network import Network
+
+
+@dataclass
+class Choco(OnlyModels):
+    """Gossip that goes only part of the way to the neighbours' mean, as CHOCO-SGD does with its compressed messages.
+
+        y_i = x_i + u_i
+        x_i <- y_i + step_size (sum_j W_ij y_j - y_i)
+
+    Koloskova et al., ICML 2019 (arXiv:1902.00340), Algorithm 2 without compression, where it is D-PSGD with the matrix
+    I + step_size (W - I). The topology is doubly stochastic.
+
+    step_size    gamma in the paper, above 0 and at most 1; 1 is D-PSGD
+    """
+
+    name: str = "choco"
+    step_size: float = 0.5
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
+    as_sgd: ClassVar[dict[str, Any] | None] = {"step_size": 1.0}
+
+    def __post_init__(self) -> None:
+        if not 0 < self.step_size <= 1:
+            raise ConfigError(f"algo.step_size={self.step_size:g} makes no sense: it has to be above 0 and at most 1.")
+
+    def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
+        """One gradient at x_i, one round of averaging."""
+        x, opt = s
+        y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_i + u_i, in the memory of x
+        away = sub(net.mix(y.clone(), t), y)  # sum_j W_ij y_j - y_i; mix is given a copy, which it may overwrite
+        return self.State(add(y, scale(away, self.step_size)), opt)

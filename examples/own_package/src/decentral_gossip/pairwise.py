@@ -1,0 +1,39 @@
+"""Gossip that rests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from decentral.algorithms.states import OnlyModels
+from decentral.errors import ConfigError
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from decentral.algorithms.algorithm import Oracle
+    from decentral.network.network import Network
+
+
+@dataclass
+class Pairwise(OnlyModels):
+    """Gossip in some of the steps only: the others are local.
+
+        x_i <- sum_j W_ij (x_j + u_j)    if t mod period = 0, else x_i + u_i
+
+    period    of the rounds of averaging, in steps
+    """
+
+    name: str = "pairwise"
+    period: int = 2
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
+    as_sgd: ClassVar[dict[str, Any] | None] = {"period": 1}
+
+    def __post_init__(self) -> None:
+        if self.period < 1:
+            raise ConfigError(f"algo.period={self.period} makes no sense: it has to be at least 1.")
+
+    def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
+        """One gradient at x_i, and a round of averaging where it is time."""
+        x, opt = s
+        x, opt = self.local.adapt(x, oracle(x), opt, t)
+        return self.State(x if t % self.period else net.mix(x, t // self.period), opt)

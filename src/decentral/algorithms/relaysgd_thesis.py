@@ -1,0 +1,34 @@
+"""RelaySGD as Bohl's thesis (2022) has it: `algo.fill=count`, and `algo.initial_count=1` as in its code.
+
+    n_i = 1 + sum_{j in N_i} c_{j->i}^t
+    x_i^{t+1} = 1/n_i (y_i + sum_{j in N_i} m_{j->i}^t)
+
+Models that have not arrived are left out of the average instead of being stood in for. With initial_count=1 the counts
+start at c = 1 though no message is there yet (m = 0): the first averages are divided by too much, which shrinks all
+weights to about 0.7 of what they were. The thesis' code also lets a message include what arrived earlier in the same
+step, which makes the step serial along the tree: not offered.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from decentral.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.network.network import Network
+
+
+def check_initial_count(initial_count: int, divides_by_count: bool) -> None:
+    """Raises ConfigError unless it is 0, or 1 together with fill=count."""
+    if initial_count not in (0, 1):
+        raise ConfigError(f"algo.initial_count={initial_count} makes no sense: it is 0, or 1 as in the thesis.")
+    if initial_count and not divides_by_count:
+        raise ConfigError("algo.initial_count=1 is the thesis' way to count: it goes with algo.fill=count only.")
+
+
+def average_of_arrived(y: Tensor, m: Tensor, n_i: Tensor, net: Network, out: Tensor) -> Tensor:
+    """1/n_i (y_i + sum_j m_{j->i}) [k, P] in the memory of `out`; n_i is [n, d]."""
+    return net.weigh(net.collect(m, y, out=out), 1 / n_i)

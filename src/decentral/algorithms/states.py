@@ -1,0 +1,64 @@
+"""What several algorithms remember between steps, declared once: models alone, with corrections, with a momentum."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Rows
+    from decentral.network.network import Network
+
+
+class OnlyModels(Algorithm):
+    """An algorithm that remembers the models and what the local optimizer does."""
+
+    class State(NamedTuple):
+        """Models and the local optimizer."""
+
+        x: Rows  # [k, P]
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], and the local optimizer before step 0."""
+        return self.State(x, self.local.init(x))
+
+
+class WithCorrections(Algorithm):
+    """An algorithm that remembers a correction c_i for each worker, which is added to its model before averaging."""
+
+    class State(NamedTuple):
+        """Models, corrections and the local optimizer."""
+
+        x: Rows  # [k, P]
+        c: Rows  # [k, P]
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], c^0 = 0, and the local optimizer before step 0."""
+        return self.State(x, x.new_zeros(x.shape), self.local.init(x))
+
+
+class WithMomentum(Algorithm):
+    """An algorithm that has a momentum m_i for each worker, apart from what the local optimizer has."""
+
+    class State(NamedTuple):
+        """Models, momentum and the local optimizer."""
+
+        x: Rows  # [k, P]
+        m: Rows  # [k, P]
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], m^0 = 0, and the local optimizer before step 0."""
+        return self.State(x, x.new_zeros(x.shape), self.local.init(x))
+
+
+def beside_zeros(x: Tensor) -> Tensor:
+    """x [k, P] and as many zeros, side by side: [k, 2, P], so that two vectors of a worker travel as one message."""
+    pair = x.new_zeros(len(x), 2, x.shape[-1])
+    pair[:, 0] = x
+    return pair

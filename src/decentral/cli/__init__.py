@@ -1,0 +1,1 @@
+"""The console commands: compose with Hydra, refuse, help, sweep."""

@@ -1,0 +1,92 @@
+"""The console command `decentral-check`: does an algorithm do what every algorithm has to do?"""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from decentral.cli.options import SETTINGS, Options
+from decentral.config.composition import folders_of
+from decentral.config.overrides import checked
+from decentral.errors import ConfigError
+from decentral.registry import own
+from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, report_error, say
+from decentral.terminal.text import aligned
+
+if TYPE_CHECKING:
+    from decentral.conformance.check import Found
+
+_HELP = """\
+decentral-check algo=NAME [key=value ...] [--config-dir FOLDER]
+
+Carries out small runs of an algorithm, of your own (docs/own_components.md) or of ours, and says which properties
+of the contract hold: the same iterates with 1, 2 and n processes and after a resume, the mean of the models kept,
+bytes counted as they are sent, plain SGD where all workers hear of all, and so on. Other settings
+(algo.step_size=1, topology=star) are used in all runs; without topology= it is the first of some that suits the
+algorithm. Takes about a minute.
+Exit status: 0 all hold, 1 some do not, 2 refused.
+"""
+_WIDTH = 118
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `decentral-check`. Exit status: 0 all properties hold, 1 some do not, 2 refused."""
+    try:
+        sys.exit(_carry_out(list(sys.argv[1:] if arguments is None else arguments)))
+    except ConfigError as error:
+        report_error(str(error), "decentral-check")
+        sys.exit(REFUSED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _carry_out(arguments: list[str]) -> int:
+    parser = Options("decentral-check", "overrides", SETTINGS)
+    parser.add_argument("-cd", "--config-dir")
+    options = parser.parse_intermixed_args(arguments)
+    if options.help:
+        say(_HELP.rstrip())
+        return 0
+    own.use(None)
+    folders = folders_of(options.config_dir)
+    chosen = [word for word in options.overrides if word.startswith("algo=")]
+    if len(chosen) != 1:
+        raise ConfigError("decentral-check needs one algorithm: decentral-check algo=dpsgd, say.")
+    checked(options.overrides, folders)  # before anything heavy is imported
+    return check(options.overrides, options.config_dir)
+
+
+def check(overrides: Sequence[str], config_dir: str | None) -> int:
+    """Check and say what was found; returns the exit status."""
+    algo = next(word for word in overrides if word.startswith("algo="))
+    from decentral.conformance.check import checks
+
+    all_checks = checks(overrides, config_dir)
+    names, found = all_checks.names(), []
+    base = all_checks.base
+    say(f"{algo} on topology={base.topology.name} with {base.num_workers} workers")
+    running = all_checks.run()
+    for number, name in enumerate(names, start=1):
+        say(f"[{number} of {len(names)}] {name} ...")
+        found.append(next(running))
+    say(f"\n{table(found)}")
+    failed = [one for one in found if one.passed is False]
+    for one in failed:
+        say("\n" + textwrap.fill(f"{algo} fails '{one.name}': {one.words}", _WIDTH))
+    passed = sum(one.passed is True for one in found)
+    say(f"\n{algo}: {passed} passed, {len(failed)} failed, {len(found) - passed - len(failed)} not asked of it")
+    return FAILED if failed else 0
+
+
+def table(found: Sequence[Found]) -> str:
+    """Property, passed or failed, and a remark."""
+    verdicts = {True: "passed", False: "FAILED", None: "-"}
+    rows = [["property", "", ""]]
+    rows += [[one.name, verdicts[one.passed], "" if one.passed is False else one.words] for one in found]
+    return aligned(rows, left=3)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""Tab completion in bash and zsh: `-sc install=bash` prints what the shell evaluates once, which then asks `-sc
+query=bash` at every tab. It answers from names of files and fields of dataclasses, in a fifth of a second."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from decentral.config.composition import folders_of
+from decentral.config.overrides import CHOICES, options
+from decentral.config.renamed import is_old
+from decentral.config.schema import GROUPS, NODES, Config
+from decentral.errors import ConfigError
+from decentral.registry import components
+from decentral.terminal.console import say
+
+_RUN, _STUDY = "decentral-run", "decentral-study"
+_OPTIONS = {
+    _RUN: ("--help", "--version", "--multirun", "--config-dir", "--cfg", "--resolve", "--package", "--info"),
+    _STUDY: ("--help", "--plan", "--plan=quick", "--report", "--config-dir"),
+}
+_SCALES = ("smoke", "small", "paper")
+
+_BASH = """\
+_decentral()
+{
+    local IFS=$'\\n' word="${COMP_LINE:0:COMP_POINT}"
+    word="${word##*[[:space:]]}"
+    COMPREPLY=($(COMP_LINE="$COMP_LINE" COMP_POINT="$COMP_POINT" "$1" -sc query=bash 2> /dev/null))
+    if [[ $word == *=* && $COMP_WORDBREAKS == *=* ]]; then  # bash replaces what is behind the last '='
+        COMPREPLY=("${COMPREPLY[@]#"${word%=*}="}")
+    fi
+    if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} != *[=.] ]]; then
+        COMPREPLY[0]+=" "
+    fi
+}
+complete -o nospace -o default -F _decentral decentral-run decentral-study
+"""
+_SHELLS = {"bash": _BASH, "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{_BASH}"}
+
+
+def complete(words: Sequence[str], program: str) -> None:
+    """Do what the word behind `-sc` asks for. Raises ConfigError if it is none that exists."""
+    asked = words[0] if len(words) == 1 else ""
+    known = [f"install={shell}" for shell in _SHELLS]
+    if asked in known:
+        say(_SHELLS[asked.removeprefix("install=")].rstrip())
+    elif asked == "query=bash":  # in zsh, too, which has bash's variables then
+        line = os.environ.get("COMP_LINE", "")
+        say("\n".join(candidates(line[: int(os.environ.get("COMP_POINT") or len(line))], program)))
+    else:
+        raise ConfigError(f"-sc {' '.join(words)} does not exist: use -sc {' or -sc '.join(known)}.")
+
+
+def candidates(line: str, program: str) -> list[str]:
+    """Everything that the last word of a command line can become."""
+    *before, word = [*line.split(), ""] if not line or line[-1].isspace() else line.split()
+    if "--config-dir" in before[-1:] or "-cd" in before[-1:]:
+        return []  # a folder, which the shell completes itself
+    folders = _folders(before)
+    if word.startswith("-"):
+        found = list(_OPTIONS[program])
+    elif "=" in word:
+        found = _values(word, before, folders, program)
+    else:
+        found = _keys(word, before, folders)
+        if program == _STUDY:
+            found += ["scale=", *options("study", folders)]
+    return sorted({one for one in found if one.startswith(word)})
+
+
+def _folders(words: Sequence[str]) -> list[Path]:
+    """Ours, and the one that `--config-dir` names, if there is one."""
+    places = [number for number, word in enumerate(words[:-1]) if word in ("-cd", "--config-dir")]
+    try:
+        return folders_of(words[places[-1] + 1] if places else None)
+    except ConfigError:
+        return folders_of(None)
+
+
+def _keys(word: str, before: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """The settings, and those of a group or node once its name and a point are there."""
+    head, point, _ = word.partition(".")
+    if point:
+        return [f"{head}.{f.name}=" for f in _settings(head, before, folders)]
+    plain = [f.name for f in dataclasses.fields(Config) if f.name not in NODES and not is_old(f)]
+    with_settings = [key for key in (*NODES, *GROUPS) if _settings(key, before, folders)]
+    return [f"{key}=" for key in (*plain, *CHOICES)] + [f"{key}." for key in with_settings]
+
+
+def _settings(head: str, before: Sequence[str], folders: Sequence[Path]) -> list[dataclasses.Field[Any]]:
+    """The settings of a node; or of what is chosen in a group, on this line or by default."""
+    if head in NODES:
+        cls: type | None = NODES[head]
+    else:
+        cls = _chosen(head, before, folders) if head in GROUPS else None
+    fields = dataclasses.fields(cls) if cls is not None else ()
+    return [f for f in fields if (f.name != "name" or head in NODES) and not is_old(f)]
+
+
+def _chosen(group: str, before: Sequence[str], folders: Sequence[Path]) -> type | None:
+    """The dataclass of the choice; None if there is no such choice, or its file builds on another one."""
+    said = [word.partition("=")[2] for word in before if word.startswith(f"{group}=")]
+    if not said:
+        said = re.findall(rf"^\s*- {group}: (\S+)$", (folders[0] / "config.yaml").read_text(), re.M)
+    files = [file for folder in folders if said and (file := folder / group / f"{said[-1]}.yaml").is_file()]
+    schema = re.search(r"^\s*- schema/(\S+)@_here_$", files[0].read_text(), re.M) if files else None
+    return components(GROUPS[group]).get(schema[1]) if schema else None
+
+
+def _values(word: str, before: Sequence[str], folders: Sequence[Path], program: str) -> list[str]:
+    """The values of a choice, of a switch, and of a setting that has a few; behind a comma, too, where several can be
+    given."""
+    key, _, text = word.partition("=")
+    several = program == _RUN and ("-m" in before or "--multirun" in before) and "," in text
+    start = f"{key}={text.rpartition(',')[0]}," if several else f"{key}="
+    if key == "scale" and program == _STUDY:
+        return [start + scale for scale in _SCALES]
+    if key in CHOICES:
+        return [start + name for name in options(key, folders)]
+    head, _, name = key.rpartition(".")
+    fields = _settings(head, before, folders) if head else dataclasses.fields(Config)
+    return [start + value for f in fields if f.name == name for value in _few(f)]
+
+
+def _few(f: dataclasses.Field[Any]) -> list[str]:
+    """The values of a switch or of an enumeration."""
+    default = f.default if f.default is not dataclasses.MISSING else None
+    if isinstance(default, bool):
+        return ["true", "false"]
+    return [member.name for member in type(default)] if isinstance(default, Enum) else []

@@ -1,0 +1,104 @@
+"""The console command `decentral-report`: tables, figures and pages from what studies have written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from decentral.cli.options import Options
+from decentral.cli.study_arguments import OWN_RESULTS, PUBLISHED_RESULTS
+from decentral.config.composition import folders_of
+from decentral.errors import ConfigError, suggest
+from decentral.registry import own
+from decentral.report.figures.output import KEYS as FIGURES
+from decentral.report.figures.output import output
+from decentral.terminal.console import REFUSED, report_error, say
+
+_HELP = """\
+decentral-report [NAME ...] [results_dir=PATH] [scale=smoke|small|paper] [figures.KEY=VALUE ...] [--config-dir FOLDER]
+
+Makes the tables, figures and verdicts of all studies that have results (or of those named), and the pages:
+results_dir/README.md, the scoreboard, and a README.md for each paper. It runs nothing: decentral-study does.
+As for that command, the usual results_dir is results/own, which git ignores; results has the published ones.
+
+Figures for a paper: decentral-report relaysum_fig2 figures.title=false figures.width=column figures.format=pdf
+
+figures.title=true|false     a title, and a line on what is drawn; false: what lines and bands are is in the legend
+figures.width=screen|column|page|INCHES
+                             column is 3.25 inches, page 6.75, with letters as in print; screen: as wide as it takes
+figures.format=[png,svg,pdf] one or several (the usual ones: [png,svg]); fonts are embedded in PDF (Type 42)
+
+The same results give the same files. Formats that are not named keep the files that they have.
+--config-dir FOLDER is for claims and figures of your own, in FOLDER/claims/ and FOLDER/figures/.
+"""
+_KEYS = ("results_dir", "scale", *FIGURES)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `decentral-report`. Exit status: 0 done, 2 refused."""
+    try:
+        parser = Options("decentral-report", "words", _KEYS)
+        parser.add_argument("-cd", "--config-dir")
+        options = parser.parse_intermixed_args(arguments)
+        if options.help:
+            say(_HELP.rstrip())
+            return
+        own.use(None)
+        folders_of(options.config_dir)
+        _carry_out(options.words)
+    except ConfigError as error:
+        report_error(str(error), "decentral-report")
+        sys.exit(REFUSED)
+
+
+def _carry_out(arguments: list[str]) -> None:
+    from decentral.study import catalogue
+
+    names = [argument for argument in arguments if "=" not in argument]
+    settings = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    for key in settings:
+        if key not in _KEYS:
+            raise ConfigError(f"decentral-report has no setting '{key}'.{suggest(key, _KEYS)}")
+    scale = settings.get("scale", "")
+    if scale and scale not in catalogue.SCALES:
+        raise ConfigError(f"scale={scale} does not exist.{suggest(scale, catalogue.SCALES)}")
+    figures = output(settings)
+    results_dir = Path(settings.get("results_dir", OWN_RESULTS))
+    _check_names(names, results_dir)
+    if "results_dir" not in settings and not names and not any(results_dir.glob("*/*/*/study.json")):
+        raise ConfigError(
+            f"results_dir={results_dir} holds no results yet: run decentral-study first, or give results_dir="
+            f"{PUBLISHED_RESULTS} for the reports of what is there."
+        )
+
+    from decentral.report.items import gather
+    from decentral.report.make import report_all
+    from decentral.report.scoreboard import totals
+
+    made, skipped = report_all(results_dir, names, scale, figures)
+    items, unreadable = gather(results_dir)
+    for one in made if names else ():
+        say(one.summary() + "\n")
+    for one in made:
+        for remark in one.remarks:
+            say(f"Note:     {one.results.study}, scale={one.results.scale}: {remark}")
+    for remark in dict.fromkeys([*skipped, *unreadable]):
+        say(f"Note:     {remark}")
+    say(f"Made:     {len(made)} report{'s' * (len(made) != 1)}, {sum(len(one.figures) for one in made)} figures")
+    say(f"Totals:   {totals(items)}")
+    say(f"Pages:    {results_dir}/README.md and a README.md for each paper")
+
+
+def _check_names(names: list[str], results_dir: Path) -> None:
+    """Refuse names that are neither studies nor have results. Raises ConfigError."""
+    from decentral.study import catalogue
+
+    known = {*catalogue.names(), *(path.parents[1].name for path in results_dir.glob("*/*/*/study.json"))}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"there is no study {name}.{suggest(name, known)}")
+
+
+if __name__ == "__main__":
+    main()

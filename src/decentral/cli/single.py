@@ -1,0 +1,71 @@
+"""One run: launched, drawn, and summed up."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from decentral.cli.folders import check_directory
+from decentral.config.identity import run_directory
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
+from decentral.terminal.console import FAILED, INTERRUPTED, is_leader, report_error, say
+
+
+def carry_out(config: Config) -> int:
+    """Run, and say where the results are; returns the exit status."""
+    from decentral.report.run_figures import draw
+    from decentral.report.summary import summary
+    from decentral.runtime.launch import begun_again, launch
+    from decentral.store import Status
+    from decentral.store.failures import advice, classify, describe
+    from decentral.training.loggers.stored import log_stored
+
+    try:
+        config = begun_again(config)
+        check_directory(config)
+        outcome = launch(config)
+    except (ConfigError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        if os.environ.get("DECENTRAL_TRACEBACK"):
+            raise
+        what, directory = describe(error).rstrip("."), run_directory(config)
+        report_error(f"the run failed: {what}. {advice(classify(error))}. What it had computed is in {directory}.")
+        return FAILED
+    if is_leader():
+        if outcome.done_before:
+            say(f"This run was done before{_by_other_code(outcome.directory)}; nothing was computed.")
+            if kept := _kept_otherwise(config, outcome.directory):
+                say(kept)
+            if told := log_stored(config, outcome.directory):
+                say(told)
+        else:
+            draw(outcome.directory)
+        say(summary(outcome.directory))
+    return INTERRUPTED if outcome.status is Status.interrupted else 0
+
+
+def _kept_otherwise(config: Config, directory: Path) -> str:
+    """A sentence if the finished run kept other models than are asked for."""
+    import yaml
+
+    try:
+        then = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8")).get("save")
+    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        return ""
+    if then in (None, config.save.name):
+        return ""
+    return f"Its models are those of save={then}: rerun=true computes it again with save={config.save.name}."
+
+
+def _by_other_code(directory: Path) -> str:
+    """' (by commit ...)' if the finished run was computed by another version of this program."""
+    from decentral.store.files import read_json
+    from decentral.store.provenance import collect
+
+    then, now = read_json(directory / "provenance.json") or {}, collect([], 1)
+    for key, what in (("git_commit", "commit"), ("version", "version")):
+        if then.get(key) and now.get(key) and then[key] != now[key]:
+            return f" (by {what} {then[key][:12]}, this is {now[key][:12]}; rerun=true computes it again)"
+    return ""

@@ -1,0 +1,259 @@
+"""The console command `decentral-study`."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from decentral.cli.folders import check_writable
+from decentral.cli.options import SETTINGS, Options
+from decentral.cli.study_arguments import ChosenStudy, chosen_studies
+from decentral.config.composition import compose, folders_of
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
+from decentral.registry import own
+from decentral.report.spec import parse
+from decentral.study import catalogue, collect
+from decentral.study.plan import plan
+from decentral.study.progress import Unfinished
+from decentral.study.study import Cell
+from decentral.tasks.evaluation import silent
+from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, report_error, say
+
+if TYPE_CHECKING:
+    from decentral.scheduling.scheduler import Tally
+
+_HELP = """\
+decentral-study NAME ... [scale=smoke|small|paper] [key=value ...]  carry out studies, or what is left, and report
+decentral-study NAME ... --plan [...]                               only say what is to do, and what it takes
+decentral-study NAME ... --report [...]                             only make tables and figures from what is stored
+decentral-study                                                     list the studies ('relaysum_*' names several)
+
+scale=smoke   a few seconds: does it work?
+scale=small   (default) the whole study, tuning and seeds included, on bundled data; on two cores, minutes
+scale=paper   the paper's data and model
+
+Runs and reports go to results_dir=results/own, which git ignores; results/ has the published ones.
+
+Everything else is passed on to every run, as for decentral-run: device=cuda, data.path=FOLDER,
+launcher=slurm launcher.partition=gpu ... A key of the study itself has study. in front: 'study.seeds=[1,2]'.
+What changes the numbers makes a study of its own, in a folder beside the original.
+
+--plan estimates time, memory and disk from finished runs of the same kind, or else from some seconds of each
+configuration, half a minute in all, which are remembered for the next time. --plan=quick measures nothing.
+Options: --config-dir FOLDER for studies of your own in FOLDER/study/, and for your own algorithms, models, ... there;
+tab completion: decentral-run --help.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `decentral-study`. Exit status: 0 done, 1 some run failed, 2 refused, 130 interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.exit(_carry_out_command(arguments))
+    except ConfigError as error:
+        report_error(str(error), "decentral-study")
+        sys.exit(REFUSED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+    except OSError as error:
+        from decentral.store.failures import advice, classify, describe
+
+        report_error(f"{describe(error)}. {advice(classify(error))}.", "decentral-study")
+        sys.exit(FAILED)
+
+
+def _carry_out_command(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    if options.help:
+        say(_HELP)
+        return 0
+    own.use(None)
+    folders_of(options.config_dir)
+    if options.shell_completion:
+        from decentral.cli.completion import complete
+
+        complete(options.words, "decentral-study")
+        return 0
+    if not any("=" not in word for word in options.words):
+        if options.words:
+            raise ConfigError(
+                f"{' '.join(options.words)} needs the name of a study in front: decentral-study lists them."
+            )
+        say(_listing(options.config_dir))
+        return 0
+    statuses: list[int] = []
+    for chosen in chosen_studies(options.words, options.config_dir):
+        statuses.append(_one(chosen, options))
+        if statuses[-1] == INTERRUPTED:
+            return INTERRUPTED
+    return FAILED if FAILED in statuses else max(statuses, default=0)
+
+
+def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
+    if chosen.earlier:
+        say(f"Note:     {chosen.earlier}")
+    if options.report:
+        return _report_again(chosen)
+    parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
+    began = time.monotonic()
+    config = compose(_for_this_machine(chosen.overrides), chosen.config_dir)
+    if config.rerun:
+        raise ConfigError(
+            f"rerun=true is for decentral-run, not for a whole study: delete the runs of {chosen.name} that are to be "
+            "computed again, or use another results_dir."
+        )
+    check_writable("results_dir", config.results_dir, chosen.results_dir)
+    cells = _cells(chosen)
+    if options.plan or options.quick:
+        measures = options.plan and not options.quick
+        tell = functools.partial(print, file=sys.stderr, flush=True) if config.progress else silent
+        say(plan(chosen.name, chosen.scale, cells, config.launcher, chosen.results_dir, measures, tell))
+        return 0
+    source = Unfinished(cells)
+    if not source.pending():
+        known = len(source.jobs)
+        say(f"{chosen.name} at scale={chosen.scale} is done: all {known} jobs had been finished; nothing was computed.")
+        if collect.is_current(chosen.directory, chosen.definition, source.finished):
+            say(f"Results:  {chosen.directory}\nNext:     {chosen.command} --report  (make the report again)")
+            return 0
+        say("Its results are collected from them.")
+    return carry_out(chosen, cells, source, config, began)
+
+
+def _cells(chosen: ChosenStudy) -> list[Cell]:
+    """The study's cells. Raises ConfigError if there is nothing to do, or something twice."""
+    cells = chosen.study.cells(chosen.overrides, chosen.config_dir)
+    labels = [json.dumps(cell.labels, sort_keys=True) for cell in cells]
+    twice = next((one for one in labels if labels.count(one) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"study {chosen.name} has two cells with the labels {twice}: give them different ones.")
+    seeds = list(getattr(chosen.study, "seeds", []))
+    wrong = next((seed for seed in seeds if not 0 <= seed < 2**62), None)
+    if wrong is not None:
+        raise ConfigError(f"study {chosen.name}: seeds={seeds} has {wrong}, but seeds are from 0 to 2^62 - 1.")
+    if len(set(seeds)) < len(seeds):
+        raise ConfigError(f"study {chosen.name}: seeds={seeds} has a seed twice, which would count as two runs.")
+    if not any(cell.jobs() for cell in cells):
+        raise ConfigError(f"study {chosen.name} has nothing to run: it needs rows, values in its columns, and seeds.")
+    return cells
+
+
+def _report_again(chosen: ChosenStudy) -> int:
+    """From the runs, if all of them are here, else from what was collected before."""
+    try:
+        cells = _cells(chosen)
+        source = Unfinished(cells)
+        complete = not source.pending()
+    except ConfigError:  # the data are not on this machine, say
+        if not (chosen.directory / "values.csv").exists():
+            raise
+    else:
+        if complete:
+            _collect(chosen, cells, source, time.monotonic(), None)
+    return _report(chosen)
+
+
+def carry_out(chosen: ChosenStudy, cells: Sequence[Cell], source: Unfinished, config: Config, began: float) -> int:
+    """Run what is left, collect, report; returns the exit status."""
+    tally = _schedule(source, config, chosen) if source.pending() else None
+    _collect(chosen, cells, source, began, tally)
+    status = _report(chosen)
+    if tally is not None and tally.interrupted:
+        say(f"Interrupted; what is done is kept.\nNext:     {chosen.command}  (goes on)")
+        return INTERRUPTED
+    if tally is not None and tally.failed:
+        number = len(tally.failed)
+        say(f"{number} job{'s' if number > 1 else ''} failed (see above).\nNext:     {chosen.command}  (tries again)")
+        return FAILED
+    return status
+
+
+def _schedule(source: Unfinished, config: Config, chosen: ChosenStudy) -> Tally:
+    from decentral.scheduling.board import board
+    from decentral.scheduling.scheduler import schedule
+
+    config.launcher.check()
+    with board(f"{chosen.name} scale={chosen.scale}", config.progress) as shown:
+        return schedule(source, config.launcher, chosen.results_dir, shown)
+
+
+def _collect(chosen: ChosenStudy, cells: Sequence[Cell], source: Unfinished, began: float, tally: Tally | None) -> None:
+    """Write what is known, with the provenance of the runs, whenever they were carried out."""
+    left = source.pending()  # look again what is finished
+    earlier = collect.read_facts(chosen.directory)
+    before = {} if earlier.get("complete") else earlier  # of the same computation, interrupted
+    facts = {
+        "study": chosen.name,
+        "scale": chosen.scale,
+        "command": chosen.command,
+        "changed": chosen.changed,
+        "wall_s": round(before.get("wall_s", 0.0) + time.monotonic() - began, 1),
+        "failed": len(tally.failed) if tally is not None else 0,
+    }
+    facts = facts if tally is not None or not earlier else {**facts, **earlier}
+    facts |= collect.provenance([source.jobs[id].directory for id in source.finished]) | collect.reported()
+    facts["complete"] = not left
+    if left and earlier.get("complete"):
+        say(f"{chosen.directory} keeps its complete results, of commit {str(earlier.get('git_commit'))[:12]}.")
+        return
+    facts["digest"] = collect.digest(chosen.definition, source.finished)
+    collect.collect(chosen.study, cells, chosen.directory, facts)
+    for remark in dict.fromkeys(remark for cell in cells for remark in cell.remarks()):
+        say(f"Note:     {remark}")
+
+
+def _report(chosen: ChosenStudy) -> int:
+    from decentral.report.make import make, report_pages
+
+    if not (chosen.directory / "values.csv").exists():
+        raise ConfigError(f"{chosen.directory} has no results yet: run {chosen.command} first.")
+    at_this_scale = catalogue.settings(chosen.name, chosen.scale, chosen.config_dir)
+    collect.refresh(chosen.study, chosen.directory, at_this_scale)
+    made = make(chosen.directory)
+    report_pages(chosen.results_dir)
+    say(made.summary())
+    return 0
+
+
+def _listing(config_dir: str | None) -> str:
+    from decentral.terminal.text import aligned
+
+    rows = [["study", "item", "scales", "title"]]
+    for name in catalogue.names(config_dir):
+        scales = catalogue.scales(name, config_dir)
+        study = catalogue.load(name, scales[-1], config_dir)
+        item = ", ".join(word for word in (study.paper, study.item) if word)
+        rows.append([name, item, " ".join(scales), study.title])
+    return f"{aligned(rows, left=4)}\n\ndecentral-study NAME carries one out; decentral-study --help says more."
+
+
+def _for_this_machine(overrides: Sequence[str]) -> list[str]:
+    return [
+        o
+        for o in overrides
+        if o.partition("=")[0].partition(".")[0] in ("launcher", "progress", "results_dir", "rerun")
+    ]
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    unknown = next((word for word in arguments if re.match("--plan=(?!quick$)", word)), None)
+    if unknown is not None:
+        raise ConfigError(f"{unknown} does not exist: use --plan, or --plan=quick, which measures nothing.")
+    parser = Options("decentral-study", "words", SETTINGS)
+    parser.add_argument("--plan", action="store_true")
+    parser.add_argument("--plan=quick", action="store_true", dest="quick")
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("-cd", "--config-dir")
+    parser.add_argument("-sc", "--shell-completion", action="store_true")
+    return parser.parse_intermixed_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

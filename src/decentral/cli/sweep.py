@@ -1,0 +1,261 @@
+"""`decentral-run -m`: every combination of the values, as many at a time as there is room for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from decentral.cli.folders import check_directory
+from decentral.cli.single import carry_out
+from decentral.config.composition import compose, compose_each, conf_directory, folders_of
+from decentral.config.identity import run_directory
+from decentral.config.overrides import checked
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
+from decentral.host.torchrun import under_torchrun
+from decentral.jobs.training_run import TrainingRun, run_command
+from decentral.runtime.launch import begun_again
+from decentral.scheduling.pool import Ended
+from decentral.store.failures import Failure
+from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, is_leader, report_error, say
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override, RangeSweep
+
+
+class Combination(NamedTuple):
+    """One run of a sweep."""
+
+    words: list[str]
+    """Its overrides."""
+    config: Config
+
+
+def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
+    """Every combination; those that are refused or fail do not stop the others. Returns the exit status.
+
+    All are composed before the first one starts, so that files that are edited meanwhile do not change later runs.
+    """
+    overrides = checked(overrides, folders_of(config_dir), several=True)
+    _refuse_values_given_twice(overrides)
+    refuse_too_many(overrides, config_dir)
+    commands = _combinations(overrides)
+    if not commands:
+        raise ConfigError(f"-m {' '.join(overrides)} has no combination: a list of values is empty.")
+    if len(commands) > 1 and any(override.startswith("run_dir=") for override in overrides):
+        raise ConfigError("run_dir= is one directory, but -m starts several runs: use results_dir= instead.")
+    if len(commands) == 1:
+        return carry_out(compose(commands[0], config_dir))
+    accepted: list[Combination] = []
+    refused = 0
+    for words, found in zip(commands, compose_each(commands, config_dir), strict=True):
+        try:
+            if isinstance(found, ConfigError):
+                raise found
+            found = begun_again(found)
+            if not run_directory(found).exists():
+                check_directory(found)
+            accepted.append(Combination(words, found))
+        except ConfigError as error:
+            refused += 1
+            _report_refusal(" ".join(words), error)
+    if not accepted:
+        return exit_status([REFUSED] * refused)
+    if any(one.config.launcher != accepted[0].config.launcher for one in accepted):
+        raise ConfigError("launcher= is one for all runs of a sweep: give it, and its settings, one value.")
+    statuses = _one_by_one(accepted) if under_torchrun() else _schedule(accepted, config_dir)
+    return exit_status([REFUSED] * refused + statuses)
+
+
+def _refuse_values_given_twice(overrides: Sequence[str]) -> None:
+    """Several values for a key, and others for the same key: the later ones would hide the earlier ones."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    keys = [override.partition("=")[0] for override in overrides]
+    for parsed in OverridesParser.create().parse_overrides(list(overrides)):
+        key = parsed.key_or_group
+        if parsed.is_sweep_override() and keys.count(key) > 1:
+            raise ConfigError(f"{key}= is given more than once: give all of its values at once, as in {key}=1,2.")
+
+
+def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> list[int]:
+    """The exit status of each run, carried out by the launcher."""
+    from decentral.scheduling.board import board, failure_line
+    from decentral.scheduling.scheduler import Fixed, schedule
+    from decentral.training.loggers.stored import log_stored
+
+    runs = [_job(one, shown, config_dir) for one, shown in zip(combinations, _varying(combinations), strict=True)]
+    unfinished = [run for run in runs if run.finished() is None]
+    before = len(runs) - len(unfinished)
+    config = combinations[0].config
+    if before:
+        say(f"{before} of {len(runs)} runs were done before{'; nothing was computed' if not unfinished else ''}.")
+    logged = [log_stored(run.config, run.directory) for run in runs if run.finished() is not None]
+    for told in dict.fromkeys(filter(None, logged)):
+        say(f"{told} ({logged.count(told)} of {len(runs)} runs)")
+    different = len({run.id for run in runs})
+    if different < len(runs):
+        number = f"{different} different run{'s' if different > 1 else ''}"
+        say(
+            f"These {len(runs)} combinations are {number}: settings like execution= and processes= make no difference "
+            "to what is computed."
+        )
+    ended: dict[str, Ended] = {}
+    interrupted = False
+    if unfinished:
+        config.launcher.check()
+        with board("sweep", config.progress) as shown:
+            tally = schedule(Fixed(unfinished), config.launcher, Path(config.results_dir).expanduser(), shown)
+        ended, interrupted = {one.job.id: one for one in tally.ended}, tally.interrupted
+    say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}")
+    for one in ended.values():
+        if one.failure is not None:
+            report_error(failure_line(one))
+    statuses = [0] * before + [_status(one) for one in ended.values()]
+    return [*statuses, INTERRUPTED] if interrupted else statuses
+
+
+def _job(one: Combination, title: str, config_dir: str | None) -> TrainingRun:
+    from decentral.report.run_figures import draw
+
+    return TrainingRun(one.config, name=title, afterwards=draw, command=run_command(one.words, config_dir))
+
+
+def _status(ended: Ended) -> int:
+    if ended.failure is None:
+        return 0
+    return REFUSED if ended.failure == Failure.refused else FAILED
+
+
+def _one_by_one(combinations: Sequence[Combination]) -> list[int]:
+    """The same under torchrun, whose processes carry out every run together."""
+    statuses: list[int] = []
+    for number, (words, config) in enumerate(combinations, start=1):
+        name = " ".join(words)
+        if is_leader():
+            say(f"Run {number} of {len(combinations)}: {name}")
+        try:
+            statuses.append(carry_out(config))
+        except ConfigError as error:
+            statuses.append(REFUSED)
+            _report_refusal(name, error)
+        if statuses[-1] == INTERRUPTED:
+            break
+    if is_leader():
+        titles = _varying(combinations)
+        rows = [(title, run_directory(one.config), None) for title, one in zip(titles, combinations, strict=True)]
+        say(f"\n{closing_table(rows)}")
+    return statuses
+
+
+def closing_table(runs: Sequence[tuple[str, Path, Ended | None]]) -> str:
+    """A line for each run: its topology, how it ended, its first metric: worst worker, their mean, averaged model.
+
+    `runs` are titles, directories, and how the launcher says that they ended, if they were started.
+    """
+    from decentral.report.summary import overview, topology_of
+    from decentral.terminal.text import aligned
+
+    rows = [["run", "topology", "status", "metric", "worst", "mean", "averaged model", "results"]]
+    for title, directory, ended in runs:
+        status, *numbers = overview(directory)
+        rows.append([title, topology_of(directory), status if ended is None else ended.status.value, *numbers])
+    return aligned(rows)
+
+
+def _varying(combinations: Sequence[Combination]) -> list[str]:
+    """What tells each run from the others."""
+    places = [number for number, words in enumerate(zip(*(one.words for one in combinations), strict=True))
+              if len(set(words)) > 1]  # fmt: skip
+    return [" ".join(one.words[place] for place in places) for one in combinations]
+
+
+def _report_refusal(run: str, error: ConfigError) -> None:
+    report_error(str(error) if run in str(error) else f"{run}: {error}")
+
+
+def exit_status(statuses: Sequence[int]) -> int:
+    """The exit status of several runs, and one line about those that did not end well."""
+    refused, failed = statuses.count(REFUSED), statuses.count(FAILED)
+    if len(statuses) > 1 and refused + failed:
+        report_error(f"of {len(statuses)} runs, {refused} refused and {failed} failed.")
+    if INTERRUPTED in statuses:
+        return INTERRUPTED
+    return FAILED if failed else max(statuses, default=0)
+
+
+def refuse_too_many(overrides: Sequence[str], config_dir: str | None) -> None:
+    """Raise ConfigError if these are more combinations than `max_combinations`; none of them is made."""
+    with _parsed(overrides) as parsed:
+        number = math.prod(_number_of_values(override) for override in parsed)
+        first = [_first_word(override) for override in parsed] if number > 1 else []
+    if number <= 1:
+        return
+    try:
+        most = compose(first, config_dir).max_combinations
+    except ConfigError:  # of that combination, to be said in its place
+        most = Config.max_combinations
+    if number > most:
+        raise ConfigError(
+            f"-m {' '.join(overrides)} has {number:,} combinations, more than max_combinations={most}: list fewer "
+            "values, or raise it."
+        )
+
+
+def _combinations(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of each run of a sweep."""
+    with _parsed(overrides) as parsed:
+        return [list(job) for job in product(*(list(_words(override)) for override in parsed))]
+
+
+@contextmanager
+def _parsed(overrides: Sequence[str]) -> Iterator[list[Override]]:
+    """What Hydra makes of the overrides, with the choices that patterns such as glob(*) stand for."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+        yield parser.parse_overrides(list(overrides))
+
+
+def _words(override: Override) -> Iterator[str]:
+    """`key=value` for each of its values, in turn."""
+    if override.is_interval_sweep():
+        raise ConfigError(f"{override.input_line} is an interval: list the values, or use range(start,stop,step).")
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return iter([f"{key}={override.get_value_element_as_str()}".replace("\\:", ":")])
+    return (f"{key}={value}".replace("\\:", ":") for value in override.sweep_string_iterator())  # mymodule:MyNet
+
+
+def _first_word(override: Override) -> str:
+    values = _range(override)
+    return next(_words(override)) if values is None else f"{override.get_key_element()}={values.start}"
+
+
+def _range(override: Override) -> RangeSweep | None:
+    """What is between the brackets of range(...): to list its values may take for ever, also if it is shuffled."""
+    from hydra.core.override_parser.types import RangeSweep
+
+    values = override.value()
+    return values if isinstance(values, RangeSweep) else None
+
+
+def _number_of_values(override: Override) -> int:
+    """How many values it has; those of a range are not made for that."""
+    values = _range(override)
+    if values is None:
+        return sum(1 for _ in _words(override))
+    assert values.start is not None and values.stop is not None
+    start, stop, step = float(values.start), float(values.stop), float(values.step)
+    if not math.isfinite(start + stop + step) or step == 0:
+        raise ConfigError(
+            f"{override.input_line} never ends: use range(start,stop,step), with a step that leads there."
+        )
+    return max(0, math.ceil((stop - start) / step))

@@ -1,0 +1,105 @@
+"""What can be known to be wrong with a configuration before anything is started; nothing here imports torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from decentral.config.identity import init_directory
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
+from decentral.gradients.precision import Precision
+from decentral.store.models import FILE, stored_facts
+from decentral.topology.communication import Communication
+
+if TYPE_CHECKING:
+    from decentral.algorithms.algorithm import Algorithm
+
+
+def resolve(config: Config) -> Config:
+    """The same run with nothing left open that the task decides. Checks what needs no torch.
+
+    Raises ConfigError for anything that cannot work: a topology that does not exist for so many workers or does not
+    suit the algorithm, data that is missing or cannot be split over the workers, a model that is too large for the
+    images, ...
+    """
+    from decentral.topology.requirements import check
+
+    config = dataclasses.replace(
+        config,
+        num_workers=config.task.resolve_num_workers(config),
+        evaluation=dataclasses.replace(
+            config.evaluation, every_epochs=config.evaluation.every_epochs or config.task.eval_every_epochs
+        ),
+    )
+    assert config.num_workers is not None
+    if config.processes != "auto" and int(config.processes) > config.num_workers:
+        raise ConfigError(
+            f"processes={config.processes} is more than num_workers={config.num_workers}: every process hosts at "
+            "least one worker."
+        )
+    if config.algo.needs_samples and not config.task.has_samples:
+        raise ConfigError(
+            f"algo={config.algo.name} averages samples and trains nothing: use it with task=mean_estimation, "
+            f"not with task={config.task.name}."
+        )
+    if config.precision not in (Precision.fp32, Precision.fp64) and "model" not in config.task.uses:
+        raise ConfigError(
+            f"precision={config.precision.name} is for networks: task={config.task.name} always computes in float64, "
+            "leave precision= out."
+        )
+    if config.task.num_examples(config) is None and config.evaluation.examples.isdigit():
+        raise ConfigError(
+            f"evaluation.examples={config.evaluation.examples} is for tasks with test examples: task="
+            f"{config.task.name} has none, leave it out."
+        )
+    if config.init is not None and not stored_facts(init_directory(config)):
+        raise ConfigError(
+            f"init={config.init} has no {FILE} that can be read in {init_directory(config)}: give the directory of a "
+            "finished run that was not made with save=none, or its id."
+        )
+    config.network.check_workers(config.num_workers)
+    config.task.check(config)
+    check_communication(config.algo, config.communication)
+    if config.network.drop_probability and config.communication != Communication(every=config.communication.every):
+        raise ConfigError(
+            f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
+            f"communication.{_first_key(config.communication)}: what machines and all workers do together is reliable."
+        )
+    check(config.rounds(), config.algo.needs, config.algo.name, config.topology.name)
+    if config.network.drop_probability and not config.algo.survives_loss:
+        raise ConfigError(
+            f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
+            f"algo={config.algo.name}: "
+            "an all-reduce is reliable; message loss is for algorithms that talk to neighbours, such as relaysgd "
+            "or dpsgd."
+        )
+    config.logger.check()
+    return config
+
+
+def check_communication(algo: Algorithm, communication: Communication) -> None:
+    """Raise ConfigError if the algorithm cannot do with other rounds than those of the topology."""
+    from decentral.topology.requirements import Need
+
+    if communication.plain:
+        return
+    if not algo.uses_topology:
+        raise ConfigError(
+            f"algo={algo.name} does not use the topology, so that communication.{_first_key(communication)} has no "
+            "meaning for it: leave it out."
+        )
+    changes = communication.every > 1 or communication.global_every is not None
+    if Need.tree in algo.needs or (changes and Need.static in algo.needs):
+        kind = "relays over the same trees" if Need.tree in algo.needs else "needs the same graph"
+        raise ConfigError(
+            f"algo={algo.name} {kind} in every step, so that communication.{_first_key(communication)} cannot be "
+            "used: leave it out, or use an algorithm that mixes, such as dpsgd."
+        )
+
+
+def _first_key(own: Communication) -> str:
+    """The first key of `communication` that is not as usual, with its value."""
+    usual = Communication()
+    key = next(f.name for f in dataclasses.fields(own) if getattr(own, f.name) != getattr(usual, f.name))
+    return f"{key}={getattr(own, key)}"

@@ -1,0 +1,69 @@
+"""A configuration as plain values, as YAML, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from enum import Enum
+from typing import Any
+
+from decentral.config.parsing import build
+from decentral.config.renamed import new_choice, with_moved, with_new_names
+from decentral.config.schema import GROUPS, NODES, Config
+from decentral.errors import ConfigError, suggest
+from decentral.registry import component, components, sources
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, enums and containers as what JSON and YAML know."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.name
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def dump(config: Config) -> str:
+    """The configuration as YAML, with the source of components that are not ours; `load` is its inverse."""
+    import yaml
+
+    found = {group: sources.source(type(getattr(config, group))) for group in GROUPS}
+    own = {group: source for group, source in found.items() if source is not None}
+    return yaml.safe_dump(plain(config) | ({"own": own} if own else {}), sort_keys=False)
+
+
+def as_dict(config: Config) -> dict[str, Any]:
+    """The configuration as plain dictionaries, lists, numbers and strings."""
+    return plain(config)
+
+
+def load(text: str) -> Config:
+    """The configuration that `dump` wrote."""
+    import yaml
+
+    return from_dict(yaml.safe_load(text))
+
+
+def from_dict(values: dict[str, Any]) -> Config:
+    """A configuration from plain values, each group by its `name`; the types are those of the dataclasses.
+
+    What was called otherwise when the values were written is known by its old name, too. Raises ConfigError for a name
+    or key that does not exist, a value that does not fit, and a component of one's own that was another one then.
+    """
+    values = with_moved(with_new_names(Config, values), NODES)
+    written = values.pop("own", {})
+    values.setdefault("launcher", {"name": "local"})  # as in files that are older than launchers
+    for group, package in GROUPS.items():
+        choices = components(package)
+        name = new_choice(values[group]["name"], choices)
+        cls = component(package, str(name))
+        if cls is None:
+            raise ConfigError(f"{group}={name} does not exist.{suggest(str(name), choices)}")
+        source = sources.source(cls)
+        if group in written and source is not None and source["sha256"] != written[group]["sha256"]:
+            raise ConfigError(f"{group}={name}: {source['file']} is not what it was when this was written.")
+        values[group] = build(cls, with_new_names(cls, values[group] | {"name": name}), group)
+    for node, cls in NODES.items():
+        values[node] = build(cls, with_new_names(cls, values.get(node, {})), node)
+    return build(Config, values, "")

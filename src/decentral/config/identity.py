@@ -1,0 +1,137 @@
+"""What a run's computation depends on, and the name and place that follow from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from decentral.config import renamed
+from decentral.config.files import plain
+from decentral.config.schema import NODES, Config
+from decentral.registry import sources
+from decentral.store.models import stored_facts
+
+IDENTITY_VERSION = 2
+"""Part of every run id: raised when the same configuration begins to mean another computation."""
+
+_ALWAYS = ("algo", "topology", "task", "optim", "schedule", "network")
+_KEYS = (
+    *("lr", "seed", "num_workers", "epochs", "steps", "trace"),
+    *("batch_size", "precision"),  # where the task uses what they belong to
+)
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """What the computation depends on. The rest (paths, logger, device, number of processes) is left out.
+
+    A component of one's own counts with its source. Groups that the task or the algorithm does not use are left out
+    too, and with them keys with metadata `group`.
+    A field with metadata `content` is a path and counts by what lies there; one with metadata `volatile` does not
+    count. Keys and values that were called something else have their old names and places, see `renamed`. One with
+    metadata `older` is younger than results that people have: it counts unless it has this value, which is what runs
+    did before the field was there, or one of `the_same`, which make no other run. An algorithm whose formula is
+    another one than it was says so by its `revision`.
+    """
+    groups = [group for group in (*_ALWAYS, *config.task.uses) if group != "topology" or config.algo.uses_topology]
+    known: dict[str, Any] = {"version": IDENTITY_VERSION}
+    keys = {f.name: renamed.identity_key(f) for f in dataclasses.fields(config)}
+    known |= {keys[group]: component_identity(getattr(config, group)) for group in groups}
+    if config.algo.uses_topology and not config.communication.plain:
+        known["communication"] = component_identity(config.communication)
+    if own := component_identity(config.evaluation):
+        known["evaluation"] = own
+    if config.init is not None:
+        facts = stored_facts(init_directory(config))
+        known["init"] = {key: facts.get(key) for key in ("run_id", "step")}
+    if (revision := config.algo.revision(decays=config.optim.weight_decay > 0)) > 1:
+        known["revision"] = revision
+    if config.algo.asynchronous:  # what comes out depends on the pace of the processes
+        known["processes"] = config.processes
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        if f.name in _KEYS and f.metadata.get("group") in (None, *config.task.uses) and _counts(f, value):
+            known[keys[f.name]] = renamed.identity_value(f, plain(value))
+    for f, value in ((f, getattr(getattr(config, node), f.name)) for node in NODES for f in _moved(NODES[node])):
+        if f.metadata.get("group") in (None, *config.task.uses):
+            group, _, key = f.metadata["was_at"].rpartition(".")
+            (known[group] if group else known)[key] = plain(value)
+    if config.steps is not None:
+        known.pop("epochs")
+    return known
+
+
+def run_id(config: Config) -> str:
+    """12 hexadecimal digits of the SHA-256 of the identity in canonical JSON."""
+    canonical = json.dumps(identity(config), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def run_directory(config: Config) -> Path:
+    """Where this run lives: `run_dir`, or `results_dir`/runs/<id>."""
+    chosen = Path(config.run_dir) if config.run_dir else Path(config.results_dir) / "runs" / run_id(config)
+    return chosen.expanduser()
+
+
+def init_directory(config: Config) -> Path:
+    """Where the run is that `init` names: a directory, or the id of a run in `results_dir`."""
+    assert config.init is not None
+    path = Path(config.init).expanduser()
+    return path if path.is_dir() else Path(config.results_dir).expanduser() / "runs" / config.init
+
+
+def component_identity(component: Any) -> dict[str, Any]:
+    """The fields of a component that a computation depends on, as JSON values; the source of one that is not ours."""
+    known: dict[str, Any] = {}
+    source = sources.source(type(component))
+    if source is not None:
+        known["own source"] = source["sha256"]
+    if content := getattr(component, "files_digest", str)():
+        known["content"] = content
+    for f in dataclasses.fields(component):
+        value = getattr(component, f.name)
+        if not _counts(f, value):
+            continue
+        is_path = f.metadata.get("content") and value
+        found = _content(Path(value).expanduser()) if is_path else renamed.identity_value(f, plain(value))
+        known[renamed.identity_key(f)] = found
+    return known
+
+
+def _counts(f: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether a computation depends on a field with this value. (One that was elsewhere counts there.)"""
+    if f.metadata.get("volatile") or "was_at" in f.metadata:
+        return False
+    return "older" not in f.metadata or value not in (f.metadata["older"], *f.metadata.get("the_same", ()))
+
+
+def _moved(cls: type) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(cls) if "was_at" in f.metadata]
+
+
+def _content(path: Path) -> str:
+    """A digest of a file's bytes, or of the names and sizes of all files below a folder."""
+    if path.is_dir():
+        return _folder_content(path.resolve())
+    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()[:16]
+
+
+@cache
+def _folder_content(path: Path) -> str:
+    digest = hashlib.sha256()
+    for folder, folders, files in os.walk(path):
+        folders.sort()
+        sizes = [f"{name}\0{_size(os.path.join(folder, name))}" for name in sorted(files)]
+        digest.update(os.fsencode("\0".join([os.path.relpath(folder, path), *sizes])))
+    return digest.hexdigest()[:16]
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # a dangling link
+        return -1

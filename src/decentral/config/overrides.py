@@ -1,0 +1,205 @@
+"""What is wrong with a command line, in one sentence with the nearest right name."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from types import NoneType
+from typing import Any, get_args, get_type_hints
+
+from decentral.config.renamed import is_old, new_override
+from decentral.config.schema import GROUPS, NODES, Config
+from decentral.errors import ConfigError, suggest
+from decentral.registry import component, components
+
+CHOICES = ("experiment", *GROUPS)
+"""What is chosen by the name of a file in a folder of conf/."""
+
+_KEYS = tuple(f.name for f in dataclasses.fields(Config))
+
+
+def options(group: str, folders: Sequence[Path]) -> list[str]:
+    """The choices of a group: the YAML files in its folders, and the components, which need none if they are not
+    ours."""
+    files = {file.stem for folder in folders for file in (folder / group).glob("*.yaml")}
+    return sorted(files | (components(GROUPS[group]).keys() if group in GROUPS else set()))
+
+
+def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = False) -> list[str]:
+    """The overrides without a leading '+', which has no meaning here, if all keys and options in them exist.
+
+    Hydra would notice too, but not say what was meant. `several` allows several values for a key, as in lr=0.1,0.2.
+    Raises ConfigError.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    parser = OverridesParser.create()
+    groups = {group: components(package) for group, package in GROUPS.items()}
+    plain = [new_override(override.lstrip("+"), groups, NODES, Config) for override in overrides]
+    for override in plain:
+        _check_key(override, folders)
+        try:
+            parsed = parser.parse_override(override)
+        except HydraException:
+            raise ConfigError(
+                f"{override} cannot be read: every setting is an argument of its own, key=value, and a value with "
+                "special characters needs two pairs of quotes, as in 'run_dir=\"my=folder\"'."
+            ) from None
+        if parsed.is_sweep_override() and not several:
+            raise ConfigError(
+                f"{override} has several values: to run each of them, add -m (decentral-run -m {' '.join(overrides)}); "
+                "a list is written in brackets, [1,2]."
+            )
+        key, _, text = override.partition("=")
+        if key in CHOICES:
+            simple = parsed.is_sweep_override() and parsed.is_choice_sweep() and "glob" not in text
+            values = (
+                [one.replace("\\:", ":") for one in parsed.sweep_string_iterator()] if simple else [text.strip("'\"")]
+            )
+            for value in values if "glob" not in text else ():
+                _check_choice(key, value, options(key, folders))
+    return plain
+
+
+def with_usual_topology(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """The overrides, and the topology that their algorithm is usually run on if neither they nor their experiment say
+    anything of one."""
+    keys = {override.partition("=")[0].partition(".")[0]: override.partition("=")[2] for override in overrides}
+    known = _choices_of_experiment(keys.get("experiment", "null").strip("'\""), folders)
+    chosen = components(GROUPS["algo"]).get(keys.get("algo", known.get("algo", "")).strip("'\""))
+    usual = getattr(chosen, "usual_topology", "")
+    return list(overrides) if "topology" in {*keys, *known} or not usual else [*overrides, f"topology={usual}"]
+
+
+def _choices_of_experiment(experiment: str, folders: Sequence[Path]) -> dict[str, str]:
+    """Group -> choice, as the file of the experiment has them; what is wrong with it Hydra says."""
+    import yaml
+
+    file = next((path for f in reversed(folders) if (path := f / "experiment" / f"{experiment}.yaml").is_file()), None)
+    try:
+        found = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    defaults = found.get("defaults") if isinstance(found, dict) else None
+    words = [one for one in defaults or [] if isinstance(one, dict)]
+    choices = {str(key).rpartition("/")[2].split()[-1]: str(value) for one in words for key, value in one.items()}
+    return choices | {str(key): "" for key in found or {} if key in GROUPS and key not in choices}
+
+
+def _check_key(override: str, folders: Sequence[Path]) -> None:
+    if override.startswith("~"):
+        raise ConfigError(
+            f"{override}: nothing can be removed; write {override.lstrip('~').partition('=')[0]}=... instead."
+        )
+    key, equals, _ = override.partition("=")
+    head, *parts = key.split(".")
+    if not equals:
+        raise ConfigError(_bare_word(override, folders))
+    if head == "hydra" or key.startswith("hydra/"):
+        return
+    if not key or key.strip() != key:
+        raise ConfigError(f"'{override}' has no name: write key=value without spaces, for example lr=0.1.")
+    if "@" in key:
+        raise ConfigError(f"{key}: a choice cannot be put elsewhere: write {key.partition('@')[0]}=... instead.")
+    if head not in (*_KEYS, "experiment"):
+        raise ConfigError(f"there is no setting '{key}'.{suggest(head, (*_KEYS, 'experiment'))}")
+    if parts and head not in (*GROUPS, *NODES):
+        raise ConfigError(f"{head} is one value and has no part '{'.'.join(parts)}': write {head}=...")
+    if len(parts) > 1:
+        raise ConfigError(f"{head}.{parts[0]} is one value and has no part '{parts[1]}': write {head}.{parts[0]}=...")
+    if head in NODES and not parts:
+        one, other = [f"{head}.{f.name}=..." for f in dataclasses.fields(NODES[head])][:2]
+        raise ConfigError(f"{head} is a group of settings: write {one} or {other}")
+    if parts == ["name"] and head in GROUPS:
+        raise ConfigError(f"{override} would only change a label: choose with {head}=...")
+
+
+def _bare_word(word: str, folders: Sequence[Path]) -> str:
+    if word in (*_KEYS, "experiment"):
+        return f"'{word}' has no value: write {word}=..., without spaces around the '='."
+    for group in CHOICES:
+        if word in options(group, folders):
+            return f"'{word}' is no setting: did you mean {group}={word}?"
+    return f"'{word}' is no setting: write key=value, without spaces around the '=', for example lr=0.1."
+
+
+def _check_choice(group: str, choice: str, known: list[str]) -> None:
+    if choice in known or (group == "experiment" and choice == "null"):
+        return
+    if group in GROUPS and component(GROUPS[group], choice) is not None:
+        return
+    raise ConfigError(f"{group}={choice} does not exist.{suggest(choice.lower().replace('-', '_'), known)}")
+
+
+def explain(error: Exception, overrides: Sequence[str]) -> str:
+    """One sentence for what Hydra or OmegaConf raised."""
+    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException, ValidationError
+
+    cause: BaseException = error
+    while getattr(cause, "full_key", None) in (None, "") and (cause.__cause__ or cause.__context__):
+        cause = cause.__cause__ or cause.__context__ or cause
+    first = " ".join((str(cause) or str(error)).strip().split("\n")[0].split()).rstrip(".:")
+    if not isinstance(cause, OmegaConfBaseException) or not cause.full_key:
+        reason = " ".join(str(error).split()).partition(" Config search path")[0]
+        return f"the configuration cannot be composed: {reason.rstrip('.')}."
+    key = re.sub(r"\[\d+\]$", "", cause.full_key)
+    override = next((o for o in reversed(overrides) if o.partition("=")[0] == key), None)
+    experiment = next((o for o in reversed(overrides) if o.startswith("experiment=")), None)
+    where = "" if override or experiment is None else f" ({experiment})"
+    if first.startswith("Key '"):
+        return _unknown(key, cause) + where
+    if isinstance(cause, MissingMandatoryValue):
+        return f"{key} has no default: give it a value, as in {key}=3."
+    if isinstance(cause, ValidationError):
+        wanted = _wanted(cause)
+        return f"{override or f'{key}={cause.value}'} cannot be used{where}: {wanted or first}."
+    source = override or next((o for o in overrides if o.partition("=")[0] == key.rpartition(".")[2]), key)
+    reason = first[0].lower() + first[1:] if first.split()[0].istitle() else first
+    return f"{source} cannot be used{where}: {reason}."
+
+
+def _unknown(key: str, error: Any) -> str:
+    """A key that its part of the configuration does not have."""
+    group, _, name = key.rpartition(".")
+    if key == "experiment":
+        return "the file of this experiment is no experiment: its first line has to be '# @package _global_'."
+    if not group:
+        return f"there is no setting '{key}'.{suggest(key, _KEYS)}"
+    known = [f.name for f in dataclasses.fields(error.object_type) if f.name != "name" and not is_old(f)]
+    owner = f"{group}={error.parent_node.name}" if group in GROUPS else group
+    return f"{owner} has no setting '{name}'.{suggest(name, known)}" if known else f"{owner} has no settings."
+
+
+def _wanted(error: Any) -> str | None:
+    """'it has to be a whole number, such as 16', from the type of the field that refused a value."""
+    if not dataclasses.is_dataclass(error.object_type):  # an element of a list
+        return f"it has to be {_kind(error.ref_type)}" if _kind(error.ref_type) else None
+    hint = get_type_hints(error.object_type).get(str(error.key))
+    kind = _kind(hint)
+    if kind is None:
+        return None
+    field = next(f for f in dataclasses.fields(error.object_type) if f.name == error.key)
+    default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        close = suggest(str(error.value), hint.__members__)
+        return f"it has to be {kind}" + (f" (did{close[4:]})" if "Did" in close else "")
+    if isinstance(default, int | float | list) and not isinstance(default, bool):
+        return f"it has to be {kind}, such as {default if isinstance(default, list) else f'{default:g}'}"
+    return f"it has to be {kind}"
+
+
+def _kind(hint: Any) -> str | None:
+    """A type in words."""
+    inner = [arg for arg in get_args(hint) if arg is not NoneType]
+    if getattr(hint, "__origin__", None) is list:
+        return f"a list of {'whole ' if inner == [int] else ''}{'words' if inner == [str] else 'numbers'}"
+    if inner:
+        kind = _kind(inner[0])
+        return kind and f"{kind}, or null"
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return f"one of {', '.join(hint.__members__)}"
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint)

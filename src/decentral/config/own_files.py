@@ -1,0 +1,51 @@
+"""YAML files of users, looked at before anybody loads them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+from decentral.errors import ConfigError
+
+_MOST_VALUES = 100_000
+
+
+def check_yaml(path: Path) -> None:
+    """Refuse what no configuration is, and what would take for ever to load.
+
+    Raises ConfigError for what is no file (a pipe, say), is not UTF-8, or becomes enormous once its aliases are
+    written out, as every one of them is when a configuration is composed. Bad YAML is for whoever loads it to refuse.
+    """
+    import yaml
+
+    if not path.is_file():
+        raise ConfigError(f"{path} is no regular file: put a YAML file there, or remove it.")
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path} is not UTF-8 (line {line}): save it with that encoding.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    if "&" not in text or "*" not in text:
+        return
+    try:
+        number = _written_out(yaml.compose(text), {})
+    except yaml.YAMLError:
+        return
+    if number > _MOST_VALUES:
+        raise ConfigError(
+            f"{path} has {f'{number:,}' if number < 1e12 else 'endlessly many'} values once its aliases are written "
+            f"out: {_MOST_VALUES:,} is the most."
+        )
+
+
+def _written_out(node: Any, known: dict[int, float]) -> float:
+    """How many values a node holds with all that its aliases stand for."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # what holds itself
+        inside = node.value if isinstance(getattr(node, "value", None), list) else []
+        parts = [part for each in inside for part in (each if isinstance(each, tuple) else (each,))]
+        known[id(node)] = 1 + sum(_written_out(part, known) for part in parts)
+    return known[id(node)]

@@ -1,0 +1,254 @@
+"""All properties of one algorithm, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from decentral.config.composition import compose
+from decentral.config.schema import Config
+from decentral.conformance import properties
+from decentral.conformance.properties import Violation
+from decentral.conformance.walk import Walk, saved_and_loaded, walk
+from decentral.errors import ConfigError
+from decentral.registry import components
+from decentral.store.failures import describe
+
+_NETS = (
+    *(("ring", 5), ("dbt", 5), ("one_peer_exponential", 5), ("exponential", 5), ("star", 5), ("complete", 5)),
+    ("chain", 5),
+)
+_IRREGULAR = (("star", 5), ("grid", 6), ("dbt", 6), ("chain", 5))
+_SMALL = ("task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.1")
+_SAMPLES = ("task=mean_estimation", "task.dimension=6")
+_QUIETLY = ("steps=12", "device=cpu", "progress=false")
+_TRAINS = "it averages samples and trains nothing"
+_LONG = 700
+
+
+class Found(NamedTuple):
+    """What came of a property."""
+
+    name: str
+    passed: bool | None
+    """None: it is not asked of this algorithm."""
+    words: str = ""
+
+
+class NotAsked(Exception):
+    """The property is not asked of this algorithm; the message says why."""
+
+
+def checks(overrides: Sequence[str], config_dir: str | None = None) -> Checks:
+    """The checks of the algorithm that the overrides choose; more of them are settings for all checks.
+
+    Raises ConfigError for what does not compose, with any of some topologies if none is chosen.
+    """
+    return Checks(tuple(overrides), config_dir)
+
+
+@dataclass(frozen=True)
+class Checks:
+    """Each property, carried out when it is asked for."""
+
+    overrides: tuple[str, ...]
+    config_dir: str | None
+
+    def __post_init__(self) -> None:
+        assert self.base  # compose it now
+
+    def names(self) -> list[str]:
+        """What will be checked, in this order."""
+        return list(self._all())
+
+    def run(self) -> Iterator[Found]:
+        """One property after the other; an exception is a failure, in the words of its sentence."""
+        for name, check in self._all().items():
+            try:
+                yield Found(name, True, check() or "")
+            except NotAsked as reason:
+                yield Found(name, None, str(reason))
+            except Violation as seen:
+                yield Found(name, False, str(seen))
+            except Exception as error:
+                yield Found(name, False, f"it breaks off: {describe(error)}")
+
+    def _all(self) -> dict[str, Callable[[], str | None]]:
+        n = self.base.num_workers
+        return {
+            "models are numbers, at first the initial ones": self._numbers,
+            "the same run twice is the same": self._deterministic,
+            "1 = 2 processes": lambda: self._same(2),
+            f"1 = {n} processes": lambda: self._same(n or 1),
+            "bytes counted = bytes sent": self._bytes,
+            "the same messages are lost with 1 and 2 processes": self._lossy,
+            "saved and loaded, it goes on bit for bit": self._resumed,
+            "the mean is kept": lambda: self._mean(self.base),
+            "the mean is kept on an irregular graph": self._mean_elsewhere,
+            "where all hear of all it is plain SGD": self._sgd,
+            "one worker alone does plain SGD": self._alone,
+            "it finds the optimum where all want the same": self._optimum,
+        }
+
+    # -- configurations ------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def base(self) -> Config:
+        """The usual one: on the user's topology, or the first of some that suits the algorithm."""
+        if self._chosen("topology"):
+            return self._compose()
+        first: ConfigError | None = None
+        for topology, n in _NETS:
+            try:
+                return self._compose(f"topology={topology}", *self._workers(n))
+            except ConfigError as error:
+                first = first or error
+        assert first is not None
+        raise first
+
+    def _compose(self, *settings: str) -> Config:
+        """With the user's settings, which win, and a small problem."""
+        return compose(_last_wins([*self._problem(), *settings, *_QUIETLY, *self.overrides]), self.config_dir)
+
+    def _elsewhere(self, *settings: str) -> Config:
+        """With settings that win over the user's."""
+        return compose(_last_wins([*self._problem(), *_QUIETLY, *self.overrides, *settings]), self.config_dir)
+
+    def _problem(self) -> list[str]:
+        """The small one that the algorithm is for, unless the user has chosen another task."""
+        name = next(word.partition("=")[2] for word in self.overrides if word.startswith("algo="))
+        cls: Any = components("algorithms").get(name)
+        if self._chosen("task"):
+            return []
+        return list(_SAMPLES if cls is not None and cls.needs_samples else _SMALL)
+
+    def _chosen(self, key: str) -> bool:
+        return any(override.startswith(f"{key}=") for override in self.overrides)
+
+    def _workers(self, n: int) -> list[str]:
+        return [] if self._chosen("num_workers") else [f"num_workers={n}"]
+
+    @cached_property
+    def straight(self) -> Walk:
+        """The usual run, in one process."""
+        return walk(self.base, 1)
+
+    # -- checks --------------------------------------------------------------------------------------------------------
+
+    def _numbers(self) -> None:
+        properties.finite(self.straight)
+        properties.starts_at(self.straight, self.straight.iterates[0, :1])
+
+    def _deterministic(self) -> None:
+        properties.deterministic(self.straight, walk(self.base, 1))
+
+    def _same(self, processes: int) -> None:
+        properties.same(self.straight, self._with(processes), processes)
+
+    def _with(self, processes: int) -> Walk:
+        assert self.base.num_workers is not None
+        if processes > self.base.num_workers:
+            raise NotAsked(f"there are {self.base.num_workers} workers")
+        return walk(self.base, processes)
+
+    def _bytes(self) -> str:
+        assert self.base.num_workers is not None
+        found = self._with(self.base.num_workers)
+        if found.all_reduced:
+            raise NotAsked("it averages all workers at once, which counts as a ring all-reduce")
+        properties.bytes_sent(found)
+        return f"{found.bytes_sent / len(found.iterates[1:]) / self.base.num_workers:g} bytes by a worker and step"
+
+    def _lossy(self) -> None:
+        if not self.base.algo.survives_loss:
+            raise NotAsked("survives_loss is false")
+        lossy = replace(self.base, network=replace(self.base.network, drop_probability=0.3))
+        one, two = walk(lossy, 1), walk(lossy, 2)
+        properties.finite(one)
+        properties.same(one, two, 2)
+
+    def _resumed(self) -> None:
+        with TemporaryDirectory(prefix="decentral-check-") as folder:
+            properties.resumed(*saved_and_loaded(self.base, 6, Path(folder)))
+
+    def _mean(self, config: Config) -> str:
+        if config.algo.needs_samples:
+            raise NotAsked(_TRAINS)
+        properties.mean_kept(config)
+        return f"topology={config.topology.name}"
+
+    def _mean_elsewhere(self) -> str:
+        for topology, n in _IRREGULAR:
+            try:
+                config = self._elsewhere(f"topology={topology}", f"num_workers={n}")
+            except ConfigError:
+                continue
+            return self._mean(config)
+        raise NotAsked("none of those that were tried has what the algorithm needs")
+
+    def _sgd(self) -> str:
+        settings = self._as_sgd()
+        for topology, n in (("complete", 5), ("chain", 2)):  # on a tree, all are neighbours only if they are two
+            try:
+                config = self._elsewhere(*settings, *_plain_sgd(), f"topology={topology}", f"num_workers={n}")
+            except ConfigError:
+                continue
+            self._compare(config, f"on topology={topology}")
+            return " ".join([f"topology={topology}", *settings])
+        raise NotAsked("there is no such topology with what the algorithm needs")
+
+    def _alone(self) -> str:
+        settings = [] if self.base.algo.as_sgd is None else self._as_sgd()
+        if self.base.algo.needs_samples:
+            raise NotAsked(_TRAINS)
+        alone = ("topology=chain", "num_workers=1", "task.zeta2=0")
+        self._compare(self._elsewhere(*settings, *_plain_sgd(), *alone), "with one worker")
+        return " ".join(settings)
+
+    def _as_sgd(self) -> list[str]:
+        if self.base.algo.needs_samples:
+            raise NotAsked(_TRAINS)
+        if self.base.algo.as_sgd is None:
+            raise NotAsked("as_sgd is None")
+        return [f"algo.{key}={value}" for key, value in self.base.algo.as_sgd.items()]
+
+    def _compare(self, config: Config, where: str) -> None:
+        assert config.num_workers is not None
+        zeta2 = 0.0 if config.num_workers == 1 else 1.0
+        rule = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
+        reference = properties.plain_sgd(config.num_workers, zeta2, config.steps or 0, rule)
+        properties.as_sgd(walk(config, 1), reference, where)
+
+    def _optimum(self) -> str:
+        if self.base.algo.needs_samples:
+            raise NotAsked(_TRAINS)
+        base = replace(self.base, steps=_LONG)
+        same, different = (walk(replace(base, task=replace(base.task, zeta2=z, noise=0.0)), 1) for z in (0.0, 1.0))
+        properties.finite(same)
+        n, d = same.iterates.shape[1:]
+        sgd = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
+        ends = [properties.plain_sgd(n, z, 4 * _LONG, sgd, d)[-1] for z in (0.0, 1.0)]
+        apart = [
+            float(np.linalg.norm(w.iterates[-1] - e, axis=1).max())
+            for w, e in zip((same, different), ends, strict=True)
+        ]
+        properties.optimum(apart[0], _LONG)
+        where = "at the optimum: exact" if apart[1] < 1e-6 else f"{apart[1]:.2g} beside it: biased"
+        return f"where they differ, the worst worker ends {where}"
+
+
+def _plain_sgd() -> list[str]:
+    return [*_SMALL, "optim=sgd", "schedule=constant", "steps=30", "seed=0"]
+
+
+def _last_wins(words: Sequence[str]) -> list[str]:
+    """Each key once, with its last value."""
+    known = {word.partition("=")[0]: word for word in words}
+    return list(known.values())

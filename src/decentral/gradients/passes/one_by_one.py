@@ -1,0 +1,59 @@
+"""A forward and a backward pass for each worker in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from decentral.gradients.execution import Loss
+from decentral.gradients.passes.memory_format import MemoryFormat
+from decentral.gradients.passes.passes import Passes
+from decentral.gradients.passes.worker_models import WorkerModels, random_state
+from decentral.gradients.precision import Precision
+
+
+class OneByOne(Passes):
+    """Modules whose parameters alias the rows of x; their gradients are copied into the rows of g.
+
+    Each parameter's gradient is written twice and read once. Nothing as large as x is allocated: what lives beside the
+    rows is one worker's activations and one worker's gradient.
+    """
+
+    execution: ClassVar[str] = "loop"
+
+    def __init__(self, models: WorkerModels, precision: Precision, loss: Loss) -> None:
+        self.models, self.precision, self.loss = models, precision, loss
+        self.memory_format = MemoryFormat(models.modules[0], models.device)
+        self.draws: bool | None = None
+        """Whether a forward pass draws random numbers: known after the first one."""
+        self.g = torch.empty(0)
+        self._gradients: list[list[Tensor]] = []
+
+    def __call__(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, workers: Sequence[int], seed: Callable[[int], None]
+    ) -> tuple[Tensor, Tensor]:
+        """For each worker in turn: its module's forward pass, the loss, the backward pass, a copy into its row of g."""
+        models, device = self.models, self.models.device
+        if not self._gradients:
+            self.g = x.new_empty(len(models.modules), x.shape[1])
+            self._gradients = [models.views(row) for row in self.g]
+        models.bind(x, workers)
+        losses = []
+        precise = self.precision.forward(device)
+        with torch.enable_grad(), self.precision.training(device):
+            for j, i in enumerate(workers):
+                if self.draws is not False:
+                    seed(j)
+                before = random_state(device) if self.draws is None else []
+                with precise:
+                    outputs = models.modules[i](self.memory_format(inputs[j]))
+                if self.draws is None:
+                    self.draws = not all(map(torch.equal, before, random_state(device)))
+                loss = self.loss(outputs.to(x.dtype), targets[j])
+                gradients = torch.autograd.grad(loss, models.leaves[i], materialize_grads=True)
+                torch._foreach_copy_(self._gradients[j], gradients)
+                losses.append(loss.detach())
+        return torch.stack(losses), self.g[: len(workers)]

@@ -1,0 +1,73 @@
+"""Workers in groups: a forward and a backward pass for each group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from decentral.gradients.execution import Loss
+from decentral.gradients.passes.layers import forward
+from decentral.gradients.passes.passes import Passes
+from decentral.gradients.passes.worker_models import WorkerModels
+from decentral.gradients.precision import Precision
+
+_PLACES = 2  # how many places of x are remembered, for algorithms in which two of them take turns
+
+
+class SideBySide(Passes):
+    """The parameters of a group of workers are views [c, *shape] of their rows of x.
+
+    The gradients are copied into the rows of g. What lives beside the rows is one group's activations and gradients.
+    """
+
+    execution: ClassVar[str] = "batched"
+
+    def __init__(
+        self, models: WorkerModels, layers: Sequence[nn.Module], workers_at_once: int, precision: Precision, loss: Loss
+    ) -> None:
+        self.models, self.layers, self.precision, self.loss = models, layers, precision, loss
+        self.workers_at_once = workers_at_once
+        self.g = torch.empty(0)
+        self._groups: dict[int, tuple[list[slice], list[list[Tensor]], Tensor]] = {}
+        self._leaves: dict[tuple[int, tuple[int, ...], int], list[list[Tensor]]] = {}
+
+    def __call__(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, workers: Sequence[int], seed: Callable[[int], None]
+    ) -> tuple[Tensor, Tensor]:
+        """For each group: one forward pass, the losses, one backward pass for their sum, a copy into the rows of g."""
+        device, r = self.models.device, len(workers)
+        if r not in self._groups:
+            if not self._groups:
+                self.g = x.new_empty(len(self.models.modules), x.shape[1])
+            slices = self.groups(r)
+            self._groups[r] = slices, [self.models.views(self.g[group]) for group in slices], self.g[:r]
+        groups, gradients, g = self._groups[r]
+        losses = []
+        precise = self.precision.forward(device)
+        with torch.enable_grad(), self.precision.training(device):
+            for group, leaves, views in zip(groups, self._bound(x, groups), gradients, strict=True):
+                with precise:
+                    outputs = forward(self.layers, inputs[group], leaves)
+                each = self.loss(outputs.to(x.dtype).flatten(0, 1), targets[group].flatten(0, 1), reduction="none")
+                loss = each.reshape(len(targets[group]), -1).mean(1)
+                torch._foreach_copy_(views, torch.autograd.grad(loss.sum(), leaves))
+                losses.append(loss.detach())
+        return torch.cat(losses), g
+
+    def groups(self, r: int) -> list[slice]:
+        """The groups of r rows, of about the same size."""
+        bounds = torch.arange(r).tensor_split(-(-r // self.workers_at_once))
+        return [slice(int(group[0]), int(group[-1]) + 1) for group in bounds]
+
+    def _bound(self, x: Tensor, groups: Sequence[slice]) -> list[list[Tensor]]:
+        """The parameters of each group, as leaves of autograd."""
+        place = x.data_ptr(), x.stride(), len(x)
+        if place not in self._leaves:
+            if len(self._leaves) >= _PLACES:
+                del self._leaves[next(iter(self._leaves))]
+            views = [self.models.views(x[group]) for group in groups]
+            self._leaves[place] = [[view.detach().requires_grad_() for view in group] for group in views]
+        return self._leaves[place]

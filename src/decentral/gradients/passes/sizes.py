@@ -1,0 +1,59 @@
+"""How large the calls of a model's layers are: when it pays to compute workers side by side, and how many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from decentral.gradients.precision import Precision
+
+_CONVOLUTION, _PRODUCT = 6e6, 1e6
+"""Multiplications in a layer's call for one worker from which on a CPU computes workers as fast one by one as together:
+below, setting up a convolution, or any call, takes as long as the arithmetic."""
+_LEAST_ROWS = 32  # a product of so few rows or fewer takes as long as reading its weights
+_CPU_BYTES, _GPU_BYTES = 1.25e6, 256e6
+"""What the largest tensor of workers side by side should take: what a core's cache holds; little of a GPU's memory."""
+_LEAST_WORKERS = {True: 4, False: 2}  # with convolutions, and without
+
+
+class CallSizes(NamedTuple):
+    """How large the calls of a plain sequence of layers are, for one worker and its batch."""
+
+    load: float  # mean over the layers with parameters: multiplications over the number from which on loops are better
+    largest_bytes: int  # of the largest activation or all parameters
+    convolutions: bool
+
+    def batched_is_faster(self, num_workers: int) -> bool:
+        """Whether workers are computed faster side by side than one by one."""
+        return num_workers >= _LEAST_WORKERS[self.convolutions] and self.load <= 1
+
+    def workers_at_once(self, device: torch.device) -> int:
+        """How many workers to compute in one call, at most: so that the largest tensor stays in the cache."""
+        room = _CPU_BYTES if device.type == "cpu" else _GPU_BYTES
+        return max(_LEAST_WORKERS[self.convolutions], int(room / self.largest_bytes))
+
+
+def call_sizes(layers: Sequence[nn.Module], batch_shape: tuple[int, ...], precision: Precision) -> CallSizes:
+    """From one forward pass of a batch, (B, C, H, W) of images, on torch's `meta` device: it computes nothing."""
+    batch_size = batch_shape[0]
+    x = torch.empty(batch_shape, device="meta")
+    loads, largest = [], x.numel()
+    parameters = 0
+    for layer in layers:
+        weights = sum(p.numel() for p in layer.parameters())
+        x = deepcopy(layer).to("meta", torch.float32)(x)
+        largest, parameters = max(largest, x.numel()), parameters + weights
+        if weights:
+            convolution = isinstance(layer, nn.Conv2d)
+            pixels = x[0, 0].numel()
+            rows = batch_size * pixels if convolution else max(batch_size, _LEAST_ROWS)
+            loads.append(rows * weights / (_CONVOLUTION if convolution else _PRODUCT))
+    return CallSizes(
+        sum(loads) / max(1, len(loads)),
+        max(largest, parameters) * precision.dtype.itemsize,
+        any(isinstance(layer, nn.Conv2d) for layer in layers),
+    )

@@ -1,0 +1,64 @@
+"""How exact the arithmetic of a run is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Precision(Enum):
+    """Of the forward and backward passes in training; rows, updates, exchange and evaluation never have less.
+
+    fp32    float32
+    tf32    float32 with matrix products of TF32 (10 bits of mantissa), on GPUs
+    bf16    float32 with matrix products and convolutions in bfloat16 (autocast)
+    fp64    float64 everywhere: for checks
+    """
+
+    fp32 = "fp32"
+    tf32 = "tf32"
+    bf16 = "bf16"
+    fp64 = "fp64"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of rows, images and evaluation: float64 with fp64, else float32."""
+        import torch
+
+        return torch.float64 if self is Precision.fp64 else torch.float32
+
+    def training(self, device: torch.device) -> AbstractContextManager[None]:
+        """A context for forward and backward passes in training, in which float32 is as exact as this says."""
+        return float32(device, "tf32" if self is Precision.tf32 else "ieee")
+
+    def forward(self, device: torch.device) -> AbstractContextManager[Any]:
+        """A context for the forward passes alone, inside of `training`: with bf16, torch's autocast."""
+        import torch
+
+        if self is not Precision.bf16:
+            return nullcontext()
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)  # copies of all weights would stay
+
+
+def float32(device: torch.device, matrices: str = "ieee") -> AbstractContextManager[None]:
+    """Matrix products and convolutions of float32 as `matrices`: ieee or tf32. CPUs only know the first."""
+    return _float32(matrices) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def _float32(matrices: str) -> Iterator[None]:
+    import torch
+
+    matmul: Any = torch.backends.cuda.matmul
+    convolution: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    before = matmul.fp32_precision, convolution.fp32_precision
+    matmul.fp32_precision = convolution.fp32_precision = matrices
+    try:
+        yield
+    finally:
+        matmul.fp32_precision, convolution.fp32_precision = before

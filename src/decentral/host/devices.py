@@ -1,0 +1,48 @@
+"""The cores and GPUs of this machine that this process may use, found out without importing torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from glob import glob
+
+_share_of_cores: int | None = None
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores if _share_of_cores is None else min(cores, _share_of_cores)
+
+
+def share_cores(count: int) -> None:
+    """Use no more than `count` cores in this process from now on: others run beside it."""
+    global _share_of_cores
+    _share_of_cores = count
+
+
+def num_gpus() -> int:
+    """GPUs that this process may use, by the device nodes and CUDA_VISIBLE_DEVICES."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    present = len(glob("/dev/nvidia[0-9]*"))
+    if visible is None:
+        return present
+    return min(present, len([entry for entry in visible.split(",") if entry.strip() not in ("", "-1")]))
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES would name them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    named = [str(i) for i in range(num_gpus())] if visible is None else [v.strip() for v in visible.split(",")]
+    return named[: num_gpus()]
+
+
+def free_gpu_memory() -> dict[str, int]:
+    """GPU, as CUDA_VISIBLE_DEVICES names it (number and uuid) -> free bytes. {} if the driver does not tell."""
+    query = ["nvidia-smi", "--query-gpu=index,uuid,memory.free", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+        rows = [[cell.strip() for cell in line.split(",")] for line in told.splitlines()]
+        return {name: int(free) << 20 for index, uuid, free in rows for name in (index, uuid)}
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {}

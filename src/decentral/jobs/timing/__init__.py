@@ -1,0 +1,1 @@
+"""Several things timed in turn, in one process or in many."""

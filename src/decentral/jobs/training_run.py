@@ -1,0 +1,82 @@
+"""A run of `decentral-run` as a job of a sweep or a study."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from decentral.config.identity import run_directory, run_id
+from decentral.config.schema import Config
+from decentral.scheduling.job import Demand, Job
+from decentral.store import Status
+
+
+def run_command(overrides: Sequence[str], config_dir: str | None = None) -> str:
+    """What a user types to carry out just this run."""
+    folder = ["--config-dir", config_dir] if config_dir else []
+    return shlex.join(["decentral-run", *overrides, *folder])
+
+
+@dataclass(frozen=True)
+class TrainingRun(Job):
+    """One run of `decentral-run`."""
+
+    config: Config
+    name: str = ""
+    afterwards: Callable[[Path], object] | None = None
+    """Called with the directory once the run is over, in the process that carried it out; it can be pickled."""
+    command: str = ""
+
+    @cached_property
+    def id(self) -> str:  # type: ignore[override]
+        """The run's id."""
+        return run_id(self.config)
+
+    @cached_property
+    def directory(self) -> Path:  # type: ignore[override]
+        """The run's directory."""
+        return run_directory(self.config)
+
+    @property
+    def title(self) -> str:
+        """What makes the run different from the others beside it."""
+        return self.name or self.id
+
+    @property
+    def demand(self) -> Demand:
+        """The configured number of processes, on the configured device; one where steps are too short for more."""
+        processes = None if self.config.processes == "auto" else int(self.config.processes)
+        if processes is None and not self.config.task.worth_processes(self.config):
+            processes = 1
+        return Demand(processes, self.config.device)
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """PyTorch, and what comes afterwards: it draws."""
+        if self.afterwards is None:
+            return super().modules
+        return (*super().modules, self.afterwards.__module__, "matplotlib.backends.backend_agg", "matplotlib.figure")
+
+    def placed(self, processes: int) -> TrainingRun:
+        """With so many processes, but no more than there are workers, on whichever GPUs are visible then.
+
+        Where their number is part of the id it stays as it was configured: `auto` then takes what it may
+        use.
+        """
+        config = replace(self.config, device=self.config.device.partition(":")[0])
+        assert config.num_workers is not None
+        if not config.algo.asynchronous:
+            config = replace(config, processes=str(min(processes, config.num_workers)))
+        return replace(self, config=config)
+
+    def carry_out(self) -> Status:
+        """Launch it here."""
+        from decentral.runtime.launch import launch
+
+        outcome = launch(self.config)
+        if self.afterwards is not None and outcome.status is not Status.interrupted and not outcome.done_before:
+            self.afterwards(outcome.directory)
+        return outcome.status

@@ -1,5 +1,0 @@
-"""Where metrics are shown besides the run directory, which stays the only record that counts."""
-
-from decentral.loggers.logger import Guarded, Logger, Sink
-
-__all__ = ["Guarded", "Logger", "Sink"]

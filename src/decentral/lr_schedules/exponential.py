@@ -1,0 +1,26 @@
+"""A constant factor per epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decentral.errors import check_range
+from decentral.lr_schedules.schedule import LearningRateSchedule
+
+
+@dataclass
+class Exponential(LearningRateSchedule):
+    """Times gamma after every epoch.
+
+    factor(epoch) = gamma^floor(epoch). The thesis' schedule (gamma = 0.9): after 50 epochs 0.6 % of the rate is left.
+    """
+
+    name: str = "exponential"
+    gamma: float = 0.9
+
+    def __post_init__(self) -> None:
+        check_range("schedule.gamma", self.gamma, 0.0, float("inf"))
+
+    def factor(self, t: int, steps_per_epoch: float) -> float:
+        """gamma^floor(epoch), for epoch = t / steps_per_epoch."""
+        return self.gamma ** int(t / steps_per_epoch + 1e-9)

@@ -1,0 +1,39 @@
+"""Warm-up, then a drop at each milestone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from decentral.errors import check_range
+from decentral.lr_schedules.schedule import LearningRateSchedule
+
+
+@dataclass
+class MultiStep(LearningRateSchedule):
+    """Linear warm-up, then times gamma at each milestone (epochs).
+
+        factor(epoch) = (warmup_from + (1 - warmup_from) min(epoch / warmup_epochs, 1)) * gamma^(milestones passed)
+
+    The defaults are the RelaySum paper's for CIFAR-10 (appendix C.1): five epochs of warm-up from zero, so that the
+    very first step has learning rate 0, and a tenth at epochs 150 and 180. The epoch is a fraction: it moves every
+    step.
+    """
+
+    name: str = "multistep"
+    warmup_epochs: float = 5.0
+    warmup_from: float = 0.0
+    milestones: list[float] = field(default_factory=lambda: [150.0, 180.0])
+    gamma: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_range("schedule.warmup_epochs", self.warmup_epochs, 0.0, float("inf"))
+        check_range("schedule.warmup_from", self.warmup_from, 0.0, float("inf"))
+        for milestone in self.milestones:
+            check_range("schedule.milestones", milestone, 0.0, float("inf"))
+
+    def factor(self, t: int, steps_per_epoch: float) -> float:
+        """The ramp of the warm-up times gamma to the number of milestones passed, for epoch = t / steps_per_epoch."""
+        epoch = t / steps_per_epoch
+        ramp = min(epoch / self.warmup_epochs, 1.0) if self.warmup_epochs else 1.0
+        passed = sum(epoch >= milestone for milestone in self.milestones)
+        return (self.warmup_from + (1 - self.warmup_from) * ramp) * self.gamma**passed

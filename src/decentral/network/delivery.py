@@ -1,0 +1,146 @@
+"""What one round of communication does, on paper: who takes what from whom, and which messages are lost. Pure numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from decentral.randomness import uniform
+from decentral.topology.graph import Graph
+from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.rounds import MEAN, Phase, RelayEdges, Rounds, Split
+
+_ROUNDS_KEPT = 128
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Seeded message loss: each directed message (round, piece, source, destination) is lost with `probability`."""
+
+    probability: float
+    seed: int
+
+    def lost(self, round: int, piece: np.ndarray | int, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+        """Whether each of these messages is lost, bool, in the shape of the arguments."""
+        return uniform(self.seed, "message loss", round, piece, src, dst) < self.probability
+
+
+@dataclass
+class Exchange:
+    """One exchange of a round: what every worker takes of each piece; no pieces stand for the mean of all workers."""
+
+    pieces: tuple[MixingMatrix, ...]
+    num_messages: list[int]  # that all workers send, for each piece; a lost message was sent
+    split: Split
+    memo: dict[Any, Any] = field(default_factory=dict)  # what a network works out from this once
+
+
+def exchange(
+    matrices: tuple[MixingMatrix, ...], split: Split, sent: tuple[MixingMatrix, ...] | None = None
+) -> Exchange:
+    """With these matrices; `sent` are those before messages got lost."""
+    return Exchange(matrices, [W.num_messages for W in sent or matrices], split)
+
+
+class Delivery:
+    """The mixing matrices that are really applied, and the edges that really deliver.
+
+    Where rows sum to one, a worker that misses messages divides its remaining weights by their sum, so that they still
+    do; a worker that hears nothing and has no weight of its own keeps its own value. Where they do not (push-sum on an
+    irregular graph), the sender keeps what it could not deliver, so that columns still sum to one and no mass is lost.
+    """
+
+    def __init__(self, rounds: Rounds, losses: Losses) -> None:
+        self.rounds, self.losses = rounds, losses
+        self._planned: dict[tuple[int, bool], list[Exchange]] = {}
+        self._shares: dict[int, Exchange] = {}
+        self._lost: tuple[RelayEdges, int, np.ndarray] | None = None  # the newest answer of `undelivered`
+
+    def matrix(self, round: int, piece: int, lazy: bool, push: bool = False) -> MixingMatrix:
+        """W of this round and piece, after losses; lazy: (W + I) / 2 before them.
+
+        With `push`, senders keep what they could not deliver wherever rows sum to one, too.
+        """
+        W = self.rounds.mixing(round)[piece]
+        if lazy:
+            W = W.lazy
+        if self.losses.probability == 0:
+            return W
+        edges = W.src != W.dst
+        gone = self.losses.lost(round, piece, W.src, W.dst) & edges
+        delivered, own = edges & ~gone, W.diagonal.copy()
+        graph, weight = Graph(W.num_workers, W.src[delivered], W.dst[delivered]), W.weight[delivered]
+        if push or not W.averages:
+            np.add.at(own, W.src[gone], W.weight[gone])
+            return MixingMatrix.on(graph, weight, own)
+        left = MixingMatrix.on(graph, weight, own).row_sums()
+        alone = left == 0
+        own[alone] = left[alone] = 1.0
+        return MixingMatrix.on(graph, weight / left[graph.dst], own / left)
+
+    def planned(self, round: int, lazy: bool) -> list[Exchange]:
+        """The exchanges of a round, one after the other. Kept over rounds unless messages get lost.
+
+        `lazy` makes a difference to rounds of a single exchange only; see `in_one`.
+        """
+        if self.losses.probability:
+            phases = self.rounds.phases(round)
+            return [self._exchange(round, phase, lazy and in_one(phases)) for phase in phases]
+        key = (round % self.rounds.period, lazy)
+        if key not in self._planned:
+            if len(self._planned) >= _ROUNDS_KEPT:
+                del self._planned[next(iter(self._planned))]
+            phases = self.rounds.phases(round)
+            self._planned[key] = [self._exchange(round, phase, lazy and in_one(phases)) for phase in phases]
+        return self._planned[key]
+
+    def shares(self, round: int) -> Exchange:
+        """What workers give each other in a round of push-sum, in one exchange: W, after losses that senders keep.
+
+        Kept over rounds unless messages get lost.
+        """
+        key, sent, split = round % self.rounds.period, self.rounds.mixing(round), self.rounds.split
+        if self.losses.probability:
+            return exchange(tuple(self.matrix(round, h, False, push=True) for h in range(len(sent))), split, sent)
+        if key not in self._shares:
+            if len(self._shares) >= _ROUNDS_KEPT:
+                del self._shares[next(iter(self._shares))]
+            self._shares[key] = exchange(sent, split)
+        return self._shares[key]
+
+    def apply(self, w: np.ndarray, round: int) -> np.ndarray:
+        """W w of each piece, with the losses of this round: float64 [n, d] -> the same."""
+        phases = self.rounds.phases(round)
+        if not phases:
+            return w
+        if phases == [MEAN]:
+            return np.broadcast_to(w.mean(axis=0), w.shape).copy()
+        columns = [self.matrix(round, h, lazy=False).apply(w[:, h]) for h in range(w.shape[1])]
+        return np.stack(columns, axis=1)
+
+    def in_several(self, round: int) -> bool:
+        """Whether a round is anything but a single exchange with the matrices of the rounds, or nothing."""
+        phases = self.rounds.phases(round)
+        return bool(phases) and not in_one(phases)
+
+    def _exchange(self, round: int, phase: Phase, lazy: bool) -> Exchange:
+        if not lazy and not self.losses.probability:
+            return exchange(phase.matrices, phase.split)
+        matrices = tuple(self.matrix(round, h, lazy) for h in range(len(phase.matrices)))
+        return exchange(matrices, phase.split, sent=phase.matrices)
+
+    def undelivered(self, edges: RelayEdges, round: int) -> np.ndarray:
+        """The numbers of the edges whose message of this round is lost."""
+        if self.losses.probability == 0:
+            return np.empty(0, dtype=np.int64)
+        if self._lost is None or self._lost[0] is not edges or self._lost[1] != round:
+            lost = np.flatnonzero(self.losses.lost(round, edges.piece, edges.src, edges.dst))
+            self._lost = edges, round, lost
+        return self._lost[2]
+
+
+def in_one(phases: list[Phase]) -> bool:
+    """Whether a round is a single exchange with the matrices of the rounds."""
+    return len(phases) == 1 and len(phases[0].matrices) > 0

@@ -1,0 +1,52 @@
+"""Sums and differences of rows that allocate nothing: what the formulas of optimizers and algorithms are written in.
+
+One rule, as for torch's own `out=`: **the result lies in the memory of `out`, by default that of the first argument**,
+whose old values are gone. `out` may be any of the arguments. All others stay as they are. So `c = sub(x, y, out=y)` is
+c = x - y in the memory of y, and afterwards there is no y any more; always go on with what a call returns.
+
+Rows are of any shape, [k, P] or [k, 2, P]; `alpha` is a number, or a row of numbers [1, P], one for each coordinate.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def add(x: Tensor, y: Tensor, alpha: float | Tensor = 1.0, out: Tensor | None = None) -> Tensor:
+    """x + alpha y, in the memory of x or of `out`: 3 passes over memory."""
+    if out is None and type(alpha) is float:
+        return x.add_(y) if alpha == 1.0 else x.add_(y, alpha=alpha)
+    return _sum(x, y, alpha, 1.0, x if out is None else out)
+
+
+def sub(x: Tensor, y: Tensor, alpha: float | Tensor = 1.0, out: Tensor | None = None) -> Tensor:
+    """x - alpha y, in the memory of x or of `out`: 3 passes over memory."""
+    if out is None and type(alpha) is float:
+        return x.sub_(y) if alpha == 1.0 else x.sub_(y, alpha=alpha)
+    return _sum(x, y, alpha, -1.0, x if out is None else out)
+
+
+def scale(x: Tensor, a: float | Tensor) -> Tensor:
+    """a x, in the memory of x; `a` is a number, or a row of numbers [1, P]."""
+    return x.mul_(a)
+
+
+def divide(x: Tensor, a: float | Tensor) -> Tensor:
+    """x / a, in the memory of x; `a` is a number, or a row of numbers [1, P]."""
+    return x.div_(a)
+
+
+def copy(x: Tensor, out: Tensor) -> Tensor:
+    """x as it is now, in the memory of `out`."""
+    return out.copy_(x)
+
+
+def _sum(x: Tensor, y: Tensor, alpha: float | Tensor, sign: float, out: Tensor) -> Tensor:
+    import torch
+
+    if isinstance(alpha, torch.Tensor):
+        return torch.addcmul(x, y, alpha, value=sign, out=out)
+    return torch.add(x, y, alpha=sign * alpha, out=out)

@@ -1,0 +1,63 @@
+"""Whose fault an exception is: the file and the line of one's own code that it comes from."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import decentral
+from decentral.errors import ConfigError
+from decentral.registry import installed, own
+
+_PACKAGE = Path(decentral.__file__).resolve().parent
+
+
+def is_own(file: str) -> bool:
+    """Whether a source file belongs to a component of one's own."""
+    if file.startswith("<"):
+        return False
+    path = Path(file).resolve()
+    if path.is_relative_to(_PACKAGE):
+        return False
+    if any(path.is_relative_to(root) for root in installed.roots()):
+        return True
+    return "site-packages" not in path.parts and any(path.is_relative_to(root) for root in own.roots())
+
+
+def place(error: BaseException) -> str | None:
+    """'mine/algorithms/choco.py, line 12' if the exception comes from there; None if from no code of one's own."""
+    if isinstance(error, SyntaxError) and error.filename and is_own(error.filename):
+        return f"{shown(error.filename)}, line {error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own(frame.filename)]
+    return f"{shown(frames[-1].filename)}, line {frames[-1].lineno}" if frames else None
+
+
+def sentence(error: BaseException) -> str:
+    """What happened, without the place."""
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return f"{type(error).__name__}: {' '.join(text.split())}".rstrip(".: ")
+
+
+def shown(file: str | Path) -> str:
+    """A path as the user would write it."""
+    path = Path(file).resolve()
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+@contextmanager
+def named() -> Iterator[None]:
+    """An exception in one's own code becomes a ConfigError that names the file and the line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        where = place(error)
+        if where is None:
+            raise
+        raise ConfigError(f"{where}: {sentence(error)}.") from error

@@ -1,0 +1,195 @@
+"""Finding the components of a package: adding one is adding a file.
+
+A component is a dataclass with a `name` (its configuration, and the object that is built from it, are the same thing).
+Every module of the package is imported, so modules of components must not import torch at the top. One's own are
+found beside ours: in `<--config-dir>/<package>/*.py`, and by entry points of installed packages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from decentral.errors import ConfigError
+from decentral.registry import installed, own, sources
+from decentral.registry.blame import place, sentence, shown
+
+CONTRACTS = {
+    "algorithms": "algorithms.algorithm.Algorithm",
+    "topology": "topology.topology.Topology",
+    "tasks": "tasks.task.Task",
+    "data": "data.dataset.DataSet",
+    "partition": "partition.partition.Partition",
+    "models": "models.model.Model",
+    "optim": "optim.optimizer.Optimizer",
+    "lr_schedules": "lr_schedules.schedule.LearningRateSchedule",
+    "gradients": "gradients.execution.Execution",
+    "training.loggers": "training.loggers.logger.Logger",
+    "scheduling.launchers": "scheduling.launchers.launcher.Launcher",
+    "study.kinds": "study.study.Study",
+    "study.tuning": "study.tuning.rule.Rule",
+    "report.claims": "report.claims.claim.Claim",
+    "report.figures": "report.figures.figure.StudyFigure",
+}
+"""Package -> what a component of one's own has to be; it is looked for in a folder (and entry points) with the last
+part of the package's name."""
+
+PLAIN = {"models": "model", "data": "data"}
+"""Package -> key of the configuration for which a plain torch class or function of a module is taken, too."""
+
+
+def components(package: str) -> dict[str, type]:
+    """name -> dataclass, for every component of `decentral.<package>`, and those of one's own.
+
+    Raises ConfigError if one of these cannot be imported, or has a name that another one has.
+    """
+    return _components(package, own.folder())
+
+
+def own_components(package: str) -> dict[str, type]:
+    """Only those of one's own."""
+    known = ours(package)
+    return {name: cls for name, cls in components(package).items() if name not in known}
+
+
+def component(package: str, name: str) -> type | None:
+    """The component with this name, or what stands for the plain class `module:Name`; None if there is no such thing.
+
+    Raises ConfigError if the module cannot be imported, or has no such class.
+    """
+    known = components(package)
+    if name in known or package not in PLAIN or ":" not in name:
+        return known.get(name)
+    return importlib.import_module(f"decentral.{package}.plain").plain(name)
+
+
+def owner(cls: type) -> str | None:
+    """The file of a component of one's own, as the user would write it; None for ours."""
+    found = sources.source(cls)
+    return shown(found["file"]) if found else None
+
+
+@cache
+def _components(package: str, folder: Path | None) -> dict[str, type]:
+    found = dict(ours(package))
+    if package not in CONTRACTS:
+        return found
+    for cls in (*_installed(package), *(_in_folder(package, folder) if folder else ())):
+        name = _name(cls)
+        assert name is not None
+        if name in found and found[name] is not cls:
+            there, here = (shown(inspect.getfile(one)) for one in (found[name], cls))
+            raise ConfigError(
+                f"{here}: the name '{name}' is taken by {there}: choose another one, as in name: str = 'my_{name}'."
+            )
+        sources.source(cls)  # as it is now
+        found[name] = cls
+    return dict(sorted(found.items()))
+
+
+@cache
+def ours(package: str) -> dict[str, type]:
+    """Those of this package alone."""
+    root = importlib.import_module(f"decentral.{package}")
+    found: dict[str, type] = {}
+    for info in pkgutil.iter_modules(root.__path__):
+        module = importlib.import_module(f"{root.__name__}.{info.name}")
+        for cls in _classes(module):
+            name = _name(cls)
+            if name is not None:
+                if name in found:
+                    raise AssertionError(f"two components of {package} are called '{name}'")
+                found[name] = cls
+    return dict(sorted(found.items()))
+
+
+def _classes(module: ModuleType) -> list[type]:
+    """Those that are defined in the module."""
+    return [cls for cls in vars(module).values() if isinstance(cls, type) and cls.__module__ == module.__name__]
+
+
+def _name(cls: type) -> str | None:
+    """What a component is called; None for other classes."""
+    if not dataclasses.is_dataclass(cls):
+        return None
+    name = next((f.default for f in dataclasses.fields(cls) if f.name == "name"), None)
+    return name if isinstance(name, str) else None
+
+
+# -- one's own ---------------------------------------------------------------------------------------------------------
+
+
+def _in_folder(package: str, folder: Path) -> Iterator[type]:
+    group = package.rpartition(".")[2]
+    for file in sorted((folder / group).glob("*.py")):
+        if not file.name.startswith("_"):
+            if not file.stem.isidentifier():
+                raise ConfigError(f"{shown(file)} cannot be imported: its name has to be a word, as in my_{group}.py.")
+            yield from _checked(package, load(f"{own.package_of(folder)}.{group}.{file.stem}", shown(file)))
+
+
+def _installed(package: str) -> Iterator[type]:
+    for one in installed.entry_points(package.rpartition(".")[2]):
+        what = f"{one.dist.name if one.dist else 'an installed package'} (entry point {one.group}: {one.name})"
+        module = load(one.module, what)
+        if not one.attr:
+            yield from _checked(package, module)
+            continue
+        cls = getattr(module, one.attr, None)
+        if not isinstance(cls, type):
+            raise ConfigError(f"{what}: {shown(str(module.__file__))} has no class {one.attr}.")
+        _check(package, cls, str(module.__file__))
+        yield cls
+
+
+def load(module: str, what: str) -> ModuleType:
+    """Import a module of one's own. Raises ConfigError that names the file and the line of what is wrong with it."""
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        where = place(error) or what
+        raise ConfigError(f"{where}: {sentence(error)}.") from error
+
+
+def _checked(package: str, module: ModuleType) -> Iterator[type]:
+    """The components of a module of one's own."""
+    contract = _contract(package)
+    for cls in _classes(module):
+        meant = issubclass(cls, contract) and not inspect.isabstract(cls) and not cls.__name__.startswith("_")
+        if meant or _name(cls) is not None:
+            _check(package, cls, str(module.__file__))
+            yield cls
+
+
+def _contract(package: str) -> type:
+    module, _, name = CONTRACTS[package].rpartition(".")
+    contract: type = getattr(importlib.import_module(f"decentral.{module}"), name)
+    return contract
+
+
+def _check(package: str, cls: type, file: str) -> None:
+    """Raise ConfigError for what would not work as a component."""
+    where, contract = f"{shown(file)}: {cls.__name__}", CONTRACTS[package]
+    if not issubclass(cls, _contract(package)):
+        raise ConfigError(f"{where} has to be derived from decentral.{contract}, as everything in {package} is.")
+    if inspect.isabstract(cls):
+        missing = ", ".join(sorted(getattr(cls, "__abstractmethods__", ())))
+        raise ConfigError(f"{where} lacks what decentral.{contract} asks for: define {missing}.")
+    if "__dataclass_fields__" not in vars(cls):
+        raise ConfigError(f"{where} has to be a dataclass, whose fields are its settings: write @dataclass above it.")
+    name = _name(cls)
+    if name is None or not re.fullmatch(r"[A-Za-z_]\w*", name):
+        raise ConfigError(f"{where} needs a name to be chosen by, a word: name: str = '{cls.__name__.lower()}'.")
+
+
+def described(cls: type) -> str:
+    """The first line of a component's docstring; '' if it has none of its own."""
+    text = inspect.getdoc(cls) or ""
+    return "" if text.startswith(f"{cls.__name__}(") else text.partition("\n")[0].strip()

@@ -1,0 +1,111 @@
+"""Where components of one's own are, for this process and for all that it starts.
+
+The files of `--config-dir mine` are modules of a package below this module, such as
+`decentral.registry.own.mine_3f2a91c0.algorithms.choco`: an importable name, so that jobs can be pickled. What another
+process needs to find them again travels in the environment, and with jobs that are pickled (`passport`, `enter`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from decentral.errors import ConfigError
+
+VARIABLE = "DECENTRAL_OWN"
+"""The environment variable that child processes read: JSON, see `_read`."""
+
+
+def use(folder: Path | None) -> None:
+    """From now on, components of one's own are those in this folder (None: in none), installed ones aside."""
+    text = str(folder.resolve()) if folder is not None else ""
+    if text != _read()["folder"]:
+        _write({"folder": text, "path": [], "sources": {}})
+
+
+def folder() -> Path | None:
+    """The folder that the command was given by `--config-dir`."""
+    text = _read()["folder"]
+    return Path(text) if text else None
+
+
+def package_of(folder: Path) -> str:
+    """The name of the package whose modules are the files of the folder."""
+    word = re.sub(r"\W", "_", folder.name)
+    return f"{__name__}.{word}_{hashlib.sha256(str(folder).encode()).hexdigest()[:8]}"
+
+
+def search(place: str) -> None:
+    """Let modules be found in the folder `place`, too: here and in all processes that this one starts."""
+    known = _read()
+    if place not in known["path"]:
+        _write(known | {"path": [*known["path"], place]})
+
+
+def roots() -> Iterator[Path]:
+    """The folders that hold code of one's own."""
+    known = _read()
+    yield from map(Path, [known["folder"]] if known["folder"] else [])
+    yield from map(Path, known["path"])
+
+
+def expect(module: str, digest: str, file: str) -> None:
+    """Remember what the source of a module was.
+
+    Raises ConfigError if the process that started this one had found another one.
+    """
+    known = _read()
+    before = known["sources"].setdefault(module, digest)
+    if before != digest:
+        raise ConfigError(f"{file}, or a file that it imports, was changed after the start: give the command again.")
+    _write(known)
+
+
+def passport() -> str:
+    """What another process needs to find the same components; '' if there are none of one's own."""
+    return os.environ.get(VARIABLE, "")
+
+
+def enter(passport: str) -> None:
+    """Find the components of the process that this passport comes from."""
+    if passport:
+        os.environ[VARIABLE] = passport
+    mount()
+
+
+def mount() -> None:
+    """Make the folder a package, and let modules be found that lie in it or beside."""
+    known = _read()
+    if known["folder"]:
+        name = package_of(Path(known["folder"]))
+        if name not in sys.modules:
+            module = ModuleType(name)
+            module.__path__ = [known["folder"]]
+            sys.modules[name] = module
+    for place in [known["folder"], *known["path"]]:
+        if place and place not in sys.path:
+            sys.path.append(place)
+
+
+def _read() -> dict[str, Any]:
+    """folder; path: more places to look for modules; sources: module -> digest of its source."""
+    text = os.environ.get(VARIABLE)
+    return json.loads(text) if text else {"folder": "", "path": [], "sources": {}}
+
+
+def _write(known: dict[str, Any]) -> None:
+    if any(known.values()):
+        os.environ[VARIABLE] = json.dumps(known, sort_keys=True)
+    else:
+        os.environ.pop(VARIABLE, None)
+    mount()
+
+
+mount()  # a child process that only unpickles imports nothing else

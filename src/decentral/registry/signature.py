@@ -1,0 +1,198 @@
+"""A component from a plain class or function: its settings are the parameters of its signature."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from functools import cache, partial
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from decentral.errors import ConfigError, suggest
+from decentral.registry import own, sources
+from decentral.registry.find import PLAIN, load
+
+_PLAIN = (bool, int, float, str)
+
+
+class Plain:
+    """What components that are made here have in common; a subclass's fields are the settings."""
+
+    name: str
+    plain_module: str
+    """The module that the class or function is in."""
+    plain_package: str
+    plain_name: str
+    """module:Name."""
+
+    @classmethod
+    def target(cls) -> Callable[..., Any]:
+        """The class or function."""
+        return _target(cls.plain_package, cls.plain_name)
+
+    def settings(self) -> dict[str, Any]:
+        """What has been set, by the names of the parameters; lists for what is a tuple by default are tuples."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "name"}  # type: ignore[arg-type]
+        tuples = {name for name, one in _parameters(self.target()).items() if isinstance(one.default, tuple)}
+        return {name: tuple(value) if name in tuples else value for name, value in values.items()}
+
+    def __reduce__(self) -> Any:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        return _unpickled, (own.passport(), self.plain_package, self.plain_name, values)
+
+
+def component_from(package: str, name: str, base: type, given: Collection[str]) -> type:
+    """A dataclass, derived from `base` (a `Plain`), for the class or function `module:Name`.
+
+    Its fields are the parameters, less those that are `given` when it is called, and those whose defaults are no plain
+    values. Raises ConfigError if there is no such module, class or function.
+    """
+    target = _target(package, name)
+    where = f"{PLAIN[package]}={name}"
+    fields: list[Any] = [("name", str, dataclasses.field(default=name))]
+    hints = _hints(target)
+    for one in _parameters(target).values():
+        if one.name in given:
+            continue
+        kind = _kind(hints.get(one.name), one.default)
+        required = one.default is inspect.Parameter.empty
+        if kind is None or one.name == "name" or one.kind is inspect.Parameter.POSITIONAL_ONLY:
+            if required:
+                raise ConfigError(
+                    f"{where} cannot be built: its parameter '{one.name}' has no default, and is no setting."
+                )
+            continue
+        fields.append((one.name, kind, _field(one.default)))
+    names = {
+        "__module__": __name__,
+        "plain_module": name.partition(":")[0],
+        "plain_package": package,
+        "plain_name": name,
+    }
+    names["__doc__"] = inspect.getdoc(target) or f"{name}, as it comes."
+    fields.sort(
+        key=lambda field: field[2].default is dataclasses.MISSING and field[2].default_factory is dataclasses.MISSING
+    )
+    return dataclasses.make_dataclass(name.rpartition(":")[2], fields, bases=(base,), namespace=names, kw_only=True)
+
+
+def taken(target: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    """Those of the `given` values that the class or function has parameters for."""
+    return {name: value for name, value in given.items() if name in _parameters(target)}
+
+
+@cache
+def _target(package: str, name: str) -> Callable[..., Any]:
+    module, _, attribute = name.partition(":")
+    where = f"{PLAIN[package]}={name}"
+    if not all(part.isidentifier() for part in [*module.split("."), attribute]):
+        raise ConfigError(f"{where} cannot be read: write module:Name, as in {PLAIN[package]}=mymodule:MyNet.")
+    found = _imported(module, where)
+    target = getattr(found, attribute, None)
+    if not callable(target):
+        known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
+        hint = suggest(attribute, known) if known else ""
+        raise ConfigError(f"{where} does not exist: {found.__file__} has no class or function {attribute}.{hint}")
+    return target
+
+
+def _imported(module: str, where: str) -> Any:
+    """The module from the current folder, PYTHONPATH or what is installed."""
+    here = os.getcwd()
+    with _first(here):
+        try:
+            known = importlib.util.find_spec(module) is not None
+        except (ImportError, ValueError):
+            known = False
+        if not known and importlib.util.find_spec(module.partition(".")[0]) is None:
+            raise ConfigError(
+                f"{where}: there is no module {module} in this folder ({here}), on PYTHONPATH or installed."
+            )
+        own.search(here)
+        found = load(module, where)
+    if not getattr(found, "__file__", None):
+        raise ConfigError(f"{where}: {module} is a folder, and no module with classes.")
+    sources.freeze(module)
+    return found
+
+
+@contextmanager
+def _first(folder: str) -> Iterator[None]:
+    """Modules in the folder come before others of the same name."""
+    sys.path.insert(0, folder)
+    importlib.invalidate_caches()
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _unpickled(passport: str, package: str, name: str, values: dict[str, Any]) -> Any:
+    own.enter(passport)
+    from decentral.registry.find import component
+
+    cls = component(package, name)
+    assert cls is not None
+    return cls(**values)
+
+
+def _parameters(target: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name: one for name, one in inspect.signature(target).parameters.items() if one.kind not in variadic}
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(vars(target).get("__init__", target) if isinstance(target, type) else target)
+    except Exception:  # an annotation that only type checkers can read
+        return {}
+
+
+def _kind(hint: Any, default: Any) -> Any:
+    """The type of a setting; None for a parameter that cannot be one."""
+    known = _known(hint)
+    if default is inspect.Parameter.empty:
+        return known or Any
+    if default is None:
+        return (known | None if isinstance(known, type | UnionType) else known) or Any
+    if isinstance(default, Enum):
+        return type(default)
+    if isinstance(default, _PLAIN):
+        return known or type(default)
+    if isinstance(default, list | tuple) and all(isinstance(item, _PLAIN) for item in default):
+        kinds = {type(item) for item in default}
+        return known or (list[kinds.pop()] if len(kinds) == 1 else list[Any])  # type: ignore[misc]
+    return None
+
+
+def _known(hint: Any) -> Any:
+    """An annotation as the type of a setting; None if it cannot be one."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if hint in _PLAIN or (isinstance(hint, type) and issubclass(hint, Enum)):
+        return hint
+    if origin in (list, tuple) and parts and parts[0] in _PLAIN and set(parts[1:]) <= {parts[0], Ellipsis}:
+        return list[parts[0]]  # type: ignore[valid-type]
+    if origin in (Union, UnionType) and len(parts) == 2 and NoneType in parts:
+        inner = _known(next(part for part in parts if part is not NoneType))
+        return inner | None if inner is not None else None
+    return None
+
+
+def _field(default: Any) -> Any:
+    if default is inspect.Parameter.empty:
+        return dataclasses.field()
+    if isinstance(default, list | tuple):
+        return dataclasses.field(default_factory=partial(list, default))
+    return dataclasses.field(default=default)
+
+
+def address(component: Plain) -> str:
+    """What a component is, for what is remembered of it in this process."""
+    return json.dumps([component.plain_name, component.settings()], sort_keys=True, default=str)

@@ -1,0 +1,114 @@
+"""The source of components of one's own, as part of a run's identity."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from decentral.registry import own
+from decentral.registry.installed import is_installed
+
+_OURS = "decentral"
+_SITES = {"site-packages", "dist-packages"}
+_DIGEST = "_decentral_source"  # in a module of one's own: what its source was when it was imported
+
+
+def is_own(module: str) -> bool:
+    """Whether the module comes from the user's folder or from an installed package with components."""
+    return module.startswith(f"{own.__name__}.") or (module.split(".")[0] != _OURS and is_installed(module))
+
+
+def source(cls: Any) -> dict[str, str] | None:
+    """file and sha256 (or the version) of the code behind a component of one's own; None for ours.
+
+    The hash is of its module and of all modules that this one imports from beside it, as they were when it was
+    imported. Raises ConfigError if the process that started this one had found another source.
+    """
+    plain = getattr(cls, "plain_module", None)
+    module = plain or cls.__module__
+    if plain is None and not is_own(module):
+        return None
+    file = str(sys.modules[module].__file__)
+    found = freeze(module)
+    own.expect(module, found, file)
+    return {"file": file, "sha256": found}
+
+
+def freeze(module: str) -> str:
+    """The digest of an imported module's source, from now on whatever happens to the file."""
+    known = vars(sys.modules[module])
+    if _DIGEST not in known:
+        file = Path(str(sys.modules[module].__file__)).resolve()
+        known[_DIGEST] = _released(module, file) or _digest(file, root_of(module))
+    return str(known[_DIGEST])
+
+
+def _released(module: str, file: Path) -> str | None:
+    """The version of a package that is installed, and made by others (torchvision, say): all of it has one."""
+    top = module.partition(".")[0]
+    if _SITES.isdisjoint(file.parts) or is_own(module):
+        return None
+    try:
+        return f"{top} {importlib.metadata.version(top)}"
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def root_of(module: str) -> Path:
+    """The folder that a module of one's own was found in: what it imports from there is part of its source."""
+    file = Path(str(sys.modules[module].__file__)).resolve()
+    if module.startswith(f"{own.__name__}."):
+        return Path(sys.modules[".".join(module.split(".")[: own.__name__.count(".") + 2])].__path__[0])
+    depth = module.count(".") + (file.name == "__init__.py")
+    return file.parents[depth]
+
+
+def _digest(file: Path, root: Path) -> str:
+    digest = hashlib.sha256()
+    for path in sorted(_closure(file, root), key=lambda path: path.relative_to(root).parts):
+        content = hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
+        digest.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _closure(file: Path, root: Path) -> set[Path]:
+    """The file, and those beside it that it imports, and those that these import."""
+    top = file.relative_to(root).parts[0]
+    within = root / top if root.name in _SITES else root
+    found: set[Path] = set()
+    waiting = [file]
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            waiting += [one for one in _imported(path, root) if one.is_relative_to(within)]
+    return found
+
+
+def _imported(file: Path, root: Path) -> list[Path]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except SyntaxError:  # in a file that is imported only where nobody comes
+        return []
+    return [path.resolve() for node in ast.walk(tree) for path in _files(node, file, root)]
+
+
+def _files(node: ast.AST, file: Path, root: Path) -> Iterator[Path]:
+    """The files that a statement imports from below `root`, with the packages that they are in."""
+    names: list[tuple[Path, str]] = []
+    if isinstance(node, ast.Import):
+        names = [(root, alias.name) for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        start = file.parents[node.level - 1] if node.level else root
+        head = f"{node.module}." if node.module else ""
+        names = [(start, f"{head}{alias.name}") for alias in node.names]
+    for start, name in names:
+        place = start
+        for part in name.split(".") if name.split(".")[0] != _OURS else ():
+            place = place / part
+            yield from (one for one in (place / "__init__.py", place.with_name(f"{part}.py")) if one.is_file())

@@ -1,0 +1,1 @@
+"""The processes of one run: start, watch, restart, devices, who died first."""

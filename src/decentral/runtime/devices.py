@@ -1,0 +1,69 @@
+"""On which kind of device a run computes, and how many processes and threads it deserves, without importing torch."""
+
+from __future__ import annotations
+
+import os
+
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
+from decentral.gradients.precision import Precision
+from decentral.host.devices import num_cores, num_gpus
+
+_USER_THREADS = os.environ.get("OMP_NUM_THREADS")
+
+
+def device_kind(config: Config) -> str:
+    """'cpu' or 'cuda'. Raises ConfigError for a GPU that is not there, and for a precision that the device lacks."""
+    kind = kind_of(config.device, num_gpus())
+    if kind == "cpu" and config.precision is Precision.tf32:
+        raise ConfigError(
+            "precision=tf32 is arithmetic of GPUs, and this run is on the CPU: use precision=fp32, or bf16 for speed."
+        )
+    return kind
+
+
+def kind_of(device: str, gpus: int) -> str:
+    """'cpu' or 'cuda', for `device` (cpu, cuda, cuda:N or auto) on a machine with so many GPUs.
+
+    Raises ConfigError for a GPU that is not there.
+    """
+    if device == "auto":
+        return "cuda" if gpus else "cpu"
+    kind, _, number = device.partition(":")
+    if kind == "cuda" and not gpus:
+        raise ConfigError(f"device={device} needs a GPU, and this machine shows none: use device=cpu or device=auto.")
+    if number and int(number) >= gpus:
+        known = "cuda:0" if gpus == 1 else f"cuda:0 to cuda:{gpus - 1}"
+        raise ConfigError(f"device={device} is not there: this machine shows {known}; device=cuda takes what is free.")
+    return kind
+
+
+def num_processes(config: Config) -> int:
+    """How many processes host the workers: what `processes` says, or one per core (or GPU) where steps are long enough.
+
+    Raises ConfigError for more processes than GPUs.
+    """
+    assert config.num_workers is not None
+    kind = device_kind(config)
+    if config.processes != "auto":
+        count = int(config.processes)
+        if kind == "cuda" and count > max(1, num_gpus()):
+            raise ConfigError(
+                f"processes={count} is more than the {num_gpus()} GPUs here: every process needs one of its own."
+            )
+        return count
+    slots = num_gpus() if kind == "cuda" else num_cores()
+    return max(1, min(slots, config.num_workers)) if config.task.worth_processes(config) else 1
+
+
+def set_threads(processes: int, worth_threads: bool) -> int:
+    """Share the cores out: how many threads a process gets, also through the environment, for child processes.
+
+    With threads left at their default, n processes start n times as many as there are cores, and a step takes ten times
+    as long. Someone who has set OMP_NUM_THREADS knows better.
+    """
+    threads = max(1, num_cores() // processes) if worth_threads else 1
+    if _USER_THREADS is not None and _USER_THREADS.isdigit() and int(_USER_THREADS) > 0:
+        threads = int(_USER_THREADS)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    return threads

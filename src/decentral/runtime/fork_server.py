@@ -1,0 +1,11 @@
+"""Imported by a fork server when it starts, and by nobody else: it ends with the process that started it.
+
+Otherwise it would live as long as one of its forks does, and these, where they are stopped or stuck, as long as it
+does.
+"""
+
+from __future__ import annotations
+
+from decentral.host.orphans import follow_parent
+
+follow_parent()

@@ -1,0 +1,125 @@
+"""Carry out a run: in this process, in new processes, or in the world that torchrun started."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from decentral.config.files import dump
+from decentral.config.identity import run_directory, run_id
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
+from decentral.host.allocator import keep_freed_memory
+from decentral.host.devices import num_gpus
+from decentral.host.torchrun import place, under_torchrun
+from decentral.runtime.devices import device_kind, num_processes, set_threads
+from decentral.store import RunStore, Status
+from decentral.store.ownership import id_in_config
+from decentral.terminal.console import is_leader
+
+if TYPE_CHECKING:
+    from decentral.runtime.part import Part
+
+
+class Outcome(NamedTuple):
+    """How a run ended, where it is, and whether it had been done before."""
+
+    status: Status
+    directory: Path
+    done_before: bool = False
+
+
+def launch(config: Config) -> Outcome:
+    """Carry out a (resolved) run, unless its directory says that it is done.
+
+    Raises ConfigError for what cannot work, `failures.RunFailed` if a process of the run died.
+    """
+    directory = run_directory(config)
+    if under_torchrun():
+        return _join(config, directory)
+    finished = RunStore.finished(directory, run_id(config))
+    if finished is not None:
+        _mend(config, directory)
+        return Outcome(finished, directory, done_before=True)
+    return Outcome(in_processes(config, directory), directory)
+
+
+def begun_again(config: Config) -> Config:
+    """With `rerun=true` remove what a finished run has stored; the configuration of the run that is to be carried out.
+
+    A run that is not finished goes on: the same command, given again after an interruption, loses nothing.
+    """
+    directory = run_directory(config)
+    if config.rerun and is_leader() and RunStore.finished(directory, run_id(config)) is not None:
+        RunStore.forget(directory, run_id(config))
+    return replace(config, rerun=False)
+
+
+def in_processes(config: Config, directory: Path, part: Part | None = None) -> Status:
+    """The run, or another `part` that uses its configuration, in this process or in as many new ones as it deserves."""
+    processes = num_processes(config)
+    threads = set_threads(processes, config.task.worth_processes(config))
+    if processes == 1:
+        config.task.prepare(config)
+        return _here(config, directory, threads, part)
+    from decentral.runtime.supervise import prepare_server, supervise
+
+    prepare_server()  # first: whatever prepares the data may start it
+    config.task.prepare(config)
+    return supervise(config, directory, processes, part)
+
+
+def _mend(config: Config, directory: Path) -> None:
+    """Write the configuration of a finished run again if somebody has emptied the file."""
+    if id_in_config(directory) is None:
+        with contextlib.suppress(ConfigError, OSError):  # a copy that cannot be written is left as it is
+            RunStore.open(directory, run_id(config), dump(config)).close()
+
+
+def _here(config: Config, directory: Path, threads: int, part: Part | None) -> Status:
+    import torch
+
+    from decentral.network.world import World
+    from decentral.training.run import run
+
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    kind = device_kind(config)
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={config.device} finds a GPU, but this PyTorch cannot use it: use device=cpu.")
+    if kind == "cuda":
+        index = int(config.device.partition(":")[2] or 0)
+        torch.cuda.set_device(index)
+        return (part or run)(config, World(0, 1, torch.device("cuda", index)), directory)
+    return (part or run)(config, World(0, 1, torch.device("cpu")), directory)
+
+
+def _join(config: Config, directory: Path) -> Outcome:
+    """One process of a world that torchrun started; as many of them as there are, whatever `processes` says."""
+    rank, size, local_rank, here, attempt = place()
+    assert config.num_workers is not None
+    if size > config.num_workers:
+        raise ConfigError(
+            f"torchrun started {size} processes for num_workers={config.num_workers}: every process hosts at "
+            "least one worker."
+        )
+    if device_kind(config) == "cuda" and here > num_gpus():
+        raise ConfigError(
+            f"torchrun started {here} processes for {num_gpus()} GPUs: every process needs one of its own."
+        )
+    config.task.prepare(config)
+    set_threads(here, config.task.worth_processes(config))
+    from decentral.runtime.process_group import joined, stay_on_this_machine
+    from decentral.training.run import run
+
+    if here == size:
+        stay_on_this_machine()
+    with joined(config, rank, size, local_rank, attempt, run_id(config)) as world:
+        finished = RunStore.finished(directory, run_id(config)) if world.leader else None
+        codes = [None, Status.done, Status.diverged]
+        finished = codes[world.agree(codes.index(finished))]
+        if finished is not None:
+            return Outcome(finished, directory, done_before=True)
+        return Outcome(run(config, world, directory), directory)

@@ -1,0 +1,234 @@
+"""The processes of one run on this machine: started from one warm server, watched, started again when one dies from
+outside, and never left behind.
+
+Importing torch takes seconds and hundreds of megabytes in every process that is started afresh. Here one server process
+imports it, once, and the workers are forked from that (forkserver), while this process stays free of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, util
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decentral.config.files import dump
+from decentral.config.identity import run_id
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
+from decentral.host.interrupt import as_keyboard_interrupt
+from decentral.runtime.diagnosis import Worker, reason
+from decentral.runtime.entry import worker_main
+from decentral.runtime.part import Place
+from decentral.store import RunStore, Status
+from decentral.store.failures import RESTARTED, Failure, RunFailed, record
+
+if TYPE_CHECKING:
+    from decentral.runtime.part import Part
+
+_GRACE_S = 3.0  # for a process that has been told to end
+CHECKPOINT_GRACE_S = 30.0
+"""The same after Ctrl-C: the processes write a checkpoint when they next vote."""
+
+_ANSWER_S = 300.0  # the server imports torch before it answers, perhaps from a slow disk
+_SERVERS = 3  # how often a process is tried to be started
+_LONGEST_FOLDER = 60  # characters; the path of a socket has at most 107, and the system's limit may be lower
+
+
+def prepare_server() -> None:
+    """Let the fork server of this process import torch, and what a run needs, when it starts."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["decentral.runtime.fork_server", "decentral.runtime.worker"])
+    if len(tempfile.gettempdir()) > _LONGEST_FOLDER and os.access("/tmp", os.W_OK):
+        before, tempfile.tempdir = tempfile.tempdir, "/tmp"
+        try:
+            util.get_temp_dir()  # from now on the one in which multiprocessing keeps its sockets
+        finally:
+            tempfile.tempdir = before
+
+
+def supervise(config: Config, directory: Path, processes: int, part: Part | None = None) -> Status:
+    """Run (or do `part`) in `processes` new processes; returns how the run ended.
+
+    When one of them is killed, hangs, or loses its connection, all are started again from the newest checkpoint, at
+    most `config.restarts` times.
+
+    Raises RunFailed when the run broke off (no process is left, the status says why), ConfigError when a process
+    refused the configuration, KeyboardInterrupt after Ctrl-C or SIGTERM before there was anything to record, or after
+    the second one.
+    """
+    workers: list[Worker] = []
+    with as_keyboard_interrupt():
+        try:
+            for attempt in range(config.restarts + 1):
+                try:
+                    _start_all(workers, config, directory, part, Place(0, processes, attempt))
+                    return _watch(workers)
+                except RunFailed as error:
+                    _kill(workers)
+                    ended = (RunStore.peek(directory) or {}).get("status")
+                    if ended in (Status.done, Status.diverged):  # it was on its way out
+                        return Status(ended)
+                    if error.failure not in RESTARTED or attempt == config.restarts:
+                        raise
+                    _announce(config, directory, error, attempt)
+            raise AssertionError("the last attempt either returns or raises")
+        except KeyboardInterrupt as error:
+            return _interrupt(workers, config, directory, error)
+        except BaseException as error:
+            _kill(workers)
+            if not isinstance(error, ConfigError) or RunStore.peek(directory) is not None:
+                _record(config, directory, error)
+            raise
+        finally:
+            _kill(workers)
+
+
+def start(process: BaseProcess) -> None:
+    """Start a process from the fork server; if the server has just been killed, or does not answer, from a new one."""
+    for _ in range(_SERVERS):
+        try:
+            with _answering(_ANSWER_S):
+                process.start()
+            return
+        except (EOFError, ConnectionError):
+            continue
+    raise RunFailed("the server that starts processes was killed, or did not answer, again and again.", Failure.killed)
+
+
+@contextmanager
+def _answering(patience_s: float) -> Iterator[None]:
+    """Kill the fork server if this takes longer: it may have been stopped, and then would never answer."""
+
+    def kill() -> None:
+        pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+        if pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    timer = threading.Timer(patience_s, kill)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _start_all(workers: list[Worker], config: Config, directory: Path, part: Part | None, first: Place) -> None:
+    """Start the processes of an attempt; each is in `workers` from the moment it exists."""
+    context = multiprocessing.get_context("forkserver")
+    ctrl_c = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for this process to act on
+    try:
+        for rank in range(first.size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=worker_main,
+                args=(dump(config), str(directory), first._replace(rank=rank), theirs, dict(os.environ), part),
+                name=f"process {rank} of {first.size}",
+                daemon=False,  # it may have loader processes of its own; it dies with this one all the same
+            )
+            start(process)
+            theirs.close()
+            workers.append(Worker(rank, process, ours))
+    finally:
+        signal.signal(signal.SIGINT, ctrl_c)
+
+
+def _watch(workers: list[Worker]) -> Status:
+    """Pass the address of the leader's store on, then wait until all are done or one is not well."""
+    open_pipes: dict[Any, Worker] = {worker.pipe: worker for worker in workers}
+    statuses: dict[int, Status] = {}
+    while open_pipes:
+        for pipe in wait(list(open_pipes)):
+            worker = open_pipes[pipe]
+            said = worker.receive()
+            if said is None and worker.rank in statuses:
+                del open_pipes[pipe]
+            elif said is not None and said[0] == "port":
+                for other in workers[1:]:
+                    with contextlib.suppress(OSError):  # it is dead, as its pipe will say
+                        other.pipe.send(said[1])
+            elif said is not None and said[0] == "status":
+                statuses[worker.rank] = Status(said[1])
+            else:
+                raise reason([one for one in workers if one.rank not in statuses], worker, said)
+    for worker in workers:
+        worker.process.join(_GRACE_S)
+    return statuses[0]
+
+
+def _announce(config: Config, directory: Path, error: RunFailed, attempt: int) -> None:
+    """Say what happened and what follows, to the user and in the status."""
+    step = 0
+    with (
+        contextlib.suppress(ConfigError, OSError),  # the next attempt will say it
+        RunStore.open(directory, run_id(config), dump(config)) as store,
+    ):
+        step = store.newest_step()
+        store.set_status(Status.running, restarts=store.restarts + 1, reason=str(error))
+    with contextlib.suppress(OSError, ValueError):
+        if sys.stdout.isatty():
+            print("\033[?25h", flush=True)  # the cursor, which a killed progress bar has hidden
+        print(
+            f"decentral-run: {error}; restarting from step {step}, attempt {attempt + 2} of {config.restarts + 1}.",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _interrupt(workers: list[Worker], config: Config, directory: Path, error: KeyboardInterrupt) -> Status:
+    """Let the processes write a checkpoint and end. Raises KeyboardInterrupt when interrupted again: then all are
+    killed."""
+    try:
+        _ask_to_stop(workers)
+    finally:
+        _kill(workers)
+        facts = RunStore.peek(directory)
+        if facts is not None and facts.get("status") not in (Status.done, Status.diverged, Status.interrupted):
+            _record(config, directory, error)  # the leader could not say it
+    if facts is None:
+        raise error
+    return Status(facts["status"]) if facts["status"] in (Status.done, Status.diverged) else Status.interrupted
+
+
+def _ask_to_stop(workers: list[Worker]) -> None:
+    deadline = time.monotonic() + CHECKPOINT_GRACE_S
+    for worker in workers:
+        worker.process.terminate()
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+
+
+def _kill(workers: list[Worker]) -> None:
+    """SIGKILL for all, which takes those that are stopped, too; returns when they are gone."""
+    for worker in workers:
+        worker.process.kill()
+    deadline = time.monotonic() + _GRACE_S
+    for worker in workers:
+        worker.process.join(max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(EOFError, OSError):  # the end of its pipe is the end of the process
+            while worker.pipe.poll(max(0.0, deadline - time.monotonic())):
+                worker.pipe.recv()
+        worker.pipe.close()
+    workers.clear()
+
+
+def _record(config: Config, directory: Path, error: BaseException) -> None:
+    """Set the status of a run whose leader cannot do it any more."""
+    with (
+        contextlib.suppress(ConfigError, OSError),  # the directory is not ours, or gone: there is nothing to record
+        RunStore.open(directory, run_id(config), dump(config)) as store,
+    ):
+        record(store, error)

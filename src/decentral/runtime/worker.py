@@ -1,0 +1,54 @@
+"""A worker process of a run on one machine. The warm server imports this module, so that forks find torch in memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from decentral.config.files import load
+from decentral.config.identity import run_id
+from decentral.errors import ConfigError
+from decentral.host.allocator import keep_freed_memory
+from decentral.host.orphans import die_with_parent
+from decentral.runtime.process_group import find_store, joined, serve_store, stay_on_this_machine
+from decentral.store.failures import classify, describe
+from decentral.training.run import run
+
+if TYPE_CHECKING:
+    from decentral.runtime.part import Part, Place
+
+_START_S = 10.0  # more than a message takes: for process 0 to begin, on a busy machine
+
+
+def work(config_text: str, directory: str, place: Place, pipe: Connection, part: Part | None = None) -> None:
+    """Join the group, run (or do `part`), and report through the pipe: ("port", p), then one of ("status", text),
+    ("refused", error), ("failed", kind, text)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    die_with_parent()
+    keep_freed_memory()
+    stay_on_this_machine()
+    config = load(config_text)
+    try:
+        if place.rank == 0:
+            store = serve_store(place.size, config.network.timeout_s)
+            pipe.send(("port", store.port))
+        else:
+            if not pipe.poll(_START_S + config.network.timeout_s):
+                raise TimeoutError("process 0 did not say where it waits for the others")
+            store = find_store(pipe.recv(), place.size, config.network.timeout_s)
+        with joined(config, place.rank, place.size, place.rank, place.attempt, run_id(config), store) as world:
+            status = (part or run)(config, world, Path(directory))
+        pipe.send(("status", status.value))
+    except ConfigError as error:
+        pipe.send(("refused", error))
+    except BaseException as error:
+        if os.environ.get("DECENTRAL_TRACEBACK"):
+            print(traceback.format_exc(), file=sys.stderr, flush=True)
+        pipe.send(("failed", classify(error).value, describe(error)))
+        os._exit(1)

@@ -1,0 +1,1 @@
+"""Many runs over devices: slots, this machine, SLURM, Ray."""

@@ -1,0 +1,159 @@
+"""One attempt at a job, in the process that carries it out: its output goes to log.txt in the job's directory, which is
+locked meanwhile, and however it ends, a report says so.
+
+Imports nothing heavy: the launching process imports it, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple, NoReturn
+
+from decentral.host import devices
+from decentral.host.orphans import die_with_parent
+from decentral.runtime.devices import set_threads
+from decentral.scheduling.job import Job
+from decentral.scheduling.pool import Ended
+from decentral.store import DirectoryTaken, RunStore, Status
+from decentral.store.failures import Failure, classify, describe
+from decentral.store.files import is_locked, try_lock
+from decentral.store.ownership import LOCK, LOG
+
+_LONGEST_BYTES = 1 << 20  # a log that is longer begins anew with the next attempt
+
+
+class Report(NamedTuple):
+    """How a job ended, as the process that carried it out says."""
+
+    status: str
+    failure: str | None = None
+    reason: str = ""
+
+    def of(self, job: Job) -> Ended:
+        """The same as a pool tells it to the scheduler."""
+        return Ended(job, Status(self.status), self.failure, self.reason)
+
+
+def attempt_main(job: Job, processes: int, cores: int, pipe: Connection, environment: dict[str, str]) -> None:
+    """Carry the job out with `processes` processes on `cores` cores, and send a Report.
+
+    The process leads a group of its own, with which whatever it starts can be killed; it dies with the launcher.
+    Ctrl-C is for the launcher to act on; SIGTERM asks the job to stop.
+    """
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    die_with_parent(with_group=True)
+    os.environ.update(environment)
+    devices.share_cores(cores)
+    _set_threads(set_threads(processes, worth_threads=True))
+    pipe.send(attempt(job))
+
+
+def attempt(job: Job) -> Report:
+    """Carry the job out unless it is finished, or somebody else is at it; what it prints goes to its log."""
+    try:
+        log = claim_log(job.directory)
+    except OSError as error:
+        failure = Failure.refused if isinstance(error, PermissionError | FileExistsError) else classify(error)
+        return Report(Status.failed, failure.value, describe(error))
+    if log is None:
+        return Report(Status.running, None, "another launcher is at it")
+    _redirect_output(log)
+    finished = job.finished()
+    report = Report(finished) if finished else carry_out(job)
+    _tidy_log(job.directory, log)
+    return report
+
+
+def carry_out(job: Job) -> Report:
+    """Carry the job out in this process; whatever happens becomes a report. SIGTERM asks it to stop.
+
+    A run writes a checkpoint and stops at the first SIGTERM; where nothing waits for the signal, the job is broken off.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _break_off) if main else None
+    try:
+        status = job.carry_out()
+    except KeyboardInterrupt:
+        return Report(Status.interrupted)
+    except DirectoryTaken as error:
+        return Report(Status.running, None, str(error))
+    except Exception as error:
+        print(traceback.format_exc(), file=sys.stderr, flush=True)
+        return Report(Status.failed, classify(error).value, describe(error))
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+    if status is Status.failed:
+        facts = RunStore.peek(job.directory) or {}
+        return Report(status, facts.get("failure", Failure.error.value), str(facts.get("reason", "")))
+    return Report(status)
+
+
+def is_taken(directory: Path) -> bool:
+    """Whether a living process, of any launcher, carries out the job or writes the run of this directory."""
+    return is_locked(directory / LOG) or is_locked(directory / LOCK)
+
+
+def claim_log(directory: Path) -> int | None:
+    """Open (and lock) the log for as long as the job is carried out; None if somebody else has. Raises OSError."""
+    path = directory / LOG
+    while True:
+        directory.mkdir(parents=True, exist_ok=True)
+        log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if not _lock(log):
+                os.close(log)
+                return None
+            if os.fstat(log).st_nlink:  # else its last owner has removed it since
+                if os.fstat(log).st_size > _LONGEST_BYTES:
+                    os.ftruncate(log, 0)
+                return log
+        except BaseException:
+            os.close(log)
+            raise
+        os.close(log)
+
+
+def _redirect_output(log: int) -> None:
+    """From now on, what this process and its children print goes to the log."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+
+
+def _tidy_log(directory: Path, log: int) -> None:
+    """Remove the log, while it is still locked, if there is nothing in it, and the directory if nothing else is."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        if os.fstat(log).st_size == 0:
+            (directory / LOG).unlink()
+            directory.rmdir()
+
+
+def _lock(log: int) -> bool:
+    try:
+        return try_lock(log)
+    except OSError:  # a file system without locks
+        return True
+
+
+def _set_threads(threads: int) -> None:
+    """PyTorch is in memory since before the environment was set."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+
+
+def _break_off(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt

@@ -1,0 +1,23 @@
+"""The contract of a launcher (its configuration) and of the pool that it opens."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+from decentral.scheduling.pool import Pool
+
+
+class Launcher(ABC):
+    """A dataclass whose fields are its configuration."""
+
+    retries: int
+    """How often a job is started again that failed for a reason outside of it."""
+
+    def check(self) -> None:
+        """Refuse, quickly, what cannot work here (a package that is missing, say). Raises ConfigError."""
+        return None
+
+    @abstractmethod
+    def open(self, results_dir: Path) -> Pool:
+        """Start what is needed to start jobs."""

@@ -1,0 +1,46 @@
+"""This machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from decentral.errors import ConfigError, check_at_least
+from decentral.scheduling.launchers.launcher import Launcher
+from decentral.scheduling.pool import Pool
+
+
+@dataclass
+class Local(Launcher):
+    """Runs side by side on the cores and GPUs of this machine.
+
+    Each is a process group of its own, started from one warm server that has PyTorch in memory already. A run on the
+    CPU takes a slot for each of its processes; with processes=auto it gets one, or more when there are fewer runs than
+    slots. A run on a GPU shares it with others while there is memory; processes=2 takes two GPUs.
+
+    slots              processes at the same time (auto: one for each core)
+    runs_per_gpu       runs that share a GPU (auto: as many as its memory holds, seen from the runs so far)
+    retries            how often a run is started again that was killed, or lost a process
+    """
+
+    name: str = "local"
+    slots: str = "auto"
+    runs_per_gpu: str = "auto"
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        for key in ("slots", "runs_per_gpu"):
+            value = getattr(self, key)
+            if value != "auto" and not (value.isdigit() and int(value) >= 1):
+                raise ConfigError(f"launcher.{key}={value} makes no sense: give a number from 1 upwards, or auto.")
+        check_at_least("launcher.retries", self.retries, 0)
+
+    def open(self, results_dir: Path) -> Pool:
+        """Nothing is started before the first job; see `LocalPool`."""
+        from decentral.host import devices
+        from decentral.scheduling.local_pool import LocalPool
+        from decentral.scheduling.slots import Slots
+
+        slots = devices.num_cores() if self.slots == "auto" else int(self.slots)
+        per_gpu = None if self.runs_per_gpu == "auto" else int(self.runs_per_gpu)
+        return LocalPool(Slots(slots, devices.visible_gpus(), per_gpu, devices.free_gpu_memory))

@@ -1,0 +1,155 @@
+"""Where jobs run: the contract between the scheduler and a machine, a cluster, or a test."""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from decentral.scheduling.job import Job
+from decentral.store import RunStore, Status
+from decentral.store.failures import Failure
+
+_TAIL_BYTES = 1 << 16
+
+
+class Ended(NamedTuple):
+    """A job that is not running any more."""
+
+    job: Job
+    status: Status
+    """`running` if somebody else is carrying it out: it was left alone."""
+    failure: str | None = None
+    """Why it failed, one of `failures.Failure`; None if it did not fail."""
+
+    reason: str = ""
+    """One sentence for the user."""
+
+
+class Seen(NamedTuple):
+    """How far a running job is."""
+
+    job: Job
+    place: str
+    """For example 'cpu', '2 cores', 'cuda:0', 'slurm 4711', or 'waiting for slurm 4711'."""
+
+    fraction: float | None = None
+    """Of its steps that are done, from 0 to 1."""
+
+    text: str = ""
+    """For example 'epoch 12.0  worst 81.2 %'."""
+
+
+class Pool(ABC):
+    """Used by one thread: the scheduler's. A context manager: leaving it stops whatever still runs, at once."""
+
+    shares_devices: bool = False
+    """Whether jobs share the memory of a device, so that one that ran out of it may have enough of it alone."""
+
+    def expect(self, jobs: int) -> None:
+        """How many jobs wait to be started, the next one included: a pool may share its cores out between them."""
+        return None
+
+    @abstractmethod
+    def has_room(self, job: Job) -> bool:
+        """Whether `start` can take this job now; one that needs more cores than there are fits an empty pool.
+
+        Raises ConfigError for a job that would never fit.
+        """
+
+    def started_before(self, job: Job) -> bool:
+        """Whether the job runs already, left by an earlier launcher, and `start` would only watch it from now on."""
+        return False
+
+    @abstractmethod
+    def start(self, job: Job) -> None:
+        """Begin to carry the job out, in a process group of its own."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> list[Ended]:
+        """The jobs that ended since the last call; waits for one, but no longer than `timeout_s`."""
+
+    @abstractmethod
+    def look(self) -> list[Seen]:
+        """The jobs that run (or wait in a cluster's queue)."""
+
+    @abstractmethod
+    def interrupt(self, grace_s: float) -> None:
+        """Ask all jobs to write a checkpoint and stop; after `grace_s` kill what is left. `wait` then reports them."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Kill what is left and release everything."""
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def ended_without_report(job: Job, reason: str, stopped: bool = False) -> Ended:
+    """How a job ended whose process is gone without a report; `stopped` if it had been told to stop."""
+    finished = job.finished()
+    if finished is not None:
+        return Ended(job, finished)
+    if stopped:
+        return Ended(job, Status.interrupted)
+    return Ended(job, Status.failed, Failure.killed, reason)
+
+
+def seen_in_directory(job: Job, place: str) -> Seen:
+    """How far the job is, from its run directory: this works wherever the directory can be read.
+
+    A job may say it in its status (`fraction`, `text`); else it is seen from the steps and the metrics of a run.
+    """
+    facts = RunStore.peek(job.directory) or {}
+    if "fraction" in facts:
+        return Seen(job, place, min(1.0, _number(facts["fraction"])), str(facts.get("text", "")))
+    config = _settings(job)
+    row = newest_row(job.directory / "metrics.jsonl")
+    step, epoch = (max(_number(facts.get(key)), _number(row.get(key))) for key in ("step", "epoch"))
+    done, total = (step, config.get("steps")) if config.get("steps") else (epoch, config.get("epochs"))
+    fraction = min(1.0, done / total) if isinstance(total, int | float) and total > 0 else None
+    text = f"epoch {epoch:.1f}" if row else ""
+    if row.get("worker") == "worst":
+        text += f"  worst {str(row['metric']).replace('_', ' ')} {_number(row['value']):.4g}"
+    return Seen(job, place, fraction, text)
+
+
+def newest_row(path: Path) -> dict[str, Any]:
+    """The first metric of the worst worker in the newest evaluation, else the last row, of a metrics.jsonl; {} if there
+    is none. Reads the end of the file only.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().split(b"\n")[:-1]
+        rows = [row for row in map(_row, lines) if row]
+    except OSError:
+        return {}
+    newest = [row for row in rows if row["step"] == rows[-1]["step"]]
+    return next((row for row in newest if row["worker"] == "worst"), newest[-1] if newest else {})
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+        return row if {"step", "epoch", "worker", "metric", "value"} <= row.keys() else {}
+    except (ValueError, AttributeError):  # the file's end may begin in the middle of a line
+        return {}
+
+
+def _number(value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return 0.0
+
+
+def _settings(job: Job) -> dict[str, Any]:
+    """`steps` and `epochs` of a run."""
+    config = getattr(job, "config", None)
+    return {key: getattr(config, key, None) for key in ("steps", "epochs")}

@@ -1,0 +1,206 @@
+"""The scheduler of a study or a sweep: which jobs to start when, and what to do when they end."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from decentral.errors import ConfigError
+from decentral.host.interrupt import Interrupt
+from decentral.scheduling.attempt import is_taken
+from decentral.scheduling.board import Board
+from decentral.scheduling.job import Job
+from decentral.scheduling.launchers.launcher import Launcher
+from decentral.scheduling.pool import Ended, Pool
+from decentral.store import Status
+from decentral.store.failures import OUTSIDE, Failure, classify, describe
+
+_ALIKE = 3  # so many refusals for one reason, and nothing else, are enough
+_POLL_S = 0.5
+_GRACE_S = 30.0  # for all jobs together to write a checkpoint
+
+
+class Source(Protocol):
+    """Where jobs come from."""
+
+    def pending(self) -> Sequence[Job]:
+        """The jobs known to be needed and not finished, the most wanted first; asked again whenever one has ended."""
+
+
+class Fixed:
+    """A list of jobs."""
+
+    def __init__(self, jobs: Iterable[Job]) -> None:
+        self._left = list(jobs)
+
+    def pending(self) -> list[Job]:
+        """Those that are not finished, in order."""
+        self._left = [job for job in self._left if job.finished() is None]
+        return self._left
+
+
+class Tally(NamedTuple):
+    """What became of the jobs that were started: the last attempt of each."""
+
+    ended: list[Ended]
+    interrupted: bool
+    """Whether the user stopped it."""
+
+    @property
+    def failed(self) -> list[Ended]:
+        """The jobs that failed for good."""
+        return [ended for ended in self.ended if ended.status is Status.failed]
+
+
+def schedule(source: Source, launcher: Launcher, results_dir: Path, board: Board) -> Tally:
+    """Carry out what the source asks for, as many jobs at a time as the launcher has room for.
+
+    A job that failed for a reason outside of it is tried again, `launcher.retries` times; out of memory, once more, and
+    alone, where jobs share devices. What another launcher is at is left to it, and what is finished is not started. The
+    first Ctrl-C or SIGTERM lets the jobs write checkpoints, the second one kills them.
+
+    Raises nothing for what goes wrong in a job. What the source raises is raised when the jobs that run then have
+    written checkpoints.
+    """
+    work = _Work(source, launcher.retries, board)
+    if work.ask():
+        try:
+            with Interrupt() as interrupt, launcher.open(results_dir) as pool:
+                work.carry_out(pool, interrupt)
+        except KeyboardInterrupt:
+            work.interrupted = True
+        if work.broken is not None:
+            raise work.broken
+    return Tally(list(work.over.values()), work.interrupted)
+
+
+class _Work:
+    """The state of a schedule; every job is known by its id."""
+
+    def __init__(self, source: Source, retries: int, board: Board) -> None:
+        self.source, self.retries, self.board = source, retries, board
+        self.wanted: list[Job] = []
+        self.running: dict[str, Job] = {}
+        self.over: dict[str, Ended] = {}
+        self.interrupted = False
+        self.stopping = False
+        self.broken: Exception | None = None
+        """What the source raised."""
+        self._stale = True  # whether the source may have something new to say
+        self._failures: Counter[str] = Counter()
+        self._alone: set[str] = set()  # jobs that ran out of memory beside others
+        self._theirs: dict[str, float] = {}  # what others are at, and when to look at it again
+
+    def ask(self) -> list[Job]:
+        """What is wanted and neither running nor over; what has to run alone comes last. May raise: see `schedule`."""
+        if self._stale:
+            known = {job.id: job for job in self.source.pending()}
+            left = [job for job in known.values() if job.id not in self.running and job.id not in self.over]
+            self.wanted = sorted(left, key=lambda job: job.id in self._alone)
+            self._stale = False
+            self.board.expect(len(self.over) + len(self.running) + len(self.wanted))
+        return self.wanted
+
+    def carry_out(self, pool: Pool, interrupt: Interrupt) -> None:
+        """Until nothing is left to do, or to be stopped."""
+        while True:
+            if interrupt.requested and not self.interrupted:
+                self.interrupted = True
+                self._stop(pool, "stopping: the runs write checkpoints (again to kill them)")
+            if not self.stopping:
+                self._go_on(pool)
+            self.board.show(pool.look(), 0 if self.stopping else len(self.wanted))
+            if self.running:
+                for ended in pool.wait(_POLL_S):
+                    self._end(ended, pool)
+            elif self.stopping or not (self.wanted or self._stale):
+                return
+            else:
+                if self.wanted and all(job.id in self._theirs for job in self.wanted):
+                    self.board.waits(len(self.wanted))
+                time.sleep(_POLL_S)
+
+    def _go_on(self, pool: Pool) -> None:
+        try:
+            self.ask()
+        except Exception as error:
+            self.broken = error
+            self._stop(pool, f"stopping, since it cannot be said what is left to do: {describe(error)}")
+        else:
+            self._fill(pool)
+
+    def _fill(self, pool: Pool) -> None:
+        """Start jobs while there is room; a job that has none lets those after it on other devices pass."""
+        full: set[str] = set()
+        now = time.monotonic()
+        candidates = [job for job in self.wanted if self._theirs.get(job.id, 0.0) <= now]
+        for place, job in enumerate(candidates):
+            if self._alone & self.running.keys() or (job.id in self._alone and self.running) or self.stopping:
+                return
+            pool.expect(len(candidates) - place)
+            try:
+                self._consider(job, pool, full)
+            except Exception as error:
+                self.running.setdefault(job.id, job)
+                self._end(Ended(job, Status.failed, classify(error), describe(error)), pool)
+
+    def _consider(self, job: Job, pool: Pool, full: set[str]) -> None:
+        """Start the job if that is possible now. Raises what goes wrong with it, ConfigError if it never will be."""
+        device = job.demand.device
+        if device in full:
+            return
+        if not pool.has_room(job):
+            if not self.running:
+                raise ConfigError("there is no room for it, although nothing else is running.")
+            full.add(device)
+            return
+        self._theirs.pop(job.id, None)
+        if job.finished() is not None:
+            self._stale = True
+        elif is_taken(job.directory) and not pool.started_before(job):
+            self._theirs[job.id] = time.monotonic() + _POLL_S
+        else:
+            self.wanted = [one for one in self.wanted if one.id != job.id]
+            self.running[job.id] = job
+            pool.start(job)
+            self.board.started(job)
+
+    def _end(self, ended: Ended, pool: Pool) -> None:
+        job = ended.job
+        del self.running[job.id]
+        self._stale = True
+        if ended.status is Status.running:
+            self._theirs[job.id] = time.monotonic() + _POLL_S
+            return
+        if ended.status is Status.interrupted and not self.stopping:  # by a signal from somewhere else
+            ended = Ended(job, Status.failed, Failure.killed, "its process was told to stop")
+        again = not self.stopping and ended.status is Status.failed and self._try_again(ended, pool.shares_devices)
+        if not again:
+            self.over[job.id] = ended
+        self.board.ended(ended, again)
+        if ended.failure == Failure.disk_full and not self.stopping:
+            self._stop(pool, "the disk is full: no more runs are started. Free some space; the same command goes on")
+        elif self._all_refused_alike() and not self.stopping:
+            self._stop(pool, f"the first {_ALIKE} were refused for the same reason: the others are not started")
+
+    def _all_refused_alike(self) -> bool:
+        """Whether nothing but the same refusal has happened so far, several times: data that are missing, say."""
+        kinds = {(ended.failure, ended.reason) for ended in self.over.values()}
+        return len(self.over) >= _ALIKE and len(kinds) == 1 and kinds.pop()[0] == Failure.refused
+
+    def _try_again(self, ended: Ended, shares_devices: bool) -> bool:
+        job = ended.job
+        if ended.failure == Failure.out_of_memory:
+            again = shares_devices and job.id not in self._alone  # else it has had all the memory there is
+            self._alone.add(job.id)
+            return again
+        self._failures[job.id] += 1
+        return ended.failure in OUTSIDE and self._failures[job.id] <= self.retries
+
+    def _stop(self, pool: Pool, why: str) -> None:
+        self.stopping = True
+        self.board.say(why)
+        pool.interrupt(_GRACE_S)

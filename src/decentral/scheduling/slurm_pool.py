@@ -1,0 +1,238 @@
+"""Jobs on a SLURM cluster: submitted once, watched through their reports and squeue, found again after a restart."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from decentral.errors import ConfigError
+from decentral.scheduling.attempt import Report
+from decentral.scheduling.job import Job
+from decentral.scheduling.pool import Ended, Pool, Seen, ended_without_report, seen_in_directory
+from decentral.scheduling.slurm_clusters import Cluster
+from decentral.store import Status
+from decentral.store.failures import Failure
+from decentral.store.files import read_json, write_json
+
+_LOOK_S = 0.2  # how often to look for reports
+_STOPPING_EVERY_S = 1.0  # how often to ask for the state of jobs that were told to stop
+_CAUSES = {
+    "OUT_OF_MEMORY": "it needed more memory: raise launcher.memory_gb",
+    "NODE_FAIL": "its node failed",
+    "BOOT_FAIL": "its node failed",
+    "TIMEOUT": "it reached its time limit before it had written a checkpoint: raise launcher.grace_s",
+    "PREEMPTED": "it was preempted, and SLURM does not requeue it",
+}
+
+
+def private_folder(folder: Path) -> None:
+    """Make the folder, for this user alone: what is pickled there is run by whoever reads it.
+
+    Raises ConfigError if it belongs to somebody else, or cannot be closed to others.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if folder.stat().st_uid == os.geteuid():
+        with contextlib.suppress(OSError):
+            folder.chmod(0o700)  # it may be older than this rule
+    if not _is_private(folder):
+        raise ConfigError(
+            f"{folder} belongs to another user, or cannot be closed to others, who could then run code as you: choose "
+            "another results_dir."
+        )
+
+
+def _is_private(folder: Path) -> bool:
+    facts = folder.stat()
+    return facts.st_uid == os.geteuid() and not facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+
+
+def _unpickled(path: Path) -> Any:
+    """What a job of ours has pickled. Raises PermissionError for what others may have written."""
+    from submitit.core.utils import pickle_load
+
+    facts = path.stat()
+    if facts.st_uid != os.geteuid() or facts.st_mode & stat.S_IWOTH or not _is_private(path.parent):
+        raise PermissionError(f"{path} may be somebody else's")
+    return pickle_load(path)
+
+
+@dataclass
+class _Active:
+    job: Job
+    number: str
+    running: bool = False
+    gone_since: float | None = None
+
+
+class SlurmPool(Pool):
+    """At most `max_jobs` jobs in the cluster's queue or running.
+
+    `folder` (results_dir/submitted) has a file <job id>.json for each of them, with the cluster's number of it, and
+    submitit's logs and reports. A job that lives, according to its file, is not submitted a second time. Jobs outlive
+    this process if it is killed; `close` and `interrupt` cancel them.
+    """
+
+    def __init__(self, cluster: Cluster, folder: Path, max_jobs: int) -> None:
+        self._cluster = cluster
+        self._folder = folder
+        self._max_jobs = max_jobs
+        self._active: dict[str, _Active] = {}
+        self._asked_at = float("-inf")
+        self._kill_at: float | None = None
+        self._seen: tuple[Any, list[Seen]] = (None, [])
+
+    def has_room(self, job: Job) -> bool:
+        """Whether the cluster has fewer of our jobs than it may have."""
+        return len(self._active) < self._max_jobs
+
+    def started_before(self, job: Job) -> bool:
+        """Whether an earlier launcher has submitted the job, and it is still there."""
+        return self._submitted_before(job) is not None
+
+    def start(self, job: Job) -> None:
+        """Submit the job, unless an earlier start did so and it is still there."""
+        number = self._submitted_before(job)
+        if number is None:
+            number = self._cluster.submit(job)
+            write_json(
+                self._record(job),
+                {
+                    "job": job.id,
+                    "title": job.title,
+                    "directory": str(job.directory.absolute()),
+                    "cluster": self._cluster.name,
+                    "number": number,
+                    "submitted": datetime.now(UTC).isoformat(timespec="seconds"),
+                },
+            )
+        self._active[job.id] = _Active(job, number)
+        self._asked_at = float("-inf")
+
+    def wait(self, timeout_s: float) -> list[Ended]:
+        """The jobs that reported, or disappeared without a report."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._kill_in_time()
+            self._ask_cluster()
+            ended = [found for active in list(self._active.values()) if (found := self._ended(active)) is not None]
+            left = deadline - time.monotonic()
+            if ended or not self._active or left <= 0:
+                return ended
+            time.sleep(min(_LOOK_S, left))
+
+    def look(self) -> list[Seen]:
+        """From the run directories, as often as the cluster is asked; those that wait in the queue say so."""
+        self._ask_cluster()
+        when = (self._asked_at, tuple(self._active))
+        if self._seen[0] != when:
+            waiting = {False: "waiting for ", True: ""}
+            jobs = self._active.values()
+            self._seen = (
+                when,
+                [seen_in_directory(a.job, f"{waiting[a.running]}{self._cluster.name} {a.number}") for a in jobs],
+            )
+        return self._seen[1]
+
+    def interrupt(self, grace_s: float) -> None:
+        """Cancel all: what runs gets SIGTERM and has `grace_s` to write a checkpoint, what waits does not start."""
+        if self._active and self._kill_at is None:
+            self._cluster.ask_to_stop(self._numbers())
+            self._kill_at = time.monotonic() + grace_s
+
+    def close(self) -> None:
+        """Cancel what is left, at once."""
+        if self._active:
+            self._cluster.kill(self._numbers())
+        for active in self._active.values():
+            self._forget(active.job, active.number)
+        self._active = {}
+        self._cluster.close()
+
+    def _record(self, job: Job) -> Path:
+        return self._folder / f"{job.id}.json"
+
+    def _forget(self, job: Job, number: str) -> None:
+        """Remove what would be mistaken for news of a later job; the logs stay."""
+        for path in (self._record(job), self._report_path(number), self._folder / f"{number}_submitted.pkl"):
+            path.unlink(missing_ok=True)
+
+    def _report_path(self, number: str) -> Path:
+        return self._folder / f"{number}_0_result.pkl"
+
+    def _numbers(self) -> list[str]:
+        return [active.number for active in self._active.values()]
+
+    def _submitted_before(self, job: Job) -> str | None:
+        """The number of this job if the cluster has it (or does not say that it has not)."""
+        facts = read_json(self._record(job)) or {}
+        if facts.get("job") != job.id or facts.get("cluster") != self._cluster.name:
+            return None
+        number = str(facts["number"])
+        alive = self._cluster.alive([number])
+        if alive is None or number in alive:
+            return number
+        self._forget(job, number)
+        return None
+
+    def _ask_cluster(self) -> None:
+        """Which jobs are alive, not more often than the cluster likes to be asked."""
+        every_s = self._cluster.every_s if self._kill_at is None else min(self._cluster.every_s, _STOPPING_EVERY_S)
+        now = time.monotonic()
+        if not self._active or now - self._asked_at < every_s:
+            return
+        self._asked_at = now
+        alive = self._cluster.alive(self._numbers())
+        if alive is None:
+            return
+        for active in self._active.values():
+            active.running = alive.get(active.number, False)
+            active.gone_since = None if active.number in alive else active.gone_since or now
+
+    def _ended(self, active: _Active) -> Ended | None:
+        found = self._report(active)
+        gone = active.gone_since is not None and time.monotonic() - active.gone_since >= self._cluster.patience_s
+        if found is None and gone:
+            found = self._post_mortem(active)
+        if found is not None:
+            del self._active[active.job.id]
+            self._forget(active.job, active.number)
+        return found
+
+    def _report(self, active: _Active) -> Ended | None:
+        """What the job left when it was over; None if there is nothing (yet)."""
+        try:
+            kind, content = _unpickled(self._report_path(active.number))
+        except Exception:  # half written, by another version of this program, by others: then its directory tells
+            return None
+        if kind == "success" and isinstance(content, Report):
+            return content.of(active.job)
+        said = str(content).strip().splitlines() or ["it failed"]
+        reason = f"{said[-1]} (see {self._log(active)})"
+        return Ended(active.job, Status.failed, Failure.error, reason)
+
+    def _post_mortem(self, active: _Active) -> Ended:
+        """How a job ended that is gone and left no report."""
+        stopped = self._kill_at is not None
+        verdict = "" if stopped else self._cluster.verdict(active.number)
+        if verdict.startswith("CANCELLED") and active.job.finished() is None:  # somebody means it: no second attempt
+            reason = f"{self._cluster.name} job {active.number} was cancelled"
+            return Ended(active.job, Status.failed, Failure.error, reason)
+        cause = _CAUSES.get(
+            verdict, "it was killed" if verdict in ("", "FAILED") else verdict.lower().replace("_", " ")
+        )
+        reason = f"{self._cluster.name} job {active.number} ended without a report: {cause} (see {self._log(active)})."
+        return ended_without_report(active.job, reason, stopped)
+
+    def _log(self, active: _Active) -> Path:
+        return self._folder / f"{active.number}_0_log.err"
+
+    def _kill_in_time(self) -> None:
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._cluster.kill(self._numbers())
+            self._kill_at = float("inf")

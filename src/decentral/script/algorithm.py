@@ -1,0 +1,231 @@
+"""An algorithm of `decentral-run` in a script: its own steps, with a torch optimizer as the local rule (`algo=`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.errors import ConfigError
+from decentral.network.network import Network
+from decentral.script.parameters import ParameterRow
+
+Buffers = tuple[Tensor, ...]
+
+_DECAYS_GRADIENTS = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.Adamax,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.RMSprop,
+    torch.optim.ASGD,
+)
+"""The optimizers whose `weight_decay` is L2: added to the gradient before anything else (unless it is decoupled)."""
+
+
+class TorchRule:
+    """A torch optimizer as the local optimizer of an algorithm (`decentral.optim.optimizer.LocalOptimizer`), k = 1.
+
+    u = Opt(g) is what `optimizer.step()` does to the parameters at x with the gradients g: the difference of before and
+    after. The buffers stay in the optimizer's own state.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: ParameterRow) -> None:
+        self._optimizer, self._parameters = optimizer, parameters
+        self._moved: Tensor | None = None
+
+    def lr(self, t: int) -> float:
+        """The learning rate that all groups of parameters have now.
+
+        Raises ConfigError if they differ: an algorithm that asks has one learning rate in its formula.
+        """
+        rates = {float(group["lr"]) for group in self._optimizer.param_groups}
+        if len(rates) != 1:
+            told = " and ".join(f"{rate:g}" for rate in sorted(rates))
+            raise ConfigError(
+                f"this algorithm has one learning rate in its formula, but the parameter groups have {told}: give all "
+                "groups the same lr, or use an algorithm that takes any, such as algo='dpsgd'."
+            )
+        return rates.pop()
+
+    def init(self, x: Tensor) -> Buffers:
+        """None: they are the torch optimizer's."""
+        return ()
+
+    def __call__(
+        self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
+    ) -> tuple[Tensor, Buffers]:
+        """The update u [1, P] in g's memory: 5 passes over memory more than the optimizer's own."""
+        return torch.sub(self._beside(x, g, lr), x, out=g), buffers
+
+    def adapt(
+        self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, out: Tensor | None = None, lr: float | None = None
+    ) -> tuple[Tensor, Buffers]:
+        """x + u [1, P]: in x's memory, at no cost but the optimizer's own; or (out) beside it, with 2 passes more."""
+        if out is None:
+            self._step_at(x, g, lr)
+            return x, buffers
+        y = self._beside(x, g, lr)
+        return y if out.data_ptr() == g.data_ptr() else out.copy_(y), buffers
+
+    def regularised(self, g: Tensor, x: Tensor) -> Tensor:
+        """g + weight_decay x where the optimizer's weight decay is part of the gradient; in g's memory.
+
+        Raises ConfigError for an optimizer that ascends: the momentum of the algorithms that ask for this descends.
+        """
+        if any(group.get("maximize") for group in self._optimizer.param_groups):
+            raise ConfigError(
+                "maximize=True cannot be used with an algorithm that has a momentum of its own, which descends: "
+                "minimise the negative of what is to be maximised."
+            )
+        sizes = [parameter.numel() for parameter in self._parameters.parameters]
+        decays = {p: _l2(self._optimizer, group) for group in self._optimizer.param_groups for p in group["params"]}
+        if any(decays.values()):
+            parts = zip(self._parameters.parameters, g.view(-1).split(sizes), x.view(-1).split(sizes), strict=True)
+            for parameter, row, values in parts:
+                row.add_(values, alpha=decays[parameter])
+        return g
+
+    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """The d [1, P] of u = -lr d for a gradient that is regularised already; in g's memory.
+
+        It is what the optimizer does at the learning rate 1, on which its updates depend linearly.
+        """
+        x = self._parameters.row
+        return torch.sub(x, self._beside(x, g, lr=1.0, regularised=True), out=g), buffers
+
+    def _beside(self, x: Tensor, g: Tensor, lr: float | None, regularised: bool = False) -> Tensor:
+        """x + u in memory that is used again in the next step."""
+        if self._moved is None:
+            self._moved = torch.empty_like(x, memory_format=torch.contiguous_format)
+        self._step_at(self._moved.copy_(x), g, lr, regularised)
+        return self._moved
+
+    def _step_at(self, x: Tensor, g: Tensor, lr: float | None, regularised: bool = False) -> None:
+        """The optimizer's step on the row x [1, P], in place."""
+        self._parameters.move_to(x)
+        with self._parameters.with_gradient(g), self._changed(lr, regularised):
+            self._optimizer.step()
+
+    @contextmanager
+    def _changed(self, lr: float | None, regularised: bool) -> Iterator[None]:
+        """Another learning rate in all groups, and no L2 weight decay where the gradients have it."""
+        groups = self._optimizer.param_groups
+        own: list[dict[str, Any]] = [
+            {key: group[key] for key in ("lr", "weight_decay") if key in group} for group in groups
+        ]
+        for group in groups:
+            if lr is not None:
+                group["lr"] = lr
+            if regularised and _l2(self._optimizer, group):
+                group["weight_decay"] = 0.0
+        try:
+            yield
+        finally:
+            for group, settings in zip(groups, own, strict=True):
+                group.update(settings)
+
+
+def _l2(optimizer: Optimizer, group: dict[str, Any]) -> float:
+    """The L2 weight decay of a group of parameters; 0 where it is decoupled from the gradient, as in AdamW."""
+    coupled = isinstance(optimizer, _DECAYS_GRADIENTS) and not isinstance(optimizer, torch.optim.AdamW)
+    if not coupled or group.get("decoupled_weight_decay"):
+        return 0.0
+    return float(group.get("weight_decay", 0.0))
+
+
+class AlgorithmStep:
+    """The steps of an algorithm. Between them the parameters are `algorithm.models(state)`, in that very memory."""
+
+    def __init__(self, net: Network, parameters: ParameterRow, inner: Optimizer, algorithm: Algorithm) -> None:
+        self.net, self.inner, self.round = net, inner, 0
+        self.accumulating, self.away = False, False  # nothing is sent before `step` anyhow
+        self._parameters = parameters
+        self._algorithm = algorithm.using(TorchRule(inner, parameters))
+        self._asked = False
+        self._set(self._algorithm.init(parameters.row, net))
+
+    @property
+    def name(self) -> str:
+        """As `decentral.wrap` was told."""
+        return f"algo={self._algorithm!r}"
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """The parameters, as a row [1, P] that may be written to."""
+        return [self._parameters.row]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether rows of a step that is not finished are travelling: never."""
+        return False
+
+    def step(self) -> None:
+        """One step with the gradients that have been accumulated."""
+        self._asked = False
+        self._set(self._algorithm.step(self._state, self._gradient, self.net, self.round))
+        self.round += 1
+
+    def settle(self) -> None:
+        """Bring home what is on its way, together with all other ranks."""
+        self._set(self._algorithm.settle(self._state, self.net))
+
+    def require_in_place(self) -> None:
+        """Raise RuntimeError if the parameters have been given other memory."""
+        self._parameters.require_in_place()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the optimizer's state: the round and the algorithm's tensors of this rank."""
+        self.settle()
+        tensors = {name: value.clone() for name, value in self._tensors().items()}
+        return {"round": self.round, "algorithm": type(self._algorithm).__name__, "state": tensors}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """What `state` gave, into the memory that is there. Raises ValueError if it is not of this algorithm."""
+        self.settle()
+        name = type(self._algorithm).__name__
+        if state.get("algorithm") != name:
+            raise ValueError(f"this state_dict is of {state.get('algorithm', 'a mode')}, not of {name} as wrapped here")
+        own, saved = self._tensors(), state["state"]
+        for key in own.keys() | saved.keys():
+            mine, other = (tuple(each[key].shape) if key in each else None for each in (own, saved))
+            if mine != other:
+                raise ValueError(
+                    f"this state_dict is of {name} for another model or topology: its {key} is {other}, here {mine}"
+                )
+        for name, value in own.items():
+            value.copy_(saved[name])
+        self.round = int(state["round"])
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _gradient(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
+        """The algorithm's oracle: the gradients that the script has computed, which are those at the parameters.
+
+        `workers`, some of the local ones, can only be the one that there is.
+        """
+        if self._asked or x.data_ptr() != self._parameters.row.data_ptr():
+            raise RuntimeError(
+                f"{type(self._algorithm).__name__} asks for "
+                + ("a second gradient" if self._asked else "a gradient elsewhere than at its models")
+                + ", but a script has computed one, at the parameters, before step()"
+            )
+        self._asked = True
+        return self._parameters.gradient()
+
+    def _set(self, state: Any) -> None:
+        self._state = state
+        self._parameters.move_to(self._algorithm.models(state))
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """The tensors of the state by name; the torch optimizer has its buffers itself."""
+        return {name: value for name, value in self._state._asdict().items() if isinstance(value, Tensor)}

@@ -1,0 +1,217 @@
+"""The topology and the algorithm that a script names, with settings, or gives as an object or as matrices."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any, cast, get_type_hints
+
+import numpy as np
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.config.parsing import convert
+from decentral.errors import ConfigError, suggest
+from decentral.registry import components
+from decentral.topology.graph import Graph
+from decentral.topology.one_peer import OnePeer
+from decentral.topology.rounds import Rounds
+from decentral.topology.topology import Topology
+
+_TOLERANCE = 1e-6  # matrices may come as float32
+_KINDS = (
+    "topology has to be the name of a topology, a Topology, a matrix W [n, n], or a list of such matrices, one for "
+    "each round"
+)
+
+
+def topology_from(topology: object, settings: dict[str, Any]) -> Topology:
+    """`topology` is the name of a topology, with its settings; or a Topology; or W [n, n], or one for each round.
+
+    The setting `graph` of one_peer may be a matrix W [n, n], too.
+
+    Raises:
+        ConfigError: a name, a setting or a value that does not exist, settings for what has none, no numbers.
+    """
+    if isinstance(topology, str) and topology == "one_peer" and not isinstance(settings.get("graph", ""), str):
+        return _one_peer_of(settings)
+    if isinstance(topology, str):
+        return cast(
+            Topology, _by_name("topology", topology, settings, ("every", "global_every", "workers_per_machine"))
+        )
+    if settings:
+        raise ConfigError(
+            f"'{next(iter(settings))}' is neither an argument of join nor a setting of the topology, which comes "
+            "as an object."
+        )
+    return topology if isinstance(topology, Topology) else Matrices(_numbers(topology))
+
+
+def has_setting(topology: object, key: str) -> bool:
+    """Whether the topology of this name has such a setting of its own."""
+    known = components("topology")
+    return isinstance(topology, str) and topology in known and key in _settings(known[topology])
+
+
+def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
+    """`algo` is the name of an algorithm, with its settings, or an `Algorithm`.
+
+    Raises:
+        ConfigError: a name, a setting or a value that does not exist, settings for an object; an algorithm that does
+            not train.
+    """
+    if settings is not None and not isinstance(settings, dict):
+        raise ConfigError(f"algo_settings has to be a dict, such as {{'fill': 'previous'}}, not {settings!r}.")
+    if isinstance(algo, str):
+        algorithm = cast(Algorithm, _by_name("algorithms", algo, dict(settings or {}), ()))
+    elif not isinstance(algo, Algorithm):
+        raise ConfigError(
+            f"algo has to be the name of an algorithm or a decentral.algorithms.algorithm.Algorithm, not "
+            f"{type(algo).__name__}."
+        )
+    elif settings:
+        raise ConfigError("algo_settings belong to the name of an algorithm; here algo is an object, with its own.")
+    else:
+        algorithm = algo
+    if algorithm.needs_samples:
+        raise ConfigError(
+            f"algo='{algorithm.name}' averages samples and trains nothing, so that there is no optimizer to wrap: "
+            "average tensors with decentral.join(...).neighbor_allreduce."
+        )
+    return algorithm
+
+
+def _one_peer_of(settings: dict[str, Any]) -> Topology:
+    """One peer at a time over the edges of the matrix `graph`; the other settings are those of the weights."""
+    matrices = _numbers(settings["graph"])
+    if len(matrices) > 1 or matrices[0].shape[0] != matrices[0].shape[1]:
+        shape = [*([len(matrices)] if len(matrices) > 1 else []), *matrices[0].shape]
+        raise ConfigError(
+            "graph of one_peer has to be the name of a static topology or one square matrix [n, n], not numbers of "
+            f"shape {shape}."
+        )
+    rest = {key: value for key, value in settings.items() if key != "graph"}
+    for key in rest:
+        if key not in ("weights", "edge_weight"):
+            raise ConfigError(f"'{key}' is no setting of one_peer over a matrix: use weights or edge_weight.")
+    hints = get_type_hints(OnePeerOf)
+    known = {key: convert(hints[key], value, f"topology.{key}") for key, value in rest.items()}
+    return OnePeerOf(edges=matrices[0], **known)
+
+
+@dataclasses.dataclass(eq=False)
+class OnePeerOf(OnePeer):
+    """One peer at a time along the edges of a matrix [n, n]: j -> i where the entry [i, j] is not 0."""
+
+    edges: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((1, 1)))
+
+    def implied_num_workers(self) -> int:
+        """n."""
+        return len(self.edges)
+
+    def given(self, num_workers: int) -> list[tuple[Graph, ...]]:
+        """The graph of the matrix."""
+        return [(Graph.of(self.edges),)]
+
+
+_KEYS = {"topology": "topology", "algorithms": "algo"}
+
+
+def _by_name(package: str, name: str, settings: dict[str, Any], others: Sequence[str]) -> object:
+    """The component of a package with this name; `others` are settings that belong to somebody else."""
+    known, key = components(package), _KEYS[package]
+    if name not in known:
+        raise ConfigError(f"{key}='{name}' does not exist.{suggest(name, known)}")
+    cls = known[name]
+    hints = {setting: hint for setting, hint in get_type_hints(cls).items() if setting in _settings(cls)}
+    for setting in settings:
+        if setting not in hints:
+            raise ConfigError(f"{key}={name} has no setting '{setting}'.{suggest(setting, (*hints, *others))}")
+    return cls(**{setting: convert(hints[setting], value, f"{key}.{setting}") for setting, value in settings.items()})
+
+
+def _settings(cls: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls) if field.name != "name" and field.init]
+
+
+def _numbers(matrices: Any) -> list[np.ndarray]:
+    """The matrices of a period, float64."""
+    try:
+        array = np.array([np.asarray(part, dtype=np.float64) for part in matrices])
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{_KINDS}; {type(matrices).__name__} is none of them ({error}).") from None
+    if array.ndim not in (2, 3):
+        raise ConfigError(f"{_KINDS}; numbers of shape {list(array.shape)} are none of them.")
+    return [array] if array.ndim == 2 else list(array)
+
+
+@dataclasses.dataclass(eq=False)
+class Matrices(Topology):
+    """W [n, n] of each round of a period; W[i, j] is the weight of what rank i takes from rank j.
+
+    Weights are at least 0, and all rows sum to 1 (pull) or all columns do (push), in every round.
+    """
+
+    rounds: list[np.ndarray]
+    name = "matrices"
+
+    def implied_num_workers(self) -> int | None:
+        """n."""
+        return len(self.rounds[0]) if self.rounds and self.rounds[0].ndim == 2 else None
+
+    def schedule(self, num_workers: int) -> Rounds:
+        """The matrices, checked."""
+        if not self.rounds:
+            raise ConfigError("topology is a list without matrices: give at least one, W [n, n].")
+        for round, W in enumerate(self.rounds):
+            where = "W" if len(self.rounds) == 1 else f"W of round {round}"
+            if W.shape != (num_workers, num_workers):
+                raise ConfigError(
+                    f"{where} has the shape {list(W.shape)}, but there are {num_workers} workers: it has to be "
+                    f"[{num_workers}, {num_workers}]."
+                )
+            _check_entries(W, where)
+        _check_sums(self.rounds)
+        return Rounds(num_workers, lambda round: (self.rounds[round],), period=len(self.rounds))
+
+
+def _check_entries(W: np.ndarray, where: str) -> None:
+    for wrong, words in ((~np.isfinite(W), "not a finite number"), (W < 0, "negative")):
+        if wrong.any():
+            i, j = np.argwhere(wrong)[0]
+            raise ConfigError(
+                f"{where} has {W[i, j]:g} at [{i}, {j}], which is {words}: weights are finite and at least 0."
+            )
+
+
+def _check_sums(rounds: Sequence[np.ndarray]) -> None:
+    """Rows that sum to one keep agreement, columns that do keep the sum; what does neither is a mistake."""
+    off = [max(abs(W.sum(axis) - 1).max() for W in rounds) for axis in (1, 0)]
+    if min(off) > _TOLERANCE:
+        rows, columns = (f"[{', '.join(f'{value:.4g}' for value in rounds[0].sum(axis))}]" for axis in (1, 0))
+        raise ConfigError(
+            "the matrices have to be row-stochastic (pull) or column-stochastic (push) in all rounds, but neither "
+            f"holds: in round 0 rows sum to {rows} and columns to {columns}. W[i, j] is the weight of what i takes "
+            "from j."
+        )
+
+
+_SETTING = re.compile(r"\b(?:topology|communication|algo)\.(\w+)=(\w[\w.]*)")
+
+
+def in_a_script(sentence: str, algo: bool = False) -> str:
+    """`topology.weights=metropolis` is weights='metropolis' in a call.
+
+    `algo=sgp` is mode='push_sum', or algo='sgp' for somebody who speaks of algorithms.
+    """
+
+    def argument(found: re.Match[str]) -> str:
+        value = found[2].rstrip(".")
+        number = value.replace(".", "", 1).isdigit() or value in ("None", "True", "False")
+        return f"{found[1]}={value if number else repr(value)}" + found[2][len(value) :]
+
+    sentence = _SETTING.sub(argument, sentence)
+    sentence = (
+        re.sub(r"\balgo=(\w+)", r"algo='\1'", sentence) if algo else sentence.replace("algo=sgp", "mode='push_sum'")
+    )
+    return re.sub(r"topology=matrices with num_workers=\d+", "the given matrices", sentence)

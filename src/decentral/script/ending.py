@@ -1,0 +1,73 @@
+"""How a script ends that a rank has broken off: one rank says why, in a sentence, and the others are silent."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+
+import torch.distributed as dist
+
+import decentral
+from decentral.errors import ConfigError
+from decentral.host.torchrun import place, under_torchrun
+from decentral.script.handle import is_hinted
+
+_PACKAGE = Path(decentral.__file__).resolve().parent
+_STORE_S = 2.0  # that a rank waits for torchrun, to hear whether another has spoken
+
+
+def end_in_a_sentence() -> None:
+    """From now on, what the library refuses and what ranks suffer from each other ends a script with one sentence.
+
+    A rank that waits in vain takes its neighbours with it, and each of them has a traceback of its own, through code
+    that is not the user's. Instead, the first of them says what happened, and in which line of the script. The exit
+    status is 1 on all of them. DECENTRAL_TRACEBACK=1 brings the tracebacks back. Any other exception is as it was.
+    """
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook()
+
+
+class _Hook:
+    """What Python calls with an exception that nobody has caught."""
+
+    def __init__(self) -> None:
+        self._before = sys.excepthook
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        ours = isinstance(error, ConfigError) or is_hinted(error)
+        if not ours or os.environ.get("DECENTRAL_TRACEBACK"):
+            self._before(kind, error, trace)
+        elif _is_first():
+            print(f"decentral: {sentence(error)}", file=sys.stderr, flush=True)
+
+
+def sentence(error: BaseException) -> str:
+    """Which rank was where, what it ran into, and what to do about it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    rank = f"rank {place().rank}" if under_torchrun() else ""
+    told = [", ".join(word for word in (rank, where) if word), str(error), *getattr(error, "__notes__", [])]
+    return " ".join(": ".join(part.rstrip(".: ") for part in told if part).split()) + "."
+
+
+def _is_library(file: str) -> bool:
+    path = Path(file)
+    return file.startswith("<") or "site-packages" in path.parts or path.resolve().is_relative_to(_PACKAGE)
+
+
+def _is_first() -> bool:
+    """Whether no other rank of this attempt has spoken: torchrun counts. Where it is silent, all of them speak."""
+    if not under_torchrun():
+        return True
+    try:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        store = dist.TCPStore(
+            address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_STORE_S)
+        )
+        return bool(store.add(f"decentral ended {place().attempt}", 1) == 1)
+    except (KeyError, ValueError, RuntimeError, OSError):
+        return True

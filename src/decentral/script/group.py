@@ -1,0 +1,180 @@
+"""All ranks together: the verbs that know no neighbours."""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.profiler import record_function
+
+from decentral.network.world import World
+from decentral.script import calls, parameters
+from decentral.script.agreement import Proposal, meet
+from decentral.script.bundle import Values
+from decentral.script.handle import Handle, hinted
+from decentral.script.timeline import timeline
+
+T = TypeVar("T")
+
+_NO_MORE: Any = object()
+
+
+class Group:
+    """This process as number `rank` of `size`."""
+
+    def __init__(self, world: World, check: bool | None, leaves: bool) -> None:
+        """`leaves`: whether `close` ends the process group of torch.distributed."""
+        self.rank, self.size = world.rank, world.size
+        self.world = world
+        self._check, self._leaves, self._closed = check, leaves, False
+        self._seen: set[Hashable] = set()
+        if leaves:  # gloo's threads must be gone before the interpreter is, or they abort it
+            atexit.register(self._close, wait=False)
+        if self.device.type == "cuda":  # nccl wants all ranks to take part in the first call
+            dist.all_reduce(torch.zeros(1, device=self.device))
+
+    @property
+    def device(self) -> torch.device:
+        """Where tensors are best: this process's GPU, if the group carries those, else the CPU."""
+        return torch.device("cuda", torch.cuda.current_device()) if "cuda" in calls.carried() else torch.device("cpu")
+
+    # -- tensors -------------------------------------------------------------------------------------------------------
+
+    def allreduce(
+        self,
+        x: Values,
+        op: Literal["mean", "sum"] = "mean",
+        *,
+        workers_per_machine: int | None = None,
+        inplace: bool = False,
+        check: bool | None = None,
+        async_op: bool = False,
+    ) -> Any:
+        """1/n sum_j x_j, or sum_j x_j, over all ranks; or, with `workers_per_machine`, over those of this machine."""
+        checked, L = self._checks(check, False), workers_per_machine
+        if L is None:
+            return self._run(
+                "allreduce", async_op, lambda: calls.begin_total(self.world, x, op, checked, inplace, self._seen)
+            )
+
+        return self._run(
+            "allreduce", async_op, lambda: calls.begin_machine_total(self.world, x, op, L, checked, inplace)
+        )
+
+    def broadcast(
+        self, x: Values, root: int = 0, *, inplace: bool = False, check: bool | None = None, async_op: bool = False
+    ) -> Any:
+        """x of rank `root`, on every rank; the others give tensors of the same shapes and dtypes."""
+        checked = self._checks(check, False)
+        return self._run(
+            "broadcast", async_op, lambda: calls.begin_broadcast(self.world, x, root, checked, inplace, self._seen)
+        )
+
+    def allgather(self, x: Tensor, *, async_op: bool = False) -> Any:
+        """The x of all ranks, one after the other along dimension 0, in which lengths may differ."""
+
+        def begin() -> Handle:
+            def propose(x: Tensor) -> Proposal:
+                return Proposal("allgather", calls.content_but_length(x), (), (), len(x))
+
+            ready, agreement = meet(self.world, True, lambda: calls.joinable(x, "allgather"), propose)
+            assert agreement is not None
+            return calls.begin_allgather(ready, agreement.lengths)
+
+        return self._run("allgather", async_op, begin)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.world.barrier()
+
+    # -- models --------------------------------------------------------------------------------------------------------
+
+    def broadcast_parameters(self, module: nn.Module, root: int = 0) -> None:
+        """Give every rank the parameters and buffers of rank `root`'s module, in place."""
+        with torch.no_grad():
+            parameters.broadcast(parameters.tensors_of(module), root)
+
+    def broadcast_optimizer_state(self, optimizer: Optimizer, root: int = 0) -> None:
+        """Give every rank the state of rank `root`'s optimizer, and its settings such as the learning rate.
+
+        The optimizers of the others may have no state yet.
+        """
+        with torch.no_grad():
+            parameters.broadcast_optimizer(optimizer, self.world, root)
+
+    def allreduce_parameters(self, module: nn.Module) -> None:
+        """Set parameters and buffers to their mean over all ranks, in place. Counters, which are integers, stay."""
+        with torch.no_grad():
+            parameters.mean(parameters.averageable(module), self.size)
+
+    def equally(self, batches: Iterable[T]) -> Iterator[T]:
+        """As many of this rank's batches as the rank with fewest has, so that all ranks step equally often.
+
+        All ranks begin it at once. Where each rank's batches have a length (a list, most DataLoaders) the ranks compare
+        these once; otherwise before every batch, which is a small all-reduce each time. What one rank has beyond that
+        is left out; shuffled anew in every epoch, nothing is left out for good.
+        """
+        try:
+            own = len(batches)  # type: ignore[arg-type]
+        except TypeError:  # a generator, or a DataLoader over what has no length
+            own = -1
+        with torch.no_grad(), hinted():
+            less_the_fewest, unknown = self.world.largest(-own, int(own < 0))
+        if not unknown:
+            yield from islice(batches, -less_the_fewest)
+            return
+        rest = iter(batches)
+        while True:
+            batch = next(rest, _NO_MORE)
+            with torch.no_grad(), hinted():
+                (ended,) = self.world.largest(int(batch is _NO_MORE))
+            if ended:
+                return
+            yield batch
+
+    # -- around them ---------------------------------------------------------------------------------------------------
+
+    def timeline(self, path: str | Path) -> AbstractContextManager[None]:
+        """Record what all ranks do in a `with` block; at its end rank 0 writes one Chrome trace to `path`.
+
+        Verbs are called decentral.<verb> there, with .wait for messages and .finish for arithmetic; see
+        ui.perfetto.dev. All ranks enter and leave the block.
+        """
+        return timeline(self.world, path)
+
+    def close(self) -> None:
+        """Leave, when all ranks do: what was opened here is closed. Verbs cannot be called afterwards."""
+        self._close(wait=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        self._close(wait=kind is None)  # who fails does not wait for those who wait for it
+
+    def _close(self, wait: bool) -> None:
+        if self._leaves and dist.is_initialized():
+            if wait:
+                self.world.barrier()  # nobody leaves while another still talks
+            dist.destroy_process_group()
+        atexit.unregister(self._close)
+        self._leaves, self._closed = False, True
+
+    def _checks(self, check: bool | None, default: bool) -> bool:
+        """Whether a call is checked: as it says, or as the group says, or as is usual."""
+        return next(choice for choice in (check, self._check, default) if choice is not None)
+
+    def _run(self, verb: str, async_op: bool, begin: Callable[[], Handle]) -> Any:
+        if self._closed:
+            raise RuntimeError(f"{verb} after the group was closed: call decentral.join again")
+        with torch.no_grad(), record_function(f"decentral.{verb}"), hinted():
+            handle = begin()
+        return handle if async_op else handle.wait()

@@ -1,0 +1,244 @@
+"""Joining the other processes."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import cache
+from itertools import count
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from decentral.config.parsing import convert
+from decentral.errors import ConfigError, suggest
+from decentral.host.torchrun import place, under_torchrun
+from decentral.network.world import World
+from decentral.runtime.process_group import stay_on_this_machine, store_of_torchrun
+from decentral.script.agreement import Proposal, agree
+from decentral.script.components import has_setting, in_a_script, topology_from
+from decentral.script.ending import end_in_a_sentence
+from decentral.script.peers import Peers
+from decentral.topology.chain import Chain
+from decentral.topology.communication import Communication
+from decentral.topology.requirements import Need
+from decentral.topology.requirements import check as check_needs
+from decentral.topology.rounds import Rounds
+from decentral.topology.topology import Topology
+
+_ROUNDS_COMPARED = 64
+_STORE_TIMEOUT_S = 120.0
+_USUAL_PATIENCE_S = 120.0
+
+
+def join(
+    topology: object = "exponential",
+    *,
+    workers_per_machine: int = 1,
+    every: int = 1,
+    global_every: int | None = None,
+    needs: Iterable[str | Need] = (),
+    check: bool | None = None,
+    device: str = "auto",
+    timeout_s: float | None = None,
+    **settings: Any,
+) -> Peers:
+    """This process as one worker among the others, with mixing matrices W for every round. All ranks call this at once.
+
+    Under torchrun the ranks are its processes, and torch.distributed is initialised (gloo for CPUs, and nccl for GPUs)
+    unless that has been done. Without torchrun this is a group of one.
+
+    topology              the name of a topology, whose `settings` may follow (`decentral-run --help topology=ring`); a
+                          `decentral.topology.topology.Topology`; a matrix W [n, n]; or a list of such, one for each
+                          round of a period. W[i, j] is what rank i takes from rank j, and is authoritative. Entries
+                          are at least 0; rows sum to 1 (pull), or columns do (push). "one_peer" takes a matrix, too,
+                          as `graph=W`: rank j sends to one i with W[i, j] != 0 in a round, to each in turn.
+    workers_per_machine   L > 1: ranks i L to i L + L - 1 are on machine i, and the topology connects machines:
+                          x_i <- sum_J W_IJ (mean of machine J)
+    every                 local steps: communicate in every so many rounds, the last of each (every=4: in the rounds
+                          3, 7, 11, ...); in the others W = I
+    global_every          every so many communications, the mean of all ranks instead of the topology
+    needs                 what your algorithm asks of W, by name, checked now: doubly_stochastic, row_stochastic,
+                          column_stochastic, connected, undirected, static, symmetric, tree, d2_spectrum
+    check                 whether verbs compare what all ranks are about to do before they send, so that a mistake is an
+                          error on every rank instead of a hang: True, False, or None, which checks calls that name
+                          ranks. Costs a small all-gather; each call may say otherwise.
+    device                cpu, cuda, or auto: cuda if every process of this host can have a GPU
+    timeout_s             how long a rank waits for another (None: as long as `init_process_group` was told, where the
+                          script has called it; else 120 s)
+
+    Raises:
+        ConfigError: on every rank, for arguments that make no sense on one of them or are not the same on all.
+    """
+    plan, problem = None, ""
+    try:
+        if workers_per_machine != 1 and has_setting(
+            topology, "workers_per_machine"
+        ):  # inner_outer_ring, say: it is the graph that has machines
+            settings["workers_per_machine"], workers_per_machine = workers_per_machine, 1
+        shape = _communication(workers_per_machine, every, global_every)
+        plan = _plan(topology_from(topology, settings), shape, needs, check)
+        cuda, patience_s = _wants_cuda(device), _patience(timeout_s)
+    except ConfigError as error:  # the others have to hear of it
+        problem, cuda, patience_s = in_a_script(str(error)), _wants_cuda("auto"), _USUAL_PATIENCE_S
+    ours = _initialise(cuda, patience_s)
+    end_in_a_sentence()  # after torch, which has a hook of its own
+    try:
+        world = _world()
+        agree(world, Proposal("join", plan.content if plan else "", (), (), problem=problem))
+        assert plan is not None
+        return Peers(
+            world,
+            plan.topology,
+            plan.schedule,
+            communication=plan.communication,
+            check=check,
+            timeout_s=patience_s,
+            leaves=ours,
+        )
+    except BaseException:
+        if ours:
+            dist.destroy_process_group()
+        raise
+
+
+class _Plan(NamedTuple):
+    topology: Topology
+    communication: Communication
+    schedule: Rounds
+    check: bool | None
+
+    @property
+    def content(self) -> str:
+        """What has to be the same on all ranks."""
+        checksum = 0
+        for round in range(min(self.schedule.period, _ROUNDS_COMPARED)):
+            for W in self.schedule.mixing(round):
+                for column in (W.src, W.dst, W.weight):
+                    checksum = zlib.crc32(column.tobytes(), checksum)
+        settings = {f"{key}={value}" for key, value in vars(self.communication).items()}
+        told = ", ".join([self.topology.name, *sorted(settings), f"check={self.check}"])
+        return f"topology {told} with the matrices {checksum:08x} (period {self.schedule.period})"
+
+
+def _plan(topology: Topology, communication: Communication, needs: Iterable[str | Need], check: bool | None) -> _Plan:
+    n = _size()
+    implied = topology.implied_num_workers()
+    members = n // communication.workers_per_machine
+    if implied is not None and implied != members:
+        raise ConfigError(
+            f"topology={topology.name} is made for {implied}, but there are {members} "
+            f"{'ranks' if members == n else 'machines'}: start torchrun with another --nproc-per-node, or use another "
+            "topology."
+        )
+    if n == 1:
+        topology = Chain()  # alone there is nobody to talk to, whatever the graph of many would be
+    schedule = communication.schedule(topology, n)
+    try:
+        check_needs(schedule, {_need(need) for need in needs}, "peers", topology.name)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("algo=peers", "your algorithm", 1)) from None
+    return _Plan(topology, communication, schedule, check)
+
+
+def _need(name: str | Need) -> Need:
+    if isinstance(name, Need):
+        return name
+    if name not in Need.__members__:
+        raise ConfigError(f"needs names '{name}', which does not exist.{suggest(str(name), Need.__members__)}")
+    return Need[name]
+
+
+def _communication(workers_per_machine: int, every: int, global_every: int | None) -> Communication:
+    return Communication(
+        every=convert(int, every, "every"),
+        global_every=convert(int | None, global_every, "global_every"),
+        workers_per_machine=convert(int, workers_per_machine, "workers_per_machine"),
+    )
+
+
+def _patience(timeout_s: float | None) -> float:
+    if timeout_s is None:
+        return _patience_of_the_group()
+    number: float = convert(float, timeout_s, "timeout_s")
+    if not 0 < number <= 1e6:
+        raise ConfigError(f"timeout_s={number:g} has to be a number of seconds, up to 1e6.")
+    return number
+
+
+def _patience_of_the_group() -> float:
+    """What the script's own `init_process_group` was told."""
+    if not dist.is_initialized():
+        return _USUAL_PATIENCE_S
+    kinds = (torch.device(kind) for kind in ("cpu", "cuda") if f"{kind}:" in dist.get_backend_config())
+    backends = (dist.group.WORLD._get_backend(kind) for kind in kinds)  # type: ignore[union-attr]
+    waits = (getattr(getattr(backend, "options", None), "_timeout", None) for backend in backends)
+    return min((timeout.total_seconds() for timeout in waits if timeout), default=_USUAL_PATIENCE_S)
+
+
+def _wants_cuda(device: str) -> bool:
+    here = place().local_size if under_torchrun() else 1
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"device='{device}' does not exist.{suggest(str(device), ('auto', 'cpu', 'cuda'))}")
+    if device == "cuda" and gpus < here:
+        raise ConfigError(
+            f"device=cuda needs a GPU for each of the {here} processes of this host, which shows {gpus}: use "
+            "device=auto, or start fewer."
+        )
+    return device != "cpu" and gpus >= here
+
+
+def _size() -> int:
+    """How many ranks there are or will be."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return place().size if under_torchrun() else 1
+
+
+def _initialise(cuda: bool, timeout_s: float) -> bool:
+    """Initialise torch.distributed unless somebody has; whether this did."""
+    if dist.is_initialized():
+        return False
+    import torch.distributed.nn.functional  # later, its default arguments would keep the group for ever
+
+    timeout = timedelta(seconds=timeout_s)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    if cuda:
+        torch.cuda.set_device(place().local_rank if under_torchrun() else 0)
+    if not under_torchrun():
+        stay_on_this_machine()
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
+        return True
+    rank, size, _, here, _ = place()
+    if here == size:
+        stay_on_this_machine()
+    served = _store(rank, size)
+    served.set_timeout(timeout)
+    store = dist.PrefixStore(_next_prefix(), served)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+    return True
+
+
+@cache
+def _store(rank: int, size: int) -> dist.TCPStore:
+    """One for all groups of this process, since rank 0 may be the one who serves it."""
+    return store_of_torchrun(rank, size, _STORE_TIMEOUT_S)
+
+
+_groups = count()
+
+
+def _next_prefix() -> str:
+    """Each group, and each attempt of torchrun, has its own addresses: those of the last one are dead."""
+    return f"decentral {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {next(_groups)}"
+
+
+def _world() -> World:
+    """This process, with the device that small things are exchanged on: the CPU if gloo is there."""
+    on_cpu = "cpu:gloo" in dist.get_backend_config()
+    device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
+    return World(dist.get_rank(), dist.get_world_size(), device, distributed=True)

@@ -1,0 +1,170 @@
+"""What a run has left: its models, its metrics and its configuration."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from decentral.config.composition import folders_of
+from decentral.config.files import load as load_config
+from decentral.errors import ConfigError
+from decentral.registry import component
+from decentral.store import RunStore, find_runs, read_metrics
+from decentral.store.metadata import read_metadata
+from decentral.store.models import AVERAGED, load_models
+from decentral.store.ownership import recorded_id
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run that is over, as `load` and `train` return it."""
+
+    directory: Path
+    status: str
+    """done, or diverged, interrupted, failed."""
+    settings: dict[str, Any] = field(repr=False)
+    """Every setting as on the command line (`algo`, `algo.fill`, `lr`), those that were not given, too."""
+    metrics: pd.DataFrame = field(repr=False)
+    """A row for each number: step, epoch, wall_s, bytes_sent, worker (a number, worst, mean or averaged), split, metric
+    and value."""
+    models: list[nn.Module] = field(repr=False)
+    """Every worker's model, in evaluation mode; the worst worker's only where all of them would take more than 2 GB."""
+    averaged: nn.Module | None = field(repr=False)
+    """The average of all workers' parameters, with batch statistics of its own. Without models (save=none, a task
+    without networks, or the run has diverged) it is None, and `models` is empty."""
+
+    def plot(self, metric: str | None = None, x: str = "epoch") -> Axes:
+        """The metric (by default what the run is judged by) of the worst worker, the averaged model and all workers'
+        mean over `x`: epoch, step, wall_s or bytes_sent."""
+        import matplotlib.pyplot as plt
+
+        name = metric or next(iter(read_metadata(self.directory).values())).name
+        of_models = self.metrics[(self.metrics.metric == name) & (self.metrics.split != "train")]
+        _, axes = plt.subplots(figsize=(6, 4))
+        for worker, style in (("worst", "-"), ("mean", "--"), ("averaged", ":")):
+            curve = of_models[of_models.worker == worker]
+            axes.plot(curve[x], curve.value, style, label=worker)
+        algo, topology = self.settings["algo"], self.settings["topology"]
+        axes.set(xlabel=x, ylabel=name, title=f"{algo} on {topology}, {self.settings['num_workers']} workers")
+        axes.legend()
+        return axes
+
+
+def load(
+    run: str | Path,
+    results_dir: str | Path = "results",
+    model: nn.Module | Callable[..., nn.Module] | None = None,
+    config_dir: str | Path | None = None,
+) -> Trained:
+    """The models, metrics and settings of a run: its directory, or its id in `results_dir`.
+
+    `model` is what it was trained with, if that was given to `train` as an object; `config_dir` the folder with its
+    components of one's own. Nothing that is read is executed.
+
+    Raises ConfigError if there is no such run, or if the file with its models is missing, damaged or of another run.
+    """
+    folders_of(str(config_dir) if config_dir else None)
+    directory = _directory(run, results_dir)
+    status = str((RunStore.peek(directory) or {}).get("status", "unknown"))
+    settings, metrics = _settings(directory), pd.DataFrame(read_metrics(directory))
+    if status != "done" or settings.get("save") == "none" or not _has_networks(settings):
+        return Trained(directory, status, settings, metrics, [], None)
+    stored = load_models(directory, recorded_id(directory)).models
+    make = _maker(directory, settings, model)
+    workers = sorted((name for name in stored if name != AVERAGED), key=lambda name: int(name[len("worker") :]))
+    models = [_with(make(), stored[name]) for name in workers]
+    return Trained(directory, status, settings, metrics, models, _with(make(), stored[AVERAGED]))
+
+
+def _has_networks(settings: Mapping[str, Any]) -> bool:
+    """Whether its task trains a model of the user's choice."""
+    task = component("tasks", str(settings.get("task")))
+    return task is None or "model" in task.uses  # type: ignore[attr-defined]
+
+
+def _maker(
+    directory: Path, settings: Mapping[str, Any], model: nn.Module | Callable[..., nn.Module] | None
+) -> Callable[[], nn.Module]:
+    """What makes a module as it was trained."""
+    if model is None and "given" in (settings.get("model"), settings.get("data")):
+        raise ConfigError(
+            f"{directory} was trained with a model or data from Python: give the module, load(..., model=net)."
+        )
+    import torch
+
+    dtype = getattr(torch, "float64" if settings.get("precision") == "fp64" else "float32")
+    if isinstance(model, torch.nn.Module):
+        return lambda: copy.deepcopy(model).to(dtype)
+    if model is not None:
+        return lambda: model().to(dtype)
+    config = load_config((directory / "config.yaml").read_text(encoding="utf-8"))
+    description = config.data.inspect()
+
+    def make() -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            found: nn.Module = config.model.build(description)
+        return found.to(dtype)
+
+    return make
+
+
+def _with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        raise ConfigError(f"model= is not what the run was trained with: {' '.join(str(error).split())}") from None
+    return module.eval()
+
+
+def runs(results_dir: str | Path = "results") -> pd.DataFrame:
+    """All runs in a folder of results, a row for each: id, status, directory, settings and last metrics.
+
+    A setting has the name that it has on the command line (`algo`, `algo.fill`, `lr`); a metric is called
+    'test accuracy (worst)', and so on for mean and averaged. A run that cannot be read has its status only.
+    """
+    rows = []
+    for found in find_runs(Path(results_dir)):
+        row: dict[str, Any] = {"id": found.run_id, "status": str(found.status), "directory": str(found.path)}
+        rows.append(row | _settings(found.path) | _last(found.path))
+    return pd.DataFrame(rows)
+
+
+def _directory(run: str | Path, results_dir: str | Path) -> Path:
+    for path in (Path(run).expanduser(), Path(results_dir).expanduser() / "runs" / str(run)):
+        if (path / "config.yaml").is_file():
+            return path
+    raise ConfigError(f"{run} is no run: there is no config.yaml in it, and none in {results_dir}/runs/{run}.")
+
+
+def _settings(directory: Path) -> dict[str, Any]:
+    import yaml
+
+    try:
+        values = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    found: dict[str, Any] = {}
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if not isinstance(value, dict):
+            found[key] = value
+            continue
+        found |= {key: value["name"]} if "name" in value else {}
+        found |= {f"{key}.{part}": one for part, one in value.items() if part != "name"}
+    return found
+
+
+def _last(directory: Path) -> dict[str, Any]:
+    rows = read_metrics(directory)
+    step = max((row["step"] for row in rows), default=0)
+    last = [row for row in rows if row["step"] == step and isinstance(row["worker"], str)]
+    place = {key: last[0][key] for key in ("step", "epoch", "wall_s", "bytes_sent") if last and key in last[0]}
+    return place | {f"{row['split']} {row['metric']} ({row['worker']})": row["value"] for row in last}

@@ -1,0 +1,194 @@
+"""The short forms of a decentralized step (`mode=`): parameters travel in buckets, some during the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from decentral.network.mixing import Mixing
+from decentral.network.network import Network
+from decentral.script.parameters import Bucket, FlatParameters
+
+
+class Mode(Enum):
+    """What a step does; see `decentral.DecentralizedOptimizer`."""
+
+    atc = "atc"
+    awc = "awc"
+    push_sum = "push_sum"
+    allreduce = "allreduce"
+
+
+class ModeStep:
+    """The steps of a mode, with hooks on the model that begin to send buckets early (`overlap`)."""
+
+    def __init__(
+        self, net: Network, model: nn.Module, flat: FlatParameters, inner: Optimizer, mode: Mode, overlap: bool
+    ) -> None:
+        self.net, self.inner, self.mode, self.round = net, inner, mode, 0
+        self.accumulating = False  # whether more backward passes of this step will follow
+        self.away = False  # whether the parameters are not this rank's own for a while
+        self._model, self._flat, self._overlap = model, flat, overlap
+        self._weights = net.known_ones()
+        self._mixings: list[Mixing] = []  # of the first buckets, those that are on their way
+        self._missing: list[set[nn.Parameter]] = []  # by bucket: whose gradients have not come yet
+        self._hooks: list[Any] = []
+        self._forget()
+        if overlap and mode is Mode.awc:
+            self._hooks.append(model.register_forward_pre_hook(self._before_forward))
+        if overlap and mode is Mode.atc:
+            for number, bucket in enumerate(self._flat.buckets):
+                for parameter in bucket.parameters:
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(self._arrival(number)))
+
+    @property
+    def name(self) -> str:
+        """As `decentral.wrap` was told."""
+        return f"mode={self.mode.value}"
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """The parameters, as rows [1, P'] that may be written to."""
+        return [bucket.row for bucket in self._flat.buckets]
+
+    @property
+    def under_way(self) -> bool:
+        """Whether rows of a step that is not finished are travelling."""
+        return bool(self._mixings)
+
+    def step(self) -> None:
+        """One step; waits for the ranks that this one averages with."""
+        {
+            Mode.atc: self._adapt_then_combine,
+            Mode.awc: self._adapt_while_combining,
+            Mode.push_sum: self._push_sum,
+            Mode.allreduce: self._all_reduce,
+        }[self.mode]()
+        self.round += 1
+        self._forget()
+
+    def settle(self) -> None:
+        """Nothing is on its way between steps."""
+
+    def require_in_place(self) -> None:
+        """Raise RuntimeError if the parameters have been given other memory."""
+        self._flat.require_in_place()
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds beside the optimizer's state: the round and the push-sum weights [n, d]."""
+        return {"round": self.round, "weights": self._weights.clone()}
+
+    def load(self, state: dict[str, Any]) -> None:
+        """What `state` gave. Raises ValueError if it is an algorithm's."""
+        if "weights" not in state:
+            raise ValueError(f"this state_dict is of {state.get('algorithm')}, not of {self.name} as wrapped here")
+        self.round, self._weights = int(state["round"]), state["weights"].clone()
+
+    def close(self) -> None:
+        """Take the hooks off the model."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    # -- the four modes ------------------------------------------------------------------------------------------------
+
+    def _adapt_then_combine(self) -> None:
+        if not self._overlap:
+            self.inner.step()
+        for bucket in self._flat.buckets[len(self._mixings) :]:
+            self._launch(bucket, adapt=self._overlap)
+        self._combine()
+
+    def _adapt_while_combining(self) -> None:
+        self._begin_all()
+        self._combine()
+        self.inner.step()
+
+    def _push_sum(self) -> None:
+        """The parameters hold z_i = x_i / w_i between steps."""
+        weights, biased = self._weights, self._biased()
+        old = [row.clone() for row in self.rows] if biased else []
+        self.inner.step()
+        for bucket, z in zip(self._flat.buckets, old, strict=False):  # x + u = w z + u = (z + u) + (w z - z)
+            bucket.row.add_(self.net.weigh(z.clone(), weights).sub_(z))
+        self._begin_all()
+        self._combine()
+        self._weights = self.net.mix_known(weights, self.round)
+        for bucket in self._flat.buckets:
+            self.net.weigh(bucket.row, 1 / self._weights)
+
+    def _biased(self) -> bool:
+        """Whether some push-sum weight is not 1 in the precision of the parameters."""
+        return any(bool((self._weights.to(dtype) != 1).any()) for dtype in {row.dtype for row in self.rows})
+
+    def _all_reduce(self) -> None:
+        for bucket in self._flat.buckets:
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in bucket.ordered]
+            mean = self.net.mean(torch.cat([g.reshape(-1) for g in gradients]).view(1, -1)).view(-1)
+            for parameter, part in zip(bucket.ordered, mean.split([g.numel() for g in gradients]), strict=True):
+                parameter.grad = part.view_as(parameter)
+        self.inner.step()
+
+    # -- buckets on their way ------------------------------------------------------------------------------------------
+
+    def _launch(self, bucket: Bucket, adapt: bool) -> None:
+        if adapt:
+            self._step_of(bucket)
+        self._mixings.append(self.net.begin_mix(bucket.row, self.round))
+
+    def _begin_all(self) -> None:
+        for bucket in self._flat.buckets[len(self._mixings) :]:
+            self._launch(bucket, adapt=False)
+
+    def _combine(self) -> None:
+        for mixing in self._mixings:
+            mixing.wait()
+
+    def _forget(self) -> None:
+        self._mixings.clear()
+        self._missing = [set(bucket.parameters) for bucket in self._flat.buckets]
+
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        if module.training and torch.is_grad_enabled() and not self.away:
+            with torch.no_grad():
+                self._flat.require_in_place()
+                self._begin_all()
+
+    def _arrival(self, number: int) -> Callable[[Tensor], None]:
+        """What to do when a parameter of bucket `number` has its gradient: all ranks launch the buckets in order."""
+
+        @torch.no_grad()
+        def arrived(parameter: Tensor) -> None:
+            if self.accumulating or self.away:
+                return
+            if number < len(self._mixings) or parameter not in self._missing[number]:
+                raise RuntimeError(
+                    "a second backward() before step(), while parameters are updated during the backward pass: put "
+                    "all but the last one into `with optimizer.accumulate():`, or wrap with overlap=False"
+                )
+            self._missing[number].remove(parameter)  # type: ignore[arg-type]
+            while len(self._mixings) < len(self._missing) and not self._missing[len(self._mixings)]:
+                self._launch(self._flat.buckets[len(self._mixings)], adapt=True)
+
+        return arrived
+
+    def _step_of(self, bucket: Bucket) -> None:
+        """The optimizer's own step for the parameters of a bucket, with its usual groups and state."""
+        groups = self.inner.param_groups
+        parts = [{**group, "params": [p for p in group["params"] if p in bucket.parameters]} for group in groups]
+        before = [dict(part) for part in parts]
+        self.inner.param_groups = [part for part in parts if part["params"]]
+        try:
+            self.inner.step()
+        finally:
+            self.inner.param_groups = groups
+        if before != parts:
+            raise RuntimeError(
+                f"{type(self.inner).__name__} changes its param_groups in a step, which cannot be done bucket by "
+                "bucket: wrap with overlap=False"
+            )

@@ -1,0 +1,187 @@
+"""A torch optimizer whose steps also average with other ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from decentral.network.network import Network
+from decentral.script.algorithm import AlgorithmStep
+from decentral.script.handle import hinted
+from decentral.script.modes import ModeStep
+from decentral.script.parameters import mean
+from decentral.script.peers import Peers
+
+_KEY = "decentral"
+
+
+class DecentralizedOptimizer(Optimizer):
+    """The steps of a torch optimizer, u_i = Opt(g_i), joined with averaging over the ranks of `net`.
+
+        atc          x_i <- sum_j W_ij (x_j + u_j)                       adapt, then combine
+        awc          x_i <- sum_j W_ij x_j + u_i                         adapt while combining
+        push_sum     z_i = x_i / w_i, gradients at z_i;  x_i <- sum_j W_ij (x_j + u_j),  w_i <- sum_j W_ij w_j
+        allreduce    x_i <- x_i + Opt(1/n sum_j g_j)                     no gossip: the baseline
+
+    or with a step of an algorithm of `decentral-run` (`algo=`), whose formula is in `decentral.algorithms`.
+
+    W is that of round t in step t = 0, 1, ... of this optimizer, whatever the number of buckets, forward or backward
+    passes. Ying et al. 2021, (22) and (23), whose gradient is meant at x^(k-1); Assran et al. 2019 for push_sum, whose
+    model parameters are the z_i. Optimizer state stays local. In awc, g_i is the gradient at x_i, but the optimizer
+    sees the averaged parameters, so that weight decay acts on those, as in BlueFog.
+
+    With `overlap`, rows travel during the forward and the backward pass (awc: from the first training forward of a
+    step on), or during the backward pass (atc: a bucket of parameters is updated as soon as its gradients are there,
+    so that gradients cannot be clipped or unscaled first).
+
+    With an algorithm, the parameters between steps are the models x_i of the algorithm; a parameter without a gradient
+    counts as one whose gradient is zero.
+
+    Learning rate schedulers, `state_dict` and `zero_grad` work as with the optimizer itself. Every rank calls `step`
+    equally often.
+    """
+
+    def __init__(self, peers: Peers, net: Network, model: nn.Module, how: ModeStep | AlgorithmStep) -> None:
+        """See `decentral.wrap`. The parameters must be the same on all ranks."""
+        self.peers, self.net, self.inner = peers, net, how.inner
+        self._how, self._model, self._closed = how, model, False
+
+    @property
+    def round(self) -> int:
+        """How many steps have been taken: the round of the topology that the next one uses."""
+        return self._how.round
+
+    # -- what a training loop calls ------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step of this rank; waits for those it averages with. Raises what the network raises."""
+        if closure is not None:
+            raise TypeError("a decentralized step takes no closure: call backward() before it")
+        if self._closed:
+            raise RuntimeError("step() after close(): the wrapped optimizer's own step() still works")
+        if self._how.away:
+            raise RuntimeError("step() inside averaged() would be undone at its end: call it outside")
+        self._how.require_in_place()
+        with hinted():
+            self._how.step()
+
+    @contextmanager
+    def accumulate(self) -> Iterator[None]:
+        """For all backward passes of a step but the last: gradients add up, and nothing is updated or sent yet."""
+        before, self._how.accumulating = self._how.accumulating, True
+        try:
+            yield
+        finally:
+            self._how.accumulating = before
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """`accumulate`, as torch's DistributedDataParallel calls it."""
+        return self.accumulate()
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Inside, all ranks have the mean of their parameters and floating-point buffers (the statistics of batch norm)
+        for evaluation; afterwards their own again. All ranks enter it, after equally many steps."""
+        self._require_idle("averaged()")
+        buffers = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
+        with torch.no_grad(), hinted():
+            self._how.settle()
+            rows = self._how.rows
+            own, own_buffers = [row.clone() for row in rows], [buffer.clone() for buffer in buffers]
+            for row in rows:
+                self.net.mean(row)
+            mean(buffers, self.peers.size)
+        self._how.away = True
+        try:
+            yield
+        finally:
+            self._how.away = False
+            with torch.no_grad():
+                for tensor, saved in zip([*rows, *buffers], [*own, *own_buffers], strict=True):
+                    tensor.copy_(saved)
+
+    def close(self) -> Optimizer:
+        """Take the hooks off the model and let go of the network; the optimizer that was wrapped."""
+        self._how.close()
+        self._closed = True
+        self.net.close()
+        return self.inner
+
+    def _require_idle(self, what: str) -> None:
+        if self._how.under_way:
+            raise RuntimeError(
+                f"{what} between a training pass and its step(): call it after step(), and before the next pass of "
+                "model.train() with gradients (evaluate under torch.no_grad())"
+            )
+
+    # -- as torch optimizers do ----------------------------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Those of the wrapped optimizer."""
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """That of the wrapped optimizer."""
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Those of the wrapped optimizer."""
+        return self.inner.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """See `torch.optim.Optimizer`."""
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """That of the wrapped optimizer, with the round and the push-sum weights or the algorithm's state.
+
+        To be loaded by the same rank. With algo='async_push_sum' all ranks call it at once, after equally many steps:
+        what is on its way is brought home first.
+        """
+        self._require_idle("state_dict()")
+        with torch.no_grad(), hinted():
+            return {**self.inner.state_dict(), _KEY: self._how.state()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """What `state_dict` gave on this rank; all ranks load theirs. The model's parameters are loaded apart, as
+        always.
+
+        Raises ValueError for what is no state of a decentralized optimizer, or of another algorithm.
+        """
+        self._require_idle("load_state_dict()")
+        own = state_dict.get(_KEY)
+        if own is None:
+            raise ValueError("this state_dict is not of a decentralized optimizer: load it before decentral.wrap")
+        inner = {key: value for key, value in state_dict.items() if key != _KEY}
+        before = self.inner.state_dict()
+        self.inner.load_state_dict(inner)
+        try:
+            with torch.no_grad(), hinted():
+                self._how.load(own)
+        except ValueError:  # all of it or nothing
+            self.inner.load_state_dict(before)
+            raise
+
+    def register_step_pre_hook(self, hook: Any) -> Any:
+        """One of the wrapped optimizer, whose steps are called with it."""
+        return self.inner.register_step_pre_hook(hook)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        """One of the wrapped optimizer."""
+        return self.inner.register_step_post_hook(hook)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
+        """Not possible any more."""
+        raise RuntimeError("add parameter groups before decentral.wrap: what travels has been laid out already")
+
+    def __repr__(self) -> str:
+        return f"DecentralizedOptimizer({self._how.name}, {self.inner!r})"

@@ -1,0 +1,100 @@
+"""Training from a notebook or a script: one's own module and data, in this process."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decentral.config.composition import compose
+from decentral.config.files import plain
+from decentral.errors import ConfigError
+from decentral.runtime.launch import begun_again, launch
+from decentral.script.loading import Trained, load
+from decentral.store import Status
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def train(
+    model: nn.Module | Callable[..., nn.Module] | str,
+    train_data: Any,
+    test_data: Any = None,
+    *overrides: str,
+    results_dir: str | Path = "results",
+    config_dir: str | Path | None = None,
+    **settings: Any,
+) -> Trained:
+    """Train a model for each of n simulated workers, and return what has become of them.
+
+        result = decentral.train(net, train_data, test_data, algo="relaysgd", topology="dbt", num_workers=16, alpha=0.1)
+        result.averaged, result.models, result.metrics, result.plot()
+
+    model         a torch.nn.Module, from which all workers start; a class or function that makes one (called with the
+                  run's seed, and with num_classes=, in_channels= or in_features= if it asks for them); or the name of
+                  one of ours, such as "cnn"
+    train_data    a map-style data set of pairs (tensor, label), which is split over the workers by `alpha`; or the name
+    test_data     of one of ours, such as "digits", which has its own test data
+    settings      as on the command line of `decentral-run`, those of a part as a dictionary, as in
+                  evaluation={"examples": 500}; or as `overrides`: "schedule=constant", "schedule.warmup_epochs=5"
+    config_dir    a folder with components of one's own, as `--config-dir`
+
+    It is a run as any other: in this process, shown while it works, stored in `results_dir`, resumed if it was
+    interrupted (the same call goes on), not computed again if it is done (rerun=True does that). A run that diverges is
+    warned of. Its id depends on the settings, the model's structure, values, plain attributes and source, all labels
+    and some of the examples.
+
+    Raises ConfigError for what cannot be.
+    """
+    from decentral.script.given import GivenData, GivenModel
+
+    made: dict[str, Any] = {}
+    chosen = _words(settings)
+    if isinstance(model, str):
+        chosen.append(f"model={model}")
+    else:
+        made["model"] = GivenModel.of(model)
+    if isinstance(train_data, str):
+        if test_data is not None:
+            raise ConfigError(f"train_data={train_data} has test data of its own: leave test_data out.")
+        chosen.append(f"data={train_data}")
+    else:
+        if test_data is None:
+            raise ConfigError("test_data= is missing: give a map-style data set, too.")
+        made["data"] = GivenData.of(train_data, test_data)
+    overrides = (*chosen, *overrides, "processes=1", f"results_dir={results_dir}")
+    config = compose(overrides, str(config_dir) if config_dir else None, made)
+    import torch
+
+    threads = torch.get_num_threads()
+    try:
+        outcome = launch(begun_again(config))
+    finally:
+        torch.set_num_threads(threads)
+    if outcome.status is Status.diverged:
+        warnings.warn(
+            f"the run diverged, so that it has metrics but no models: try a smaller rate than lr={config.lr:g}",
+            stacklevel=2,
+        )
+    made_again = None if isinstance(model, str) else lambda: config.model.build(config.data.inspect())
+    return load(outcome.directory, model=made_again)
+
+
+def _words(settings: Mapping[str, Any], inside: str = "") -> list[str]:
+    """Settings as they are written on the command line."""
+    found = list[str]()
+    for key, value in settings.items():
+        found += _words(value, f"{inside}{key}.") if isinstance(value, Mapping) else [f"{inside}{key}={_word(value)}"]
+    return found
+
+
+def _word(value: Any) -> str:
+    """A value as it is written on the command line."""
+    value = plain(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list):
+        return f"[{','.join(map(_word, value))}]"
+    return str(value)

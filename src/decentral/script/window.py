@@ -1,0 +1,289 @@
+"""One-sided communication for your own loop: neighbours write into a window, and need not wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.network.settings import Carrier, NetworkSettings
+from decentral.network.windows import window as network
+from decentral.network.windows.choose import open_window
+from decentral.network.windows.locks import in_time
+from decentral.network.windows.slots import Edges
+from decentral.script.agreement import Proposal, meet
+from decentral.script.calls import Named, rank_of, read
+from decentral.script.peers import Peers
+from decentral.topology.graph import union
+
+
+def _check(t: object, transport: object) -> None:
+    """ConfigError for what no window can be made of."""
+    if not isinstance(t, Tensor) or t.layout is not torch.strided:
+        found = f"a tensor of layout {t.layout}" if isinstance(t, Tensor) else f"{type(t).__name__}"
+        raise ConfigError(f"a window takes a dense tensor, not {found}.")
+    if not torch.is_floating_point(t):
+        raise ConfigError(f"a window takes a floating-point tensor, not one of {t.dtype}: convert it first.")
+    if transport not in list(Carrier.__members__):
+        raise ConfigError(f"transport={transport!r} does not exist: use auto, shared_memory or torch.")
+
+
+def _edges_of(peers: Peers) -> list[tuple[int, int]]:
+    """(source, destination) wherever some round has an edge."""
+    rounds = range(peers.schedule.period)
+    everywhere = union(peers.size, (W.graph for r in rounds for W in peers.schedule.mixing(r)))
+    return sorted(zip(everywhere.src.tolist(), everywhere.dst.tolist(), strict=True))
+
+
+def _weights_of(peers: Peers, edges: Edges) -> tuple[float, dict[int, float]] | None:
+    """W_ii and the W_ij of this rank i, for a topology with one matrix."""
+    if peers.schedule.period > 1 or peers.schedule.num_pieces > 1:
+        return None
+    row = dict(peers.schedule.mixing(0)[0].row(peers.rank))
+    return row.get(peers.rank, 0.0), {j: row[j] for j in edges.senders(peers.rank)}
+
+
+def _pairs(edges: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]:
+    """The edges that a caller gives; ConfigError if they are no edges between ranks."""
+    try:
+        named = sorted({(int(j), int(i)) for j, i in edges})
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError("edges has to be pairs (source, destination) of ranks, such as [(0, 1), (1, 0)].") from None
+    wrong = [(j, i) for j, i in named if i == j or not (0 <= i < size and 0 <= j < size)]
+    if wrong:
+        raise ConfigError(
+            f"edges has {wrong[0]}, but an edge leads from one of the ranks 0 to {size - 1} to another one."
+        )
+    return named
+
+
+class Window:
+    """A tensor t_i of each rank i with a number p_i, and for each edge j -> i a slot at rank i that rank j writes into.
+
+        put             slot_ij := s_ij (t_j, p_j) for out-neighbours i; then (t_j, p_j) *= self_weight
+        accumulate      slot_ij += s_ij (t_j, p_j) for out-neighbours i; then (t_j, p_j) *= self_weight
+        push            accumulate, in equal shares unless told otherwise, where the last share was taken
+        get             slot_ij := r_ij (t_j, p_j) for in-neighbours j of rank i, from what j has by now
+        update          (t_i, p_i) := self_weight (t_i, p_i) + sum_j r_ij slot_ij
+        collect         (t_i, p_i) += sum_j slot_ij;  slot_ij := 0
+
+    No call waits for a call of another rank, only for the lock of a slot, which is held while it is written or read.
+    p_i starts at 1 and undergoes what t_i undergoes, in float64: t_i / p_i is the push-sum estimate. Asynchronous
+    push-sum (Ying et al., "BlueFog", 2021, (19) to (21)):
+
+        with decentral.Window(x, peers, zero_init=True) as window:
+            for _ in range(100):
+                window.push()
+                window.collect()
+            window.drain()
+            mean = window.estimate
+
+    Between ranks of one Linux host slots are shared memory, for tensors on the CPU; otherwise messages that a thread of
+    the receiving rank carries out. All ranks make, `drain`, `fence` and `free` a window at once.
+
+    Raises TimeoutError, from anything that waits, if a rank does not do its part within the `timeout_s` of
+    `decentral.join`, ConnectionError if one is gone, RuntimeError after the window was freed.
+    """
+
+    def __init__(
+        self,
+        t: Tensor,
+        peers: Peers,
+        edges: Iterable[tuple[int, int]] | None = None,
+        *,
+        zero_init: bool = False,
+        transport: str = "auto",
+    ) -> None:
+        """Register a copy of t, which is `Window.t` from then on: shape, floating dtype and device are those of t.
+
+        edges       pairs (source, destination), the same on all ranks; None: wherever the topology of `peers` sends
+                    something in some round
+        zero_init   slots start at zero, as push-sum needs it; otherwise each holds a copy of its owner's t and p
+        transport   shared_memory, torch (messages), or auto: shared memory wherever it can be
+
+        Raises:
+            ConfigError: on every rank: tensors that differ in shape or dtype or are not floating-point, edges that
+                differ or name no rank, shared memory that cannot be had.
+        """
+        self._rank, self._size = peers.rank, peers.size
+
+        def prepare() -> list[tuple[int, int]]:
+            _check(t, transport)
+            return _edges_of(peers) if edges is None else _pairs(edges, peers.size)
+
+        def propose(named: list[tuple[int, int]]) -> Proposal:
+            rest = f"{zero_init=}, {transport=}"
+            return Proposal("Window", f"a tensor {list(t.shape)} {t.dtype} with edges {named}, {rest}", (), ())
+
+        with in_time():
+            named, _ = meet(peers.world, True, prepare, propose)
+            self._edges = Edges(peers.size, named)
+            self._weights = _weights_of(peers, self._edges) if edges is None else None
+            settings = NetworkSettings(timeout_s=peers.timeout_s, transport=Carrier[transport])
+            layout = [range(i, i + 1) for i in range(peers.size)]
+            self._opened = open_window(settings, self._edges, layout, t.detach().reshape(1, -1), zero_init)
+        self._shape, self._freed = t.shape, False
+
+    # -- what is there -------------------------------------------------------------------------------------------------
+
+    @property
+    def t(self) -> Tensor:
+        """This rank's tensor, where the window keeps it: yours to read and to change in place between calls.
+
+        Others may `get` it at any time; `with window.mutex():` they do not while you change it.
+        """
+        return self._window("t").t[0].view(self._shape)
+
+    @property
+    def p(self) -> float:
+        """The push-sum weight of t."""
+        return float(self._window("p").p[0])
+
+    @property
+    def estimate(self) -> Tensor:
+        """t / p, as a new tensor."""
+        window = self._window("estimate")
+        return window.t[0].view(self._shape) / float(window.p[0])
+
+    @property
+    def version(self) -> dict[int, int]:
+        """In-neighbour -> how often its slot here was written since the last `update` or `collect` of it."""
+        return self._window("version").versions(self._rank)
+
+    @property
+    def in_neighbors(self) -> list[int]:
+        """The ranks that have slots here."""
+        return list(self._edges.senders(self._rank))
+
+    @property
+    def out_neighbors(self) -> list[int]:
+        """The ranks at which this one has slots."""
+        return list(self._edges.receivers(self._rank))
+
+    # -- one-sided operations ------------------------------------------------------------------------------------------
+
+    def put(self, dst_weights: Named | None = None, self_weight: float = 1.0) -> None:
+        """slot_ij := s_ij (t_j, p_j) at the destinations i, by default all with weight 1; then t_j, p_j *= self_weight.
+
+        Raises ConfigError for a rank that is no out-neighbour, TimeoutError or ConnectionError if one is stuck or gone.
+        """
+        self._window("put").put(self._rank, *self._outgoing(dst_weights, self_weight))
+
+    def accumulate(self, dst_weights: Named | None = None, self_weight: float = 1.0) -> None:
+        """slot_ij += s_ij (t_j, p_j) at the destinations i, by default all with weight 1; then t_j, p_j *= self_weight.
+
+        The sum of all t and slots is kept where self_weight and the weights add up to one. Raises as `put` does.
+        """
+        self._window("accumulate").accumulate(self._rank, *self._outgoing(dst_weights, self_weight))
+
+    def push(self, dst_weights: Named | None = None, self_weight: float | None = None) -> None:
+        """`accumulate` for push-sum: by default 1 / (out-degree + 1) for every destination and for this rank.
+
+        A share whose receiver has not taken the one before stays here: a rank that is faster than its neighbours keeps
+        its mass, where `accumulate` would let its p go to zero. Raises as `put` does.
+        """
+        equal = 1 / (1 + len(self.out_neighbors))
+        weights = dict.fromkeys(self.out_neighbors, equal) if dst_weights is None else dst_weights
+        own = equal if self_weight is None else self_weight
+        self._window("push").push(self._rank, *self._outgoing(weights, own))
+
+    def get(self, src_weights: Named | None = None) -> None:
+        """slot_ij := r_ij (t_j, p_j) for the sources j, by default all with weight 1. Raises as `put` does.
+
+        The sources take no part, but across hosts this waits for their answer.
+        """
+        self._window("get").get(self._rank, self._incoming(src_weights))
+
+    def update(
+        self, self_weight: float | None = None, src_weights: Named | None = None, *, reset: bool = False
+    ) -> Tensor:
+        """(t_i, p_i) := self_weight (t_i, p_i) + sum_j r_ij slot_ij in place; returns t.
+
+        Without weights, those of the topology if it is the same in all rounds, otherwise 1 / (in-degree + 1) for all.
+        Versions of the slots used go back to 0, and with `reset` the slots too. Raises as `put` does.
+        """
+        if self_weight is None and src_weights is None:
+            uniform = 1 / (1 + len(self.in_neighbors))
+            own, weights = self._weights or (uniform, dict.fromkeys(self.in_neighbors, uniform))
+        else:
+            found = read(self_weight, src_weights, None, self._rank, self._size)
+            own, weights = found.own, found.sources or {}
+        self._window("update").update(self._rank, weights, own, reset)
+        return self.t
+
+    def collect(self) -> Tensor:
+        """(t_i, p_i) += sum_j slot_ij, slot_ij := 0 with what is there by now; returns t.
+
+        Warns once, with SmallWeight, if p falls below 0.001. Raises as `put` does.
+        """
+        self._window("collect").collect(self._rank)
+        return self.t
+
+    def mutex(self, owner: int | None = None, sender: int | None = None) -> AbstractContextManager[None]:
+        """`with window.mutex(i, j):` hold the slot of rank j at rank i: others wait. Without ranks: one's own t.
+
+        May be nested: the slots of an owner in ascending order, and t last. If this rank dies, shared memory releases
+        it. With messages nothing does: who waits hears ConnectionError (rank i) or TimeoutError. Raises as `put` does.
+        """
+        at = self._rank if owner is None else rank_of("owner", owner, self._size)
+        return self._window("mutex").mutex(at, at if sender is None else rank_of("sender", sender, self._size))
+
+    # -- all ranks at once ---------------------------------------------------------------------------------------------
+
+    def fence(self) -> None:
+        """Wait for all ranks: what any of them wrote before is there when this returns."""
+        self._window("fence").fence()
+
+    def drain(self) -> Tensor:
+        """Bring home what is on its way, when all ranks have stopped pushing: a fence, and a last `collect`. Returns t.
+
+        Raises:
+            LostMass: the p of all ranks do not add up to what they were at first, up to 1e-9: something was lost, or
+                other operations were used than accumulate, with weights that add up to one, and collect.
+        """
+        self._window("drain").drain()
+        return self.t
+
+    def free(self) -> None:
+        """A fence, and the end of the window, also if the fence fails. Does nothing the second time."""
+        if self._freed:
+            return
+        try:
+            self._opened.fence()
+        finally:
+            self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.free()
+        else:
+            self._close()  # without the others, who may be anywhere
+
+    def _window(self, verb: str) -> network.Window:
+        """What carries out a verb, as long as it is there."""
+        if self._freed:
+            raise RuntimeError(f"{verb} after the window was freed: make another decentral.Window")
+        return self._opened
+
+    def _close(self) -> None:
+        if not self._freed:
+            self._freed = True
+            self._opened.close()
+
+    def _outgoing(self, weights: Named | None, self_weight: float) -> tuple[Mapping[int, float], float]:
+        found = read(self_weight, None, self.out_neighbors if weights is None else weights, self._rank, self._size)
+        return found.destinations or {}, found.own
+
+    def _incoming(self, weights: Named | None) -> Mapping[int, float]:
+        found = read(1.0, self.in_neighbors if weights is None else weights, None, self._rank, self._size)
+        return found.sources or {}

@@ -1,0 +1,212 @@
+"""`decentral.wrap`: a training script of your own, made decentralized in a line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.allreduce import AllReduce
+from decentral.algorithms.dpsgd import DPSGD
+from decentral.algorithms.sgp import SGP
+from decentral.config.checks import check_communication
+from decentral.errors import ConfigError, suggest
+from decentral.network.delivery import Losses
+from decentral.network.local import LocalNetwork
+from decentral.network.network import Network
+from decentral.network.settings import Carrier, NetworkSettings
+from decentral.script.agreement import Proposal, agree
+from decentral.script.algorithm import AlgorithmStep
+from decentral.script.components import algorithm_from, in_a_script
+from decentral.script.joining import join
+from decentral.script.modes import Mode, ModeStep
+from decentral.script.optimizer import DecentralizedOptimizer
+from decentral.script.parameters import FlatParameters, ParameterRow, broadcast, tensors_of, travels
+from decentral.script.peers import Peers
+from decentral.topology.requirements import check as check_needs
+
+_MB = 1 << 20
+_BUCKETS_IN_SHARED_MEMORY = 64
+_BUCKET_MB = 8.0
+_USUAL = "one_peer_exponential"
+_METHODS: dict[Mode, type[Algorithm]] = {
+    Mode.atc: DPSGD,
+    Mode.awc: DPSGD,
+    Mode.push_sum: SGP,
+    Mode.allreduce: AllReduce,
+}
+"""What each mode is a short form of."""
+
+
+def wrap(
+    model: nn.Module,
+    optimizer: Optimizer,
+    topology: object = _USUAL,
+    *,
+    mode: str | None = None,
+    algo: str | Algorithm | None = None,
+    algo_settings: dict[str, Any] | None = None,
+    overlap: bool | None = None,
+    bucket_mb: float | None = None,
+    broadcast_from: int | None = 0,
+    peers: Peers | None = None,
+    **settings: Any,
+) -> DecentralizedOptimizer:
+    """Make a model's training decentralized: the steps of the returned optimizer also average with other ranks.
+
+    All ranks call this at once, with the model on its device; the parameters move into flat memory, of which they are
+    views from then on. What a step computes is written at `decentral.DecentralizedOptimizer`.
+
+    topology         as in `decentral.join`, which this calls; its `settings` may follow, such as every=4,
+                     global_every=20, workers_per_machine=8
+    mode             atc (the default), awc, push_sum (for directed graphs) or allreduce (the baseline)
+    algo             instead of a mode, an algorithm of `decentral-run`, by name (relaysgd, d2, gradient_tracking,
+                     qg_dpsgd, sgp, ...) or as an object: the same steps, with `optimizer` as the local rule u = Opt(g)
+    algo_settings    the settings of the algorithm of that name, as in algo_settings={"fill": "previous"}
+    overlap          whether rows travel during the forward and backward passes. None: in awc, where that is always
+                     right. In atc, parameters are then updated during the backward pass: gradients cannot be clipped
+                     first, and `with optimizer.accumulate():` has to stand around all but the last backward of a step
+    bucket_mb        how much travels together in a mode: 8 megabytes unless told otherwise
+    broadcast_from   the rank whose parameters and buffers all start with; None if they are the same already
+    peers            the group, from `decentral.join`, instead of a topology; it is `peers` of what this returns
+
+    Raises:
+        ConfigError: for what makes no sense, on every rank: an unknown mode or algorithm, a topology that it cannot
+            use, parameters that the model does not have, or models that differ between ranks.
+    """
+    joined = peers or (topology if isinstance(topology, Peers) else None)
+    group = joined or join(topology, **settings)
+    proposal = Proposal("wrap", "", (), ())
+    try:
+        if joined is not None and (settings or not (topology is _USUAL or topology is joined)):
+            raise ConfigError("topology and its settings belong to decentral.join: give wrap either those or peers=.")
+        _check_arguments(model, optimizer, broadcast_from, group)
+        how = _how(mode, algo, algo_settings, overlap, bucket_mb, group)
+        proposal = proposal._replace(content=f"{_described(model, optimizer)}, {how}, {broadcast_from=}")
+    except (ConfigError, TypeError, ValueError, AttributeError) as error:  # the others have to hear of it
+        proposal = proposal._replace(problem=str(error))
+    agree(group.world, proposal)
+    if broadcast_from is not None:
+        broadcast([tensor.data for tensor in tensors_of(model)], broadcast_from)
+    trained = {parameter for each in optimizer.param_groups for parameter in each["params"]}
+    parameters = [p for p in model.parameters() if travels(p, trained)]
+    if isinstance(how, Algorithm):
+        row = ParameterRow(parameters)
+        net = _network([row.row], group)
+        return DecentralizedOptimizer(group, net, model, AlgorithmStep(net, row, optimizer, how))
+    flat = FlatParameters(parameters, round(how.bucket_mb * _MB))
+    net = _network([bucket.row for bucket in flat.buckets], group)
+    return DecentralizedOptimizer(group, net, model, ModeStep(net, model, flat, optimizer, how.mode, how.overlap))
+
+
+class _Mode(NamedTuple):
+    mode: Mode
+    overlap: bool
+    bucket_mb: float
+
+
+def _how(
+    mode: str | None,
+    algo: str | Algorithm | None,
+    algo_settings: dict[str, Any] | None,
+    overlap: bool | None,
+    bucket_mb: float | None,
+    peers: Peers,
+) -> Algorithm | _Mode:
+    """What a step is to be; ConfigError for what does not fit together, or not to the topology."""
+    if algo is not None:
+        if mode is not None:
+            raise ConfigError(
+                f"mode='{mode}' and algo= are two ways to say what a step is: give one. (An algorithm's own mode is "
+                "algo_settings={'mode': 'awc'}.)"
+            )
+        return _checked_algorithm(algo, algo_settings, overlap, bucket_mb, peers)
+    if algo_settings:
+        raise ConfigError("algo_settings are those of an algorithm: give algo= too.")
+    mode = "atc" if mode is None else mode
+    if mode not in Mode.__members__:
+        raise ConfigError(f"mode='{mode}' does not exist.{suggest(str(mode), Mode.__members__)}")
+    if bucket_mb is not None and not bucket_mb > 0:
+        raise ConfigError(f"bucket_mb={bucket_mb:g} has to be a number of megabytes above 0.")
+    chosen = Mode[mode]
+    if overlap and chosen not in (Mode.atc, Mode.awc):
+        raise ConfigError(f"overlap=True is for mode='atc' and 'awc', not for '{mode}': leave it out.")
+    if not _METHODS[chosen].uses_topology and not peers.communication.plain:
+        raise ConfigError(
+            f"mode='{mode}' averages gradients in every step: leave out every, global_every and workers_per_machine."
+        )
+    try:
+        check_needs(peers.schedule, _METHODS[chosen].needs, "wrap", peers.topology.name)
+    except ConfigError as error:
+        raise ConfigError(in_a_script(str(error).replace("algo=wrap", f"mode='{mode}'", 1))) from None
+    overlaps = chosen is Mode.awc if overlap is None else overlap
+    return _Mode(chosen, overlaps, _BUCKET_MB if bucket_mb is None else bucket_mb)
+
+
+def _checked_algorithm(
+    algo: str | Algorithm,
+    settings: dict[str, Any] | None,
+    overlap: bool | None,
+    bucket_mb: float | None,
+    peers: Peers,
+) -> Algorithm:
+    try:
+        algorithm = algorithm_from(algo, settings)
+        for key, value in (("overlap", overlap), ("bucket_mb", bucket_mb)):
+            if value is not None:
+                raise ConfigError(
+                    f"{key}={value} is for mode='atc' and 'awc': algo={algorithm.name} sends whole rows when its "
+                    "formula does, so leave it out."
+                )
+        check_communication(algorithm, peers.communication)
+        check_needs(peers.schedule, algorithm.needs, algorithm.name, peers.topology.name)
+    except ConfigError as error:
+        raise ConfigError(in_a_script(str(error), algo=True)) from None
+    return algorithm
+
+
+def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int | None, peers: Peers) -> None:
+    """Raise ConfigError for what is wrong on this rank."""
+    if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
+        found = f"{type(model).__name__} and {type(optimizer).__name__}"
+        raise ConfigError(f"wrap takes a torch.nn.Module and a torch.optim.Optimizer, not {found}.")
+    if isinstance(optimizer, DecentralizedOptimizer):
+        raise ConfigError("the optimizer is decentralized already: wrap the torch optimizer, once.")
+    if isinstance(optimizer, LBFGS):
+        raise ConfigError(
+            "LBFGS computes several gradients in a step, which cannot be shared out: use an optimizer that takes one, "
+            "such as torch.optim.SGD or AdamW."
+        )
+    own = set(model.parameters())
+    strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
+    if strangers:
+        raise ConfigError(
+            f"the optimizer has {len(strangers)} parameters that the model does not have: build it from "
+            "model.parameters()."
+        )
+    if broadcast_from is not None and broadcast_from not in range(peers.size):
+        raise ConfigError(f"broadcast_from={broadcast_from} is no rank: use 0 to {peers.size - 1}, or None.")
+
+
+def _described(model: nn.Module, optimizer: Optimizer) -> str:
+    """What has to be the same on all ranks: what is trained, by name, and the buffers."""
+    trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+    names = [f"{name} {list(p.shape)} {p.dtype}" for name, p in model.named_parameters() if travels(p, trained)]
+    buffers = [f"{name} {list(buffer.shape)}" for name, buffer in model.named_buffers()]
+    return f"a model that trains {', '.join(names)}, with the buffers {', '.join(buffers) or 'none'}"
+
+
+def _network(rows: Sequence[Tensor], peers: Peers) -> Network:
+    """One that mixes where the parameters are. Shared memory keeps a place for each row, of which it has few."""
+    from decentral.network.processes import join as join_network
+
+    certain = Losses(0.0, 0)
+    if peers.size == 1:
+        return LocalNetwork(peers.schedule, certain)
+    carrier = Carrier.auto if len(rows) <= _BUCKETS_IN_SHARED_MEMORY else Carrier.torch
+    settings = NetworkSettings(timeout_s=peers.timeout_s, transport=carrier)
+    return join_network(peers.schedule, certain, rows[0].device, dist.get_rank(), peers.size, settings)

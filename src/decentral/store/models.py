@@ -1,0 +1,86 @@
+"""The trained models of a run, in `models.safetensors` of its directory: tensors by name, and nothing that is executed.
+
+`worker3.<name>` is a tensor of worker 3's model, `averaged.<name>` one of the averaged model, where <name> is that of
+the `nn.Module`'s `state_dict`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from decentral.errors import ConfigError
+from decentral.store.files import sync_directory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FILE = "models.safetensors"
+AVERAGED = "averaged"
+_HINT = "delete the run's directory and repeat the run"
+
+
+class Models(NamedTuple):
+    """What is in the file: the tensors of each model, and what is known of them all."""
+
+    models: dict[str, dict[str, Tensor]]
+    """`averaged`, `worker0`, ... -> name -> tensor."""
+    facts: dict[str, str]
+    """run_id, step, and what else the writer knew."""
+
+
+def save_models(directory: Path, models: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, object]) -> None:
+    """Replace the file atomically and durably. Raises OSError."""
+    from safetensors.torch import save_file
+
+    tensors = {f"{model}.{name}": tensor.detach().cpu().contiguous().clone()
+               for model, named in models.items() for name, tensor in named.items()}  # fmt: skip
+    temporary = directory / f".{FILE}.tmp"
+    try:
+        save_file(tensors, temporary, metadata={key: str(value) for key, value in facts.items()})
+        with open(temporary, "rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, directory / FILE)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(directory)
+
+
+def stored_facts(directory: Path) -> dict[str, str]:
+    """What the writer knew of the models; {} if there are none. Never raises."""
+    if not (directory / FILE).is_file():
+        return {}
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(directory / FILE, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError, ValueError):
+        return {}
+
+
+def load_models(directory: Path, run_id: str | None = None) -> Models:
+    """What `save_models` wrote.
+
+    Raises ConfigError if there is no such file, if it is damaged, or belongs to another run than `run_id`.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = directory / FILE
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: the run is not finished, or was made with save=none.")
+    models: dict[str, dict[str, Tensor]] = {}
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = dict(file.metadata() or {})
+            for key in file.keys():  # noqa: SIM118
+                model, _, name = key.partition(".")
+                models.setdefault(model, {})[name] = file.get_tensor(key)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ConfigError(f"{path} is damaged ({error}): {_HINT}.") from None
+    if "run_id" not in facts or (run_id is not None and facts["run_id"] != run_id):
+        theirs = f"run {facts['run_id']}" if "run_id" in facts else "no run of decentral"
+        raise ConfigError(f"{path} belongs to {theirs}, not to run {run_id or directory.name}: {_HINT}.")
+    return Models(models, facts)

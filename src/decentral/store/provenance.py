@@ -1,0 +1,92 @@
+"""Where a result comes from: the code, the command, the versions and the machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import decentral
+
+_PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "omegaconf")
+_TIMEOUT_S = 10.0
+
+
+def collect(devices: list[str], processes: int) -> dict[str, Any]:
+    """Facts about this start of a run, as JSON values. What cannot be found out is None; nothing is ever raised.
+
+    Nothing heavy is imported: versions come from the packages' metadata, names of GPUs from nvidia-smi.
+    """
+    gpu = any(device.startswith("cuda") for device in devices)
+    facts: dict[str, Callable[[], Any]] = {
+        "started": lambda: datetime.now(UTC).isoformat(timespec="seconds"),
+        "command_line": lambda: list(sys.argv),
+        "directory": os.getcwd,
+        "git_commit": lambda: _git("rev-parse", "HEAD"),
+        "git_dirty": lambda: bool(_git("status", "--porcelain", "--", "src", "conf", "pyproject.toml")),
+        "version": lambda: decentral.__version__,
+        "python": platform.python_version,
+        "packages": lambda: {name: _known_or_none(partial(importlib.metadata.version, name)) for name in _PACKAGES},
+        "platform": platform.platform,
+        "host": socket.gethostname,
+        "cpu": processor,
+        "cores": lambda: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "processes": lambda: processes,
+        "devices": lambda: list(devices),
+        "gpus": lambda: _gpus() if gpu else [],
+        "cuda_visible_devices": lambda: os.environ.get("CUDA_VISIBLE_DEVICES"),
+    }
+    return {name: _known_or_none(fact) for name, fact in facts.items()}
+
+
+def _known_or_none(fact: Callable[[], Any]) -> Any:
+    try:
+        return fact()
+    except Exception:
+        return None
+
+
+def _git(*command: str) -> str:
+    """What git says about the checkout that this package runs from; raises if it runs from anywhere else."""
+    package = Path(decentral.__file__).resolve().parent
+    checkout = package.parents[1]
+    if package.parent.name != "src" or not (checkout / ".git").exists():
+        raise FileNotFoundError("not run from a checkout")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    return _output(["git", "--no-optional-locks", "-C", str(checkout), *command], environment)
+
+
+def processor() -> str:
+    """The model name of the processor."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpus() -> list[str]:
+    """The names of all GPUs of the host; `cuda_visible_devices` says which of them were used."""
+    return _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
+
+
+def _output(command: list[str], environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_TIMEOUT_S,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+    )
+    return done.stdout.strip()

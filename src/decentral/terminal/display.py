@@ -1,0 +1,154 @@
+"""What is shown while something goes on: rows that are redrawn on a terminal, plain lines anywhere else, or nothing.
+
+One run, many runs and the preparation of data are all shown by this. It is drawn by whoever computes, when there is
+something new: no thread competes with the computation. Nothing that goes wrong with the terminal (a closed pipe, a full
+disk under a log) stops it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple, TextIO
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_BAR_WIDTH = 12
+_LINES_BESIDE = 6  # of a terminal: those that are no rows
+
+
+class Row(NamedTuple):
+    """One thing that goes on: its title, where (or how far) it is, a bar, a few words, and the time left."""
+
+    title: str
+    place: str
+    fraction: float | None = None
+    """From 0 to 1; None if it is not known."""
+    text: str = ""
+    left: str = ""
+
+
+class Display:
+    """Shows nothing, and is the common part of the others."""
+
+    live = False
+    """Whether rows are drawn."""
+    silent = True
+    """Whether nobody sees anything."""
+
+    def __init__(self) -> None:
+        self._broken = False
+
+    def fits(self, columns: int) -> bool:
+        """Whether a row of so many columns is shown in full."""
+        return True
+
+    def line(self, text: str) -> None:
+        """A line that stays."""
+        self._try(lambda: self._line(text))
+
+    def draw(self, rows: Sequence[Row], headline: str = "") -> None:
+        """Show these rows, and nothing else, below a headline, if rows are drawn at all."""
+        self._try(lambda: self._draw(rows, headline))
+
+    def close(self, last: str = "") -> None:
+        """Leave the terminal as it was. The rows stay on a terminal, unless there is a `last` line in their place."""
+        self._try(lambda: self._close(last))
+
+    def _try(self, show: Callable[[], None]) -> None:
+        """After something has gone wrong once, nothing more is shown."""
+        if self._broken:
+            return
+        try:
+            show()
+        except (OSError, ValueError):  # ValueError: the stream is closed
+            self._broken = True
+
+    def _line(self, text: str) -> None:
+        pass
+
+    def _draw(self, rows: Sequence[Row], headline: str) -> None:
+        pass
+
+    def _close(self, last: str) -> None:
+        pass
+
+
+class _Lines(Display):
+    """Lines only."""
+
+    silent = False
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def _line(self, text: str) -> None:
+        print(text, file=self._stream, flush=True)
+
+
+class _Table(Display):
+    """A table on a terminal, with lines that scroll away above it."""
+
+    live, silent = True, False
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.live import Live
+
+        self._live = Live(console=Console(file=stream), auto_refresh=False)
+        self._live.start()
+
+    def fits(self, columns: int) -> bool:
+        """By the width of the terminal."""
+        return self._live.console.width >= columns
+
+    def _line(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def _draw(self, rows: Sequence[Row], headline: str) -> None:
+        from rich.console import Group
+        from rich.text import Text
+
+        above = [Text(headline, style="bold", no_wrap=True, overflow="ellipsis")] if headline else []
+        self._live.update(Group(*above, self._table(rows)), refresh=True)
+
+    def _close(self, last: str) -> None:
+        self._live.transient = bool(last)
+        self._live.stop()
+        if last:
+            self._line(last)
+
+    def _table(self, rows: Sequence[Row]) -> Table:
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table.grid(padding=(0, 2))
+        for column in range(5):
+            table.add_column(no_wrap=True, overflow="ellipsis", justify="right" if column == 4 else "left")
+        shown = rows[: max(1, self._live.console.height - _LINES_BESIDE)]
+        for row in shown:
+            bar = ProgressBar(total=1.0, completed=row.fraction or 0.0, width=_BAR_WIDTH)
+            table.add_row(Text(row.title), Text(row.place), bar, Text(row.text), Text(row.left))
+        if len(shown) < len(rows):
+            table.add_row(Text(f"and {len(rows) - len(shown)} more"))
+        return table
+
+
+def display(enabled: bool = True, stream: TextIO | None = None) -> Display:
+    """Rows on `stream` (stdout) if it is a terminal, lines elsewhere; nothing unless `enabled`."""
+    stream = stream or sys.stdout
+    if not enabled or stream is None:  # stdout was closed before the start
+        return Display()
+    return _Table(stream) if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" else _Lines(stream)
+
+
+def clock(seconds: float) -> str:
+    """Minutes and seconds, '3:07', or with hours, '1:02:03'."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,196 @@
+"""How far a run is: a bar on a terminal, lines anywhere else, or a word to the launcher of many runs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO
+
+from decentral.terminal.display import Display, Row, clock, display
+
+ADDRESS = "DECENTRAL_PROGRESS"
+"""Environment variable with 'socket:number': where a launcher wants to hear how far its job of that number is."""
+
+_LIVE_PERIOD_S = 0.2
+_REPORT_PERIOD_S = 0.5
+LINE_PERIOD_S = 5.0
+"""How often there is a line where there is no terminal; besides, there are those of the evaluations."""
+_MILESTONES = 20  # evaluations that get a line of their own where there is no terminal
+_BESIDE_TITLE = 100  # columns that the bar and its numbers take
+
+
+@dataclass
+class _Shown:
+    """What is known of the run, as it is shown."""
+
+    step: int = 0
+    epoch: float = 0.0
+    loss: str = ""
+    worst: str = ""
+    averaged: str = ""
+    doing: str = ""
+
+    def words(self, brief: bool = False) -> str:
+        """For example 'epoch 3.0  loss 0.41  worst 81.2 %  averaged 83.0 %'; what is not known yet is left out."""
+        pairs = (("loss", self.loss), ("worst", self.worst), ("avg" if brief else "averaged", self.averaged))
+        return "  ".join(
+            [
+                f"{'ep' if brief else 'epoch'} {self.epoch:.1f}",
+                *(f"{name} {text}" for name, text in pairs if text),
+                *([self.doing] if self.doing else []),
+            ]
+        )
+
+
+class Messenger:
+    """Tells the launcher that wants to hear it, by `ADDRESS`, how far its job is, in datagrams 'number fraction words'.
+
+    Where no launcher wants to hear it, nothing is told.
+    """
+
+    def __init__(self) -> None:
+        self._address, _, self._number = os.environ.get(ADDRESS, "").rpartition(":")
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) if self._address else None
+
+    def tell(self, fraction: float, text: str) -> None:
+        """The share of the job that is done, and a few words. Raises OSError if the launcher is gone."""
+        if self._socket is None:
+            return
+        message = f"{self._number} {min(1.0, fraction):.6f} {text}".encode()
+        with contextlib.suppress(BlockingIOError):  # the launcher is busy: it hears the next one
+            self._socket.sendto(message, socket.MSG_DONTWAIT, self._address)
+
+    def close(self) -> None:
+        """Nothing more is told."""
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class Progress:
+    """`update` at every step, `line` for what should stay, `milestone` at every evaluation.
+
+    Nothing that goes wrong with the terminal or the launcher stops the run.
+    """
+
+    def __init__(self, total_steps: int, title: str, shown: Display, messenger: Messenger | None = None) -> None:
+        self._total_steps = total_steps
+        self._title = title
+        self._display = shown
+        self._messenger = messenger
+        self._shown = _Shown()
+        self._first: tuple[int, float] | None = None  # step and time of the first update, for the speed
+        self._next_milestone = 0.0
+        self._period_s = float("inf") if shown.silent else _LIVE_PERIOD_S if shown.live else LINE_PERIOD_S
+        self._due = time.monotonic() + self._period_s
+        if messenger is not None:
+            self._period_s, self._due = _REPORT_PERIOD_S, 0.0
+        self._row_title = title
+        if not shown.fits(len(title) + _BESIDE_TITLE):
+            self._row_title = ""
+            shown.line(title)
+
+    def update(
+        self, step: int, epoch: float | None = None, loss: str = "", worst: str = "", averaged: str = ""
+    ) -> None:
+        """`step` steps are done. The rest, formatted by the caller, stays as it was where it is empty.
+
+        Costs well under a microsecond when nothing is due to be shown.
+        """
+        self._take(step, epoch, loss, worst, averaged)
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + self._period_s
+            self._show()
+
+    def doing(self, text: str) -> None:
+        """Say what is going on besides steps, such as an evaluation, where it is time to show something.
+
+        Where there is no bar, and at the beginning of a run, that is every five seconds.
+        """
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + self._period_s
+            self._shown.doing = text
+            self._show()
+            self._shown.doing = ""
+
+    def due(self) -> bool:
+        """Whether the next `update` will be shown: time to find out what costs something to know, such as the loss."""
+        return time.monotonic() >= self._due
+
+    def line(self, text: str) -> None:
+        """Show a line of text now, and keep it."""
+        self._display.line(text if self._display.live else f"[{self._title}] {text}")
+
+    def milestone(self, text: str, step: int, epoch: float, loss: str, worst: str, averaged: str) -> None:
+        """What an evaluation found after `step` steps: an `update`, or where there is no bar a line, `text`, at most
+        about 20 times in a run. Never both: they say the same."""
+        now = time.monotonic()
+        if self._messenger is not None:  # at the next chance
+            self._due = min(self._due, now + _LIVE_PERIOD_S)
+        elif not self._display.live and (step >= self._next_milestone or step >= self._total_steps):
+            self._take(step, epoch, loss, worst, averaged)
+            self._next_milestone = step + self._total_steps / _MILESTONES
+            self._due = now + self._period_s
+            self.line(text)
+            return
+        self.update(step, epoch, loss, worst, averaged)
+
+    def close(self) -> None:
+        """Show the last state and leave the terminal as it was."""
+        if self._messenger is not None or self._display.live:
+            self._show()
+        if self._messenger is not None:
+            self._messenger.close()
+        self._display.close()
+
+    def _take(self, step: int, epoch: float | None, loss: str, worst: str, averaged: str) -> None:
+        """Remember what is known; what is empty stays as it was."""
+        shown = self._shown
+        shown.step = step
+        if epoch is not None:
+            shown.epoch = epoch
+        shown.loss, shown.worst, shown.averaged = loss or shown.loss, worst or shown.worst, averaged or shown.averaged
+        if self._first is None:
+            self._first = (step, time.monotonic())
+
+    def _show(self) -> None:
+        shown, fraction = self._shown, min(1.0, self._shown.step / max(1, self._total_steps))
+        count = f"{shown.step}/{self._total_steps}"
+        if self._messenger is not None:
+            with contextlib.suppress(OSError):  # the launcher is gone
+                self._messenger.tell(fraction, shown.words())
+        elif self._display.live:
+            self._display.draw([Row(self._row_title, count, fraction, shown.words(brief=True), self._time_left())])
+        else:
+            self.line(f"step {count}  {shown.words()}  {self._time_left()}".rstrip())
+
+    def _time_left(self) -> str:
+        """For example '1:02:03 left', from the steps of this process alone; '' before there is a speed."""
+        if self._first is None or self._shown.step <= self._first[0]:
+            return ""
+        per_step_s = (time.monotonic() - self._first[1]) / (self._shown.step - self._first[0])
+        return f"{clock(per_step_s * max(0, self._total_steps - self._shown.step))} left"
+
+
+@contextmanager
+def progress(
+    total_steps: int, title: str, enabled: bool = True, stream: TextIO | None = None, leader: bool = True
+) -> Iterator[Progress]:
+    """Show the progress of a run on `stream` (stdout): a bar on a terminal, lines elsewhere.
+
+    `enabled=False` shows nothing at all. A launcher that wants to hear it, by `ADDRESS`, is told in any case, and then
+    nothing is shown. Of the processes of a run, only the leader shows or tells anything.
+    """
+    told = Messenger() if leader and os.environ.get(ADDRESS) else None
+    shown = Progress(total_steps, title, display(leader and enabled and told is None, stream), told)
+    try:
+        yield shown
+    finally:
+        shown.close()

@@ -1,0 +1,150 @@
+"""The mixing matrix of one round and piece, as its entries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from decentral.topology.graph import Graph
+
+_AS_DENSE_ROWS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class MixingMatrix:
+    """W [n, n] by its entries that are not zero: worker dst[e] takes weight[e] of worker src[e].
+
+    int64, int64 and float64 [E], sorted by (dst, src), each pair at most once; the diagonal is among them.
+    """
+
+    num_workers: int
+    src: np.ndarray
+    dst: np.ndarray
+    weight: np.ndarray
+
+    @classmethod
+    def of(cls, W: MixingMatrix | np.ndarray) -> MixingMatrix:
+        """That of a dense matrix [n, n]; a MixingMatrix is itself."""
+        if isinstance(W, MixingMatrix):
+            return W
+        assert W.ndim == 2 and W.shape[0] == W.shape[1] and W.dtype == np.float64
+        dst, src = np.nonzero(W)
+        return cls(len(W), src, dst, W[dst, src])
+
+    @classmethod
+    def on(cls, graph: Graph, weight: np.ndarray, own: np.ndarray) -> MixingMatrix:
+        """With a weight for each edge of a graph, and each worker's own on the diagonal: float64 [E], [n]."""
+        n, diagonal = graph.num_workers, np.arange(graph.num_workers)
+        place = np.searchsorted(graph.keys, diagonal * (n + 1))
+        src, dst = np.insert(graph.src, place, diagonal), np.insert(graph.dst, place, diagonal)
+        return cls(n, src, dst, np.insert(weight, place, own))._without_zeros()
+
+    @classmethod
+    def identity(cls, num_workers: int) -> MixingMatrix:
+        """Everybody keeps what it has."""
+        diagonal = np.arange(num_workers)
+        return cls(num_workers, diagonal, diagonal, np.ones(num_workers))
+
+    @classmethod
+    def average(cls, num_workers: int) -> MixingMatrix:
+        """1/n everywhere: all n^2 entries, which a run does not need (`Rounds.phases` has the mean of all workers)."""
+        dst, src = np.divmod(np.arange(num_workers**2), num_workers)
+        return cls(num_workers, src, dst, np.full(num_workers**2, 1 / num_workers))
+
+    def _without_zeros(self) -> MixingMatrix:
+        kept = self.weight != 0
+        if kept.all():
+            return self
+        return MixingMatrix(self.num_workers, self.src[kept], self.dst[kept], self.weight[kept])
+
+    def __len__(self) -> int:
+        """The number of entries that are not zero, the diagonal included."""
+        return len(self.weight)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """Its edges: the entries off the diagonal."""
+        edges = self.src != self.dst
+        return Graph(self.num_workers, self.src[edges], self.dst[edges])
+
+    @cached_property
+    def diagonal(self) -> np.ndarray:
+        """W_ii: float64 [n]."""
+        own, found = self.src == self.dst, np.zeros(self.num_workers)
+        found[self.src[own]] = self.weight[own]
+        return found
+
+    @property
+    def num_messages(self) -> int:
+        """How many entries are off the diagonal: the messages that an exchange takes."""
+        return len(self) - int(np.count_nonzero(self.src == self.dst))
+
+    @cached_property
+    def starts(self) -> np.ndarray:
+        """The entries of row i are starts[i] up to, but not including, starts[i + 1]: int64 [n + 1]."""
+        counts = np.bincount(self.dst, minlength=self.num_workers)
+        return np.concatenate([[0], np.cumsum(counts)])
+
+    def row_sums(self) -> np.ndarray:
+        """sum_j W_ij: float64 [n]."""
+        return row_sums(self.num_workers, self.src, self.dst, self.weight)
+
+    def column_sums(self) -> np.ndarray:
+        """sum_i W_ij: float64 [n]."""
+        return np.bincount(self.src, weights=self.weight, minlength=self.num_workers)
+
+    def is_symmetric(self, tolerance: float) -> bool:
+        """Whether |W_ij - W_ji| <= tolerance for all i and j."""
+        n = self.num_workers
+        keys, opposite = self.dst * n + self.src, self.src * n + self.dst
+        order = np.argsort(opposite)
+        if np.array_equal(opposite[order], keys):
+            return bool((np.abs(self.weight[order] - self.weight) <= tolerance).all())
+        _, place = np.unique(np.concatenate([keys, opposite]), return_inverse=True)
+        difference = np.bincount(place, weights=np.concatenate([self.weight, -self.weight]))
+        return bool((np.abs(difference) <= tolerance).all())
+
+    @cached_property
+    def averages(self) -> bool:
+        """Whether all rows sum to one."""
+        return bool(np.allclose(self.row_sums(), 1))
+
+    @cached_property
+    def lazy(self) -> MixingMatrix:
+        """(W + I) / 2."""
+        edges = self.src != self.dst
+        return MixingMatrix.on(self.graph, self.weight[edges] / 2, (self.diagonal + 1) / 2)
+
+    def apply(self, w: np.ndarray) -> np.ndarray:
+        """W w for numbers w [n]: float64 [n]."""
+        return np.bincount(self.dst, weights=self.weight * w[self.src], minlength=self.num_workers)
+
+    def row(self, worker: int) -> list[tuple[int, float]]:
+        """(j, W_ij) of the entries of row i, j ascending."""
+        entries = slice(self.starts[worker], self.starts[worker + 1])
+        return list(zip(self.src[entries].tolist(), self.weight[entries].tolist(), strict=True))
+
+    def dense(self) -> np.ndarray:
+        """W [n, n], float64, for reading."""
+        W = np.zeros((self.num_workers, self.num_workers))
+        W[self.dst, self.src] = self.weight
+        return W
+
+
+def row_sums(num_workers: int, src: np.ndarray, dst: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    """The sums of weight [E] over the entries of each row dst, which is ascending: float64 [n].
+
+    For up to 256 workers they are added in numpy's order for dense rows: by it the weights of stored runs were made.
+    """
+    n = num_workers
+    if n <= _AS_DENSE_ROWS:
+        W = np.zeros((n, n))
+        W[dst, src] = weight
+        return np.asarray(W.sum(axis=1))
+    sums, count = np.zeros(n), np.bincount(dst, minlength=n)
+    some = count > 0
+    if some.any():
+        sums[some] = np.add.reduceat(weight, (np.cumsum(count) - count)[some])
+    return sums

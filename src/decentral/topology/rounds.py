@@ -1,0 +1,162 @@
+"""The rounds of a topology for n workers: who takes what from whom, edges to relay over, the pieces of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from decentral.topology import graph
+from decentral.topology.graph import Graph
+from decentral.topology.mixing_matrix import MixingMatrix
+
+_ROUNDS_KEPT = 32
+_ENTRIES_KEPT = 1 << 20
+
+
+class Split(Enum):
+    """How the coordinates of a model are dealt to d pieces: every d-th one, or in consecutive blocks."""
+
+    interleaved = "interleaved"
+    contiguous = "contiguous"
+
+
+def slices(num_coordinates: int, num_pieces: int, split: Split) -> list[slice]:
+    """The slices of range(num_coordinates), one for each piece; sizes differ by at most 1, larger ones first."""
+    d = num_pieces
+    if d == 1:
+        return [slice(0, num_coordinates, 1)]
+    if d == 0:
+        return []
+    if split is Split.interleaved:
+        return [slice(h, None, d) for h in range(d)]
+    size, larger = divmod(num_coordinates, d)
+    starts = [h * size + min(h, larger) for h in range(d + 1)]
+    return [slice(start, stop) for start, stop in pairwise(starts)]
+
+
+class Phase(NamedTuple):
+    """One exchange of a round: a matrix for each piece of the rows, or (no matrices) the exact mean of all workers."""
+
+    matrices: tuple[MixingMatrix, ...]
+    split: Split = Split.contiguous
+
+
+MEAN = Phase(())
+"""The mean of all workers."""
+
+
+@dataclass(frozen=True)
+class RelayEdges:
+    """Directed edges src -> dst of the graphs of all pieces, sorted by (dst, piece, src); int64 [E].
+
+    The edges into a range of workers are consecutive. `reverse[e]` is the number of dst -> src in the same piece.
+    """
+
+    src: np.ndarray
+    dst: np.ndarray
+    piece: np.ndarray
+    reverse: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.src)
+
+
+class Rounds:
+    """What a topology yields for `num_workers` workers: a pure function from the round to one matrix W for each piece.
+
+    `mixing` has the matrices of a round by their entries, which is what a run works with; `matrices` the same as dense
+    arrays, for reading.
+
+    A round is carried out in one exchange with these matrices, unless `phases` says how else to arrive at them.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        matrices: Callable[[int], tuple[np.ndarray | MixingMatrix, ...]],
+        *,
+        num_pieces: int = 1,
+        period: int = 1,
+        split: Split = Split.contiguous,
+        phases: Callable[[int], list[Phase]] | None = None,
+    ) -> None:
+        """`matrices` gives the d = num_pieces matrices of a round, 0 <= round < period, dense [n, n] or by entries.
+
+        It is called once for a round that is asked again soon, and must be pure. Rounds that never repeat pass as their
+        period how many of them will be asked for.
+        """
+        assert num_workers >= 1 and num_pieces >= 1 and period >= 1
+        self.num_workers = num_workers
+        self.num_pieces = num_pieces
+        self.period = period
+        self.split = split
+        self._compute = matrices
+        self._phases = phases
+        self._kept: dict[int, tuple[MixingMatrix, ...]] = {}
+        self._entries_kept = 0
+        self._dense: tuple[int, tuple[np.ndarray, ...]] | None = None
+
+    def mixing(self, round: int) -> tuple[MixingMatrix, ...]:
+        """The d mixing matrices of a round by their entries: worker i takes W[i, j] of what worker j has."""
+        assert round >= 0
+        key = round % self.period
+        if key not in self._kept:
+            found = tuple(MixingMatrix.of(W) for W in self._compute(key))
+            assert len(found) == self.num_pieces and all(W.num_workers == self.num_workers for W in found)
+            self._entries_kept += sum(map(len, found))
+            while len(self._kept) >= _ROUNDS_KEPT and self._entries_kept > _ENTRIES_KEPT:
+                self._entries_kept -= sum(map(len, self._kept.pop(next(iter(self._kept)))))
+            self._kept[key] = found
+        return self._kept[key]
+
+    def matrices(self, round: int) -> tuple[np.ndarray, ...]:
+        """The d mixing matrices of a round, for reading: float64 [n, n], W[i, j] is what worker i takes from worker j.
+
+        They are read-only, and take n^2 numbers each, which no run needs.
+        """
+        key = round % self.period
+        if self._dense is None or self._dense[0] != key:
+            dense = tuple(W.dense() for W in self.mixing(round))
+            for W in dense:
+                W.setflags(write=False)
+            self._dense = key, dense
+        return self._dense[1]
+
+    def phases(self, round: int) -> list[Phase]:
+        """The exchanges that a round consists of, one after the other; none where W is the identity.
+
+        Applied in turn they are the matrices of the round. Their pieces may be others than those of the rounds.
+        """
+        if self._phases is not None:
+            return self._phases(round % self.period)
+        return [Phase(self.mixing(round), self.split)]
+
+    def slices(self, num_coordinates: int) -> list[slice]:
+        """The d slices of range(num_coordinates), one for each piece; see the function `slices`."""
+        return slices(num_coordinates, self.num_pieces, self.split)
+
+    def graphs(self) -> tuple[Graph, ...]:
+        """The graph of each piece, the same in all rounds: the period must be 1."""
+        assert self.period == 1, "the graphs of rounds that change are those of their matrices"
+        return tuple(W.graph for W in self.mixing(0))
+
+    def edges(self) -> RelayEdges:
+        """The directed edges to relay over. The rounds must not change, and their graphs be undirected."""
+        n, d = self.num_workers, self.num_pieces
+        graphs = self.graphs()
+        assert all(graph.is_undirected(one) for one in graphs), "relaying needs edges in both directions"
+        src, dst = (np.concatenate([getattr(one, end) for one in graphs]) for end in ("src", "dst"))
+        piece = np.repeat(np.arange(d), [len(one) for one in graphs])
+        key = (dst * d + piece) * n + src
+        order = np.argsort(key)
+        key, src, dst, piece = key[order], src[order], dst[order], piece[order]
+        return RelayEdges(src, dst, piece, reverse=np.searchsorted(key, (src * d + piece) * n + dst))
+
+    def hops(self) -> np.ndarray:
+        """tau_ij [d, n, n], for reading: over how many edges a message of j reaches i in each piece; -1 for never."""
+        return np.stack([graph.hops(one) for one in self.graphs()])

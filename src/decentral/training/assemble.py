@@ -1,0 +1,146 @@
+"""From a configuration to everything that a run needs: problem, network and method, at step 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.config.identity import init_directory
+from decentral.config.schema import Config
+from decentral.host.allocator import keep_freed_memory
+from decentral.network.delivery import Losses
+from decentral.network.local import LocalNetwork
+from decentral.network.network import Network
+from decentral.network.world import World
+from decentral.optim.optimizer import LocalRule
+from decentral.store.models import AVERAGED, load_models
+from decentral.tasks.task import Problem
+from decentral.training.checkpoint import state_fields
+from decentral.training.oracle import GradientOracle
+from decentral.training.stepper import Stepper
+from decentral.training.times import Times
+from decentral.training.trace import Trace
+
+
+@dataclass
+class Run:
+    """Everything a run needs, assembled; the same on every process but for the workers it hosts."""
+
+    config: Config
+    world: World
+    problem: Problem
+    oracle: GradientOracle
+    stepper: Stepper
+    total_steps: int
+    eval_every_steps: float
+    examples_on_the_way: int | None
+    """How many test examples the evaluations before the last one look at; None for all."""
+    trace: Trace | None
+    start: int = 0
+    """How many steps had been taken before this attempt."""
+    times: Times = field(default_factory=Times)
+    rejected: list[str] = field(default_factory=list)
+    """A sentence for each damaged checkpoint that was passed over."""
+
+    @property
+    def net(self) -> Network:
+        """What carries the messages."""
+        return self.stepper.net
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """The method, with its local rule."""
+        return self.stepper.algorithm
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of training so far, in all attempts, without evaluations and checkpoints."""
+        return self.times.steps
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the metrics has to know."""
+        counts = self.config.task.num_examples(self.config)
+        if self.examples_on_the_way is None or counts is None:
+            return list(self.problem.notes)
+        told = f"evaluations before the last one are on {self.examples_on_the_way} of the {counts[1]} test examples"
+        return [*self.problem.notes, told]
+
+    @property
+    def spent_s(self) -> dict[str, float]:
+        """Where the time went, in all attempts: passes, exchange, waiting, data, evaluation, checkpoints."""
+        return self.times.with_gradients(self.oracle.seconds, self.problem.data_s).stored()
+
+    def close(self) -> None:
+        """Release what the problem and the network hold."""
+        self.problem.close()
+        self.net.close()
+
+
+def assemble(config: Config, world: World) -> Run:
+    """The problem, the network and the algorithm of this process, at step 0; all processes call this at once."""
+    assert config.num_workers is not None and config.evaluation.every_epochs is not None
+    keep_freed_memory()
+    net = open_network(config, world)
+    net.delay_s = config.network.delay_s(net.workers)
+    problem = config.task.open(config, net.workers, world.device)
+    x0 = problem.init()
+    if config.init is not None:
+        x0 = problem.begin_with(load_models(init_directory(config)).models[AVERAGED])
+    x = x0.repeat(len(net.workers), 1)
+    total_steps = config.steps or max(1, round(config.epochs * problem.steps_per_epoch))
+    trace = Trace(total_steps, net.n, x) if config.trace and world.leader else None
+    oracle = GradientOracle(problem, len(net.workers), world.device)
+    stepper = Stepper(with_rate(config, learning_rate(config, problem.steps_per_epoch)), net, oracle, x)
+    state_fields(stepper.state)  # a state that cannot be stored is refused now, not at the first checkpoint
+    return Run(
+        config,
+        world,
+        problem,
+        oracle,
+        stepper,
+        total_steps,
+        max(1.0, config.evaluation.every_epochs * problem.steps_per_epoch),
+        examples_on_the_way(config, total_steps / problem.steps_per_epoch),
+        trace,
+    )
+
+
+def examples_on_the_way(config: Config, epochs: float) -> int | None:
+    """How many test examples the evaluations before the last one look at; None for all of them."""
+    assert config.num_workers is not None
+    counts = config.task.num_examples(config)
+    if counts is None:
+        return None
+    num_train, num_test = counts
+    return config.evaluation.on_the_way(num_train, num_test, config.num_workers, epochs)
+
+
+def open_network(config: Config, world: World, *, loses: bool = True) -> Network:
+    """The network of a configuration, for the workers that this process hosts; all processes call this at once.
+
+    Without `loses`, no message is lost, whatever the configuration says.
+    """
+    rounds, losses = config.rounds(), Losses(config.network.drop_probability if loses else 0.0, config.seed)
+    if not world.distributed:
+        return LocalNetwork(rounds, losses)
+    from decentral.network.processes import join
+
+    return join(rounds, losses, world.device, world.rank, world.size, config.network)
+
+
+def local_network(config: Config) -> LocalNetwork:
+    """The network of a configuration with all workers in this process; no message is lost."""
+    return LocalNetwork(config.rounds(), Losses(0.0, config.seed))
+
+
+def with_rate(config: Config, lr: Callable[[int], float]) -> Algorithm:
+    """The configured algorithm with the configured local optimizer, and this learning rate: step -> gamma_t."""
+    algorithm: Algorithm = config.algo.using(LocalRule(config.optim, lr))
+    return algorithm
+
+
+def learning_rate(config: Config, steps_per_epoch: float) -> Callable[[int], float]:
+    """Step t -> lr times the factor of the learning-rate schedule."""
+    return lambda t: config.lr * config.schedule.factor(t, steps_per_epoch)

@@ -1,0 +1,142 @@
+"""Evaluation: every worker's own model, the worst of them, their mean, the averaged model, and the consensus
+distance."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decentral.network.kernels import blocks
+from decentral.network.network import Network
+from decentral.store.metadata import Metric
+from decentral.tasks.evaluation import WHOLE, Scope
+from decentral.tasks.task import Problem
+from decentral.training.oracle import TrainLosses
+
+CONSENSUS = Metric("model", "consensus_distance", larger_is_better=None)
+TRAIN_LOSS = Metric("train", "loss")
+_LOOKED_AT = 16  # coordinates, before all of them
+
+
+def recorded(problem: Problem) -> list[Metric]:
+    """The metrics that an evaluation of this problem records, what a run is judged by first."""
+    return [*problem.metrics, replace(TRAIN_LOSS, unit=problem.loss_unit), CONSENSUS]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is known of the models of all workers at one step."""
+
+    metrics: tuple[Metric, ...]
+    workers: Tensor  # [n, M], float64
+    averaged: Tensor  # [M]
+    train_loss: TrainLosses  # of all n workers, since the last evaluation
+    consensus: float  # 1/n sum_i ||x_i - mean x||^2
+
+    @property
+    def diverged(self) -> bool:
+        """Whether something is infinite or not a number (a worker that has drawn nothing has no training loss)."""
+        losses = self.train_losses
+        return not bool(self.workers.isfinite().all() and losses.isfinite().all() and math.isfinite(self.consensus))
+
+    @property
+    def train_losses(self) -> Tensor:
+        """The training losses of those that have drawn something since the last evaluation."""
+        return self.train_loss.mean[self.train_loss.drawn]
+
+    def worst(self, m: int) -> float:
+        """Of metric m: the least favourable worker's. Not a number if any worker's is."""
+        column = self.workers[:, m]
+        return (column.min() if self.metrics[m].larger_is_better else column.max()).item()
+
+    @property
+    def worst_worker(self) -> int:
+        """The least favourable worker by the first metric."""
+        column = self.workers[:, 0]
+        return int(column.argmin() if self.metrics[0].larger_is_better else column.argmax())
+
+    def rows(self, **place: Any) -> list[dict[str, Any]]:
+        """Long rows for the store: split, metric, worker, value, with `place` (step, epoch, ...) in each."""
+        found: list[dict[str, Any]] = []
+
+        def add(metric: Metric, worker: int | str, value: float) -> None:
+            found.append(place | {"worker": worker, "split": metric.split, "metric": metric.name, "value": value})
+
+        for m, metric in enumerate(self.metrics):
+            for worker, value in enumerate(self.workers[:, m].tolist()):
+                add(metric, worker, value)
+            add(metric, "worst", self.worst(m))
+            add(metric, "mean", self.workers[:, m].mean().item())
+            add(metric, "averaged", self.averaged[m].item())
+        if len(self.train_losses):
+            add(TRAIN_LOSS, "mean", self.train_losses.mean().item())
+            add(TRAIN_LOSS, "worst", self.train_losses.max().item())
+        add(CONSENSUS, "mean", self.consensus)
+        return found
+
+    def summary(self) -> dict[str, float]:
+        """One number for each (split, metric, aggregate), for loggers and the status file."""
+        keyed = {f"{row['split']}/{row['metric']}/{row['worker']}": row["value"] for row in self.rows()}
+        return {key: value for key, value in keyed.items() if not key.rsplit("/", 1)[1].isdigit()}
+
+
+def evaluate(
+    problem: Problem, x: Tensor, net: Network, train_loss: TrainLosses, part: int, parts: int, scope: Scope = WHOLE
+) -> Evaluation:
+    """Evaluate the models x [k, P] of the local workers, together with the other processes: this is `part` of `parts`.
+
+    Workers whose models (and buffers) are equal are evaluated once. The averaged model is tested by all processes, each
+    on its share, so that none waits long for another. Statistics are added up over the processes before they become
+    metrics, so that a ratio of sums is that of the whole test set, however the processes share it.
+    """
+    mean = net.average(x)
+    buffers = problem.buffers()
+    first = first_equal(x, buffers)
+    place = {i: number for number, i in enumerate(sorted(set(first)))}
+    own = problem.worker_statistics(x, list(place), scope).double()[[place[i] for i in first]]
+    share = torch.zeros_like(own)
+    if parts == 1 and not buffers and torch.equal(mean, x[0]):
+        share[0] = own[0]
+    else:
+        share[0] = problem.average_statistics(mean, part, parts, scope)
+    columns = [
+        own,
+        share,
+        train_loss.mean[:, None],
+        train_loss.drawn.double()[:, None],
+        squared_distances(x, mean).cpu()[:, None],
+    ]
+    statistics, shares, losses, drawn, distances = net.gather(torch.cat(columns, dim=1)).split(
+        [column.shape[1] for column in columns], dim=1
+    )
+    workers, averaged = problem.finish(statistics), problem.finish(shares.sum(0))
+    everyone = TrainLosses(losses[:, 0], drawn[:, 0] > 0)
+    return Evaluation(problem.metrics, workers, averaged, everyone, distances.mean().item())
+
+
+def first_equal(x: Tensor, buffers: Mapping[str, Tensor]) -> list[int]:
+    """For each row of x [k, P] the first one that equals it, in its buffers [k, ...], too."""
+    few = x[:, :: max(1, x.shape[1] // _LOOKED_AT)]
+    rows = list(map(tuple, few.tolist()))
+    first, known = list[int](), dict[tuple[float, ...], list[int]]()
+    for i, row in enumerate(rows):
+        alike = known.setdefault(row, [])
+        equal = (j for j in alike if all(torch.equal(each[i], each[j]) for each in (x, *buffers.values())))
+        found = next(equal, i)
+        if found == i:
+            alike.append(i)
+        first.append(found)
+    return first
+
+
+def squared_distances(x: Tensor, mean: Tensor) -> Tensor:
+    """||x_i - mean||^2 [k], summed in float64 over blocks: no temporary as large as a model."""
+    total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+    for columns in blocks(x.shape[1], len(x), x):
+        total += (x[:, columns] - mean[columns]).square().sum(1, dtype=torch.float64)
+    return total

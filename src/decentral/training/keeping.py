@@ -1,0 +1,92 @@
+"""Keeping the trained models: which of them, and when."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from decentral.config.identity import run_id
+from decentral.config.schema import Save
+from decentral.network.kernels import blocks
+from decentral.store.models import AVERAGED, save_models, stored_facts
+from decentral.tasks.task import Problem
+from decentral.training.evaluation import Evaluation
+
+if TYPE_CHECKING:
+    from decentral.store import RunStore
+    from decentral.training.assemble import Run
+
+LIMIT_BYTES = 2 << 30
+"""If the models of all workers take more, only the worst worker's and the averaged one are kept."""
+
+
+class Keeper:
+    """Writes the models where `save` says so. All processes call it after the same evaluations."""
+
+    def __init__(self, r: Run, store: RunStore) -> None:
+        self._run, self._store = r, store
+        best = _best_so_far(store, run_id(r.config)) if r.config.save is Save.best else -math.inf
+        (self._best,) = struct.unpack("d", r.world.collect(struct.pack("d", best))[0])
+
+    def evaluated(self, step: int, found: Evaluation) -> str:
+        """Keep the models after this step, if it is one of those to keep; a sentence where not all of them are.
+
+        `best` is by the first metric of the worst worker. Models that have diverged are not kept.
+        """
+        r, keep = self._run, self._run.config.save
+        if keep is Save.none or found.diverged or not keeps_models(r.problem):
+            return ""
+        score = found.worst(0) if found.metrics[0].larger_is_better else -found.worst(0)
+        if step < r.total_steps if keep is Save.final else step == 0 or score <= self._best:
+            return ""
+        self._best = score
+        x, worst = r.stepper.models, found.worst_worker
+        all_of_them = r.net.n * x[0].numel() * x.element_size() <= LIMIT_BYTES
+        workers = range(r.net.n) if all_of_them else [worst]
+        models = models_of(r, workers)
+        if r.world.leader:
+            facts = {"run_id": run_id(r.config), "step": step, "num_workers": r.net.n, "worst": worst, "score": score}
+            with self._store.in_place():
+                save_models(self._store.path, models, facts)
+        if all_of_them:
+            return ""
+        return (
+            f"the models take more than 2 GB: save={keep.name} keeps that of worker {worst}, the worst, and the average"
+        )
+
+
+def _best_so_far(store: RunStore, id: str) -> float:
+    """The score of the models that this run has kept; minus infinity if what is there is not its own."""
+    facts = stored_facts(store.path)
+    try:
+        return float(facts.get("score", -math.inf)) if facts.get("run_id") == id else -math.inf
+    except (TypeError, ValueError):
+        return -math.inf
+
+
+def keeps_models(problem: Problem) -> bool:
+    """Whether what it trains are modules, whose tensors have names."""
+    return type(problem).model_tensors is not Problem.model_tensors
+
+
+def models_of(r: Run, workers: range | list[int]) -> dict[str, dict[str, Tensor]]:
+    """The models of these workers and the averaged one, by name: on the leader; elsewhere nothing. All call this."""
+    x, net = r.stepper.models, r.net
+    averaged = net.average(x)
+    rows = torch.empty(len(workers) if r.world.leader else 0, x.shape[1], dtype=x.dtype)
+    for columns in blocks(x.shape[1], net.n, x):
+        block = net.gather(x[:, columns].contiguous())
+        if r.world.leader:
+            rows[:, columns] = block[list(workers)]
+    buffers = {name: net.gather(value.double()).to(value.dtype) for name, value in r.problem.buffers().items()}
+    if not r.world.leader:
+        return {}
+    own = {
+        f"worker{i}": r.problem.model_tensors(row, {name: value[i] for name, value in buffers.items()})
+        for i, row in zip(workers, rows, strict=True)
+    }
+    return {AVERAGED: r.problem.model_tensors(averaged.cpu(), r.problem.averaged_buffers(averaged)), **own}

@@ -1,0 +1,128 @@
+"""The contract of a logger, and the guard that keeps its troubles away from the run."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import sys
+import threading
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any
+
+from decentral.host import packages
+
+_CLOSE_TIMEOUT_S = 30.0
+_MAX_WAITING = 10_000
+
+
+class Sink(ABC):
+    """Somewhere that metrics go."""
+
+    @abstractmethod
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Show these values at this step; steps do not decrease."""
+
+    @abstractmethod
+    def close(self, status: str) -> None:
+        """Finish, saying what has become of the run (a `store.Status`)."""
+
+
+class Logger(ABC):
+    """A choice of `logger=...`. Its components are dataclasses; what they open may be slow and may fail."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ConfigError if this cannot work here (a package is missing). Fast; imports nothing heavy."""
+
+    @abstractmethod
+    def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
+        """Start logging a run into `directory`, or to a server. Called through `Guarded`."""
+
+
+def require(package: str, key: str, install: str) -> None:
+    """Raise ConfigError unless `package` is installed, without importing it."""
+    packages.require(package, f"logger={key}", f"{install}, or choose logger=none")
+
+
+class Guarded(Sink):
+    """A sink that can neither fail, nor hang, nor slow down the run that uses it.
+
+    The logger is opened and fed by a thread of its own; `log` only puts the values in a queue. The first exception, or
+    a queue that overflows, gives a warning of one line on stderr, and from then on nothing is logged. `close` waits for
+    what is still in the queue, but not for longer than `close_timeout_s`.
+    """
+
+    def __init__(
+        self,
+        logger: Logger,
+        run_id: str,
+        config: dict[str, Any],
+        directory: Path,
+        close_timeout_s: float = _CLOSE_TIMEOUT_S,
+    ) -> None:
+        self._name = getattr(logger, "name", type(logger).__name__)
+        self._close_timeout_s = close_timeout_s
+        self._failed = False
+        self._giving_up = threading.Lock()
+        self._waiting: queue.Queue[tuple[int, dict[str, float]] | str] = queue.Queue(_MAX_WAITING)
+        self._thread = threading.Thread(
+            target=self._serve, args=(logger, run_id, config, directory), name=f"logger {self._name}", daemon=True
+        )
+        self._thread.start()
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Hand the values over; takes microseconds."""
+        if self._failed:
+            return
+        try:
+            self._waiting.put_nowait((step, dict(values)))
+        except queue.Full:
+            self._give_up("it is too slow")
+
+    @property
+    def failed(self) -> bool:
+        """Whether something was not logged."""
+        return self._failed
+
+    def close(self, status: str) -> None:
+        """Wait, for a limited time, until everything is logged."""
+        if self._failed:
+            return
+        try:
+            self._waiting.put_nowait(status)
+        except queue.Full:
+            self._give_up("it is too slow")
+            return
+        self._thread.join(self._close_timeout_s)
+        if self._thread.is_alive():
+            self._give_up(f"it did not finish within {self._close_timeout_s:g} s")
+
+    def _serve(self, logger: Logger, run_id: str, config: dict[str, Any], directory: Path) -> None:
+        try:
+            sink = logger.open(run_id, config, directory)
+            while not self._failed:
+                item = self._waiting.get()
+                if isinstance(item, str):
+                    sink.close(item)
+                    return
+                sink.log(*item)
+        except (Exception, SystemExit) as error:
+            self._give_up(one_line(error))
+
+    def _give_up(self, reason: str) -> None:
+        with self._giving_up:
+            if not self._failed:
+                warn(self._name, f"stopped: {reason}. The run goes on, and its results are in its directory.")
+            self._failed = True
+
+
+def warn(name: str, text: str) -> None:
+    """One line on stderr; even that must not fail the run."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"warning: logger={name} {text}", file=sys.stderr, flush=True)
+
+
+def one_line(error: BaseException) -> str:
+    """The first line of what an exception says."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")

@@ -1,0 +1,140 @@
+"""Weights & Biases.
+
+Facts that shape this file (wandb 0.31): without a key it asks on a terminal and waits for ever, so `mode` is always
+passed and a key is looked for first; an unreachable server takes it 20 s to notice; a full disk it does not notice.
+"""
+
+from __future__ import annotations
+
+import importlib
+import netrc
+import os
+import socket
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from decentral.errors import ConfigError
+from decentral.training.loggers.logger import Logger, Sink, one_line, require, warn
+from decentral.training.loggers.none import NoLogger
+
+_OLD_HOST = "api.wandb.ai"  # a netrc may still name it
+_REACH_TIMEOUT_S = 3.0
+_INIT_TIMEOUT_S = 10.0
+_FINISH_TIMEOUT_S = 25.0  # below the time that a run waits for its logger
+
+
+class Mode(Enum):
+    """Where Weights & Biases writes to."""
+
+    offline = "offline"
+    online = "online"
+    disabled = "disabled"
+
+
+@dataclass
+class WeightsAndBiases(Logger):
+    """Weights & Biases; offline unless `logger.mode=online`, then later sent with `wandb sync`.
+
+    It never asks for anything. Online without a key (WANDB_API_KEY or `wandb login`) or without a connection becomes
+    offline, with a warning. Raises ConfigError for a project name or a tag that the server would refuse.
+    """
+
+    name: str = "wandb"
+    mode: Mode = Mode.offline
+    project: str = "decentral"
+    entity: str | None = None
+    group: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.project) <= 128 or set(self.project) & set("/\\#?%:"):
+            raise ConfigError(
+                f"logger.project='{self.project}' is no project name: 1 to 128 characters, without any of / \\ # ? % :."
+            )
+        for tag in self.tags:
+            if not 1 <= len(tag) <= 64:
+                raise ConfigError(f"logger.tags has the tag '{tag}': a tag has 1 to 64 characters.")
+
+    def check(self) -> None:
+        """Raise ConfigError if wandb is needed and not installed."""
+        if self.mode is not Mode.disabled:
+            require("wandb", self.name, "pip install wandb")
+
+    def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
+        """Start a run in `directory/wandb`, and on the server if asked for and possible."""
+        if self.mode is Mode.disabled:
+            return NoLogger().open(run_id, config, directory)
+        os.environ["WANDB_SILENT"] = "true"  # its setting `silent` alone comes too late for the login
+        if self.mode is Mode.online:
+            try:
+                _expect_online()
+                return self._start("online", run_id, run_id, config, directory)
+            except Exception as error:
+                later = f"Send the run later with `wandb sync {directory}/wandb/offline-run-*`."
+                warn(self.name, f"is offline: {one_line(error)}. {later}")
+                return self._start("offline", f"{run_id}-offline", run_id, config, directory)
+        return self._start("offline", run_id, run_id, config, directory)
+
+    def _start(self, mode: str, wandb_id: str, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
+        wandb = importlib.import_module("wandb")
+        settings = wandb.Settings(
+            silent=True,
+            console="off",
+            disable_git=True,
+            disable_code=True,
+            init_timeout=_INIT_TIMEOUT_S,
+            login_timeout=_INIT_TIMEOUT_S,
+            finish_timeout=_FINISH_TIMEOUT_S,
+        )
+        run = wandb.init(
+            mode=mode,
+            project=self.project,
+            entity=self.entity,
+            group=self.group,
+            tags=self.tags,
+            id=wandb_id,
+            name=run_id,
+            resume="allow" if mode == "online" else None,
+            config=config,
+            dir=str(directory),
+            settings=settings,
+        )
+        return _Run(run)
+
+
+def _expect_online() -> None:
+    """Raise an OSError if there is no key or no connection: wandb would ask for it, or take long to find out."""
+    server = urlsplit(importlib.import_module("wandb").setup().settings.base_url)
+    host = server.hostname or ""
+    if not os.environ.get("WANDB_API_KEY") and not _in_netrc(host):
+        raise PermissionError("there is no key, neither in WANDB_API_KEY nor from `wandb login`")
+    if not getproxies():  # behind a proxy only wandb itself can tell
+        try:
+            socket.create_connection((host, server.port or 443), timeout=_REACH_TIMEOUT_S).close()
+        except OSError as error:
+            raise ConnectionError(f"{host} cannot be reached") from error
+
+
+def _in_netrc(host: str) -> bool:
+    path = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
+    try:
+        known = netrc.netrc(path).hosts
+    except (OSError, netrc.NetrcParseError):
+        return False
+    return host in known or _OLD_HOST in known
+
+
+class _Run(Sink):
+    def __init__(self, run: Any) -> None:
+        self._run = run
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self._run.log(values, step=step)
+
+    def close(self, status: str) -> None:
+        self._run.summary["status"] = status
+        self._run.finish(exit_code=int(status == "failed"))

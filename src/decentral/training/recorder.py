@@ -1,0 +1,157 @@
+"""What the leader of a run writes and says; on the other processes it only gives access to their parts of
+checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from decentral.config.files import as_dict, dump
+from decentral.config.identity import run_id
+from decentral.config.schema import Config
+from decentral.network.world import World
+from decentral.store import RunStore, Status
+from decentral.store.checkpoints import Written
+from decentral.store.failures import record
+from decentral.store.ownership import DirectoryLost
+from decentral.store.provenance import collect
+from decentral.terminal.progress import Progress, progress
+from decentral.training.evaluation import Evaluation, recorded
+from decentral.training.loggers.logger import Guarded
+from decentral.training.loggers.stored import remember
+
+if TYPE_CHECKING:
+    from decentral.training.run import Run
+
+
+@dataclass
+class Recorder:
+    """Store, progress and logger of one run."""
+
+    config: Config
+    world: World
+    store: RunStore
+    last_checkpoint: float
+    sink: Guarded | None = None
+
+    @classmethod
+    @contextmanager
+    def open(cls, config: Config, world: World, directory: Path) -> Iterator[Recorder]:
+        """The leader opens (and locks) the run's directory; then the others may look at it."""
+        if world.leader:
+            store = RunStore.open(directory, run_id(config), dump(config))
+            world.barrier()
+        else:
+            world.barrier()
+            store = RunStore.view(directory)
+        recorder = cls(config, world, store, time.monotonic())
+        try:
+            yield recorder
+        except BaseException as error:
+            recorder.fail(error)
+            raise
+        finally:
+            store.close()
+
+    def begin(self, r: Run) -> None:
+        """Freeze what the run is made of, before the first step."""
+        if not self.world.leader:
+            return
+        for message in r.rejected:
+            print(message, flush=True)
+        self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
+        facts = collect([str(self.world.device)], self.world.size)
+        if r.algorithm.asynchronous and self.world.size > 1:
+            facts["asynchronous"] = True
+        self.store.write_provenance(facts | {"restarts": self.store.restarts} | dict(r.problem.facts) | r.net.facts)
+        self.store.describe(recorded(r.problem))
+        r.problem.save_tables(self.store.path)
+        self.sink = Guarded(self.config.logger, run_id(self.config), as_dict(self.config), self.store.path)
+
+    @contextmanager
+    def progress(self, r: Run) -> Iterator[Progress]:
+        """The bar (or the lines) of the leader; silence elsewhere."""
+        c = self.config
+        title = f"{c.algo.name} on {c.topology.name}, {c.num_workers} workers"
+        with progress(r.total_steps, title, enabled=c.progress, leader=self.world.leader) as shown:
+            if r.start:
+                shown.line(f"resumed at step {r.start} of {r.total_steps}")
+            yield shown
+
+    def checkpoint_due(self, evaluated: bool) -> bool:
+        """Whether it is time for the next one by the leader's clock; if checkpoint_every_s=0, after each evaluation."""
+        if not self.world.leader:
+            return False
+        every_s = self.config.checkpoint_every_s
+        return time.monotonic() - self.last_checkpoint >= every_s if every_s else evaluated
+
+    def record(self, r: Run, t: int, found: Evaluation, shown: Progress) -> None:
+        """Append an evaluation to the metrics, and show it."""
+        if not self.world.leader:
+            return
+        epoch = t / r.problem.steps_per_epoch
+        self.store.append(found.rows(step=t, epoch=epoch, wall_s=round(r.wall_s, 6), bytes_sent=r.net.bytes_sent))
+        if self.sink is not None:
+            self.sink.log(t, found.summary() | {"epoch": epoch, "bytes_sent": float(r.net.bytes_sent)})
+        metric = found.metrics[0]
+        texts = {
+            "loss": f"{found.train_losses.mean().item():.3g}" if len(found.train_losses) else "",
+            "worst": metric.format(found.worst(0)),
+            "averaged": metric.format(found.averaged[0].item()),
+        }
+        told = "  ".join(f"{name} {text}" for name, text in texts.items() if text and name != "loss")
+        told += f"  train loss {texts['loss']}" if texts["loss"] else ""
+        told = f"step {t}/{r.total_steps}  epoch {epoch:.1f}  {metric.name.replace('_', ' ')}: {told}"
+        shown.milestone(told, t, epoch, **texts)
+
+    def commit(self, r: Run, t: int, written: list[Written]) -> None:
+        """Make the parts that all processes have written a checkpoint."""
+        self.last_checkpoint = time.monotonic()
+        if not self.world.leader:
+            return
+        parts = {f"process{rank}": part for rank, part in enumerate(written)}
+        meta = {
+            "wall_s": r.wall_s,
+            "bytes_sent": r.net.bytes_sent,
+            "messages_sent": r.net.messages_sent,
+            "times_s": r.spent_s,
+        }
+        self.store.commit_checkpoint(t, parts, meta)
+        self.store.set_status(Status.running, step=t, epoch=t / r.problem.steps_per_epoch)
+
+    def end(self, r: Run, status: Status, step: int) -> None:
+        """The final status."""
+        if not self.world.leader:
+            return
+        if r.trace is not None:
+            with self.store.in_place():
+                r.trace.save(self.store.path, step)
+        facts: dict[str, Any] = {
+            "wall_s": r.wall_s,
+            "bytes_sent": r.net.bytes_sent,
+            "messages_sent": r.net.messages_sent,
+            "times_s": r.spent_s,
+        }
+        if notes := [*r.notes, *(self.config.topology.notes() if r.algorithm.uses_topology else ())]:
+            facts["notes"] = notes
+        self.store.set_status(status, step=step, epoch=step / r.problem.steps_per_epoch, **facts)
+        if status in (Status.done, Status.diverged):
+            self.store.remove_checkpoints()
+        if self.sink is not None:
+            self.sink.close(status.value)
+            if status in (Status.done, Status.diverged) and not self.sink.failed:
+                remember(self.config, self.store.path)
+
+    def fail(self, error: BaseException) -> None:
+        """Say in the status why the run broke off."""
+        if not self.world.leader:
+            return
+        with contextlib.suppress(OSError, DirectoryLost):  # a full disk: the error itself is what the user must see
+            record(self.store, error)
+        if self.sink is not None:
+            self.sink.close(Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed)

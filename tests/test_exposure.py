@@ -1,0 +1,223 @@
+"""Who can reach a run from outside: what listens at which address, and that nothing which comes in can run code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import pickle
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from torch.distributed.elastic.agent.server import api as agent
+from torch.distributed.elastic.rendezvous import static_tcp_rendezvous
+from torch.distributed.elastic.utils import store as agent_store
+
+import decentral
+from decentral.cli.run import main
+from decentral.errors import ConfigError
+from decentral.host.torchrun import place
+from decentral.runtime.process_group import store_of_torchrun
+from decentral.scheduling import slurm_pool
+from decentral.scheduling.launchers.slurm import Slurm, Where
+from decentral.store import RunStore
+from punisher import below, newest_checkpoint
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+
+SOURCES = Path(decentral.__file__).parent
+DOCUMENTS = [SOURCES.parents[1] / name for name in ("README.md", "docs/clusters.md", "docs/own_script.md")]
+QUADRATICS = ["task=quadratics", "num_workers=4", "processes=2", "device=cpu", "progress=false"]
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """The addresses and ports at which a process waits for connections."""
+    own = set()
+    for entry in os.listdir(f"/proc/{pid}/fd"):
+        with suppress(FileNotFoundError):  # it has just been closed
+            own.add(os.readlink(f"/proc/{pid}/fd/{entry}").removeprefix("socket:[").removesuffix("]"))
+    tables = [Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    rows = [line.split() for table in tables for line in table]
+    return {_address(row[1]) for row in rows if row[3] == "0A" and row[9] in own}
+
+
+def _address(text: str) -> tuple[str, int]:
+    digits, port = text.split(":")
+    words = [bytes.fromhex(digits[i : i + 8])[::-1] for i in range(0, len(digits), 8)]  # little-endian words
+    return str(ip_address(b"".join(words))), int(port, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("transport", ["shared_memory", "torch"])
+def test_a_run_on_one_machine_listens_on_the_loopback_only(tmp_path, transport):
+    directory = tmp_path / "run"
+    endless = ["steps=100000000", "checkpoint_every_s=0", f"network.transport={transport}", f"run_dir={directory}"]
+    command = [sys.executable, "-m", "decentral", *QUADRATICS, *endless]
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while run.poll() is None and newest_checkpoint(directory) < 0:
+            time.sleep(0.02)
+        processes = [run.pid, *below(run.pid)]
+        found = set().union(*map(listening, processes))
+    finally:
+        run.send_signal(signal.SIGINT)
+        run.wait()
+    assert len(processes) > 2 and found, "it has a store, and gloo's sockets"
+    assert all(ip_address(address).is_loopback for address, _ in found), found
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_store_that_we_serve_listens_at_the_given_address_only(monkeypatch):
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    for name in ("127.0.0.1", "localhost"):
+        port, before = free_port(), listening(os.getpid())
+        monkeypatch.setenv("MASTER_ADDR", name)
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        served = store_of_torchrun(0, 2, 30.0)
+        (found,) = listening(os.getpid()) - before
+        assert ip_address(found[0]).is_loopback and found[1] == port
+        store_of_torchrun(1, 2, 30.0).set("key", "value")
+        assert served.get("key") == b"value"
+    with pytest.raises(ConfigError, match=f"MASTER_ADDR=localhost MASTER_PORT={port} is no place to listen at"):
+        store_of_torchrun(0, 2, 30.0)
+
+
+class Planted:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_what_jobs_have_pickled_is_read_only_where_nobody_else_can_write(tmp_path, monkeypatch):
+    folder, mark = tmp_path / "submitted", tmp_path / "run by us"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)  # as an older version has made it under a careless umask
+    report = folder / "1_0_result.pkl"
+    report.write_bytes(pickle.dumps(Planted(mark)))
+    report.chmod(0o644)
+    with pytest.raises(PermissionError):
+        slurm_pool._unpickled(report)
+    slurm_pool.private_folder(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    report.chmod(0o666)
+    with pytest.raises(PermissionError):
+        slurm_pool._unpickled(report)
+    report.chmod(0o664)  # of a user whose umask is 002: nobody gets into the folder
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "geteuid", lambda: 12345)
+        with pytest.raises(PermissionError):
+            slurm_pool._unpickled(report)
+        with pytest.raises(ConfigError, match=f"{folder} belongs to another user"):
+            slurm_pool.private_folder(folder)
+    assert not mark.exists()
+    slurm_pool._unpickled(report)
+    assert mark.exists()
+
+
+def test_a_launcher_of_slurm_jobs_makes_its_folder_for_this_user_alone(tmp_path):
+    with Slurm(cluster=Where.local).open(tmp_path / "results"):
+        assert (tmp_path / "results" / "submitted").stat().st_mode & 0o777 == 0o700
+
+
+def commands(text: str) -> list[str]:
+    """The lines of a document's blocks that start torchrun, continued lines joined."""
+    blocks = re.findall(r"```\n(.*?)```", text, re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [line for line in lines if "torchrun " in line and not line.startswith("#")]
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.slow
+def test_the_commands_for_several_machines_start_one_run(tmp_path):
+    """On one machine, by its loopback."""
+    (command,) = [line for line in commands(DOCUMENTS[0].read_text()) if "--nnodes" in line]
+    assert any(line.startswith(command) for line in commands(DOCUMENTS[1].read_text())), "both say the same"
+    for written, here in (("HOST", "127.0.0.1"), ("29500", str(free_port())), ("per-node=4", "per-node=1")):
+        command = command.replace(written, here)
+    words = shlex.split(command)
+    ours = [*words[1:], "results_dir=results", *QUADRATICS, "steps=20"]
+    environment = os.environ | {"PYTHONPATH": str(SOURCES.parent), "GLOO_SOCKET_IFNAME": "lo"}
+    agents = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", *(word.replace("RANK", str(rank)) for word in ours)],
+            cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in (0, 1)
+    ]  # fmt: skip
+    for each in agents:
+        told = each.communicate()
+        assert each.returncode == 0, told
+    (directory,) = (tmp_path / "results" / "runs").iterdir()
+    assert (RunStore.peek(directory) or {})["status"] == "done"
+
+
+def test_no_command_of_ours_lets_an_agent_unpickle_what_strangers_send():
+    """torchrun's c10d rendezvous, which --standalone is, too, unpickles what anybody may put into its store."""
+    told = "\n".join(line for document in DOCUMENTS for line in commands(document.read_text()))
+    assert told and not re.search(r"c10d|etcd|--standalone|--rdzv-backend=(?!static)", told)
+    for module in (static_tcp_rendezvous, agent_store, agent):
+        assert "pickle" not in inspect.getsource(module), f"{module.__name__} is not safe any more"
+
+
+def test_no_process_of_ours_unpickles_what_another_machine_sends():
+    """torch's collectives of objects do; what we read with torch.load is read with its restricted unpickler.
+
+    What SLURM jobs leave in a file is unpickled by submitit, but only from a folder that is ours alone.
+    """
+    for source in SOURCES.rglob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            name = ast.unparse(node.func)
+            assert not re.search(r"dist\..*_object(_list)?$|pickle\.loads?$", name), f"{source}: {name}"
+            if name == "torch.load":
+                assert "weights_only=True" in ast.unparse(node), f"{source}: {ast.unparse(node)}"
+
+
+@pytest.mark.parametrize(
+    ("variables", "sentence"),
+    [
+        ({"WORLD_SIZE": "abc"}, "WORLD_SIZE=abc makes no sense"),
+        ({"RANK": "5"}, "RANK=5 makes no sense with WORLD_SIZE=2: ranks are 0 to 1"),
+        ({"RANK": "-1"}, "RANK=-1 makes no sense"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT=x makes no sense"),
+        ({"LOCAL_WORLD_SIZE": "0"}, "LOCAL_WORLD_SIZE=0 makes no sense"),
+    ],
+)
+def test_variables_of_a_launcher_that_make_no_sense_are_refused(monkeypatch, capsys, tmp_path, variables, sentence):
+    usual = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for name, value in (usual | variables).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as end:
+        main([*QUADRATICS, f"run_dir={tmp_path / 'run'}"])
+    told = capsys.readouterr().err
+    assert end.value.code == 2 and told.count("\n") == 1 and sentence in told
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        decentral.join("ring")
+
+
+def test_variables_that_torchrun_need_not_set_have_defaults(monkeypatch):
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert place() == (1, 3, 1, 3, 0)

@@ -1,0 +1,184 @@
+"""A thousand workers on every topology, four thousand on some: nothing that a run does needs an n x n array."""
+
+from __future__ import annotations
+
+import contextlib
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decentral.errors import ConfigError
+from decentral.registry import components
+from decentral.topology.communication import Communication
+from decentral.topology.requirements import Need, check
+from table import TOPOLOGIES
+
+MANY, MOST = 1024, 4096
+FOUR = ("ring", "dbt", "exponential", "one_peer_exponential")
+EVERY = sorted(TOPOLOGIES.keys() - {"social"})  # which has 32 workers
+QUICK = ("complete", "dbt", "one_peer", "star")
+TREES = [name for name in EVERY if TOPOLOGIES[name].tree]
+DENSE_BYTES = {n: 8 * n * n for n in (MANY, MOST)}
+
+
+def place(name: str, n: int, folder: Path) -> list[str]:
+    """The topology with what it needs to have n workers."""
+    grid = "topology.graph=grid"
+    more = {"one_peer": [grid, "topology.weights=metropolis"], "spanning_tree": [grid]}
+    if name == "file":
+        path = folder / "graph.csv"
+        path.write_text("".join(f"{i},{(i + 1) % n}\n" for i in range(n)))
+        more["file"] = [f"topology.path={path}"]
+    return [f"topology={name}", f"num_workers={n}", *more.get(name, [])]
+
+
+def fields(name: str, n: int, folder: Path) -> dict[str, str]:
+    settings = [setting.removeprefix("topology.").split("=") for setting in place(name, n, folder)[2:]]
+    return {key: value for key, value in settings if key != "weights"}
+
+
+def peak_of_validation(name: str, n: int, folder: Path, needs: set[Need], communication: Communication) -> int:
+    """The most memory that is held while all is made and looked at; arrays of numpy are counted."""
+    import scipy.sparse.linalg  # noqa: F401  # its code is not counted
+
+    topology = components("topology")[name](**fields(name, n, folder))
+    tracemalloc.start()
+    try:
+        for need in needs:
+            rounds = communication.schedule(topology, n)
+            with contextlib.suppress(ConfigError):
+                check(rounds, {need}, "algo", name)
+            if need is Need.tree and TOPOLOGIES[name].tree:
+                rounds.edges()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", sorted(set(EVERY) - {"complete"}))
+def test_a_thousand_workers_are_validated_without_a_dense_matrix(tmp_path, name):
+    eigenvalues = {Need.d2_spectrum}  # are those of a dense matrix up to so many workers
+    peak = peak_of_validation(name, MANY, tmp_path, set(Need) - eigenvalues, Communication())
+    assert peak < DENSE_BYTES[MANY] / 2
+
+
+@pytest.mark.parametrize("name", FOUR)
+def test_four_thousand_workers_are_validated_with_the_memory_of_their_edges(tmp_path, name):
+    assert peak_of_validation(name, MOST, tmp_path, set(Need), Communication()) < DENSE_BYTES[MOST] / 8
+
+
+@pytest.mark.parametrize(
+    "communication",
+    [Communication(global_every=3), Communication(every=2, global_every=1), Communication(workers_per_machine=8)],
+)
+def test_the_mean_of_all_workers_and_machines_take_no_dense_matrix(tmp_path, communication):
+    needs = {Need.doubly_stochastic, Need.symmetric, Need.connected}
+    assert peak_of_validation("ring", MOST, tmp_path, needs, communication) < DENSE_BYTES[MOST] / 8
+
+
+def test_four_thousand_workers_mix_and_agree_in_machines_without_a_dense_matrix():
+    import torch
+
+    from decentral.network.delivery import Losses
+    from decentral.network.local import LocalNetwork
+
+    communication = Communication(global_every=3, workers_per_machine=8)
+    rounds = communication.schedule(components("topology")["ring"](), MOST)
+    x = torch.arange(MOST * 16, dtype=torch.float64).view(MOST, 16).sin()
+    mean = x.mean(0)
+    tracemalloc.start()
+    net = LocalNetwork(rounds, Losses(0.0, 0))
+    w = net.known_ones()
+    for round in range(3):
+        x, w = net.mix(x, round), net.mix_known(w, round)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < DENSE_BYTES[MOST] / 4
+    torch.testing.assert_close(x, mean.expand(MOST, 16), rtol=0, atol=1e-12)
+    torch.testing.assert_close(w, torch.ones_like(w), rtol=0, atol=1e-12)
+
+
+def algorithm(name: str) -> str:
+    if TOPOLOGIES[name].tree:
+        return "relaysgd"
+    return "dpsgd"
+
+
+def goes_on(start, tmp_path: Path, *overrides: str) -> None:
+    """Four steps, and the same broken off in between and continued from the checkpoint."""
+    settings = [*overrides, "steps=4", "checkpoint_every_s=0", "evaluation.every_epochs=1"]
+    straight = start(*settings, directory="straight")
+    broken = start(*settings, directory="broken", interrupt_at=1)
+    assert (straight.status, broken.status) == ("done", "interrupted")
+    continued = start(*settings, directory="broken")
+    assert continued.rows == straight.rows
+    assert continued.facts["bytes_sent"] == straight.facts["bytes_sent"] > 0
+
+
+QUADRATICS = ("task=quadratics", "task.dimension=4")
+NETWORKS = ("task=images", "data=digits", "model=mlp", "model.hidden=[8]", "batch_size=1", "alpha=1")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_thousand_workers_train_and_go_on_from_a_checkpoint(start, tmp_path, name):
+    goes_on(start, tmp_path, *QUADRATICS, f"algo={algorithm(name)}", *place(name, MANY, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(EVERY) - set(QUICK)))
+def test_a_thousand_workers_train_on_every_topology(start, tmp_path, name):
+    goes_on(start, tmp_path, *QUADRATICS, f"algo={algorithm(name)}", *place(name, MANY, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOUR)
+def test_four_thousand_workers_train_and_go_on_from_a_checkpoint(start, tmp_path, name):
+    goes_on(start, tmp_path, *QUADRATICS, f"algo={algorithm(name)}", *place(name, MOST, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dbt", "one_peer_exponential"])
+def test_a_thousand_networks_train_and_go_on_from_a_checkpoint(start, tmp_path, name):
+    goes_on(start, tmp_path, *NETWORKS, f"algo={algorithm(name)}", *place(name, MANY, tmp_path))
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_the_sum_over_a_thousand_workers_is_kept(tmp_path, name):
+    import torch
+
+    from decentral.network.delivery import Losses
+    from decentral.network.local import LocalNetwork
+
+    topology = components("topology")[name](**fields(name, MANY, tmp_path))
+    rounds = topology.schedule(MANY)
+    net = LocalNetwork(rounds, Losses(0.0, 0))
+    for width in (6, 500):
+        x = torch.from_numpy(np.random.default_rng(0).normal(size=(MANY, width)))
+        total = x.sum(0)
+        for round in range(3):
+            x = net.mix(x, round)
+        torch.testing.assert_close(x.sum(0), total, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("width", [4, 300])
+@pytest.mark.parametrize("name", TREES)
+def test_messages_of_a_thousand_workers_hold_each_model_once(tmp_path, name, width):
+    """What one worker sends out in round 0 comes to everybody exactly once, and the counts say so."""
+    import torch
+
+    from decentral.network.delivery import Losses
+    from decentral.network.local import LocalNetwork
+
+    net = LocalNetwork(components("topology")[name](**fields(name, MANY, tmp_path)).schedule(MANY), Losses(0.0, 0))
+    ones = torch.ones(MANY, width, dtype=torch.float64)
+    m, c = net.no_messages(ones), net.no_counts()
+    for round in range(4):
+        m, c = net.relay(ones, m, round), net.relay_counts(c, round)
+    counted = net.collect_counts(c)
+    found = net.collect(m, torch.zeros_like(ones))
+    for h, piece in enumerate(net.rounds.slices(width)):
+        assert torch.equal(found[:, piece], counted[:, h : h + 1].expand(MANY, width)[:, piece])
+    if name == "star":
+        assert (1 + counted == MANY).all()

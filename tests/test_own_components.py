@@ -1,0 +1,359 @@
+"""Components of one's own: in a folder, chosen, helped with, refused, run, resumed and swept like ours."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from decentral.cli.run import main
+from decentral.cli.study import main as study
+from decentral.config.composition import compose
+from decentral.config.files import dump, load
+from decentral.config.identity import run_id
+from decentral.errors import ConfigError
+from decentral.jobs.training_run import TrainingRun
+from decentral.registry import components, own
+from decentral.registry.find import CONTRACTS, _contract, ours
+from decentral.store import RunStore
+
+QUICK = ("topology=ring", "task=quadratics", "num_workers=4", "steps=6", "device=cpu", "progress=false")
+LAZY = '''"""Gossip of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decentral.algorithms.states import OnlyModels
+
+
+@dataclass
+class Lazy(OnlyModels):
+    """Gossip that keeps half of its own model.
+
+    eta   how much of it goes to the mean of the neighbours
+    """
+
+    name: str = "lazy"
+    eta: float = 0.5
+
+    def step(self, s, oracle, net, t):
+        """One gradient, one round."""
+        y, opt = self.local.adapt(s.x, oracle(s.x), s.opt, t)
+        return self.State(y.clone().lerp_(net.mix(y, t), self.eta), opt)
+'''
+
+
+def write(folder: Path, text: str = LAZY, name: str = "algorithms/lazy.py") -> str:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+    return str(folder)
+
+
+@pytest.fixture(autouse=True)
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    return write(tmp_path / "mine")
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    """(exit status, stdout, stderr)"""
+    with pytest.raises(SystemExit) as exit:
+        main(arguments)
+    return exit.value.code, *capsys.readouterr()
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    code, out, err = command(capsys, *arguments)
+    assert (code, out) == (2, "") and len(err.strip().splitlines()) == 1
+    return err
+
+
+def afresh(*arguments: str, module: str = "decentral", **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command in a process of its own, which knows nothing yet."""
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+# what can be chosen
+
+
+def test_every_component_of_ours_fulfils_the_contract_that_ones_own_has_to() -> None:
+    for package in CONTRACTS:
+        assert ours(package)
+        assert all(issubclass(cls, _contract(package)) for cls in ours(package).values())
+
+
+def test_it_is_chosen_without_a_yaml_file_and_helped_with(capsys: pytest.CaptureFixture[str], mine: str) -> None:
+    assert compose(["algo=lazy", "algo.eta=0.25", *QUICK], mine).algo.eta == 0.25
+    _, out, _ = command(capsys, "--config-dir", mine, "--help", "algo")
+    assert "  lazy               Gossip that keeps half of its own model." in out.splitlines()
+    _, out, _ = command(capsys, "--config-dir", mine, "--help", "algo=lazy")
+    assert "(mine/algorithms/lazy.py)" in out and "how much of it goes" in out and "algo.eta=0.5" in out
+    _, out, _ = command(capsys, "--config-dir", mine, "--help")
+    assert "lazy" in out.split()
+    _, out, _ = command(capsys, "--config-dir", mine, "--cfg", "job", "algo=lazy", *QUICK)
+    assert "name: lazy" in out and "eta: 0.5" in out
+    assert "  lazy  " not in command(capsys, "--help", "algo")[1]
+
+
+def test_a_yaml_file_gives_it_other_settings(capsys: pytest.CaptureFixture[str], mine: str) -> None:
+    text = "# Keeps most of it.\ndefaults:\n  - schema/lazy@_here_\n  - _self_\neta: 0.1\n"
+    write(Path(mine), text, "algo/lazier.yaml")
+    assert compose(["algo=lazier", *QUICK], mine).algo.eta == 0.1
+    assert "algo.eta=0.1" in command(capsys, "--config-dir", mine, "--help", "algo=lazier")[1]
+
+
+def test_completion_offers_it(mine: str) -> None:
+    line = "decentral-run --config-dir mine algo=laz"
+    done = afresh("-sc", "query=bash", COMP_LINE=line, COMP_POINT=str(len(line)))
+    assert done.stdout.split() == ["algo=lazy"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("algo=lasy", "algo=lasy does not exist. Did you mean 'lazy'?"),
+        ("algo.etta=1", "algo=lazy has no setting 'etta'. Did you mean 'eta'?"),
+        ("algo.eta=much", "algo.eta=much cannot be used: it has to be a number, such as 0.5."),
+    ],
+)
+def test_a_mistake_is_explained_as_with_ours(
+    capsys: pytest.CaptureFixture[str], mine: str, override: str, words: str
+) -> None:
+    assert words in refusal(capsys, "--config-dir", mine, "algo=lazy", override, *QUICK)
+
+
+# what cannot be a component
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("x = 1\ndef f(:\n", "mine/algorithms/lazy.py, line 2: SyntaxError: invalid syntax."),
+        ("x = 1\ny = x / 0\n", "mine/algorithms/lazy.py, line 2: ZeroDivisionError: division by zero."),
+        ("import nonesuch\n", "mine/algorithms/lazy.py, line 1: ModuleNotFoundError: No module named 'nonesuch'."),
+        (LAZY.replace("@dataclass\n", "\n"), "mine/algorithms/lazy.py: Lazy has to be a dataclass"),
+        (LAZY.replace('"lazy"', '"so lazy"'), "mine/algorithms/lazy.py: Lazy needs a name to be chosen by"),
+        (LAZY.replace("(OnlyModels)", ""), "mine/algorithms/lazy.py: Lazy has to be derived from decentral.algorithms"),
+        (LAZY.replace("def step", "def stop"), "mine/algorithms/lazy.py: Lazy lacks what decentral.algorithms"),
+        (LAZY.replace("eta: float = 0.5", "eta: complex = 1j"), "mine/algorithms/lazy.py: a field of Lazy cannot be"),
+        (LAZY.replace('"lazy"', '"dpsgd"'), "the name 'dpsgd' is taken by "),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_component_is_refused_in_a_sentence_that_names_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, words: str
+) -> None:
+    said = refusal(capsys, "--config-dir", write(tmp_path / "mine", text), "algo=dpsgd", *QUICK)
+    assert words in said and "mine/algorithms/lazy.py" in said
+
+
+def test_two_files_with_one_name_are_both_named(capsys: pytest.CaptureFixture[str], mine: str) -> None:
+    write(Path(mine), LAZY, "algorithms/again.py")
+    said = refusal(capsys, "--config-dir", mine, *QUICK)
+    assert "mine/algorithms/again.py" in said and "mine/algorithms/lazy.py" in said
+
+
+def test_an_exception_when_it_is_built_names_the_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    text = LAZY.replace("    def step", '    def __post_init__(self):\n        raise KeyError("eta")\n\n    def step')
+    said = refusal(capsys, "--config-dir", write(tmp_path / "mine", text), "algo=lazy", *QUICK)
+    line = text.splitlines().index('        raise KeyError("eta")') + 1
+    assert f"mine/algorithms/lazy.py, line {line}: KeyError" in said
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_an_exception_in_a_step_names_the_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, processes: int
+) -> None:
+    text = LAZY.replace("        y, opt", '        assert t < 3, "too late"\n        y, opt')
+    folder, where = write(tmp_path / "mine", text), "mine/algorithms/lazy.py, line 22: AssertionError: too late"
+    code, _, err = command(capsys, "--config-dir", folder, "algo=lazy", *QUICK, f"processes={processes}", "run_dir=run")
+    assert code == 1 and f"{where} (in step 3)" in err
+    assert where in (RunStore.peek(Path("run")) or {})["reason"]
+
+
+# identity
+
+
+def test_its_source_is_part_of_the_id_and_its_place_is_not(tmp_path: Path) -> None:
+    texts = {"a": LAZY, "b": LAZY, "c": LAZY.replace("lerp_", "lerp_  ")}
+    ids = [run_id(compose(["algo=lazy", *QUICK], write(tmp_path / name, text))) for name, text in texts.items()]
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_what_it_imports_from_beside_is_part_of_its_source(tmp_path: Path) -> None:
+    folder = write(
+        tmp_path / "mine", LAZY.replace("from decentral", "from helpers.eta import ETA  # noqa\nfrom decentral", 1)
+    )
+    write(tmp_path / "mine", "", "helpers/__init__.py")
+    words = "from decentral.config.composition import compose; import sys; from pathlib import Path\n"
+    words += "from decentral.config.identity import run_id\n"
+    words += f"config = compose(['algo=lazy', *{list(QUICK)}], sys.argv[1])\n"
+    words += "Path('mine/helpers/eta.py').write_text('ETA = 3\\n')\n"
+    words += "print(run_id(config))"
+    found = []
+    for eta in (1, 2, 1):
+        write(tmp_path / "mine", f"ETA = {eta}\n", "helpers/eta.py")
+        done = subprocess.run([sys.executable, "-c", words, folder], capture_output=True, text=True, timeout=60)
+        assert not done.returncode, done.stderr
+        found.append(done.stdout)
+    assert found[0] == found[2] != found[1], "it is what was imported that counts"
+
+
+def test_ours_have_no_source_in_their_identity(mine: str) -> None:
+    plain, beside = compose(["algo=dpsgd", *QUICK]), compose(["algo=dpsgd", *QUICK], mine)
+    assert run_id(plain) == run_id(beside) and "own" not in yaml.safe_load(dump(beside))
+
+
+def test_the_source_is_written_down_and_another_one_is_noticed(mine: str) -> None:
+    config = compose(["algo=lazy", *QUICK], mine)
+    text = dump(config)
+    assert load(text) == config
+    written = yaml.safe_load(text)["own"]["algo"]
+    assert written["file"].endswith("mine/algorithms/lazy.py")
+    with pytest.raises(ConfigError, match="is not what it was"):
+        load(text.replace(written["sha256"], "0" * 16))
+
+
+def test_a_file_that_changes_while_a_run_starts_is_noticed(mine: str) -> None:
+    config = compose(["algo=lazy", *QUICK], mine)
+    job = pickle.dumps(TrainingRun(replace(config, run_dir="run")))
+    write(Path(mine), LAZY + "\n")
+    words = "import pickle, sys; pickle.load(sys.stdin.buffer).carry_out()"
+    done = subprocess.run([sys.executable, "-c", words], input=job, capture_output=True, env=os.environ, timeout=60)
+    assert done.returncode and b"was changed after the start" in done.stderr
+
+
+# processes, sweeps, studies
+
+
+def test_a_pickled_job_finds_it_in_a_process_that_knows_of_nothing(mine: str) -> None:
+    job = pickle.dumps(TrainingRun(compose(["algo=lazy", "run_dir=run", *QUICK], mine)))
+    words = "import pickle, sys; print(pickle.load(sys.stdin.buffer).carry_out())"
+    environment = {name: value for name, value in os.environ.items() if name != own.VARIABLE}
+    done = subprocess.run([sys.executable, "-c", words], input=job, capture_output=True, env=environment, timeout=60)
+    assert b"done" in done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_run_that_is_killed_goes_on(mine: str, processes: int) -> None:
+    settings = [
+        "--config-dir",
+        mine,
+        "algo=lazy",
+        *QUICK,
+        f"processes={processes}",
+        "checkpoint_every_s=0",
+        "restarts=0",
+    ]
+    fault = json.dumps([{"rank": 0, "step": 4, "kind": "kill"}])
+    assert afresh(*settings, "run_dir=broken", DECENTRAL_FAULTS=fault).returncode
+    again = afresh(*settings, "run_dir=broken")
+    assert again.returncode == 0 and "done" in again.stdout, again.stderr
+    assert afresh(*settings, "run_dir=straight").returncode == 0
+    values = [
+        [json.loads(line)["value"] for line in (Path(name) / "metrics.jsonl").read_text().splitlines()]
+        for name in ("broken", "straight")
+    ]
+    assert values[0] == values[1] and (RunStore.peek(Path("broken")) or {})["status"] == "done"
+
+
+@pytest.mark.slow
+def test_a_sweep_runs_it_beside_ours(mine: str) -> None:
+    done = afresh("--config-dir", mine, "-m", "algo=lazy,dpsgd", "algo.eta=0.5", *QUICK)
+    assert done.returncode == 2 and "algo=dpsgd has no setting 'eta'" in done.stderr
+    done = afresh("--config-dir", mine, "-m", "algo=lazy,dpsgd", "seed=0,1", *QUICK)
+    assert done.returncode == 0, done.stderr
+    assert len(list(Path("results/runs").iterdir())) == 4
+
+
+CLAIM = '''"""A claim of one's own."""
+
+from dataclasses import dataclass
+
+from decentral.report.claims.claim import MET, Claim, Finding
+
+
+@dataclass
+class Always(Claim):
+    """Is met."""
+
+    name: str = "always"
+
+    def check(self, cells, larger_is_better):
+        """It is."""
+        return Finding(MET, why="says one's own")
+'''
+
+STUDY = """\
+# Ours against one's own.
+kind: comparison
+title: Gossip, lazy or not
+paper: mine
+item: Table 1
+base: [task=quadratics, topology=ring, num_workers=4, steps=4]
+rows:
+  - {method: lazy, base: [algo=lazy]}
+  - {method: D-PSGD, base: [algo=dpsgd]}
+seeds: [0]
+measure: {split: objective, metric: suboptimality, worker: worst}
+scales:
+  small: {}
+report:
+  table: {rows: [method], format: scientific}
+  claims: [{says: it works, kind: always}]
+"""
+
+
+@pytest.mark.slow
+def test_a_study_compares_it_with_ours_and_its_own_claim_is_judged(
+    capsys: pytest.CaptureFixture[str], mine: str
+) -> None:
+    write(Path(mine), STUDY, "study/lazy_or_not.yaml")
+    write(Path(mine), CLAIM, "claims/always.py")
+    with pytest.raises(SystemExit) as exit:
+        study(["lazy_or_not", "scale=small", "--config-dir", mine, "progress=false"])
+    assert exit.value.code == 0, capsys.readouterr().err
+    folder = Path("results/own/mine/lazy_or_not/small")
+    assert "lazy" in (folder / "table.md").read_text()
+    assert "says one's own" in (folder / "verdicts.csv").read_text()
+    done = afresh("lazy_or_not", "--config-dir", mine, module="decentral.cli.report")
+    assert done.returncode == 0 and "Made:     1 report" in done.stdout, done.stderr
+
+
+def test_what_is_ones_own_is_forgotten_by_the_next_command(capsys: pytest.CaptureFixture[str], mine: str) -> None:
+    assert command(capsys, "--config-dir", mine, "algo=lazy", *QUICK)[0] == 0
+    assert "lazy" in components("algorithms")
+    assert "algo=lazy does not exist" in refusal(capsys, "algo=lazy", *QUICK)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("algo/dpsgd.yaml", "defaults:\n  - schema/dpsgd@_here_\n", "algo/dpsgd.yaml has the name of one of ours"),
+        ("experiment/relaysum_cifar10.yaml", "# @package _global_\n", "has the name of one of ours"),
+        ("algo/lazier.yaml", "name: lazy\n", "algo: its YAML file does not say which component it sets"),
+        ("algo/lazier.yaml", "defaults:\n  - lazier\n", "a YAML file has itself among its defaults"),
+        ("algorithms/quits.py", "import sys\nsys.exit(0)\n", "quits.py, line 2"),
+    ],
+)
+def test_a_file_that_cannot_be_what_it_says_is_refused(
+    capsys: pytest.CaptureFixture[str], mine: str, name: str, text: str, said: str
+) -> None:
+    write(Path(mine), text, name)
+    assert said in refusal(capsys, "--config-dir", mine, f"algo={Path(name).stem}", *QUICK)

@@ -1,0 +1,193 @@
+"""Plain torch classes and data sets of one's own: model=mymodule:MyNet, data=mymodule:make_data."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from decentral.cli.run import main
+from decentral.config.composition import compose
+from decentral.config.files import dump, load
+from decentral.config.identity import run_id
+from decentral.gradients.passes.layers import refusal
+from decentral.registry import component
+from decentral.store import read_metrics
+
+MODULE = '''"""A module of one's own."""
+
+import enum
+import random
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+
+class Act(enum.Enum):
+    relu = "relu"
+    tanh = "tanh"
+
+
+class Net(nn.Module):
+    """Two layers."""
+
+    def __init__(self, in_features, num_classes: int, width: int = 8, drop=0.0, act: Act = Act.relu, wide=(1, 2),
+                 norm=nn.Identity, *args, bias: bool | None = None, **kwargs):
+        super().__init__()
+        assert wide == (1, 2) and act in Act
+        self.layers = nn.Sequential(nn.Linear(in_features, width), nn.ReLU(), nn.Linear(width, num_classes))
+
+    def forward(self, x):
+        return self.layers(x.flatten(1))
+
+
+class Backwards(nn.Sequential):
+    def forward(self, x):
+        return super().forward(-x)
+
+
+class Wrong(nn.Module):
+    def __init__(self, classes: int):
+        super().__init__()
+        self.layer = nn.Linear(6, classes)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+class Noisy(Dataset):
+    classes = ["a", "b", "c", "d", "never seen"]
+
+    def __init__(self, n):
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, i):
+        return torch.eye(4, 6)[i % 4] + 0.1 * torch.randn(6) + random.random(), i % 4
+
+
+def noisy(size: int = 80):
+    return Noisy(size), Noisy(20)
+
+
+def tensors(size: int = 80):
+    y = torch.arange(size) % 4
+    data = TensorDataset(torch.eye(4, 6)[y] + torch.randn(size, 6), y)
+    return Subset(data, range(0, size - 20)), Subset(data, range(size - 20, size))
+
+
+def one():
+    return Noisy(3)
+
+
+def words():
+    return [("a word", 1)], [("a word", 1)]
+
+
+def breaks():
+    raise OSError("no such disk")
+'''
+QUICK = ("num_workers=4", "batch_size=4", "topology=ring", "algo=dpsgd", "partition=iid", "steps=4", "device=cpu",
+         "progress=false", "precision=fp64")  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """The name of a module in the current folder."""
+    name = f"mine_{abs(hash(request.node.name)) % 10**9}"
+    (tmp_path / f"{name}.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return name
+
+
+def refusal_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit:
+        main([*arguments, *QUICK])
+    err = capsys.readouterr().err
+    assert exit.value.code == 2 and len(err.strip().splitlines()) == 1, err
+    return err
+
+
+def test_the_signature_is_the_schema(module: str) -> None:
+    cls = component("models", f"{module}:Net")
+    assert cls is not None
+    settings = {f.name: f.type for f in dataclasses.fields(cls)}
+    assert settings["width"] is int and settings["drop"] is float and settings["wide"] == list[int]
+    assert settings["bias"] == bool | None
+    assert settings.keys() == {"name", "width", "drop", "act", "wide", "bias"}, "less what the data decide"
+    assert cls.__doc__ == "Two layers."
+
+
+def test_a_configuration_survives_being_written_down_and_pickled(module: str) -> None:
+    config = compose([f"model={module}:Net", "model.width=3", "model.act=tanh", f"data={module}:noisy", *QUICK])
+    assert config.model.width == 3 and config.model.act.name == "tanh" and config.data.size == 80
+    assert load(dump(config)) == config == pickle.loads(pickle.dumps(config))
+    other = compose([f"model={module}:Net", f"data={module}:noisy", *QUICK])
+    assert run_id(other) != run_id(config)
+
+
+@pytest.mark.parametrize("data", ["noisy", "tensors"])
+def test_a_run_is_the_same_with_one_process_and_with_two(module: str, data: str) -> None:
+    settings = [f"model={module}:Net", f"data={module}:{data}", *QUICK, "progress=false"]
+    rows = []
+    for processes in (1, 2):
+        with pytest.raises(SystemExit) as exit:
+            main([*settings, f"processes={processes}", f"run_dir=run{processes}"])
+        assert exit.value.code == 0
+        rows.append([row["value"] for row in read_metrics(Path(f"run{processes}"))])
+    assert rows[0] == pytest.approx(rows[1], rel=1e-9) and rows[0]
+
+
+def test_examples_are_read_the_same_way_whoever_reads_them(module: str) -> None:
+    data = compose([f"model={module}:Net", f"data={module}:noisy", *QUICK]).data.load("cpu", 3)
+    order = lambda step: torch.tensor([[1, 2], [3, 4]]) + step  # noqa: E731
+    together = list(data.train_batches(order, range(2), 0, 3))
+    state = torch.get_rng_state()
+    alone = list(data.train_batches(lambda step: order(step)[1:], range(1, 2), 1, 3))
+    assert torch.equal(torch.get_rng_state(), state)
+    for (both, _), (one, labels) in zip(together[1:], alone, strict=True):
+        assert torch.equal(both[1:], one) and labels.shape == (1, 2)
+    first, again = (torch.cat([x for x, _ in data.test_batches(size)]) for size in (8, 5))
+    assert torch.equal(first, again) and data.num_classes == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("model={}:Nett",), "has no class or function Nett. Did you mean 'Net'?"),
+        (("model=nonesuch:Net",), "there is no module nonesuch in this folder"),
+        (("model={}:Net", "model.widht=3"), "has no setting 'widht'. Did you mean 'width'?"),
+        (("model={}:Net", "model.width=x"), "it has to be a whole number, such as 8"),
+        (("model={}:Wrong", "data={}:noisy"), "model.classes has no default: give it a value"),
+        (("model={}:Wrong", "model.classes=3", "data={}:noisy"), "has to give a number for each of the 5 classes"),
+        (("model={}:Wrong", "model.classes=10"), "cannot take images of 1 x 8 x 8 ("),
+        (("model=cnn", "data={}:noisy"), "model=cnn is for images, but this data= has labelled examples"),
+        (("data={}:one",), "has to return two data sets, (train, test), not a Noisy."),
+        (("data={}:words",), "torchvision's data sets take transform=ToTensor()"),
+        (("data={}:breaks",), ".py, line 75: OSError: no such disk."),
+        (("algo={}:Net",), "does not exist"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], module: str, arguments: tuple[str, ...], words: str
+) -> None:
+    assert words in refusal_of(capsys, *(argument.format(module) for argument in arguments))
+
+
+def test_a_sequence_with_a_forward_pass_of_its_own_is_not_computed_side_by_side(module: str) -> None:
+    cls = component("models", f"{module}:Net")
+    assert cls is not None
+    backwards = sys.modules[module].Backwards(torch.nn.Linear(2, 2))
+    assert refusal(backwards) is not None and refusal(torch.nn.Sequential(torch.nn.Linear(2, 2))) is None
+    tied = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    assert refusal(tied) is not None

@@ -1,0 +1,178 @@
+"""What is committed in results/ is read by today's code, gives the same reports, and is what README.md says."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import math
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import matplotlib
+import pytest
+
+from decentral.benchmarks.harness import findings_file
+from decentral.benchmarks.page import write_page
+from decentral.config.files import load
+from decentral.config.identity import run_id
+from decentral.report.make import make
+from decentral.report.pages import report_pages
+from decentral.report.results import find, read
+from decentral.report.summary import summary
+from decentral.store.metrics import read_metrics
+from decentral.study import catalogue
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "results"
+README = (ROOT / "README.md").read_text()
+STUDIES = find(RESULTS)
+RUNS = sorted(path for path in (RESULTS / "readme").iterdir())
+BENCHMARKS = sorted((RESULTS / "bench").glob("*.json"))
+DRAWN_WITH = "3.11.2"
+"""The matplotlib of the committed figures; another version may draw other bytes."""
+
+
+def between(mark: str) -> str:
+    """What README.md says between <!-- mark --> and <!-- /mark -->."""
+    return README.partition(f"<!-- {mark} -->\n")[2].partition(f"\n<!-- /{mark} -->")[0]
+
+
+def name(directory: Path) -> str:
+    return f"{directory.parent.name}-{directory.name}"
+
+
+def test_there_are_results_of_every_paper() -> None:
+    assert len(STUDIES) >= 36 and len(RUNS) >= 5 and len(BENCHMARKS) >= 11
+    assert {path.parents[1].name for path in STUDIES} == {"bluefog", "relaysum", "thesis"}
+
+
+# -- studies -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("directory", STUDIES, ids=name)
+def test_the_results_of_a_study_are_read(directory: Path) -> None:
+    results = read(directory)
+    assert results.study in catalogue.names() and results.original and results.facts["complete"]
+    assert len(results.values) and results.metric and results.entries()
+    assert results.values["status"].isin(["done", "diverged", "not reached"]).all()
+    has_curves = any(directory.glob("curves.csv*"))
+    assert has_curves == bool(len(results.curves))
+    if has_curves:
+        assert results.curves[["step", "epoch"]].notna().all(axis=None)
+    with open(directory / "verdicts.csv", newline="") as file:
+        verdicts = list(csv.DictReader(file))
+    assert {one["verdict"] for one in verdicts} <= {"met", "not met", "not run", "not compared"}
+
+
+@pytest.mark.parametrize("directory", STUDIES, ids=name)
+def test_the_tables_of_a_study_are_made_again_byte_for_byte(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("decentral.report.figures.canvas.save", lambda figure, results, output: [])
+    compare(directory, tmp_path, {".csv", ".md", ".tex"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("directory", STUDIES, ids=name)
+def test_the_figures_of_a_study_are_drawn_again_byte_for_byte(directory: Path, tmp_path: Path) -> None:
+    compare(directory, tmp_path, {".png", ".svg"})
+
+
+def compare(directory: Path, tmp_path: Path, suffixes: set[str]) -> None:
+    """The report that is made from a copy of what the study collected has the same files as `directory`."""
+    copy = tmp_path / directory.relative_to(RESULTS)
+    copy.mkdir(parents=True)
+    collected = [path for path in directory.iterdir() if path.name.startswith(("study.", "values.", "curves.csv"))]
+    for path in collected:
+        shutil.copy(path, copy)
+    reported = {path.name for path in directory.iterdir()} - {path.name for path in collected}
+    made = {path.name for path in make(copy).files if path.suffix in suffixes}
+    assert made == {file for file in reported if Path(file).suffix in suffixes}
+    for file in made:
+        if Path(file).suffix not in (".png", ".svg") or matplotlib.__version__ == DRAWN_WITH:
+            assert (copy / file).read_bytes() == (directory / file).read_bytes(), file
+
+
+@pytest.mark.slow
+def test_the_pages_are_made_again_byte_for_byte(tmp_path: Path) -> None:
+    copy = tmp_path / "results"
+    for directory in STUDIES:
+        shutil.copytree(directory, copy / directory.relative_to(RESULTS))
+    written = {path.relative_to(copy) for path in report_pages(copy)}
+    assert written == {Path("README.md"), *(Path(paper) / "README.md" for paper in ("bluefog", "relaysum", "thesis"))}
+    for page in written:
+        assert (copy / page).read_text() == (RESULTS / page).read_text()
+
+
+# -- benchmarks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("file", BENCHMARKS, ids=lambda file: file.stem)
+def test_the_findings_of_a_benchmark_are_read_and_written_the_same(file: Path, tmp_path: Path) -> None:
+    found = findings_file.load(file)
+    assert found is not None and found.name == file.stem
+    assert json.loads(findings_file.save(found, tmp_path).read_text()) == json.loads(file.read_text())
+
+
+def test_the_page_of_the_benchmarks_is_made_again(tmp_path: Path) -> None:
+    written = write_page(findings_file.load_all(RESULTS / "bench"), tmp_path)
+    assert written.read_text() == (RESULTS / "bench" / "README.md").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        path.name for path in (RESULTS / "bench").iterdir() if path.suffix != ".json"
+    }
+
+
+# -- the runs of the README --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("directory", RUNS, ids=lambda directory: directory.name)
+def test_a_kept_run_has_the_id_that_its_configuration_has_today(directory: Path) -> None:
+    text = (directory / "config.yaml").read_text()
+    status = json.loads((directory / "status.json").read_text())
+    assert status["status"] == "done"
+    assert text.splitlines()[0] == f"# run {status['run_id']}"
+    assert run_id(load(text)) == status["run_id"]
+
+
+@pytest.mark.parametrize("directory", RUNS, ids=lambda directory: directory.name)
+def test_the_metrics_of_a_kept_run_are_read(directory: Path) -> None:
+    rows = read_metrics(directory / "final_metrics.jsonl")
+    accuracies = {row["worker"]: row["value"] for row in rows if (row["split"], row["metric"]) == ("test", "accuracy")}
+    assert accuracies.keys() == {*range(16), "worst", "mean", "averaged"}
+    own = [accuracies[worker] for worker in range(16)]
+    assert accuracies["worst"] == min(own) and math.isclose(accuracies["mean"], sum(own) / 16, rel_tol=1e-6)
+
+
+# -- README.md agrees --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """scripts/readme.py, which fills in the README's numbers."""
+    spec = importlib.util.spec_from_file_location("readme", ROOT / "scripts" / "readme.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_has_the_accuracies_of_the_kept_runs(script: ModuleType) -> None:
+    assert between("results") == script.results_table()
+
+
+def test_the_readme_has_the_totals_and_table_1(script: ModuleType) -> None:
+    assert between("scoreboard") == script.scoreboard()
+
+
+def test_the_readme_has_the_targets_of_the_benchmarks(script: ModuleType) -> None:
+    assert between("bench") == script.bench()
+
+
+def test_the_readme_shows_the_summary_of_a_kept_run(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RESULTS / "readme" / "relaysgd-dbt", run)
+    (run / "final_metrics.jsonl").rename(run / "metrics.jsonl")
+    shown = between("summary").removeprefix("```\n").removesuffix("\n```")
+    assert [line.rstrip() for line in summary(run).splitlines()][: len(shown.splitlines())] == shown.splitlines()

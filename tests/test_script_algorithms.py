@@ -1,0 +1,321 @@
+"""`decentral.wrap(algo=...)`: a script's own loop under torchrun takes the very steps of `decentral-run`."""
+
+from __future__ import annotations
+
+import copy
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import decentral
+from decentral.errors import ConfigError
+from decentral.network.world import World
+from decentral.registry import components
+from worlds import are_named
+
+N, P, STEPS = 4, 11, 5
+MOMENTUM = ("SGD", {"lr": 0.05, "momentum": 0.9, "weight_decay": 0.01})
+NESTEROV = ("SGD", {"lr": 0.05, "momentum": 0.9, "nesterov": True})
+PLAIN = ("SGD", {"lr": 0.05})
+ADAM = ("Adam", {"lr": 0.02, "weight_decay": 0.01})
+OF_RUNS = {"momentum": "optim.momentum", "weight_decay": "optim.weight_decay", "nesterov": "optim.nesterov", "lr": "lr"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One algorithm, as a script and as a run says it."""
+
+    algo: str
+    topology: str
+    optimizer: tuple[str, dict[str, Any]] = PLAIN
+    algo_settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def in_a_script(self) -> dict[str, Any]:
+        kind, options = self.optimizer
+        rest = {"optimizer": kind, "optimizer_settings": options, "steps": STEPS}
+        return {key: value for key, value in vars(self).items() if key != "optimizer"} | rest
+
+    def as_a_run(self, problem: Path) -> list[str]:
+        kind, options = self.optimizer
+        return [
+            *("task=quadratics", f"task.problem={problem}", f"num_workers={N}", f"steps={STEPS}", "trace=true"),
+            *(f"algo={self.algo}", f"topology={self.topology}", f"optim={kind.lower()}"),
+            *(f"{OF_RUNS[key]}={str(value).lower()}" for key, value in options.items()),
+            *(f"algo.{key}={str(value).lower()}" for key, value in self.algo_settings.items()),
+            *(
+                f"{'communication' if key in ('every', 'workers_per_machine') else 'topology'}.{key}={value}"
+                for key, value in self.settings.items()
+            ),
+        ]
+
+
+UNIFORM = {"weights": "uniform"}
+CASES = {
+    "allreduce": Case("allreduce", "ring", ADAM),
+    "async_push_sum": Case("async_push_sum", "star", MOMENTUM, settings=UNIFORM),
+    "d2": Case("d2", "ring", NESTEROV),
+    "d2_adam": Case("d2", "ring", ADAM),
+    "decentlam": Case("decentlam", "ring"),
+    "decentlam_momentum": Case("decentlam", "ring", MOMENTUM),
+    "dmsgd": Case("dmsgd", "ring", ("SGD", {"lr": 0.05, "weight_decay": 0.01})),
+    "dmsgd_ying": Case("dmsgd", "one_peer_exponential", ADAM, {"form": "ying"}),
+    "dpsgd": Case("dpsgd", "one_peer_exponential", MOMENTUM),
+    "dpsgd_every": Case("dpsgd", "ring", NESTEROV, settings={"every": 2}),
+    "dpsgd_machines": Case("dpsgd", "ring", ADAM, settings={"workers_per_machine": 2}),
+    "dpsgd_awc": Case("dpsgd", "ring", ADAM, {"mode": "awc"}),
+    "exact_diffusion": Case("exact_diffusion", "star", MOMENTUM),
+    "extra": Case("extra", "ring", ADAM),
+    "gradient_tracking": Case("gradient_tracking", "ring", MOMENTUM),
+    "gradient_tracking_awc": Case("gradient_tracking", "ring", ADAM, {"mode": "awc"}),
+    "local_sgd": Case("local_sgd", "ring", NESTEROV, {"period_steps": 3}),
+    "model_averaging": Case("model_averaging", "ring", ADAM),
+    "push_diging": Case("push_diging", "star", MOMENTUM, settings=UNIFORM),
+    "push_diging_awc": Case("push_diging", "star", ADAM, {"mode": "awc"}, UNIFORM),
+    "qg_dpsgd": Case("qg_dpsgd", "ring", ("SGD", {"lr": 0.05, "weight_decay": 0.01})),
+    "qg_dpsgd_adam": Case("qg_dpsgd", "ring", ADAM, {"nesterov": False}),
+    "relaysgd": Case("relaysgd", "dbt", NESTEROV),
+    "relaysgd_adam": Case("relaysgd", "chain", ADAM, {"fill": "previous", "overlap": True}),
+    "relaysgd_corrected": Case("relaysgd", "dbt", MOMENTUM, {"correct_lr": True}),
+    "relaysgd_grad": Case("relaysgd_grad", "dbt", MOMENTUM),
+    "relaysgd_grad_receiver": Case("relaysgd_grad", "chain", ADAM, {"receiver_lr": True}),
+    "sgp": Case("sgp", "star", ADAM, {"rounds": 2}, UNIFORM),
+}
+
+
+@pytest.fixture(scope="module")
+def problem(tmp_path_factory) -> Path:
+    """Workers that want different things; in a folder of its own."""
+    path = tmp_path_factory.mktemp("wrapped") / "problem.npz"
+    draw = np.random.default_rng(5)
+    A, b, x0 = draw.normal(size=(N, P, P)) / 2, draw.normal(size=(N, P)), draw.normal(size=P)
+    np.savez(path, A=A, b=b, x0=x0)
+    return path
+
+
+@pytest.fixture(scope="module")
+def in_scripts(problem: Path) -> Path:
+    """The folder with the models of every case, from one start of torchrun."""
+    cases = problem.parent / "cases.json"
+    cases.write_text(json.dumps({name: case.in_a_script() for name, case in CASES.items()}))
+    script = Path(__file__).with_name("wrapped_algorithms.py")
+    command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={N}", str(script), str(cases)]
+    ended = subprocess.run([*command, str(problem.parent)], capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    return problem.parent
+
+
+def test_every_algorithm_that_trains_has_a_case():
+    training = {name for name, cls in components("algorithms").items() if not cls.needs_samples}
+    assert {case.algo for case in CASES.values()} == training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_a_script_takes_the_steps_of_a_run(name: str, in_scripts: Path, problem: Path, start):
+    expected = start(*CASES[name].as_a_run(problem)).iterates
+    found = np.stack([np.load(in_scripts / f"{name}.{rank}.npy") for rank in range(N)], axis=1)
+    assert np.abs(expected[-1] - expected[0]).max() > 1e-3
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+# -- in a script, beside the steps -------------------------------------------------------------------------------------
+
+
+def network() -> nn.Module:
+    """With a parameter that no loss depends on."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    model.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=torch.float64)))
+    return model
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+
+
+def train(model: nn.Module, optimizer: Any, rank: int, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(100 * rank + step)
+        optimizer.zero_grad()
+        model(torch.randn(5, 3, generator=generator).double()).square().sum().backward()
+        optimizer.step()
+
+
+def wrapped(algo: str, topology: str, **settings: Any) -> tuple[nn.Module, Any]:
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    return model, decentral.wrap(model, inner, topology, algo=algo, **settings)
+
+
+def interrupted(world: World, algo: str, topology: str, settings: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Six steps at once; and three, saved, loaded into new objects, and three more."""
+    whole, optimizer = wrapped(algo, topology, **settings)
+    train(whole, optimizer, world.rank, range(6))
+    optimizer.state_dict()  # brings home what is on its way
+    optimizer.close()
+    first, optimizer = wrapped(algo, topology, **settings)
+    train(first, optimizer, world.rank, range(3))
+    saved = first.state_dict(), optimizer.state_dict()
+    optimizer.close()
+    second, optimizer = wrapped(algo, topology, **settings)
+    second.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    train(second, optimizer, world.rank, range(3, 6))
+    optimizer.state_dict()
+    optimizer.close()
+    return flat(whole), flat(second)
+
+
+@pytest.mark.parametrize(
+    ("algo", "topology", "settings"),
+    [
+        ("relaysgd", "dbt", {}),
+        ("d2", "ring", {}),
+        ("gradient_tracking", "ring", {}),
+        ("sgp", "star", {"weights": "uniform"}),
+    ],
+)
+def test_training_goes_on_from_a_saved_state(worlds, algo, topology, settings):
+    for whole, resumed in worlds(N).call(interrupted, algo, topology, settings):
+        torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("algo", "other"), [("d2", "exact_diffusion"), ("dpsgd", "local_sgd")])
+def test_the_state_of_another_algorithm_is_refused_and_changes_nothing(algo: str, other: str):
+    model, optimizer = wrapped(algo, "ring")
+    train(model, optimizer, 0, range(2))
+    saved = optimizer.state_dict()
+    fresh, second = wrapped(other, "ring")
+    train(fresh, second, 0, range(1))
+    before, momentum = flat(fresh), copy.deepcopy(second.inner.state_dict()["state"])
+    with pytest.raises(ValueError, match="not of"):
+        second.load_state_dict(saved)
+    assert torch.equal(flat(fresh), before)
+    for number, buffers in second.inner.state_dict()["state"].items():
+        assert torch.equal(buffers["momentum_buffer"], momentum[number]["momentum_buffer"])
+    for each in (optimizer, second):
+        each.close()
+        each.peers.close()
+
+
+def evaluated(world: World) -> tuple[Tensor, Tensor, Tensor]:
+    model, optimizer = wrapped("relaysgd", "chain")
+    train(model, optimizer, world.rank, range(2))
+    before = flat(model)
+    with optimizer.averaged():
+        inside = flat(model)
+    after = flat(model)
+    train(model, optimizer, world.rank, range(2, 3))
+    optimizer.close()
+    return before, inside, after
+
+
+def test_inside_averaged_everybody_has_the_mean(worlds):
+    found = worlds(3).call(evaluated)
+    mean = torch.stack([before for before, _, _ in found]).mean(0)
+    for before, inside, after in found:
+        torch.testing.assert_close(inside, mean, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(after, before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.RMSprop, torch.optim.Adagrad])
+@pytest.mark.parametrize("algo", ["relaysgd", "gradient_tracking", "qg_dpsgd", "dmsgd"])
+def test_alone_any_torch_optimizer_does_what_it_does(algo: str, kind: Any):
+    """With one worker and no momentum of its own, every algorithm is the optimizer itself."""
+    model, plain = network(), network()
+    del model.unused, plain.unused  # a gradient of zero is not the same as none, for weight decay
+    settings = {"beta": 0.0} if algo in ("qg_dpsgd", "dmsgd") else {}
+    topology = "chain" if algo == "relaysgd" else "ring"
+    inner = kind(model.parameters(), lr=0.02, weight_decay=0.1)
+    optimizer = decentral.wrap(model, inner, topology, algo=algo, algo_settings=settings)
+    other = kind(plain.parameters(), lr=0.02, weight_decay=0.1)
+    train(model, optimizer, 0, range(4))
+    train(plain, other, 0, range(4))
+    optimizer.close()
+    optimizer.peers.close()
+    torch.testing.assert_close(flat(model), flat(plain), rtol=1e-11, atol=1e-11)
+
+
+def mistakes(world: World) -> list[str]:
+    """What is said of them; the group works on afterwards."""
+    told: list[str] = []
+
+    def said(**arguments: Any) -> None:
+        model = arguments.pop("model", None) or network()
+        inner = arguments.pop("inner", None) or torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = None
+        try:
+            optimizer = decentral.wrap(model, inner, **arguments)
+            optimizer.step()
+        except ConfigError as error:
+            told.append(str(error))
+        finally:
+            if optimizer is not None:
+                optimizer.close()
+
+    two_dtypes = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double())
+    model = network()
+    groups = [{"params": list(model.parameters())[:2], "lr": 0.3}, {"params": list(model.parameters())[2:]}]
+    said(algo="relaysdg")
+    said(algo="relay_mean", topology="chain")
+    said(algo="relaysgd", topology="ring")
+    said(algo="d2", topology="one_peer_exponential")
+    said(algo="relaysgd", topology="chain", algo_settings={"fil": "own"})
+    said(algo="relaysgd", topology="chain", algo_settings={"fill": "mine"})
+    said(algo="relaysgd", topology="chain", algo_settings={"initial_count": 2})
+    said(algo="relaysgd", topology="chain", mode="atc")
+    said(algo="relaysgd", topology="chain", overlap=True)
+    said(algo="dpsgd", topology="ring", bucket_mb=4.0)
+    said(algo="allreduce", topology="ring", every=2)
+    said(algo="relaysgd", topology="chain", every=2)
+    said(algo=3)
+    said(algo="dpsgd", topology="ring", algo_settings=[1])
+    other = network()
+    said(algo="dpsgd", topology="ring", model=other, inner=torch.optim.LBFGS(other.parameters()))
+    said(algo_settings={"fill": "own"})
+    said(algo="dpsgd", topology="ring", model=two_dtypes)
+    said(algo="qg_dpsgd", topology="ring", model=model, inner=torch.optim.SGD(groups, lr=0.1))
+    model = network()
+    said(
+        algo="dmsgd",
+        topology="ring",
+        model=model,
+        inner=torch.optim.SGD(model.parameters(), lr=0.1, maximize=True),
+    )
+    said(algo="dpsgd" if world.rank else "gradient_tracking", topology="ring")
+    return told
+
+
+def test_mistakes_are_named_on_every_rank(worlds):
+    expected = [
+        "algo='relaysdg' does not exist. Did you mean 'relaysgd'",
+        "algo='relay_mean' averages samples and trains nothing",
+        "algo='relaysgd' relays over trees, but topology=ring with num_workers=3 has a cycle",
+        "algo='d2' needs the same graph in every round",
+        "Did you mean 'fill'",
+        "fill='mine' does not exist",
+        "initial_count=2 makes no sense",
+        "mode='atc' and algo= are two ways",
+        "overlap=True is for mode='atc' and 'awc'",
+        "bucket_mb=4.0 is for mode='atc' and 'awc'",
+        "algo='allreduce' does not use the topology, so that every=2",
+        "so that every=2 cannot be used",
+        "algo has to be the name of an algorithm",
+        "algo_settings has to be a dict",
+        "LBFGS computes several gradients",
+        "give algo= too",
+        "float32 and float64",
+        "the parameter groups have 0.1 and 0.3",
+        "maximize=True cannot be used",
+        "do not agree",
+    ]
+    are_named(worlds(3).call(mistakes), expected)

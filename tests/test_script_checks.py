@@ -1,0 +1,268 @@
+"""Mistakes are one sentence on every rank, before anything is sent, and the group works on."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import decentral
+from decentral import ConfigError
+from decentral.network.world import World
+from decentral.script.peers import Peers
+from decentral.topology.star import Star
+
+
+def ones(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.full(shape or (3,), float(rank), dtype=dtype)
+
+
+# -- calls -------------------------------------------------------------------------------------------------------------
+
+
+def refused(world: World, mistake, **settings) -> str:
+    """What a rank hears; afterwards the group averages as if nothing had happened."""
+    with decentral.join("ring", **settings) as peers:
+        with pytest.raises(ConfigError) as error:
+            mistake(peers, world.rank)
+        x = ones(world.rank)
+        mean = peers.neighbor_allreduce(x, self_weight=1 / peers.size, src_weights=shares(peers))
+        assert torch.allclose(mean, torch.full((3,), (peers.size - 1) / 2))
+        return str(error.value)
+
+
+def shares(peers: Peers) -> dict[int, float]:
+    return {j: 1 / peers.size for j in range(peers.size) if j != peers.rank}
+
+
+def unexpected_message(peers: Peers, rank: int) -> None:
+    """Rank 0 sends to rank 2, which waits for rank 3."""
+    destinations, sources = [[2], [], [], []], [[], [], [3], []]
+    peers.neighbor_allreduce(ones(rank), self_weight=1, src_weights=sources[rank], dst_weights=destinations[rank])
+
+
+def unexpected_gathering(peers: Peers, rank: int) -> None:
+    destinations, sources = [[2], [], [], []], [[], [], [3], []]
+    peers.neighbor_allgather(ones(rank), sources[rank], destinations[rank])
+
+
+def unexpected_machine(peers: Peers, rank: int) -> None:
+    destinations, sources = [[1], []][rank // 2], [[], []][rank // 2]
+    peers.hierarchical_neighbor_allreduce(
+        ones(rank), 2, self_weight=1, src_machine_weights=sources, dst_machine_weights=destinations
+    )
+
+
+def other_partner(peers: Peers, rank: int) -> None:
+    peers.pair_gossip(ones(rank), [1, 2, 1, None][rank], check=True)
+
+
+def other_shape(peers: Peers, rank: int) -> None:
+    peers.neighbor_allreduce(ones(rank, 3 if rank else 4), self_weight=1, dst_weights=[])
+
+
+def other_dtype(peers: Peers, rank: int) -> None:
+    dtype = torch.float64 if rank == 2 else torch.float32
+    peers.allreduce(ones(rank, dtype=dtype), check=True)
+
+
+def other_round(peers: Peers, rank: int) -> None:
+    peers.neighbor_allreduce(ones(rank), round=rank // 2, check=True)
+
+
+def other_verb(peers: Peers, rank: int) -> None:
+    if rank == 3:
+        peers.allgather(ones(rank))
+    else:
+        peers.neighbor_allgather(ones(rank), [], [])
+
+
+def other_columns(peers: Peers, rank: int) -> None:
+    peers.allgather(ones(rank, rank, 2 if rank == 1 else 3))
+
+
+def other_machines(peers: Peers, rank: int) -> None:
+    peers.allreduce(ones(rank), workers_per_machine=2 if rank else 4, check=True)
+
+
+def other_root(peers: Peers, rank: int) -> None:
+    peers.broadcast(ones(rank), root=rank % 2, check=True)
+
+
+def one_forgets_its_weight(peers: Peers, rank: int) -> None:
+    peers.neighbor_allreduce(ones(rank), self_weight=None if rank == 2 else 0.5, dst_weights=[])
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        (unexpected_message, ["rank 2 waits for rank 3", "rank 0 sends to rank 2, which does not receive from it"]),
+        (unexpected_gathering, ["neighbor_allgather: rank 2 waits for rank 3", "rank 0 sends to rank 2"]),
+        (unexpected_machine, ["rank 0 sends to rank 2", "rank 1 sends to rank 3"]),
+        (other_partner, ["rank 0 waits for rank 1, which does not send to it", "pair_gossip"]),
+        (
+            other_shape,
+            ["rank 0: neighbor_allreduce of float32 [4]", "ranks 1, 2, 3: neighbor_allreduce of float32 [3]"],
+        ),
+        (other_dtype, ["ranks 0, 1, 3: allreduce of mean of float32 [3]", "rank 2: allreduce of mean of float64 [3]"]),
+        (other_round, ["ranks 0, 1", "in round 0", "ranks 2, 3", "in round 1"]),
+        (other_verb, ["ranks 0, 1, 2: neighbor_allgather", "rank 3: allgather"]),
+        (other_columns, ["ranks 0, 2, 3: allgather of float32 [any, 3]", "rank 1: allgather of float32 [any, 2]"]),
+        (other_machines, ["rank 0", "4 ranks per machine", "ranks 1, 2, 3", "2 ranks per machine"]),
+        (other_root, ["ranks 0, 2", "from rank 0", "ranks 1, 3", "from rank 1"]),
+    ],
+)
+def test_ranks_that_do_not_mean_the_same_all_hear_who_means_what(worlds, mistake, says):
+    heard = worlds(4).call(refused, mistake)
+    assert len(set(heard)) == 1
+    assert all(part in heard[0] for part in says), heard[0]
+
+
+def test_what_is_wrong_on_one_rank_is_heard_by_all(worlds):
+    heard = worlds(4).call(refused, one_forgets_its_weight)
+    assert heard[2].startswith("src_weights and dst_weights need self_weight")
+    assert [heard[rank] for rank in (0, 1, 3)] == [f"rank 2: {heard[2]}"] * 3
+
+
+WRONG = [
+    (dict(self_weight=1, dst_weights=[7]), "dst_weights names rank 7, but ranks are numbered 0 to 1"),
+    (dict(self_weight=1, src_weights={-1: 1.0}), "src_weights names rank -1"),
+    (dict(self_weight=1, src_weights={0: 1.0, 1: 1.0}), "its weight is self_weight"),
+    (dict(self_weight=float("nan"), dst_weights=[]), "self_weight=nan is not finite"),
+    (dict(self_weight="much", dst_weights=[]), "self_weight='much' is no number"),
+    (dict(self_weight=1, src_weights={0.5: 1}), "src_weights names rank 0.5"),
+    (dict(round=-1), "round=-1 has to be a whole number from 0"),
+]
+
+
+def wrong_arguments(world: World) -> list[str]:
+    found = []
+    with decentral.join() as peers:
+        calls = [(lambda given=given: peers.neighbor_allreduce(ones(0), **given)) for given, _ in WRONG]
+        calls += [
+            lambda: peers.neighbor_allreduce(torch.arange(3)),
+            lambda: peers.neighbor_allreduce([]),
+            lambda: peers.neighbor_allreduce([1.0]),
+            lambda: peers.allreduce(ones(0), "average"),
+            lambda: peers.broadcast(ones(0), root=2),
+            lambda: peers.allreduce(ones(0), workers_per_machine=3),
+            lambda: peers.hierarchical_neighbor_allreduce(ones(0), 3),
+            lambda: peers.allgather(torch.tensor(1.0)),
+            lambda: peers.neighbor_allgather(torch.tensor(1.0)),
+            lambda: peers.allreduce(ones(0).to("meta")),
+            lambda: peers.pair_gossip(ones(0), 2),
+            lambda: peers.allreduce(ones(0), "average", workers_per_machine=2),
+        ]
+        for call in calls:
+            with pytest.raises(ConfigError) as error:
+                call()
+            found.append(str(error.value))
+    return found
+
+
+def test_arguments_that_make_no_sense(worlds):
+    says = [part for _, part in WRONG] + [
+        "int64 cannot hold", "not an empty list", "not float in a list", "op='average'", "root=2 is no rank",
+        "workers_per_machine=3 does not divide the 2 ranks", "workers_per_machine=3 does not divide the 2 ranks",
+        "along dimension 0", "along dimension 0", "x is on meta", "target=2 is no rank", "op='average'",
+    ]  # fmt: skip
+    for found in worlds(2).call(wrong_arguments):
+        for heard, part in zip(found, says, strict=True):
+            assert part in heard
+
+
+def unchecked(world: World) -> bool:
+    """Two ranks talk while the others do something else: nobody else has to call."""
+    with decentral.join(check=False) as peers:
+        if world.rank > 1:
+            return True
+        with pytest.raises(ConfigError, match="names rank 1 twice" if world.rank == 0 else "names rank 0 twice"):
+            peers.neighbor_allreduce(ones(0), self_weight=1, src_weights=[1 - world.rank] * 2, dst_weights=[])
+        pair = {1 - world.rank: 0.5}
+        found = peers.neighbor_allreduce(ones(world.rank), self_weight=0.5, src_weights=pair, dst_weights=list(pair))
+        with pytest.raises(ConfigError):
+            peers.neighbor_allreduce(ones(0), self_weight=0.5, src_weights=pair, dst_weights=[world.rank])
+        return bool((found == 0.5).all())
+
+
+def test_without_the_check_only_those_who_talk_take_part(worlds):
+    assert all(worlds(4).call(unchecked))
+
+
+# -- joining -----------------------------------------------------------------------------------------------------------
+
+
+def join_refused(world: World, topology, settings) -> str:
+    """`topology` and `settings` of each rank."""
+    with pytest.raises(ConfigError) as error:
+        decentral.join(topology[world.rank], **settings[world.rank])
+    with decentral.join() as peers:
+        assert float(peers.allreduce(ones(world.rank)).mean()) == (world.size - 1) / 2
+    return str(error.value)
+
+
+def matrix(entry: float = 0.25, size: int = 4) -> np.ndarray:
+    W = np.full((size, size), 0.25)
+    W[1, 2] = entry
+    return W
+
+
+@pytest.mark.parametrize(
+    ("topology", "settings", "says"),
+    [
+        ("rign", {}, "topology='rign' does not exist. Did you mean 'ring'?"),
+        ("ring", {"wieghts": "pull"}, "topology=ring has no setting 'wieghts'. Did you mean 'weights'?"),
+        ("ring", {"weights": "unifrom"}, "topology.weights='unifrom' does not exist. Did you mean 'uniform'?"),
+        ("exponential", {"base": "two"}, "topology.base='two'"),
+        ("ring", {"every": 0}, "every=0"),
+        ("ring", {"workers_per_machine": 3}, "workers_per_machine=3 does not divide"),
+        ("ring", {"global_every": 1.5}, "global_every=1.5"),
+        ("ring", {"timeout_s": -1}, "timeout_s=-1"),
+        ("ring", {"device": "gpu"}, "device='gpu' does not exist"),
+        ("ring", {"needs": ["doubly_stochastc"]}, "needs names 'doubly_stochastc', which does not exist. Did you mean"),
+        ("star", {"weights": "uniform", "needs": ["doubly_stochastic"]}, "your algorithm needs a doubly stochastic"),
+        ("social", {}, "made for 32, but there are 4 ranks"),
+        (Star(), {"center": 1}, "'center' is neither an argument of join nor a setting"),
+        (matrix(size=3), {}, "made for 3, but there are 4 ranks"),
+        (np.ones((4, 3)) / 3, {}, "W has the shape [4, 3]"),
+        (np.ones(4), {}, "topology has to be the name of a topology, a Topology, a matrix"),
+        ([], {}, "topology"),
+        (matrix(-0.25), {}, "W has -0.25 at [1, 2], which is negative"),
+        ([matrix(), matrix(float("nan"))], {}, "W of round 1 has nan at [1, 2], which is not a finite number"),
+        (matrix(0.75), {}, "rows sum to [1, 1.5, 1, 1] and columns to [1, 1, 1.5, 1]"),
+        ("ring", {"topolgy": 1}, "topology=ring has no setting 'topolgy'"),
+        (3, {}, "int is none of them"),
+    ],
+)
+def test_every_rank_is_told_what_is_wrong_with_the_topology(worlds, topology, settings, says):
+    heard = worlds(4).call(join_refused, [topology] * 4, [settings] * 4)
+    assert len(set(heard)) == 1 and says in heard[0], heard[0]
+
+
+def test_ranks_that_join_differently_are_told(worlds):
+    heard = worlds(4).call(join_refused, ["ring", "ring", "exponential", "ring"], [{}] * 4)
+    assert len(set(heard)) == 1
+    assert "ranks 0, 1, 3: join of topology ring" in heard[0] and "rank 2: join of topology exponential" in heard[0]
+
+
+def test_ranks_that_join_with_other_checks_or_machines_are_told(worlds):
+    for settings, says in (({"check": False}, "check=False"), ({"workers_per_machine": 2}, "workers_per_machine=2")):
+        heard = worlds(4).call(join_refused, ["complete"] * 4, [{}, {}, {}, settings])
+        assert len(set(heard)) == 1 and says in heard[0].partition("rank 3")[2]
+
+
+def test_what_is_wrong_on_one_rank_when_joining_is_heard_by_all(worlds):
+    heard = worlds(4).call(join_refused, ["ring"] * 4, [{}, {"direction": "up"}, {}, {}])
+    assert "topology.direction='up' does not exist" in heard[1]
+    assert [heard[rank] for rank in (0, 2, 3)] == [f"rank 1: {heard[1]}"] * 3
+
+
+def joined_with_needs(world: World) -> list[int]:
+    with decentral.join("ring", needs=["doubly_stochastic", "connected"]) as peers:
+        return [peers.rank, peers.size, peers.schedule.period, *peers.in_neighbors(), *peers.out_neighbors()]
+
+
+def test_what_was_joined_can_be_asked(worlds):
+    assert worlds(4).call(joined_with_needs) == [
+        [0, 4, 1, 1, 3, 1, 3], [1, 4, 1, 0, 2, 0, 2], [2, 4, 1, 1, 3, 1, 3], [3, 4, 1, 0, 2, 0, 2],
+    ]  # fmt: skip

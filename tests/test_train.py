@@ -1,0 +1,242 @@
+"""`decentral.train`: one's own module and data sets, as objects."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+import decentral
+from decentral.cli.single import carry_out
+from decentral.config.composition import compose
+from decentral.errors import ConfigError
+from decentral.script.given import GivenData, GivenModel
+from decentral.store import read_metrics
+
+SHORT = {"algo": "dpsgd", "topology": "ring", "num_workers": 4, "batch_size": 8, "steps": 8, "alpha": 0.1, "seed": 5,
+         "progress": False, "device": "cpu"}  # fmt: skip
+
+
+def words(settings: dict) -> list[str]:
+    return [f"{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in settings.items()]
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[TensorDataset, TensorDataset]:
+    """Normalised as data=digits is."""
+    loaded = compose(["data=digits"]).data.load("cpu", 0)
+    order = torch.arange(len(loaded.train_labels))[None]
+    images, labels = next(loaded.train_batches(lambda step: order, range(1), 0, 1))
+    test = next(loaded.test_batches(10_000))
+    return TensorDataset(images[0], labels[0]), TensorDataset(*test)
+
+
+class Pairs(Dataset):
+    """As any data set, and in no hurry."""
+
+    def __init__(self, inner: TensorDataset) -> None:
+        self.inner = inner
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
+        image, label = self.inner[number]
+        return image, int(label)
+
+
+def metrics(rows: list[dict]) -> list[dict]:
+    return [{key: value for key, value in row.items() if key != "wall_s"} for row in rows]
+
+
+@pytest.mark.parametrize("wrap", [lambda data: data, Pairs], ids=["tensors", "pairs"])
+def test_it_is_what_decentral_run_does_digit_for_digit(tmp_path, digits, wrap):
+    command = [
+        *words(SHORT),
+        "evaluation.every_epochs=0.2",
+        "data=digits",
+        "model=cnn",
+        "processes=1",
+        f"run_dir={tmp_path / 'run'}",
+    ]
+    config = compose(command)
+    assert carry_out(config) == 0
+
+    def cnn() -> nn.Module:
+        return config.model.build(config.data.inspect())
+
+    result = decentral.train(cnn, *map(wrap, digits), results_dir=tmp_path, evaluation={"every_epochs": 0.2}, **SHORT)
+    assert metrics(result.metrics.to_dict("records")) == metrics(read_metrics(tmp_path / "run"))
+
+
+def net(num_classes: int = 10) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, num_classes))
+
+
+def test_a_module_is_where_all_workers_start_and_stays_as_it_was(tmp_path, digits):
+    torch.manual_seed(1)
+    module = net()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    result = decentral.train(module, *digits, "trace=true", results_dir=tmp_path, **SHORT)
+    assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
+    assert module.training and len(result.models) == 4
+    first = result.metrics[result.metrics.step == 0]
+    assert first[first.metric == "consensus_distance"]["value"].item() == 0
+
+
+def test_the_same_call_computes_nothing_again_and_another_model_is_another_run(tmp_path, digits):
+    torch.manual_seed(1)
+    module = net()
+    first = decentral.train(module, *digits, results_dir=tmp_path, **SHORT)
+    written = (first.directory / "metrics.jsonl").stat().st_mtime_ns
+    again = decentral.train(module, *digits, results_dir=tmp_path, **SHORT)
+    assert again.directory == first.directory and (first.directory / "metrics.jsonl").stat().st_mtime_ns == written
+    with torch.no_grad():
+        module[1].bias[0] += 1
+    assert decentral.train(module, *digits, results_dir=tmp_path, **SHORT).directory != first.directory
+    assert len(decentral.runs(tmp_path)) == 2
+
+
+def test_it_can_be_loaded_with_its_module(tmp_path, digits):
+    result = decentral.train(net(), *digits, results_dir=tmp_path, **SHORT)
+    loaded = decentral.load(result.directory, model=net)
+    for mine, theirs in zip((*result.models, result.averaged), (*loaded.models, loaded.averaged), strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(mine.parameters(), theirs.parameters(), strict=True))
+    with pytest.raises(ConfigError, match=r"was trained with a model or data from Python: give the module"):
+        decentral.load(result.directory)
+    with pytest.raises(ConfigError, match="is not what the run was trained with"):
+        decentral.load(result.directory, model=nn.Linear(3, 3))
+
+
+def test_what_is_ours_goes_by_name(tmp_path):
+    result = decentral.train("mlp", "digits", results_dir=tmp_path, **SHORT)
+    assert result.settings["model"] == "mlp" and result.settings["data"] == "digits"
+    axes = result.plot(x="bytes_sent")
+    assert axes.get_ylabel() == "accuracy" and len(axes.lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings", "expected"),
+    [
+        (("mlp", "digits", TensorDataset(torch.zeros(3, 1))), {}, "has test data of its own"),
+        (("mlp", TensorDataset(torch.zeros(3, 1))), {}, "test_data= is missing"),
+        ((3, "digits"), {}, "model= is a int: give a torch.nn.Module"),
+        (("mlp", "digits"), {"alfa": 0.1}, "Did you mean 'alpha'"),
+        (("mlp", [1, 2], [3]), {}, "an example has to be a pair"),
+        ((nn.Linear(3, 3), "digits"), {}, "cannot take images of 1 x 8 x 8"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(tmp_path, arguments, settings, expected):
+    with pytest.raises(ConfigError, match=expected):
+        decentral.train(*arguments, results_dir=tmp_path, **SHORT, **settings)
+
+
+def train_net(tmp_path, digits, **settings):
+    torch.manual_seed(1)
+    return decentral.train(net(), *digits, results_dir=tmp_path, **(SHORT | settings))
+
+
+def test_rerun_computes_a_finished_run_again(tmp_path, digits):
+    first = train_net(tmp_path, digits)
+    assert train_net(tmp_path, digits).metrics.equals(first.metrics), "nothing is computed again"
+    again = train_net(tmp_path, digits, rerun=True)
+    assert again.directory == first.directory and not again.metrics.wall_s.equals(first.metrics.wall_s)
+    assert metrics(again.metrics.to_dict("records")) == metrics(first.metrics.to_dict("records"))
+
+
+def test_a_run_that_diverges_is_warned_of_and_leaves_its_metrics(tmp_path, digits):
+    with pytest.warns(UserWarning, match="the run diverged, so that it has metrics but no models"):
+        result = train_net(tmp_path, digits, lr=1e30)
+    assert result.status == "diverged" and result.averaged is None and len(result.metrics)
+
+
+def test_torch_has_as_many_threads_as_before(tmp_path, digits):
+    torch.set_num_threads(1)
+    train_net(tmp_path, digits)
+    assert torch.get_num_threads() == 1
+
+
+def test_components_of_ones_own_are_found_in_their_folder(tmp_path, digits):
+    (tmp_path / "mine" / "algorithms").mkdir(parents=True)
+    (tmp_path / "mine" / "algorithms" / "lazy.py").write_text(
+        """from dataclasses import dataclass
+from decentral.algorithms.dpsgd import DPSGD
+
+@dataclass
+class Lazy(DPSGD):
+    \"\"\"D-PSGD by another name.\"\"\"
+
+    name: str = "lazy"
+"""
+    )
+    mine = tmp_path / "mine"
+    result = train_net(tmp_path, digits, algo="lazy", config_dir=mine)
+    found = decentral.load(result.directory, model=net, config_dir=mine)
+    assert found.settings["algo"] == "lazy" and len(found.models) == 4
+
+
+def test_a_run_without_networks_has_metrics_only(tmp_path):
+    assert carry_out(compose(["task=quadratics", "num_workers=3", "steps=4", f"run_dir={tmp_path / 'run'}"])) == 0
+    found = decentral.load(tmp_path / "run")
+    assert found.models == [] and found.averaged is None and len(found.metrics)
+    assert repr(found) == f"Trained(directory={found.directory!r}, status='done')"
+
+
+def shifted(data: TensorDataset) -> TensorDataset:
+    images, labels = data.tensors
+    return TensorDataset(images, (labels + 1) % 10)
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.inner = scale, net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.scale * x)
+
+
+class Halved(Scaled):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(0.5 * self.scale * x)
+
+
+def test_other_test_labels_another_forward_and_another_attribute_are_other_runs(tmp_path, digits):
+    train, test = digits
+    digests = {GivenData.of(train, test).content, GivenData.of(train, shifted(test)).content}
+    assert len(digests) == 2
+
+    def content(cls: type, scale: float) -> str:
+        torch.manual_seed(0)
+        return GivenModel.of(cls(scale)).content
+
+    assert content(Scaled, 1.0) == content(Scaled, 1.0)
+    assert len({content(Scaled, 1.0), content(Scaled, 2.0), content(Halved, 1.0)}) == 3
+
+
+def test_a_function_that_takes_the_number_of_classes_makes_what_is_returned_too(tmp_path, digits):
+    def make(num_classes: int) -> nn.Module:
+        return net(num_classes)
+
+    result = decentral.train(make, *digits, results_dir=tmp_path, **SHORT)
+    assert len(result.models) == 4 and result.averaged is not None
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([0.5, 1.5, 0.0, 1.0], "labels have to be whole numbers from 0 upwards"),
+        ([0, 1, 2, 10**9], "a label is 1,000,000,000 in only 8 examples: labels are 0, 1, 2"),
+    ],
+)
+def test_labels_that_are_none_are_refused(labels, said):
+    class Few(Dataset):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, number: int):
+            return torch.zeros(3), labels[number]
+
+    with pytest.raises(ConfigError, match=said):
+        GivenData.of(Few(), Few())

@@ -1,0 +1,58 @@
+"""`processes=auto`: as many as there are cores where a run is long enough for them, by the work that is in it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from decentral.config.composition import compose
+from decentral.data.description import ImageData
+from decentral.models.cnn import CNN
+from decentral.models.mlp import MLP
+from decentral.models.vgg11 import VGG11
+
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 40, 64)]
+MNIST = ("data=synthetic", "data.num_channels=1", "data.image_size=28", "data.num_classes=10", "data.num_train=60000")
+
+
+def counted(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """The multiplications of a forward pass of one example, by looking at every layer."""
+    total, x = 0, torch.zeros(1, *shape)
+    for layer in module:
+        x = layer(x)
+        if isinstance(layer, nn.Conv2d):
+            total += layer.weight.numel() * x.shape[2] * x.shape[3]
+        elif isinstance(layer, nn.Linear):
+            total += layer.weight.numel()
+    return total
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("model", [CNN(), MLP(), MLP(hidden=[])], ids=["cnn", "mlp", "regression"])
+def test_a_model_knows_its_multiplications_without_being_built(model, shape):
+    data = ImageData(shape=shape, num_classes=7)
+    assert model.multiplications(data) == counted(model.build(data), shape)
+
+
+def test_what_has_not_been_counted_has_many():
+    assert math.isinf(VGG11().multiplications(ImageData(shape=(3, 32, 32), num_classes=10)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("data=digits",), False),  # four seconds of passes
+        (("data=digits", "epochs=2000"), True),
+        (("data=digits", "model=mlp"), False),
+        ((*MNIST, "epochs=10"), True),
+        ((*MNIST, "steps=10"), False),
+        ((*MNIST, "steps=4", "model=vgg11", "data.image_size=32"), True),
+        (("task=quadratics", "steps=1000000"), False),
+    ],
+)
+def test_several_processes_are_for_runs_that_are_long_enough(settings, expected):
+    config = compose(settings)
+    assert config.task.worth_processes(config) is expected
