@@ -17,7 +17,7 @@ ARGS ?=
 studies: $(VENV)/.installed  ## list the studies
 	$(BIN)/decentral-study
 
-study: $(VENV)/.installed  ## one study: make study STUDY=relaysum_table1 [SCALE=smoke|small|paper] [ARGS='key=value ...']
+study: $(VENV)/.installed  ## one study: make study STUDY=relaysum_table1 [SCALE=smoke|small|laptop|paper] [ARGS='key=value ...']
 	@test -n "$(STUDY)" || { echo "make study needs a name, for example STUDY=relaysum_table1:"; $(BIN)/decentral-study; exit 2; }
 	$(BIN)/decentral-study $(STUDY) scale=$(SCALE) $(ARGS)
 

@@ -17,6 +17,7 @@ from decentral.config.renamed import is_old
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError
 from decentral.registry import components
+from decentral.study import SCALES
 from decentral.terminal.console import say
 
 _RUN, _STUDY = "decentral-run", "decentral-study"
@@ -24,7 +25,6 @@ _OPTIONS = {
     _RUN: ("--help", "--version", "--multirun", "--config-dir", "--cfg", "--resolve", "--package", "--info"),
     _STUDY: ("--help", "--plan", "--plan=quick", "--report", "--config-dir"),
 }
-_SCALES = ("smoke", "small", "paper")
 
 _BASH = """\
 _decentral()
@@ -120,7 +120,7 @@ def _values(word: str, before: Sequence[str], folders: Sequence[Path], program: 
     several = program == _RUN and ("-m" in before or "--multirun" in before) and "," in text
     start = f"{key}={text.rpartition(',')[0]}," if several else f"{key}="
     if key == "scale" and program == _STUDY:
-        return [start + scale for scale in _SCALES]
+        return [start + scale for scale in SCALES]
     if key in CHOICES:
         return [start + name for name in options(key, folders)]
     head, _, name = key.rpartition(".")

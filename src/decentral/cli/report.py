@@ -16,7 +16,8 @@ from decentral.report.figures.output import output
 from decentral.terminal.console import REFUSED, report_error, say
 
 _HELP = """\
-decentral-report [NAME ...] [results_dir=PATH] [scale=smoke|small|paper] [figures.KEY=VALUE ...] [--config-dir FOLDER]
+decentral-report [NAME ...] [scale=smoke|small|laptop|paper] [results_dir=PATH] [figures.KEY=VALUE ...]
+                 [--config-dir FOLDER]
 
 Makes the tables, figures and verdicts of all studies that have results (or of those named), and the pages:
 results_dir/README.md, the scoreboard, and a README.md for each paper. It runs nothing: decentral-study does.
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out(arguments: list[str]) -> None:
-    from decentral.study import catalogue
+    from decentral.study import SCALES
 
     names = [argument for argument in arguments if "=" not in argument]
     settings = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
@@ -61,8 +62,8 @@ def _carry_out(arguments: list[str]) -> None:
         if key not in _KEYS:
             raise ConfigError(f"decentral-report has no setting '{key}'.{suggest(key, _KEYS)}")
     scale = settings.get("scale", "")
-    if scale and scale not in catalogue.SCALES:
-        raise ConfigError(f"scale={scale} does not exist.{suggest(scale, catalogue.SCALES)}")
+    if scale and scale not in SCALES:
+        raise ConfigError(f"scale={scale} does not exist.{suggest(scale, SCALES)}")
     figures = output(settings)
     results_dir = Path(settings.get("results_dir", OWN_RESULTS))
     _check_names(names, results_dir)

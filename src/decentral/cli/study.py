@@ -30,13 +30,15 @@ if TYPE_CHECKING:
     from decentral.scheduling.scheduler import Tally
 
 _HELP = """\
-decentral-study NAME ... [scale=smoke|small|paper] [key=value ...]  carry out studies, or what is left, and report
-decentral-study NAME ... --plan [...]                               only say what is to do, and what it takes
-decentral-study NAME ... --report [...]                             only make tables and figures from what is stored
-decentral-study                                                     list the studies ('relaysum_*' names several)
+decentral-study NAME ... [scale=smoke|small|laptop|paper] [key=value ...]
+                                             carry out studies, or what is left, and report
+decentral-study NAME ... --plan [...]        only say what is to do, and what it takes
+decentral-study NAME ... --report [...]      only make tables and figures from what is stored
+decentral-study                              list the studies ('relaysum_*' names several)
 
 scale=smoke   a few seconds: does it work?
 scale=small   (default) the whole study, tuning and seeds included, on bundled data; on two cores, minutes
+scale=laptop  the paper's data (data.path=FOLDER), a small network, fewer epochs; on two cores, overnight
 scale=paper   the paper's data and model
 
 Runs and reports go to results_dir=results/own, which git ignores; results/ has the published ones.

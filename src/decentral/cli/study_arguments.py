@@ -16,7 +16,7 @@ from decentral.config.schema import GROUPS
 from decentral.errors import ConfigError, suggest
 from decentral.network.settings import NetworkSettings
 from decentral.registry import components
-from decentral.study import catalogue
+from decentral.study import SCALES, catalogue
 from decentral.study.study import Study
 from decentral.terminal.console import say
 
@@ -84,7 +84,7 @@ def _matching(words: Sequence[str], scale: str, config_dir: str | None) -> list[
             raise ConfigError(f"there is no study {word}.{suggest(word, known)}")
         for name in fitting:
             scales = catalogue.scales(name, config_dir)
-            if name == word or scale not in catalogue.SCALES or scale in scales:
+            if name == word or scale not in SCALES or scale in scales:
                 found[name] = None
             else:
                 say(f"{name} is left out: it has no scale={scale}, only {', '.join(scales)}.")

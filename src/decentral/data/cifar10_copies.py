@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,11 @@ def is_arrays(path: str) -> bool:
 
 def check_tree(path: str) -> str:
     """Which files the images are, such as 'JPEG'. Raises ConfigError if they are not those of CIFAR-10, by number."""
+    return _kind(path, find_tree(path).changed())
+
+
+@lru_cache(maxsize=8)
+def _kind(path: str, _changed: tuple[int, ...]) -> str:
     tree = find_tree(path)
     if tuple(tree.classes) != CLASSES:
         raise ConfigError(
@@ -56,6 +62,11 @@ def check_tree(path: str) -> str:
 
 def digest_of_tree(path: str) -> str:
     """A digest of the names and sizes of its images."""
+    return _digest(path, find_tree(path).changed())
+
+
+@lru_cache(maxsize=8)
+def _digest(path: str, _changed: tuple[int, ...]) -> str:  # 60,000 files are looked at for it, and a study asks often
     tree, digest = find_tree(path), hashlib.sha256()
     for root in (tree.train, tree.test):
         digest.update(repr([(file, size) for file, size, _ in tree.stamps(root)]).encode())

@@ -39,6 +39,10 @@ class Tree:
                 found = sorted((e.name, e.stat()) for e in entries if is_image(e.name))
             yield from ((f"{name}/{file}", stat.st_size, stat.st_mtime_ns) for file, stat in found)
 
+    def changed(self) -> tuple[int, ...]:
+        """When an image last came, went or was renamed, class by class, in nanoseconds: quick to find out."""
+        return tuple((split / name).stat().st_mtime_ns for split in (self.train, self.test) for name in self.classes)
+
     def _images(self, split: Path, name: str) -> list[str]:
         with os.scandir(split / name) as entries:
             images = {entry.name: _is_regular(entry) for entry in entries if is_image(entry.name)}

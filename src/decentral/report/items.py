@@ -13,9 +13,9 @@ from decentral.report import published, spec, verdicts
 from decentral.report.claims.claim import NOT_RUN
 from decentral.report.results import Results, find, read
 from decentral.report.verdicts import Verdict
-from decentral.study import catalogue
+from decentral.study import SCALES, catalogue
 
-SCALES = tuple(reversed(catalogue.SCALES))  # the most telling first
+MOST_TELLING_FIRST = tuple(reversed(SCALES))
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def uncompared(items: list[Item], paper: str) -> dict[str, int]:
 
 
 def _place(scale: str) -> int:
-    return SCALES.index(scale) if scale in SCALES else len(SCALES)
+    return MOST_TELLING_FIRST.index(scale) if scale in SCALES else len(SCALES)
 
 
 def _item_of(results: Results) -> Item:
@@ -149,7 +149,7 @@ def _catalogue() -> list[Item]:
     found = []
     for name in catalogue.names():
         defined = catalogue.scales(name)
-        scale = next((scale for scale in SCALES if scale in defined), "paper")
+        scale = next((scale for scale in MOST_TELLING_FIRST if scale in defined), "paper")
         study = catalogue.load(name, scale)
         found.append(Item(name, study.paper, study.item, study.title, study.needs, **study.described()))
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from decentral.errors import ConfigError, suggest
 from decentral.report.figures.figure import StudyFigure
-from decentral.report.items import SCALES
+from decentral.report.items import MOST_TELLING_FIRST
 from decentral.report.results import Results, read
 from decentral.report.style import settings
 from decentral.report.tables import as_markdown, markdown_table
@@ -54,7 +54,7 @@ class Studies:
 
     def results(self, study: str) -> Results | None:
         """The study's results; None if there are none."""
-        found = [self.directory / study / scale for scale in SCALES]
+        found = [self.directory / study / scale for scale in MOST_TELLING_FIRST]
         existing = [path for path in found if (path / "study.json").is_file()]
         return read(existing[0]) if existing else None
 

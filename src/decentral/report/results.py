@@ -44,7 +44,7 @@ class Results:
 
     @property
     def scale(self) -> str:
-        """smoke, small or paper."""
+        """smoke, small, laptop or paper."""
         return str(self.facts["scale"])
 
     @property

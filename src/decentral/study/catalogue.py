@@ -10,10 +10,8 @@ from decentral.config.composition import folders_of
 from decentral.config.parsing import build
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
+from decentral.study import SCALES
 from decentral.study.study import Study
-
-SCALES = ("smoke", "small", "paper")
-"""Seconds; the whole study on bundled data; the paper's data and model."""
 
 
 def names(config_dir: str | None = None) -> list[str]:
