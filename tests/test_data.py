@@ -17,6 +17,7 @@ from decentral.config.identity import component_identity
 from decentral.data.cifar10 import Cifar10
 from decentral.data.dataset import DataSet
 from decentral.data.digits import Digits
+from decentral.data.folder import find_tree
 from decentral.data.loading import in_memory
 from decentral.data.loading.in_memory import InMemory
 from decentral.data.normalisation import Normalisation
@@ -297,6 +298,22 @@ def test_cifar10_is_read_from_a_folder_of_images_and_from_arrays(kind, small_cif
         order = np.argsort(labels, kind="stable") if kind == "tree" else np.arange(len(labels))
         assert np.array_equal(arrays[f"{split}_images"], images[order].transpose(0, 3, 1, 2))
         assert np.array_equal(arrays[f"{split}_labels"], labels[order])
+
+
+def test_a_tree_is_looked_through_once_and_again_when_an_image_comes(small_cifar10, tmp_path, monkeypatch):
+    looked, scandir = [], os.scandir  # where all names of a class are read
+    monkeypatch.setattr(os, "scandir", lambda path: looked.append(Path(path).name) or scandir(path))
+    root = write_tree(tmp_path / "tree", small_cifar10, ".png")
+    digests, counts = {Cifar10(path=str(root)).files_digest()}, {find_tree(str(root)).count(root / "train")}
+    looked.clear()
+    for _ in range(10):
+        digests.add(Cifar10(path=str(root)).files_digest())
+        counts.add(find_tree(str(root)).count(root / "train"))
+    assert len(digests) == 1 and counts == {20}
+    assert "cat" not in looked
+    PIL.Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(root / "train" / "cat" / "new.png")
+    assert Cifar10(path=str(root)).files_digest() not in digests
+    assert find_tree(str(root)).count(root / "train") == 21
 
 
 def test_what_went_through_jpeg_files_is_said_to_be(small_cifar10, tmp_path):
