@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: here and in child processes
 os.environ.setdefault("WANDB_MODE", "offline")
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a script's background: what is started would ignore Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass(frozen=True)
