@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: here and in child processes
 os.environ.setdefault("WANDB_MODE", "offline")
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a script's background: what is started would ignore Ctrl-C
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a script's background has it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
