@@ -247,7 +247,8 @@ def test_on_the_way_a_tenth_of_the_passes_is_enough(examples, expected):
 
 def test_a_small_test_set_is_always_looked_at_in_full():
     assert EvaluationSettings(every_epochs=4.0).on_the_way(1437, 360, 16, 200) is None
-    assert EvaluationSettings(every_epochs=1.0).on_the_way(50_000, 10_000, 1023, 10) == 1000, "fewer say little"
+    assert EvaluationSettings(every_epochs=1.0).on_the_way(50_000, 10_000, 1023, 10) == 200, "fewer say nothing"
+    assert EvaluationSettings(every_epochs=1.0).on_the_way(5_000, 1_000, 1023, 10) is None, "few are no work"
 
 
 DIGITS = ("data=digits", "model=mlp", "num_workers=4", "batch_size=8", "steps=8", "evaluation.every_epochs=0.1")
@@ -301,4 +302,4 @@ def test_a_process_knows_how_long_it_has_waited_for_the_others(start, transport)
     settings = (*DIGITS, "algo=dpsgd", "topology=ring", f"network.transport={transport}", "evaluation.initial=false")
     straggler = ("network.straggler_delay_s=0.05", "network.stragglers=[3]")
     times = start(*settings, *straggler, processes=2).facts["times_s"]
-    assert 8 * 0.05 * 0.8 < times["waiting"] < 0.9 * sum(times.values())
+    assert 8 * 0.05 * 0.8 < times["waiting"] < sum(times.values())

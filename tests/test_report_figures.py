@@ -349,6 +349,7 @@ def test_pdf_has_embedded_truetype_fonts_no_date_and_the_same_bytes_again(result
     ({"figures.width": "80"}, "figures.width=80 is no width: "),
     ({"figures.width": "nan"}, "figures.width=nan is no width: "),
     ({"figures.format": "[png,pfd]"}, "figures.format=[png,pfd] has 'pfd', which is no format. Did you mean 'pdf'?"),
+    ({"figures.format": "[png"}, "figures.format=[png has one bracket only: it should be a list such as"),
     ({"figures.format": "[]"}, "figures.format=[] names no format: it should be a list such as [png,svg,pdf]."),
 ])  # fmt: skip
 def test_an_output_that_does_not_exist_is_refused_in_a_sentence(settings: dict[str, str], complaint: str) -> None:

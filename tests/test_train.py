@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import decentral
 from decentral.cli.single import carry_out
@@ -30,6 +34,22 @@ def digits() -> tuple[TensorDataset, TensorDataset]:
     images, labels = next(loaded.train_batches(lambda step: order, range(1), 0, 1))
     test = next(loaded.test_batches(10_000))
     return TensorDataset(images[0], labels[0]), TensorDataset(*test)
+
+
+class Examples(Dataset):
+    """So many, each made by a function of its number."""
+
+    def __init__(self, length: int, make: Callable[[int], Any]) -> None:
+        self.length, self.make = length, make
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: int) -> Any:
+        return self.make(number)
+
+
+PAIRS = TensorDataset(torch.zeros(3, 1), torch.arange(3))
 
 
 class Pairs(Dataset):
@@ -125,6 +145,12 @@ def test_what_is_ours_goes_by_name(tmp_path):
         (("mlp", "digits"), {"alfa": 0.1}, "Did you mean 'alpha'"),
         (("mlp", [1, 2], [3]), {}, "an example has to be a pair"),
         ((nn.Linear(3, 3), "digits"), {}, "cannot take images of 1 x 8 x 8"),
+        (("mlp", "digits"), {"processes": 2}, "processes=2 is not for decentral.train, which works in this process"),
+        (("mlp", *2 * [Subset(PAIRS, [0, 3])]), {}, "a Subset has example 3 of a data set that has 3"),
+        (("mlp", *2 * [Examples(3, lambda number: None)]), {}, "a pair .*, but example 0 is a NoneType"),
+        (("mlp", *2 * [Examples(3, lambda number: next(iter([])))]), {}, "example 0 of 3 cannot be read: StopIter"),
+        (("mlp", *2 * [Examples(3, lambda number: (torch.zeros(3), torch.zeros(number + 1)))]), {}, "whole numbers"),
+        (("mlp", *2 * [Examples(-1, PAIRS.__getitem__)]), {}, "the training data have no length: ValueError"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(tmp_path, arguments, settings, expected):
@@ -223,6 +249,11 @@ def test_a_function_that_takes_the_number_of_classes_makes_what_is_returned_too(
     assert len(result.models) == 4 and result.averaged is not None
 
 
+def test_a_partial_is_what_it_has_fixed(tmp_path):
+    wide, narrow = (GivenModel.of(partial(Scaled, scale=scale)).content for scale in (1.0, 2.0))
+    assert wide != narrow and wide == GivenModel.of(partial(Scaled, scale=1.0)).content
+
+
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
@@ -231,12 +262,6 @@ def test_a_function_that_takes_the_number_of_classes_makes_what_is_returned_too(
     ],
 )
 def test_labels_that_are_none_are_refused(labels, said):
-    class Few(Dataset):
-        def __len__(self) -> int:
-            return 4
-
-        def __getitem__(self, number: int):
-            return torch.zeros(3), labels[number]
-
+    few = Examples(4, lambda number: (torch.zeros(3), labels[number]))
     with pytest.raises(ConfigError, match=said):
-        GivenData.of(Few(), Few())
+        GivenData.of(few, few)

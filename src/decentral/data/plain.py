@@ -78,7 +78,7 @@ class PlainData(Plain, DataSet):
                     f"data={self.name}: the {split} data have to be a map-style data set, with len() and [index], not "
                     f"{_type(data)}."
                 )
-            if not len(data):
+            if not _length(data, f"data={self.name}: the {split} data"):
                 raise ConfigError(f"data={self.name}: there are no {split} data.")
         with blame.named(), seeded(0, "look at data"):
             where = f"data={self.name}"
@@ -121,6 +121,16 @@ def _one_at_a_time() -> Iterator[None]:
 def plain(name: str) -> type:
     """The data set for `module:function`. Raises ConfigError if there is no such thing."""
     return component_from("data", name, PlainData, ())
+
+
+def _length(data: Any, what: str) -> int:
+    with blame.named():
+        try:
+            return len(data)
+        except (ValueError, TypeError, OverflowError) as error:
+            if blame.place(error) is not None:
+                raise
+            raise ConfigError(f"{what} have no length: {blame.sentence(error)}.") from error
 
 
 def _type(value: Any) -> str:

@@ -49,7 +49,7 @@ class TrainingRun(Job):
     def demand(self) -> Demand:
         """The configured number of processes, on the configured device; one where steps are too short for more."""
         processes = None if self.config.processes == "auto" else int(self.config.processes)
-        if processes is None and not self.config.task.worth_processes(self.config):
+        if processes is None and self.config.task.useful_processes(self.config) <= 1:
             processes = 1
         return Demand(processes, self.config.device)
 

@@ -130,6 +130,8 @@ def _in_folder(package: str, folder: Path) -> Iterator[type]:
     group = package.rpartition(".")[2]
     for file in sorted((folder / group).glob("*.py")):
         if not file.name.startswith("_"):
+            if not file.exists():  # a link to nothing, or to itself
+                raise ConfigError(f"{shown(file)} cannot be read: it is a link to a file that is not there.")
             if not file.stem.isidentifier():
                 raise ConfigError(f"{shown(file)} cannot be imported: its name has to be a word, as in my_{group}.py.")
             yield from _checked(package, load(f"{own.package_of(folder)}.{group}.{file.stem}", shown(file)))

@@ -39,7 +39,8 @@ def kind_of(device: str, gpus: int) -> str:
 
 
 def num_processes(config: Config) -> int:
-    """How many processes host the workers: what `processes` says, or one per core (or GPU) where steps are long enough.
+    """How many processes host the workers: what `processes` says, or one per core (or GPU), but no more than the
+    run is long enough for.
 
     Raises ConfigError for more processes than GPUs.
     """
@@ -53,7 +54,7 @@ def num_processes(config: Config) -> int:
             )
         return count
     slots = num_gpus() if kind == "cuda" else num_cores()
-    return max(1, min(slots, config.num_workers)) if config.task.worth_processes(config) else 1
+    return max(1, int(min(slots, config.num_workers, config.task.useful_processes(config))))
 
 
 def set_threads(processes: int, worth_threads: bool) -> int:

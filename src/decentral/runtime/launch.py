@@ -60,7 +60,7 @@ def begun_again(config: Config) -> Config:
 def in_processes(config: Config, directory: Path, part: Part | None = None) -> Status:
     """The run, or another `part` that uses its configuration, in this process or in as many new ones as it deserves."""
     processes = num_processes(config)
-    threads = set_threads(processes, config.task.worth_processes(config))
+    threads = set_threads(processes, config.task.useful_processes(config) > 1)
     if processes == 1:
         config.task.prepare(config)
         return _here(config, directory, threads, part)
@@ -110,7 +110,7 @@ def _join(config: Config, directory: Path) -> Outcome:
             f"torchrun started {here} processes for {num_gpus()} GPUs: every process needs one of its own."
         )
     config.task.prepare(config)
-    set_threads(here, config.task.worth_processes(config))
+    set_threads(here, config.task.useful_processes(config) > 1)
     from decentral.runtime.process_group import joined, stay_on_this_machine
     from decentral.training.run import run
 

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -48,9 +49,7 @@ class GivenModel(PlainModel):
             for name, tensor in model.state_dict().items():
                 digest.update(name.encode() + _bytes(tensor))
         else:
-            digest.update(f"{model.__module__}.{model.__qualname__}".encode())
-            with suppress(OSError, TypeError):  # typed into a console: nothing but the name is known
-                digest.update(inspect.getsource(model).encode())
+            digest.update(_origin(model).encode())
         found = cls(content=digest.hexdigest()[:16])
         make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
         vars(found)["_make"] = make
@@ -106,6 +105,16 @@ class GivenData(PlainData):
     def _sets(self) -> Sets:
         found: Sets = self._found
         return found
+
+
+def _origin(make: Callable[..., Any]) -> str:
+    """Name and source of a class or function, and what a functools.partial has fixed of it."""
+    if isinstance(make, partial):
+        return f"{_origin(make.func)} {make.args} {sorted(make.keywords.items())}"
+    found = f"{make.__module__}.{getattr(make, '__qualname__', type(make).__qualname__)}"
+    with suppress(OSError, TypeError):  # typed into a console: nothing but the name is known
+        found += inspect.getsource(make)
+    return found
 
 
 def _known_of(module: nn.Module) -> str:

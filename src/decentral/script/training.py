@@ -50,6 +50,11 @@ def train(
     """
     from decentral.script.given import GivenData, GivenModel
 
+    if settings.get("processes", 1) != 1:
+        raise ConfigError(
+            f"processes={settings['processes']} is not for decentral.train, which works in this process: "
+            "decentral-run has them, for a model and data that are in a file (docs/own_components.md)."
+        )
     made: dict[str, Any] = {}
     chosen = _words(settings)
     if isinstance(model, str):
@@ -64,7 +69,7 @@ def train(
         if test_data is None:
             raise ConfigError("test_data= is missing: give a map-style data set, too.")
         made["data"] = GivenData.of(train_data, test_data)
-    overrides = (*chosen, *overrides, "processes=1", f"results_dir={results_dir}")
+    overrides = (*chosen, *overrides, "processes=1", f"results_dir={Path(results_dir)}")
     config = compose(overrides, str(config_dir) if config_dir else None, made)
     import torch
 

@@ -6,6 +6,7 @@ the `nn.Module`'s `state_dict`.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,6 +34,7 @@ class Models(NamedTuple):
 
 def save_models(directory: Path, models: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, object]) -> None:
     """Replace the file atomically and durably. Raises OSError."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     tensors = {f"{model}.{name}": tensor.detach().cpu().contiguous().clone()
@@ -43,6 +45,9 @@ def save_models(directory: Path, models: Mapping[str, Mapping[str, Tensor]], fac
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, directory / FILE)
+    except SafetensorError as error:  # it says an operating system's error in words only
+        full = "os error 28" in str(error)
+        raise OSError(errno.ENOSPC if full else errno.EIO, str(error), str(directory / FILE)) from error
     finally:
         temporary.unlink(missing_ok=True)
     sync_directory(directory)

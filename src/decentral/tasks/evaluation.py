@@ -11,7 +11,8 @@ from decentral.errors import ConfigError, check_at_least
 
 _SHARE = 0.1  # of the time of the training passes that the evaluations of the curve may take, by default
 _FORWARD = 0.25  # of a forward and backward pass on a batch of training (measured: 0.22 for a cnn on a CPU)
-_LEAST_EXAMPLES = 1000  # below, an accuracy is known to a few percent only
+_LEAST_EXAMPLES = 200  # below, an accuracy says nothing
+_FEW_EXAMPLES = 1000  # of which all are looked at: that takes seconds
 
 
 @dataclass
@@ -21,8 +22,8 @@ class EvaluationSettings:
     every_epochs  how often, in passes over the data (null: the task's habit)
     examples    on how many test examples, always the same ones, drawn by the seed: a number, all, or auto: so many
                 that all evaluations, the last one too, take a tenth of the time of the training passes, but no fewer
-                than 1000. The iterates and the last evaluation do not depend on it, so that auto and all are one run,
-                with one id
+                than 200, and all where there are no more than 1000. The iterates and the last evaluation do not depend
+                on it, so that auto and all are one run, with one id
     initial     evaluate before the first step, too
     batch_size  test examples per forward pass
     """
@@ -52,7 +53,7 @@ class EvaluationSettings:
         in, each forward pass being a fraction f of the work of training on an example, evaluations of S examples and a
         last one of N' take a share f (n + 1) (S (ceil(T / E) - 1) + N') / (T N) of the passes.
         """
-        if self.examples == "all":
+        if self.examples == "all" or (self.examples == "auto" and num_test <= _FEW_EXAMPLES):
             return None
         assert self.every_epochs is not None
         forward_passes = _SHARE * epochs * num_train / (_FORWARD * (num_workers + 1))  # of each model

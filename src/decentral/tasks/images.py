@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 _MULTIPLICATIONS_PER_S = 5e10
 _CALLS_S = 50e-6  # for the calls of a worker's layers in a step
-_START_S = 4.0  # until processes have started and found each other, and a margin
+_START_S = 1.0  # until a process has started and found the others
 
 
 @dataclass
@@ -72,18 +73,20 @@ class Images(Task):
         info = config.data.inspect()
         return info.num_train, info.num_test
 
-    def worth_processes(self, config: Config) -> bool:
-        """Whether two processes save more than it takes to start them: half of the time of all passes.
+    def useful_processes(self, config: Config) -> float:
+        """The most of which each still saves more time than it takes to start: W / (k - 1) - W / k > s for the k-th.
 
-        A step of n workers with batches of B takes about 3 n B m / (5e10 per second) + 50 us n on a core, for a model
-        of m multiplications: forward and backward passes, and their calls. (Measured on a core: cnn, n = 16, B = 32, 11
-        ms on 8 x 8 digits, 64 ms on 28 x 28; mlp, n = 64, B = 16, 3.4 ms.)
+        All passes take W, a process s = 1 second to start. A step of n workers with batches of B takes about
+        3 n B m / (5e10 per second) + 50 us n on a core, for a model of m multiplications: forward and backward passes,
+        and their calls. (Measured on a core: cnn, n = 16, B = 32, 11 ms on 8 x 8 digits, 64 ms on 28 x 28; mlp, n = 64,
+        B = 16, 3.4 ms.)
         """
         info, n = config.data.inspect(), config.num_workers
         assert n is not None
         steps = config.steps or config.epochs * max(1, info.num_train // n // config.batch_size)
-        work = 3 * n * config.batch_size * config.model.multiplications(info) / _MULTIPLICATIONS_PER_S + n * _CALLS_S
-        return steps * work / 2 > _START_S
+        step_s = 3 * n * config.batch_size * config.model.multiplications(info) / _MULTIPLICATIONS_PER_S + n * _CALLS_S
+        W = steps * step_s
+        return (1 + math.sqrt(1 + 4 * W / _START_S)) // 2 if math.isfinite(W) else math.inf
 
     def open(self, config: Config, workers: range, device: torch.device) -> Problem:
         """The local workers' models and data."""

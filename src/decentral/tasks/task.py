@@ -49,9 +49,9 @@ class Task(ABC):
         """Do slow things once, before any worker starts: download, decode. Raises ConfigError."""
         return None
 
-    def worth_processes(self, config: Config) -> bool:
-        """Whether a step is long enough for `processes=auto` to start one process per core."""
-        return False
+    def useful_processes(self, config: Config) -> float:
+        """The most processes that `processes=auto` should start; math.inf for one per core."""
+        return 1
 
     @abstractmethod
     def open(self, config: Config, workers: range, device: torch.device) -> Problem:

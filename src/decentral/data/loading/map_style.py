@@ -91,15 +91,13 @@ def example(pair: Any) -> Tensor:
 
 def first_shape(data: Any, where: str) -> tuple[int, ...]:
     """The shape of its first example. Raises ConfigError for what is no pair of a tensor and a label."""
-    first = data[0]
-    if not isinstance(first, tuple | list) or len(first) != 2:
-        raise ConfigError(f"{where}: an example has to be a pair (tensor, label), not a {type(first).__name__}.")
-    if not isinstance(first[0], Tensor | np.ndarray):
+    first, _ = _pair(data, 0, where)
+    if not isinstance(first, Tensor | np.ndarray):
         raise ConfigError(
-            f"{where}: an example has to be a tensor and a label, not a {type(first[0]).__name__} and a label: "
+            f"{where}: an example has to be a tensor and a label, not a {type(first).__name__} and a label: "
             "torchvision's data sets take transform=ToTensor()."
         )
-    return tuple(first[0].shape)
+    return tuple(first.shape)
 
 
 def labels_of(data: Any, where: str) -> np.ndarray:
@@ -107,22 +105,41 @@ def labels_of(data: Any, where: str) -> np.ndarray:
 
     Raises ConfigError if they are no whole numbers from 0 upwards.
     """
-    found = np.asarray(_labels(data))
+    labels = _labels(data, where)
+    try:
+        found = np.asarray(labels)
+    except ValueError:  # of different shapes
+        found = np.array(None)
     if found.shape != (len(data),) or found.dtype.kind not in "iu" or found.min() < 0:
         raise ConfigError(f"{where}: labels have to be whole numbers from 0 upwards, one for each example.")
     return found.astype(np.int64)
 
 
-def _labels(data: Any) -> Any:
+def _labels(data: Any, where: str) -> Any:
     if type(data) is Subset:
-        return np.asarray(_labels(data.dataset))[np.asarray(data.indices, dtype=np.int64)]
+        chosen, number = np.asarray(data.indices, dtype=np.int64), len(data.dataset)  # type: ignore[arg-type]
+        if (outside := chosen[(chosen < -number) | (chosen >= number)]).size:
+            raise ConfigError(f"{where}: a Subset has example {outside[0]} of a data set that has {number}.")
+        return np.asarray(_labels(data.dataset, where))[chosen]
     if type(data) is TensorDataset:
         return data.tensors[1]
     known = getattr(data, "targets", None)
     if known is not None and len(known) == len(data) and getattr(data, "target_transform", None) is None:
         return known
-    labels = (data[number][1] for number in range(len(data)))
-    return [label.item() if isinstance(label, Tensor) else label for label in labels]
+    labels = [_pair(data, number, where)[1] for number in range(len(data))]
+    return [label.item() if isinstance(label, Tensor) and label.numel() == 1 else label for label in labels]
+
+
+def _pair(data: Any, number: int, where: str) -> tuple[Any, Any]:
+    try:
+        pair = data[number]
+    except StopIteration as error:  # a list comprehension takes it for its own end
+        raise ConfigError(f"{where}: example {number} of {len(data)} cannot be read: StopIteration.") from error
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise ConfigError(
+            f"{where}: an example has to be a pair (tensor, label), but example {number} is a {type(pair).__name__}."
+        )
+    return pair[0], pair[1]
 
 
 def _tensors(data: Any, device: torch.device) -> Tensor | None:

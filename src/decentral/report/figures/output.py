@@ -71,6 +71,8 @@ def _width(text: str) -> float | None:
 
 
 def _formats(text: str) -> tuple[str, ...]:
+    if text.startswith("[") != text.endswith("]"):
+        raise ConfigError(f"figures.format={text} has one bracket only: it should be a list such as [png,svg,pdf].")
     names = [name.strip().strip("'\"") for name in text.removeprefix("[").removesuffix("]").split(",")]
     names = [name for name in names if name]
     if not names:
