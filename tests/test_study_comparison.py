@@ -96,6 +96,7 @@ def test_a_search_that_ends_early_says_that_its_best_rate_lies_at_the_edge():
 def test_a_search_never_tries_more_rates_than_it_may():
     scores = {0.1: 0.0, 0.4: 1.0, 1.6: 0.0}  # both neighbours of the best are unknown
     assert PowersOfTwo(at_most=4).wanted(scores, 0.1) == [0.2]
+    assert PowersOfTwo(times=0.5).wanted({}, 0.1) == [0.025, 0.05, 0.1]
     assert PowersOfTwo(at_most=5).wanted(scores, 0.1) == [0.2, 0.8]
     assert PowersOfTwo(at_most=4).chosen({**scores, 0.2: 0.0}) == Choice(0.4, True)
 

@@ -73,8 +73,9 @@ def check(overrides: Sequence[str], config_dir: str | None) -> int:
         found.append(next(running))
     say(f"\n{table(found)}")
     failed = [one for one in found if one.passed is False]
-    for one in failed:
-        say("\n" + textwrap.fill(f"{algo} fails '{one.name}': {one.words}", _WIDTH))
+    for words in dict.fromkeys(one.words for one in failed):  # one exception may break off every run
+        same = ", ".join(f"'{one.name}'" for one in failed if one.words == words)
+        say("\n" + textwrap.fill(f"{algo} fails {same}: {words}", _WIDTH))
     passed = sum(one.passed is True for one in found)
     say(f"\n{algo}: {passed} passed, {len(failed)} failed, {len(found) - passed - len(failed)} not asked of it")
     return FAILED if failed else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from decentral.errors import ConfigError
@@ -14,23 +15,26 @@ class PowersOfTwo(Rule):
 
     RelaySum paper, appendix C.1 (factor 2). A rate at which some seed diverges does not count, so a smaller one is then
     taken, as the authors did. The search ends after `at_most` rates: a best one that is not sandwiched by then is
-    reported as lying at the edge.
+    reported as lying at the edge. `times` moves the start: 0.5 begins around half of it.
     """
 
     name: str = "powers_of_two"
     factor: float = 2.0
     at_most: int = 10
+    times: float = 1.0
 
     def __post_init__(self) -> None:
         if self.factor <= 1:
             raise ConfigError(f"tune.factor={self.factor:g} makes no sense: it has to be above 1.")
         if self.at_most < 3:
             raise ConfigError(f"tune.at_most={self.at_most} makes no sense: it takes 3 rates to sandwich one.")
+        if not (math.isfinite(self.times) and self.times > 0):
+            raise ConfigError(f"tune.times={self.times:g} makes no sense: it has to be above 0.")
 
     def wanted(self, tried: Scores, start: float) -> list[float]:
         """The first three, then the neighbours of the best."""
         if not tried:
-            return [start / self.factor, start, start * self.factor]
+            return [self.times * rate for rate in (start / self.factor, start, start * self.factor)]
         if len(tried) >= self.at_most:
             return []
         best = best_of(tried)
