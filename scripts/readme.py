@@ -1,8 +1,8 @@
 """Fill in the README's numbers from runs: `python scripts/readme.py` (a few minutes; finished runs are not repeated).
 
 The runs' configurations, final metrics, provenance and curves are kept in results/readme/; the table of `make bench`
-comes from results/bench/, that of the studies' times from their study.json. `python scripts/readme.py bench` and
-`python scripts/readme.py times` fill in those only, and run nothing.
+comes from results/bench/, that of the studies' times from their study.json, the figure on CIFAR-10 from its study.
+`python scripts/readme.py bench`, `times` and `laptop` fill in those only, and run nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RUNS = {
 
 def main() -> None:
     """Run, keep, fill in."""
-    stored = {"bench": bench, "times": times}
+    stored = {"bench": bench, "times": times, "laptop": laptop}
     if len(sys.argv) == 2 and sys.argv[1] in stored:
         name = sys.argv[1]
         (ROOT / "README.md").write_text(fill((ROOT / "README.md").read_text(), name, stored[name]()))
@@ -45,8 +45,8 @@ def main() -> None:
     )
     readme = fill(readme, "results", results_table())
     readme = fill(readme, "scoreboard", scoreboard())
-    readme = fill(readme, "bench", bench())
-    readme = fill(readme, "times", times())
+    for name, content in stored.items():
+        readme = fill(readme, name, content())
     (ROOT / "README.md").write_text(readme)
 
 
@@ -57,7 +57,7 @@ def bench() -> str:
 
 def times() -> str:
     """How long every study took that has results, by its study.json; a column for each scale."""
-    scales, taken = ("small", "paper"), defaultdict[str, dict[str, str]](dict)
+    scales, taken = ("small", "laptop", "paper"), defaultdict[str, dict[str, str]](dict)
     for file in sorted((ROOT / "results").glob("*/*/*/study.json")):
         facts = json.loads(file.read_text())
         if facts["scale"] in scales:
@@ -66,6 +66,16 @@ def times() -> str:
     lines = [f"| study | {' | '.join(f'scale={scale}' for scale in scales)} |", "|---|---|---|"]
     rows = (f"| `{study}` | {' | '.join(told.get(scale, '') for scale in scales)} |" for study, told in taken.items())
     return "\n".join([*lines, *rows])
+
+
+def laptop() -> str:
+    """RelaySum's Figure 4 as it comes out on CIFAR-10: the figure, and the table of where the curves end."""
+    directory = ROOT / "results" / "relaysum" / "relaysum_fig4" / "laptop"
+    place = directory.relative_to(ROOT)
+    rows = [line for line in (directory / "table.md").read_text().splitlines() if line.startswith("|")]
+    notes = json.loads((directory / "study.json").read_text()).get("run_notes") or []
+    figure = f"[![Test accuracy of the worst worker over epochs]({place}/worst.png)](results/relaysum/README.md#relaysum_fig4)"
+    return "\n\n".join([figure, "\n".join(rows), "\n".join(f"Note: {note}." for note in notes)]).strip()
 
 
 def scoreboard() -> str:
