@@ -74,7 +74,8 @@ def laptop() -> str:
     place = directory.relative_to(ROOT)
     rows = [line for line in (directory / "table.md").read_text().splitlines() if line.startswith("|")]
     notes = json.loads((directory / "study.json").read_text()).get("run_notes") or []
-    figure = f"[![Test accuracy of the worst worker over epochs]({place}/worst.png)](results/relaysum/README.md#relaysum_fig4)"
+    picture = f"![Test accuracy of the worst worker over epochs]({place}/worst.png)"
+    figure = f"[{picture}](results/relaysum/README.md#relaysum_fig4)"
     return "\n\n".join([figure, "\n".join(rows), "\n".join(f"Note: {note}." for note in notes)]).strip()
 
 
