@@ -70,7 +70,7 @@ format: $(VENV)/.installed-dev  ## format the code and mend what the linter can 
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(VENV)/.installed  ## what everything costs, as ratios, into results/bench/ (under 15 minutes on 2 cores)
+bench: $(VENV)/.installed  ## what everything costs, as ratios, into results/bench/ (about 20 minutes on 2 cores)
 	$(BIN)/decentral-bench
 
 readme: $(VENV)/.installed  ## run what the README reports, and fill in its numbers

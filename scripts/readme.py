@@ -76,7 +76,8 @@ def laptop() -> str:
     notes = json.loads((directory / "study.json").read_text()).get("run_notes") or []
     picture = f"![Test accuracy of the worst worker over epochs]({place}/worst.png)"
     figure = f"[{picture}](results/relaysum/README.md#relaysum_fig4)"
-    return "\n\n".join([figure, "\n".join(rows), "\n".join(f"Note: {note}." for note in notes)]).strip()
+    data = [f"{note[:1].upper()}{note[1:]}." for note in notes if note.startswith("the data are")]
+    return "\n\n".join([figure, "\n".join(rows), *data])
 
 
 def scoreboard() -> str:
