@@ -61,7 +61,7 @@ def _carry_out(arguments: list[str]) -> int:
 def check(overrides: Sequence[str], config_dir: str | None) -> int:
     """Check and say what was found; returns the exit status."""
     algo = next(word for word in overrides if word.startswith("algo="))
-    from decentral.conformance.check import checks
+    from decentral.conformance.check import BREAKS_OFF, checks
 
     all_checks = checks(overrides, config_dir)
     names, found = all_checks.names(), []
@@ -73,9 +73,12 @@ def check(overrides: Sequence[str], config_dir: str | None) -> int:
         found.append(next(running))
     say(f"\n{table(found)}")
     failed = [one for one in found if one.passed is False]
-    for words in dict.fromkeys(one.words for one in failed):  # one exception may break off every run
-        same = ", ".join(f"'{one.name}'" for one in failed if one.words == words)
-        say("\n" + textwrap.fill(f"{algo} fails {same}: {words}", _WIDTH))
+    for words in dict.fromkeys(one.words for one in failed):
+        names = [f"'{one.name}'" for one in failed if one.words == words]
+        if words.startswith(BREAKS_OFF):  # one exception ends every run
+            names = [", ".join(names)]
+        for name in names:
+            say("\n" + textwrap.fill(f"{algo} fails {name}: {words}", _WIDTH))
     passed = sum(one.passed is True for one in found)
     say(f"\n{algo}: {passed} passed, {len(failed)} failed, {len(found) - passed - len(failed)} not asked of it")
     return FAILED if failed else 0

@@ -54,6 +54,9 @@ def checks(overrides: Sequence[str], config_dir: str | None = None) -> Checks:
     return Checks(tuple(overrides), config_dir)
 
 
+BREAKS_OFF = "it breaks off"
+
+
 @dataclass(frozen=True)
 class Checks:
     """Each property, carried out when it is asked for."""
@@ -78,7 +81,7 @@ class Checks:
             except Violation as seen:
                 yield Found(name, False, str(seen))
             except Exception as error:
-                yield Found(name, False, f"it breaks off: {describe(error)}")
+                yield Found(name, False, f"{BREAKS_OFF}: {describe(error)}")
 
     def _all(self) -> dict[str, Callable[[], str | None]]:
         n = self.base.num_workers
