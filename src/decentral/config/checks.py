@@ -60,6 +60,7 @@ def resolve(config: Config) -> Config:
         )
     config.network.check_workers(config.num_workers)
     config.task.check(config)
+    config.cluster.check(config.num_workers)
     check_communication(config.algo, config.communication)
     if config.network.drop_probability and config.communication != Communication(every=config.communication.every):
         raise ConfigError(

@@ -54,6 +54,7 @@ def from_dict(values: dict[str, Any]) -> Config:
     values = with_moved(with_new_names(Config, values), NODES)
     written = values.pop("own", {})
     values.setdefault("launcher", {"name": "local"})  # as in files that are older than launchers
+    values.setdefault("cluster", {"name": "none"})
     for group, package in GROUPS.items():
         choices = components(package)
         name = new_choice(values[group]["name"], choices)

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from decentral.cluster.cluster import VirtualCluster
 from decentral.config import renamed
 from decentral.config.files import plain
 from decentral.config.schema import NODES, Config
@@ -45,6 +46,8 @@ def identity(config: Config) -> dict[str, Any]:
         known["communication"] = component_identity(config.communication)
     if own := component_identity(config.evaluation):
         known["evaluation"] = own
+    if isinstance(config.cluster, VirtualCluster):
+        known["cluster"] = component_identity(config.cluster)
     if config.init is not None:
         facts = stored_facts(init_directory(config))
         known["init"] = {key: facts.get(key) for key in ("run_id", "step")}
@@ -96,10 +99,17 @@ def component_identity(component: Any) -> dict[str, Any]:
         value = getattr(component, f.name)
         if not _counts(f, value):
             continue
-        is_path = f.metadata.get("content") and value
-        found = _content(Path(value).expanduser()) if is_path else renamed.identity_value(f, plain(value))
-        known[renamed.identity_key(f)] = found
+        known[renamed.identity_key(f)] = _value_identity(f, value)
     return known
+
+
+def _value_identity(f: dataclasses.Field[Any], value: Any) -> Any:
+    """What counts of a field's value."""
+    if dataclasses.is_dataclass(value):
+        return component_identity(value)
+    if f.metadata.get("content") and value:
+        return _content(Path(value).expanduser())
+    return renamed.identity_value(f, plain(value))
 
 
 def _counts(f: dataclasses.Field[Any], value: Any) -> bool:

@@ -109,13 +109,19 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
         raise ConfigError(f"there is no setting '{key}'.{suggest(head, (*_KEYS, 'experiment'))}")
     if parts and head not in (*GROUPS, *NODES):
         raise ConfigError(f"{head} is one value and has no part '{'.'.join(parts)}': write {head}=...")
-    if len(parts) > 1:
+    if len(parts) > 1 and not _has_parts(head, parts[0]):
         raise ConfigError(f"{head}.{parts[0]} is one value and has no part '{parts[1]}': write {head}.{parts[0]}=...")
     if head in NODES and not parts:
         one, other = [f"{head}.{f.name}=..." for f in dataclasses.fields(NODES[head])][:2]
         raise ConfigError(f"{head} is a group of settings: write {one} or {other}")
     if parts == ["name"] and head in GROUPS:
         raise ConfigError(f"{override} would only change a label: choose with {head}=...")
+
+
+def _has_parts(group: str, name: str) -> bool:
+    """Whether a setting of a group is several, such as `cluster.links`."""
+    owners = components(GROUPS[group]).values() if group in GROUPS else ()
+    return any(dataclasses.is_dataclass(get_type_hints(cls).get(name)) for cls in owners)
 
 
 def _bare_word(word: str, folders: Sequence[Path]) -> str:

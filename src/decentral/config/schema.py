@@ -31,6 +31,7 @@ GROUPS = {
     "model": "models",
     "optim": "optim",
     "schedule": "lr_schedules",
+    "cluster": "cluster",
     "logger": "training.loggers",
     "launcher": "scheduling.launchers",
 }
@@ -71,6 +72,7 @@ class Config:
     model: Any = None
     optim: Any = None
     schedule: Any = None
+    cluster: Any = None
     logger: Any = None
     launcher: Any = None
     network: NetworkSettings = field(default_factory=NetworkSettings)

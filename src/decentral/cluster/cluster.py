@@ -1,0 +1,92 @@
+"""The configuration group `cluster=`: no simulated time, or machines that are described."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import Enum
+
+from decentral.cluster.compute import ComputeTimes, GradientTimes
+from decentral.cluster.costs import LinkCosts
+from decentral.cluster.links import Links
+from decentral.cluster.stragglers import Stragglers
+from decentral.errors import ConfigError
+
+
+class WaitsFor(Enum):
+    """For whom a worker waits that exchanges rows with neighbours."""
+
+    neighbors = "neighbors"
+    everyone = "everyone"
+
+
+class Cluster(ABC):
+    """A choice of `cluster=`. Its components are dataclasses whose fields are their configuration."""
+
+    @abstractmethod
+    def check(self, num_workers: int) -> None:
+        """Raise ConfigError for anything that is missing, contradicts something or does not fit n workers."""
+
+
+class VirtualCluster(Cluster):
+    """One that says how long everything takes, so that runs have simulated time.
+
+    Time follows from these numbers and from who talks to whom, never from the values that are computed.
+    """
+
+    waits_for: WaitsFor
+    """For whom methods wait that talk to neighbours."""
+
+    @abstractmethod
+    def gradient_times(self, num_workers: int, seed: int) -> GradientTimes:
+        """How long each gradient of each worker takes."""
+
+    @abstractmethod
+    def costs(self, num_workers: int) -> LinkCosts:
+        """What the links between n workers cost."""
+
+
+@dataclass
+class NoCluster(Cluster):
+    """Time is not simulated: a run takes as long as this machine takes."""
+
+    name: str = "none"
+
+    def check(self, num_workers: int) -> None:
+        """Always possible."""
+
+
+@dataclass
+class Machines(VirtualCluster):
+    """A virtual cluster: n workers compute, straggle and send as described, and a run has simulated time.
+
+    compute      how long a gradient takes
+    stragglers   who is slower than that, in which steps, and by how much
+    links        what it costs to send and to copy
+    waits_for    for whom a worker waits that exchanges rows with neighbours: its neighbors, or everyone, as on
+                 the single global clock that the WAGMA paper gives D-PSGD
+
+    Everything random is addressed by (seed, step, worker), so that all methods, and real processes, see the same
+    delays. What is not given is refused, never taken to be zero.
+    """
+
+    name: str = "machines"
+    compute: ComputeTimes = field(default_factory=ComputeTimes)
+    stragglers: Stragglers = field(default_factory=Stragglers)
+    links: Links = field(default_factory=Links)
+    waits_for: WaitsFor = WaitsFor.neighbors
+
+    def check(self, num_workers: int) -> None:
+        """Raise ConfigError for anything that is missing, contradicts something or does not fit n workers."""
+        if num_workers < 1:
+            raise ConfigError(f"num_workers={num_workers} makes no sense: a cluster has at least one worker.")
+        self.gradient_times(num_workers, seed=0)
+        self.costs(num_workers)
+
+    def gradient_times(self, num_workers: int, seed: int) -> GradientTimes:
+        """How long each gradient of each worker takes. Raises ConfigError, see `check`."""
+        return GradientTimes(self.compute.open(num_workers), self.stragglers.open(num_workers), num_workers, seed)
+
+    def costs(self, num_workers: int) -> LinkCosts:
+        """What the links between n workers cost. Raises ConfigError, see `check`."""
+        return LinkCosts(self.links.open(num_workers), num_workers)
