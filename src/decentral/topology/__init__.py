@@ -17,6 +17,6 @@ Conventions, the same in every module of this package:
 
 `graph` and `mixing_matrix` hold the sparse lists, `rounds` what the rest of the program reads, `topology` the contract,
 `weights` the mixing weights, `requirements` what algorithms may ask of rounds, `facts` numbers about them,
-`communication` what is done with the rounds of any topology, `another` finds a topology that one is made from; the
-other modules are one topology each.
+`communication` what is done with the rounds of any topology, `another` finds a topology that one is made from, `groups`
+who averages with whom in groups that change; the other modules are one topology each.
 """

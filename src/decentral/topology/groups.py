@@ -1,0 +1,105 @@
+"""The groups that workers average in without waiting, and the tree by which one of them calls all (Li et al., TPDS
+2021, section 3).
+
+n = log2 P for P workers and k = log2 S for groups of S, both powers of two. In phase r of version t worker p exchanges
+with p xor 2^((t k + r) mod n); the group of p is all that it hears of in the k phases: those that agree with p in the
+other n - k bits. This is what the paper's text and figures show. Its printed Algorithm 1 shifts a mask that has been
+shifted already, and so pairs other workers as soon as S >= 4.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from decentral.errors import ConfigError
+
+
+def check_groups(num_workers: int, group_size: int, key: str = "algo.group_size") -> None:
+    """Raises ConfigError unless both are powers of two, and the groups no larger than all workers; says what is."""
+    if not is_power_of_two(num_workers):
+        below = 1 << (max(1, num_workers).bit_length() - 1)
+        raise ConfigError(
+            f"num_workers={num_workers} cannot be divided into groups that change by a butterfly: use a power of two, "
+            f"for example {below} or {2 * below}."
+        )
+    if not is_power_of_two(group_size) or group_size > num_workers:
+        sizes = ", ".join(str(1 << k) for k in range(num_workers.bit_length()))
+        raise ConfigError(f"{key}={group_size} is no size for groups of num_workers={num_workers}: use one of {sizes}.")
+
+
+def is_power_of_two(number: int) -> bool:
+    """Whether it is 1, 2, 4, ..."""
+    return number > 0 and not number & (number - 1)
+
+
+def group_size_auto(num_workers: int) -> int:
+    """S = 2^round(log2(P) / 2), about sqrt(P) as in the paper; halves are rounded to the even number, so P = 8 gives 4.
+
+    Raises ConfigError unless P is a power of two.
+    """
+    check_groups(num_workers, 1)
+    return 1 << round(_bits(num_workers) / 2)
+
+
+def phases(version: int, num_workers: int, group_size: int, dynamic: bool = True) -> list[int]:
+    """The bit in which partners differ, for each of the k phases of a version; fixed groups are those of version 0."""
+    n, k = _bits(num_workers), _bits(group_size)
+    first = version * k if dynamic else 0
+    return [(first + r) % n for r in range(k)]
+
+
+def partners(worker: int, version: int, num_workers: int, group_size: int, dynamic: bool = True) -> list[int]:
+    """With whom a worker exchanges in each of the k phases of a version."""
+    return [worker ^ (1 << bit) for bit in phases(version, num_workers, group_size, dynamic)]
+
+
+def group(worker: int, version: int, num_workers: int, group_size: int, dynamic: bool = True) -> list[int]:
+    """The S members of a worker's group in a version, sorted."""
+    members = [worker]
+    for bit in phases(version, num_workers, group_size, dynamic):
+        members += [member ^ (1 << bit) for member in members]
+    return sorted(members)
+
+
+def grouping(version: int, num_workers: int, group_size: int, dynamic: bool = True) -> np.ndarray:
+    """All groups of a version: int [P / S, S], sorted in each row, and rows by their first worker."""
+    mask = sum(1 << bit for bit in phases(version, num_workers, group_size, dynamic))
+    workers = np.arange(num_workers)
+    return workers[np.argsort(workers & ~mask, kind="stable")].reshape(-1, group_size)
+
+
+def group_period(num_workers: int, group_size: int) -> int:
+    """After how many versions the phases repeat: n / gcd(n, k); 1 for groups of one worker, or of one worker each."""
+    n, k = _bits(num_workers), _bits(group_size)
+    return n // math.gcd(n, k) if k else 1
+
+
+def versions_to_reach_all(num_workers: int, group_size: int) -> int:
+    """In how many consecutive versions, from any one on, what a worker contributes reaches everybody: ceil(n / k).
+
+    (The paper says log2 P in section 3.2.) Raises ConfigError for S = 1 < P: never.
+    """
+    n, k = _bits(num_workers), _bits(group_size)
+    if n and not k:
+        raise ConfigError(f"groups of 1 of num_workers={num_workers} never hear of each other: use 2 at least.")
+    return -(-n // k) if n else 0
+
+
+def activation_children(worker: int, came_over: int, num_workers: int) -> list[int]:
+    """Whom a worker tells of a version that it has heard of over dimension `came_over`, or with -1 activates itself.
+
+    The binomial tree of Figure 1, rooted at any worker: over all higher dimensions, the widest subtree first.
+    """
+    return [worker ^ (1 << dimension) for dimension in range(came_over + 1, _bits(num_workers))]
+
+
+def dimension(sender: int, receiver: int) -> int:
+    """The bit in which two workers differ who talk along the tree."""
+    return (sender ^ receiver).bit_length() - 1
+
+
+def _bits(size: int) -> int:
+    """log2 of a power of two."""
+    return size.bit_length() - 1
