@@ -238,7 +238,7 @@ def test_runs_are_evaluated_before_the_first_step_every_so_often_and_after_the_l
 
 @pytest.mark.parametrize(
     ("examples", "expected"),
-    [("all", None), ("2000", 2000), ("10000", None), ("auto", int((0.1 * 200 * 50_000 / (0.25 * 17) - 10_000) / 49))],
+    [("all", None), ("2000", 2000), ("10000", None), ("auto", int((0.1 * 200 * 50_000 / (0.3 * 17) - 10_000) / 49))],
 )
 def test_on_the_way_a_tenth_of_the_passes_is_enough(examples, expected):
     settings = EvaluationSettings(every_epochs=4.0, examples=examples)
@@ -267,6 +267,22 @@ def test_the_last_evaluation_is_on_everything_and_the_others_on_what_was_asked_f
     assert min(step for step, _ in accuracies) > 0
     on_the_way = [value for (step, _), value in accuracies.items() if step < 8]
     assert on_the_way and all(round(100 * value, 9) == round(100 * value) for value in on_the_way)
+
+
+def test_forward_passes_of_large_images_are_on_as_many_as_the_caches_hold():
+    settings = ["data=synthetic", "data.image_size=64", "data.num_test=50", "evaluation.batch_size=40", "model=cnn"]
+    config = compose([*settings, "num_workers=2", "precision=fp64"])
+    problem = config.task.open(config, range(2), torch.device("cpu"))
+    x = problem.init().repeat(2, 1)
+    batches = []
+    for module in problem.models.modules:
+        module.register_forward_pre_hook(lambda _, inputs: batches.append(len(inputs[0])))
+    found = problem.worker_statistics(x)
+    assert batches == 2 * [12, 12, 12, 4] + 2 * [10]
+    problem.forward_examples = None
+    torch.testing.assert_close(problem.worker_statistics(x), found, rtol=1e-12, atol=0)
+    assert batches[10:] == [40, 40, 10, 10]
+    problem.close()
 
 
 def test_what_is_looked_at_on_the_way_is_a_run_of_its_own_only_where_it_is_a_number():

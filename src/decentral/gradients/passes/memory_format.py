@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 _SMALL = 1_000_000  # parameters
+_PIXELS = 50_000  # of all images of a forward pass together: 48 images of 32 x 32
+_LEAST_IMAGES = 4
 
 
 class MemoryFormat:
@@ -33,3 +37,15 @@ def channels_last(images: Tensor) -> Tensor:
     strides = list(images.stride())
     strides[-3] = 1  # a single channel's stride is arbitrary, and torch takes the layout from it
     return images.as_strided(images.shape, strides)
+
+
+def forward_examples(module: nn.Module, batch_shape: tuple[int, ...], device: torch.device) -> int | None:
+    """How many images of batches [B, C, H, W] a forward pass alone is fastest with; None: as many as there are.
+
+    On a CPU the outputs of convolutions on more images than that leave the caches before the next layer reads them.
+    (Measured on one core, time per image with 500 images of 32 x 32 against 50: `cnn` 1.9 times, VGG-11 1.3 times;
+    ResNet-18 with 200 against 50: 1.4 times.) Without convolutions, more is better.
+    """
+    if device.type != "cpu" or not any(isinstance(layer, nn.Conv2d) for layer in module.modules()):
+        return None
+    return max(_LEAST_IMAGES, _PIXELS // max(1, math.prod(batch_shape[2:])))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Workload
-from decentral.gradients.passes.memory_format import MemoryFormat
+from decentral.gradients.passes.memory_format import MemoryFormat, forward_examples
 from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
 from decentral.gradients.precision import float32
 from decentral.models.statistics import has_batch_statistics, recompute_batch_statistics
@@ -63,6 +63,7 @@ class Classification(Problem):
         self.memory_format = MemoryFormat(template, device)
         execution = components("gradients")[config.execution]()
         batch_shape = info.batch_shape(config.batch_size)
+        self.forward_examples = forward_examples(template, batch_shape, device)
         self.passes = execution.passes(Workload(self.models, batch_shape, config.precision, self.loss))
         self.facts = {"execution": self.passes.execution}
         self._x0 = flat(template).to(device)
@@ -194,7 +195,10 @@ class Classification(Problem):
             yield self.memory_format(images[0].to(self.dtype))
 
     def _test(self, modules: dict[str, torch.nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
-        """Over this part's batches of the test examples: correct, sum of cross-entropies, count: [modules, 3]."""
+        """Over this part's batches of the test examples: correct, sum of cross-entropies, count: [modules, 3].
+
+        A forward pass is on no more examples of a batch than are fast (`forward_examples`).
+        """
         totals = torch.zeros(len(modules), 3, dtype=torch.float64, device=self.device)
         for module in modules.values():
             module.eval()
@@ -202,6 +206,7 @@ class Classification(Problem):
         num_batches = len(
             range(part, -(-(scope.examples or self.data.num_test) // self.config.evaluation.batch_size), parts)
         )
+        piece = self.forward_examples or self.config.evaluation.batch_size
         with torch.no_grad(), float32(self.device):
             batches = self.data.test_batches(self.config.evaluation.batch_size, chosen, part, parts)
             for number, (images, labels) in enumerate(batches):
@@ -209,9 +214,10 @@ class Classification(Problem):
                 images = self.memory_format(images.to(self.dtype))
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
                     scope.tell(f"evaluating {name}, batch {number + 1} of {num_batches}")
-                    logits = module(images)
-                    total[0] += (logits.argmax(1) == labels).sum()
-                    total[1] += self.loss(logits, labels, reduction="sum")
+                    for inputs, targets in zip(images.split(piece), labels.split(piece), strict=True):
+                        logits = module(inputs)
+                        total[0] += (logits.argmax(1) == targets).sum()
+                        total[1] += self.loss(logits, targets, reduction="sum")
         for module in modules.values():
             module.train()
         return totals.cpu()
