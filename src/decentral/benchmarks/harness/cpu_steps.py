@@ -46,8 +46,9 @@ class Steps:
 def passes(run: Run) -> Callable[[], None]:
     """n forward and backward passes of the run's model, and nothing else.
 
-    Plain modules with parameters of their own, on batches that are there already; the gradients are computed and
-    dropped. Nothing that trains n models one by one, in the usual layout of images, can take less.
+    Plain modules with parameters of their own, on batches that are there already; the gradients are computed, as
+    exactly as the run's, and dropped. Nothing that trains n models one by one, in the usual layout of images, can take
+    less.
     """
     import torch
     import torch.nn.functional as F
@@ -62,6 +63,8 @@ def passes(run: Run) -> Callable[[], None]:
     def compute() -> None:
         with torch.enable_grad():
             for model, parameters, x, y in work:
-                torch.autograd.grad(F.cross_entropy(model(x), y), parameters)
+                with config.precision.forward(run.world.device):
+                    loss = F.cross_entropy(model(x), y)
+                torch.autograd.grad(loss, parameters)
 
     return compute

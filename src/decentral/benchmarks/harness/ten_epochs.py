@@ -1,0 +1,179 @@
+"""Where the time of a run of ten epochs goes, from a run of one; and what of it nothing could spare."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from decentral.benchmarks.harness.benchmark import Effort, Table
+from decentral.jobs.timing.times import in_turn
+from decentral.tasks.evaluation import WHOLE, EvaluationSettings, Scope
+
+if TYPE_CHECKING:
+    from decentral.config.schema import Config
+    from decentral.training.assemble import Run
+
+EPOCHS = 10
+_CALLS = 10
+_MOST_ROUNDS = 3
+_DIFFERENT = 1e-3  # standard deviation of what makes models different, which would be evaluated once
+_COLUMNS = {"part": "part", "seconds": "seconds in ten epochs", "share": "/ passes alone"}
+
+
+class TenEpochs(NamedTuple):
+    """Seconds (wall) of ten epochs, by part: passes, exchange, data, the curve's evaluations, the last one, ...
+
+    `alone_s` are those of the passes of plain modules, `last_over_forward` the time of the last evaluation over that of
+    its forward passes alone.
+    """
+
+    seconds: dict[str, float]
+    alone_s: float
+    last_over_forward: float
+
+    @property
+    def all_s(self) -> float:
+        """Of the whole run."""
+        return sum(self.seconds.values())
+
+    @property
+    def steps_s(self) -> float:
+        """Of the steps: passes, exchange and data."""
+        return sum(self.seconds[part] for part in ("passes", "exchange", "data"))
+
+    def table(self) -> Table:
+        """A row for each part, and for all."""
+        parts = self.seconds | {"all": self.all_s, "the last evaluation's forward passes alone": self.forward_s}
+        rows = [{"part": part, "seconds": s, "share": s / self.alone_s} for part, s in parts.items()]
+        return Table("Where the time goes (wall)", _COLUMNS, rows)
+
+    @property
+    def forward_s(self) -> float:
+        """Of the last evaluation's forward passes alone."""
+        return self.seconds["the last evaluation"] / self.last_over_forward
+
+
+def ten_epochs(settings: Sequence[str], every: float, effort: Effort) -> TenEpochs:
+    """A run of RelaySGD with 16 `cnn` and these settings on data like CIFAR-10's, evaluated every so many epochs.
+
+    One epoch is trained, in one process with one thread, with as many evaluations, on as many test examples, as ten
+    epochs have, so that only the time of the steps is multiplied. How their time is shared by the curve's and the last
+    one is measured apart, in turn with the last one's forward passes alone. A quick measurement has little data.
+    """
+    import torch
+
+    from decentral.runtime.launch import launch
+    from decentral.store import RunStore
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        config = one_epoch(settings, every, f"{folder}/run", effort)
+        calls = 1 if effort.quick else _CALLS
+        step_s = [passes_s(config, calls)]
+        began = time.perf_counter()
+        launch(config)
+        took = time.perf_counter() - began
+        facts = RunStore.peek(Path(folder) / "run")
+        step_s.append(passes_s(config, calls))
+    assert facts is not None
+    times: dict[str, float] = facts["times_s"]
+    curve, last_over_forward = evaluations(config, every, effort)
+    seconds = {part: EPOCHS * times[part] for part in ("passes", "exchange", "data")}
+    seconds |= {"the curve's evaluations": curve * times["evaluation"]}
+    seconds |= {"the last evaluation": (1 - curve) * times["evaluation"], "checkpoints": times["checkpoints"]}
+    seconds |= {"start and end": took - sum(times.values())}
+    return TenEpochs(seconds, EPOCHS * facts["step"] * sum(step_s) / len(step_s), last_over_forward)
+
+
+def one_epoch(settings: Sequence[str], every: float, directory: str, effort: Effort) -> Config:
+    """An epoch with the evaluations of ten."""
+    from decentral.benchmarks.baselines.cifar_like import CifarLike
+    from decentral.config.composition import compose
+
+    data = CifarLike(num_train=1024, num_test=64) if effort.quick else CifarLike()
+    examples = EvaluationSettings(every).on_the_way(data.num_train, data.num_test, 16, EPOCHS)
+    run = ["algo=relaysgd", "topology=dbt", "model=cnn", "num_workers=16", "lr=0.01", "epochs=1"]
+    evaluation = [f"evaluation.every_epochs={every / EPOCHS}", f"evaluation.examples={examples or 'all'}"]
+    where = ["processes=1", "device=cpu", "progress=false", f"run_dir={directory}"]
+    return compose([*settings, *run, *evaluation, *where], made={"data": data})
+
+
+def assembled(config: Config) -> Run:
+    """In this process."""
+    import torch
+
+    from decentral.network.world import World
+    from decentral.training.assemble import assemble
+
+    return assemble(config, World(0, 1, torch.device("cpu")))
+
+
+def passes_s(config: Config, calls: int) -> float:
+    """The passes of a step (wall), alone: the mean of so many, after one to warm up."""
+    from decentral.benchmarks.harness.cpu_steps import passes
+
+    run = assembled(config)
+    compute = passes(run)
+    run.close()
+    compute()
+    began = time.perf_counter()
+    for _ in range(calls):
+        compute()
+    return (time.perf_counter() - began) / calls
+
+
+def evaluations(config: Config, every: float, effort: Effort) -> tuple[float, float]:
+    """The curve's share of the time of all evaluations; and the last one's over that of its forward passes alone.
+
+    The curve has ceil(T / E) - 1 evaluations of n workers and their average, and before the first step one of the model
+    that all begin with.
+    """
+    import torch
+
+    from decentral.training.evaluation import evaluate
+
+    run = assembled(config)
+    x = run.stepper.models
+    x = x + _DIFFERENT * torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+    losses = run.oracle.take_losses()
+
+    def evaluation(scope: Scope) -> Callable[[], object]:
+        return lambda: evaluate(run.problem, x, run.net, losses, 0, 1, scope)
+
+    works = {"few": evaluation(Scope(run.examples_on_the_way)), "all": evaluation(WHOLE), "forward": forward(run)}
+    times = in_turn(works, min(effort.rounds, _MOST_ROUNDS))
+    run.close()
+    curve = math.ceil(EPOCHS / every) - 1 + 1 / (len(x) + 1)
+    curve_over_last = curve * times.ratio("few", "all").median
+    return curve_over_last / (1 + curve_over_last), times.ratio("all", "forward").median
+
+
+def forward(run: Run) -> Callable[[], None]:
+    """The forward passes of an evaluation on everything, of n + 1 plain modules, on batches that are there already.
+
+    They have the size and the layout in memory that are fastest.
+    """
+    import torch
+
+    config, problem = run.config, run.problem
+    info = config.data.inspect()
+    template = config.model.build(info).eval()
+    modules = [deepcopy(template) for _ in range(run.net.n + 1)]
+    size = problem.forward_examples  # type: ignore[attr-defined]
+    batches = [
+        problem.memory_format(images.clone())  # type: ignore[attr-defined]
+        for images, _ in problem.data.test_batches(size)  # type: ignore[attr-defined]
+    ]
+
+    def compute() -> None:
+        with torch.no_grad():
+            for module in modules:
+                for images in batches:
+                    module(images)
+
+    return compute
