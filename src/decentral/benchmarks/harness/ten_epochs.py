@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.benchmarks.harness.benchmark import Effort, Table
 from decentral.jobs.timing.times import in_turn
-from decentral.tasks.evaluation import WHOLE, EvaluationSettings, Scope
+from decentral.tasks.evaluation import EvaluationSettings, Scope
 
 if TYPE_CHECKING:
     from decentral.config.schema import Config
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 EPOCHS = 10
 _CALLS = 10
-_MOST_ROUNDS = 3
+_ROUNDS = 2  # of evaluations, for each that is asked for
+_EXAMPLES = 2000  # of the test examples, of which an evaluation is timed: short rounds, and many
 _DIFFERENT = 1e-3  # standard deviation of what makes models different, which would be evaluated once
 _COLUMNS = {"part": "part", "seconds": "seconds in ten epochs", "share": "/ passes alone"}
 
@@ -130,7 +131,8 @@ def passes_s(config: Config, calls: int) -> float:
 def evaluations(config: Config, every: float, effort: Effort) -> tuple[float, float]:
     """The curve's share of the time of all evaluations; and the last one's over that of its forward passes alone.
 
-    The curve has ceil(T / E) - 1 evaluations of n workers and their average, and before the first step one of the model
+    The last one is timed on a part of the test examples, as are its forward passes: both grow with their number. The
+    curve has ceil(T / E) - 1 evaluations of n workers and their average, and before the first step one of the model
     that all begin with.
     """
     import torch
@@ -145,29 +147,36 @@ def evaluations(config: Config, every: float, effort: Effort) -> tuple[float, fl
     def evaluation(scope: Scope) -> Callable[[], object]:
         return lambda: evaluate(run.problem, x, run.net, losses, 0, 1, scope)
 
-    works = {"few": evaluation(Scope(run.examples_on_the_way)), "all": evaluation(WHOLE), "forward": forward(run)}
-    times = in_turn(works, min(effort.rounds, _MOST_ROUNDS))
+    num_test = config.data.inspect().num_test
+    timed = min(_EXAMPLES, num_test)
+    few = run.examples_on_the_way or num_test
+    works = {
+        "few": evaluation(Scope(min(few, timed))),
+        "many": evaluation(Scope(timed)),
+        "forward": forward(run, timed),
+    }
+    times = in_turn(works, _ROUNDS * effort.rounds)
     run.close()
     curve = math.ceil(EPOCHS / every) - 1 + 1 / (len(x) + 1)
-    curve_over_last = curve * times.ratio("few", "all").median
-    return curve_over_last / (1 + curve_over_last), times.ratio("all", "forward").median
+    few_over_many = times.ratio("few", "many").median * max(1, few / timed)
+    curve_over_last = curve * few_over_many * timed / num_test
+    return curve_over_last / (1 + curve_over_last), times.ratio("many", "forward").median
 
 
-def forward(run: Run) -> Callable[[], None]:
-    """The forward passes of an evaluation on everything, of n + 1 plain modules, on batches that are there already.
+def forward(run: Run, examples: int) -> Callable[[], None]:
+    """The forward passes of an evaluation on so many, of n + 1 plain modules, on batches that are there already.
 
     They have the size and the layout in memory that are fastest.
     """
     import torch
 
     config, problem = run.config, run.problem
-    info = config.data.inspect()
-    template = config.model.build(info).eval()
+    template = config.model.build(config.data.inspect()).eval()
     modules = [deepcopy(template) for _ in range(run.net.n + 1)]
     size = problem.forward_examples  # type: ignore[attr-defined]
     batches = [
         problem.memory_format(images.clone())  # type: ignore[attr-defined]
-        for images, _ in problem.data.test_batches(size)  # type: ignore[attr-defined]
+        for images, _ in problem.data.test_batches(size, torch.arange(examples))  # type: ignore[attr-defined]
     ]
 
     def compute() -> None:
