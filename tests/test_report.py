@@ -279,6 +279,18 @@ def test_an_evaluation_has_one_line_even_if_one_is_due(monkeypatch: pytest.Monke
     assert stream.getvalue() == "[relaysgd] step 0: accuracy\n"
 
 
+def test_in_an_evaluation_no_time_is_said_to_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress_module, "LINE_PERIOD_S", 0.0)
+    stream = io.StringIO()
+    with progress(2, "relaysgd", stream=stream) as shown:
+        shown.update(1, 1.0)
+        shown.update(2, 2.0)
+        shown.doing("evaluating worker 3, batch 1 of 20")
+    lines = stream.getvalue().splitlines()
+    assert lines[1].endswith("0:00 left")
+    assert lines[2] == "[relaysgd] step 2/2  epoch 2.0  evaluating worker 3, batch 1 of 20"
+
+
 def test_on_a_terminal_there_is_a_bar_that_keeps_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "150")

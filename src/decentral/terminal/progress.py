@@ -172,8 +172,9 @@ class Progress:
             self.line(f"step {count}  {shown.words()}  {self._time_left()}".rstrip())
 
     def _time_left(self) -> str:
-        """For example '1:02:03 left', from the steps of this process alone; '' before there is a speed."""
-        if self._first is None or self._shown.step <= self._first[0]:
+        """For example '1:02:03 left', from the steps of this process alone; '' before there is a speed, and in what is
+        no step: how long an evaluation goes on does not follow from them."""
+        if self._shown.doing or self._first is None or self._shown.step <= self._first[0]:
             return ""
         per_step_s = (time.monotonic() - self._first[1]) / (self._shown.step - self._first[0])
         return f"{clock(per_step_s * max(0, self._total_steps - self._shown.step))} left"
