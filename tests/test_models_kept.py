@@ -139,6 +139,12 @@ def test_init_that_cannot_be_used_is_refused(start, tmp_path):
     first = start(*MLP)
     with pytest.raises(ConfigError, match=r"is a run of another model than model=cnn: its .* is .*, here it is"):
         start(*MLP, "model=cnn", f"init={first.directory}", directory="second")
+    assert not (tmp_path / "second").exists(), "a run that was refused claims no folder"
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "log.txt").write_text("a launcher's")
+    with pytest.raises(ConfigError, match="is a run of another model"):
+        start(*MLP, "model=cnn", f"init={first.directory}", directory="second")
+    assert [path.name for path in (tmp_path / "second").iterdir()] == ["log.txt"]
     with pytest.raises(ConfigError, match="init= is for tasks that train networks"):
         start("task=quadratics", "num_workers=3", "steps=3", f"init={first.directory}", directory="third")
 

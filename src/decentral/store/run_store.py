@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -47,6 +47,7 @@ class RunStore:
         self.path = path
         self.run_id = run_id
         self.rejected_checkpoints: list[str] = []  # what the last call of `newest_checkpoint` found damaged
+        self.new = False  # whether `open` has made it this run's
         self._lock = lock
         self._metrics = None if lock is None else MetricsFile(path / "metrics.jsonl")
         self._valid_steps: set[int] = set()  # checkpoints that this process has hashed
@@ -72,9 +73,11 @@ class RunStore:
         try:
             take(lock, path)
             refuse_foreign(path, run_id)  # again: now nobody else can change it
+            new = recorded_id(path) is None
             if id_in_config(path) is None:
                 write_text(path / "config.yaml", f"{HEADER}{run_id}\n{config_yaml}")
             store = cls(path, run_id, lock)
+            store.new = new
         except BaseException:
             os.close(lock)
             raise
@@ -109,6 +112,13 @@ class RunStore:
             for name in ("status.json", *_RESULTS):
                 (path / name).unlink(missing_ok=True)
             store.remove_checkpoints()
+
+    def abandon(self) -> None:
+        """Undo `open` of a `new` directory: it belongs to no run. What others have put there stays."""
+        for name in ("status.json", "config.yaml", "metrics.jsonl", LOCK):
+            (self.path / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.path.rmdir()
 
     def set_status(self, status: Status, **facts: Any) -> None:
         """Replace status.json atomically: status, run_id, step, epoch, restarts, updated, pid, host and `facts`.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from decentral.config.files import as_dict, dump
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
+from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.store import RunStore, Status
 from decentral.store.checkpoints import Written
@@ -38,6 +39,7 @@ class Recorder:
     store: RunStore
     last_checkpoint: float
     sink: Guarded | None = None
+    begun: bool = False
 
     @classmethod
     @contextmanager
@@ -64,6 +66,7 @@ class Recorder:
             return
         for message in r.rejected:
             print(message, flush=True)
+        self.begun = True
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
         facts = collect([str(self.world.device)], self.world.size)
         if r.algorithm.asynchronous and self.world.size > 1:
@@ -148,10 +151,13 @@ class Recorder:
                 remember(self.config, self.store.path)
 
     def fail(self, error: BaseException) -> None:
-        """Say in the status why the run broke off."""
+        """Say in the status why the run broke off; one that was refused before it began has no directory."""
         if not self.world.leader:
             return
         with contextlib.suppress(OSError, DirectoryLost):  # a full disk: the error itself is what the user must see
-            record(self.store, error)
+            if isinstance(error, ConfigError) and self.store.new and not self.begun:
+                self.store.abandon()
+            else:
+                record(self.store, error)
         if self.sink is not None:
             self.sink.close(Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed)
