@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from decentral.config.files import dump, load
 from decentral.config.identity import run_id
 from decentral.gradients.passes.layers import refusal
 from decentral.registry import component
-from decentral.store import read_metrics
+from decentral.store import RunStore, read_metrics
 
 MODULE = '''"""A module of one's own."""
 
@@ -93,6 +94,15 @@ def words():
 
 def breaks():
     raise OSError("no such disk")
+
+
+class Ends(Net):
+    def forward(self, x):
+        import os
+
+        if torch.is_grad_enabled():
+            os._exit(0)
+        return super().forward(x)
 '''
 QUICK = ("num_workers=4", "batch_size=4", "topology=ring", "algo=dpsgd", "partition=iid", "steps=4", "device=cpu",
          "progress=false", "precision=fp64")  # fmt: skip
@@ -115,6 +125,21 @@ def refusal_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     err = capsys.readouterr().err
     assert exit.value.code == 2 and len(err.strip().splitlines()) == 1, err
     return err
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_model_that_ends_its_process_is_a_failure(
+    module: str, capsys: pytest.CaptureFixture[str], processes: int
+) -> None:
+    settings = (f"model={module}:Ends", f"data={module}:tensors", *QUICK, f"processes={processes}", "run_dir=run")
+    before = os._exit
+    with pytest.raises(SystemExit) as exit:
+        main(list(settings))
+    said = capsys.readouterr().err
+    assert exit.value.code == 1 and said.count("\n") == 1, said
+    assert ("called os._exit(0)" if processes == 1 else "ended with status 0") in said
+    assert (RunStore.peek(Path("run")) or {})["status"] == "failed"
+    assert os._exit is before
 
 
 def test_the_signature_is_the_schema(module: str) -> None:

@@ -13,9 +13,11 @@ from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.host.allocator import keep_freed_memory
 from decentral.host.devices import num_gpus
+from decentral.host.endings import no_silent_end
 from decentral.host.torchrun import place, under_torchrun
 from decentral.runtime.devices import device_kind, num_processes, set_threads
 from decentral.store import RunStore, Status
+from decentral.store.failures import Failure, RunFailed
 from decentral.store.ownership import id_in_config
 from decentral.terminal.console import is_leader
 
@@ -92,8 +94,10 @@ def _here(config: Config, directory: Path, threads: int, part: Part | None) -> S
     if kind == "cuda":
         index = int(config.device.partition(":")[2] or 0)
         torch.cuda.set_device(index)
-        return (part or run)(config, World(0, 1, torch.device("cuda", index)), directory)
-    return (part or run)(config, World(0, 1, torch.device("cpu")), directory)
+    device = torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
+    ended = RunFailed("something in it, such as a model of one's own, called os._exit(0)", Failure.error)
+    with no_silent_end(ended):
+        return (part or run)(config, World(0, 1, device), directory)
 
 
 def _join(config: Config, directory: Path) -> Outcome:
