@@ -68,6 +68,23 @@ def test_the_command_line_overrides_the_old_key_of_an_experiment_file(tmp_path: 
         assert found.task.statistics_images == 32
 
 
+BOTH = [
+    ("experiment/mine", "task: {statistics_pictures: 64, statistics_images: 32}", "task.statistics_pictures"),
+    ("experiment/mine", "eval_every_epochs: 2\nevaluation:\n  every_epochs: 3\n", "eval_every_epochs"),
+    ("task/mine", "defaults: [schema/images@_here_]\nstatistics_pictures: 64\nstatistics_images: 32\n",
+     "task.statistics_pictures"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "old"), BOTH)
+def test_a_file_with_the_old_and_the_new_key_is_refused(tmp_path: Path, name: str, text: str, old: str):
+    path = tmp_path / f"{name}.yaml"
+    path.parent.mkdir()
+    path.write_text(f"# @package _global_\n{text}" if "experiment" in name else text)
+    with pytest.raises(ConfigError, match=rf"mine\.yaml has both {old} and .*, which is what {old} is called now"):
+        compose([*BASE, name.replace("/", "=")], str(tmp_path))
+
+
 def test_what_an_old_key_may_be_is_checked_as_ever():
     with pytest.raises(ConfigError, match=r"task.statistics_images=0 makes no sense"):
         compose([*BASE, "task.statistics_pictures=0"])

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from decentral.config.checks import resolve
-from decentral.config.own_files import check_yaml
-from decentral.config.renamed import move_old_keys, moves, settled, with_old_keys
+from decentral.config.own_files import check_yaml, refuse_both_names
+from decentral.config.renamed import move_old_keys, moves, renamed_keys, settled, with_old_keys
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError
 from decentral.registry import blame, component, find, own
@@ -39,9 +39,11 @@ def folders_of(config_dir: str | None) -> list[Path]:
         raise ConfigError(
             f"--config-dir {config_dir} is not a folder: give one with folders such as experiment/ in it."
         )
+    renamed = renamed_keys({group: find.ours(package) for group, package in GROUPS.items()}, NODES)
     for group in ("experiment", "study", *GROUPS):
         for path in sorted((theirs / group).glob("*.yaml")):
             check_yaml(path)
+            refuse_both_names(path, renamed)
             if group != "study" and (conf_directory() / group / path.name).is_file():
                 raise ConfigError(f"{path} has the name of one of ours: give it another one.")
     own.use(theirs)

@@ -38,6 +38,18 @@ def moves(nodes: Mapping[str, type]) -> tuple[Move, ...]:
     )
 
 
+def renamed_keys(groups: Mapping[str, Mapping[str, type]], nodes: Mapping[str, type]) -> set[tuple[str, str]]:
+    """(old, new) full key of every setting of these components, and of these parts, that was called something else."""
+    owners = [(place, cls) for place, choices in groups.items() for cls in choices.values()] + list(nodes.items())
+    within = {
+        (f"{place}.{f.metadata['was']}", f"{place}.{f.name}")
+        for place, cls in owners
+        for f in fields(cls)
+        if "was" in f.metadata
+    }
+    return within | {(move.old, move.new) for move in moves(nodes)}
+
+
 def with_moved(values: Mapping[str, Any], nodes: Mapping[str, type]) -> dict[str, Any]:
     """The values of a stored configuration, with each setting where it lies today."""
     found = {key: dict(value) if isinstance(value, dict) else value for key, value in values.items()}
