@@ -287,6 +287,10 @@ def test_a_run_is_done_once_and_leaves_nothing_elsewhere(capsys: pytest.CaptureF
     assert code == 0
     assert "done before" in out
     assert everything(tmp_path) == before
+    (figure,) = tmp_path.glob("results/runs/*/learning_curves.png")
+    figure.unlink()
+    assert command(capsys, *QUICK)[0] == 0
+    assert everything(tmp_path) == before, "a run whose command was killed before it drew has its figure now"
 
 
 def test_hydras_own_launchers_can_be_asked_for_and_write_below_results(

@@ -14,7 +14,7 @@ from decentral.terminal.console import FAILED, INTERRUPTED, is_leader, report_er
 
 def carry_out(config: Config) -> int:
     """Run, and say where the results are; returns the exit status."""
-    from decentral.report.run_figures import draw
+    from decentral.report.run_figures import FIGURE, draw
     from decentral.report.summary import summary
     from decentral.runtime.launch import begun_again, launch
     from decentral.store import Status
@@ -40,7 +40,7 @@ def carry_out(config: Config) -> int:
                 say(kept)
             if told := log_stored(config, outcome.directory):
                 say(told)
-        else:
+        if not outcome.done_before or not (outcome.directory / FIGURE).exists():  # killed before it was drawn
             draw(outcome.directory)
         say(summary(outcome.directory))
     return INTERRUPTED if outcome.status is Status.interrupted else 0

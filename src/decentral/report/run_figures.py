@@ -11,6 +11,9 @@ import numpy as np
 from decentral.report import learning_curves
 from decentral.report.series import read_config
 
+FIGURE = "learning_curves.png"
+"""What every run has."""
+
 
 def draw(run_dir: Path) -> None:
     """learning_curves.png, and partition.png where there is a partition.csv.
