@@ -131,7 +131,9 @@ def rounds(name: str, n: int, place: dict[str, Any]) -> list[Edges] | None:
         settings = {key: place[key] for key in ("base", "direction", "center") if key in place}
         return one_peer(graph(place.get("graph", "exponential"), n, **settings), n)
     if name == "one_peer_exponential":
-        return [circulant(n, [2**k]) for k in range(max(1, (n - 1).bit_length()))]
+        period = max(1, (n - 1).bit_length())
+        ahead = range(place.get("neighbors", 1))
+        return [circulant(n, [2 ** ((k + r) % period) for r in ahead]) for k in range(period)]
     if name.startswith("inner_outer_"):
         return inner_outer(n, place.get("workers_per_machine", 4), name == "inner_outer_exponential")
     return None

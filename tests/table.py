@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from decentral.registry import components
+
 
 class Optimum(Enum):
     """Where a method ends on a heterogeneous quadratic with a constant learning rate and no noise."""
@@ -90,6 +92,37 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
         (Net("one_peer_exponential", 5), Net("exponential", 6)), Optimum.biased, COMPLETE, overrides=("algo.rounds=2",)
     ),
 }
+
+
+@dataclass(frozen=True)
+class AsynchronousCase:
+    """What is true of an algorithm whose workers go on by themselves."""
+
+    net: Net
+    overrides: tuple[str, ...] = ()
+    agrees: bool = False  # all models are the same after the last step
+
+
+ASYNCHRONOUS: dict[str, AsynchronousCase] = {
+    "a2cid2": AsynchronousCase(Net("ring", 6)),
+    "adpsgd": AsynchronousCase(Net("ring", 6), ("algo.gossips_per_step=2",)),
+    "async_push_sum": AsynchronousCase(Net("one_peer_exponential", 5)),
+    "eager_sgd": AsynchronousCase(Net("ring", 8), ("algo.period_steps=6",), agrees=True),
+    "wagma": AsynchronousCase(Net("ring", 8), ("algo.tau=4",), agrees=True),
+}
+"""Those with a program; the ones that can be carried out in steps, too, are in both tables."""
+
+FREE = (
+    *("cluster=machines", "cluster.compute.mean_s=1", "cluster.links.latency_s=0"),
+    *("cluster.links.bandwidth_gbps=inf", "cluster.links.copy_gbps=inf"),
+)
+"""All workers are equally fast, and messages take no time."""
+
+
+def in_rounds() -> dict[str, type]:
+    """The algorithms that can be carried out in steps that all workers take together, by name."""
+    return {name: cls for name, cls in components("algorithms").items() if cls.in_rounds()}  # type: ignore[attr-defined]
+
 
 VARIANTS: dict[str, list[str]] = {
     "dmsgd": ["algo.form=ying"],

@@ -293,7 +293,15 @@ class TestCostFigure:
 
 @pytest.mark.parametrize(
     "name, tables, targets",
-    [("simulated", 2, 3), ("ways", 1, 2), ("start", 1, 1), ("scale", 5, 0), ("whole_run", 1, 3), ("laptop", 1, 3)],
+    [
+        ("simulated", 2, 3),
+        ("ways", 1, 2),
+        ("start", 1, 1),
+        ("scale", 5, 0),
+        ("whole_run", 1, 3),
+        ("laptop", 1, 3),
+        ("timeline", 1, 1),
+    ],
 )
 @pytest.mark.slow
 def test_a_benchmark_finds_tables_and_targets(name: str, tables: int, targets: int, tmp_path: Path) -> None:

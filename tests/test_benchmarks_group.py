@@ -25,8 +25,8 @@ from decentral.jobs.timing.group import Together, Turns, Work, in_group
 from decentral.jobs.timing.times import Times
 from decentral.jobs.timing.verbs import Step, Verb
 from decentral.network.world import World
-from decentral.registry import components
 from decentral.store.failures import RunFailed
+from table import in_rounds
 
 QUICK = Effort(rounds=1, quick=True)
 
@@ -203,7 +203,7 @@ def test_every_algorithm_that_trains_is_timed_on_the_smallest_model() -> None:
     case = distributed.CASES[0]
     methods = [method for methods in case.sets for method in methods]
     timed = {distributed.configured(case, method, case.sizes[0]).algo.name for method in methods}
-    assert timed == {name for name, cls in components("algorithms").items() if not cls.needs_samples}
+    assert timed == {name for name, cls in in_rounds().items() if not cls.needs_samples}
 
 
 def test_the_narrow_model_takes_larger_images() -> None:

@@ -154,6 +154,13 @@ def test_help_shows_the_values_that_a_choice_sets(capsys: pytest.CaptureFixture[
     assert "optim.nesterov=true" in out
 
 
+def test_help_shows_the_settings_in_a_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = command(capsys, "--help", "cluster=two_delayed")
+    shown = [" ".join(line.split()) for line in out.splitlines()]
+    assert "cluster.stragglers.count=2 how many are slow in every step" in shown
+    assert "cluster.stragglers.slowdown=null or: how many times as long it takes" in shown
+
+
 @pytest.mark.parametrize("group", CHOICES)
 def test_help_of_a_group_has_a_line_for_each_choice(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = command(capsys, "--help", group)
@@ -203,6 +210,8 @@ def test_completion_offers_choices(tmp_path: Path) -> None:
         ("decentral-run optim=nesterov optim.nesterov=", "optim.nesterov=false optim.nesterov=true"),
         ("decentral-run -m algo=d2,relaysgd_", "algo=d2,relaysgd_grad"),
         ("decentral-run network.t", "network.timeout_s= network.transport="),
+        ("decentral-run cluster=even cluster.links.l", "cluster.links.latency_s="),
+        ("decentral-run cluster=even cluster.links.ports=", "cluster.links.ports=duplex cluster.links.ports=one"),
         ("decentral-run --mul", "--multirun"),
         ("decentral-run logger.", ""),
         ("decentral-study relaysum_fig2 scale=s", "scale=small scale=smoke"),

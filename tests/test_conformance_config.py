@@ -18,7 +18,7 @@ from decentral.config.files import dump, load
 from decentral.config.identity import identity, run_directory, run_id
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.registry import components
-from table import ALGORITHMS, TOPOLOGIES, topology_overrides
+from table import ALGORITHMS, ASYNCHRONOUS, FREE, TOPOLOGIES, topology_overrides
 
 CONF = conf_directory()
 CHOICES = [(group, file.stem) for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
@@ -35,8 +35,12 @@ def needs(tmp_path):
         if group == "topology":
             n = TOPOLOGIES[option].n
             return ["algo=dpsgd", f"num_workers={n}", *topology_overrides(option, tmp_path)]
+        if group == "algo" and option not in ALGORITHMS:
+            return [*ASYNCHRONOUS[option].net.overrides(tmp_path), *ASYNCHRONOUS[option].overrides]
         if group == "algo":
             return [*ALGORITHMS[option].nets[0].overrides(tmp_path), f"task={ALGORITHMS[option].task}"]
+        if group == "cluster":
+            return [word for word in FREE if option == "machines" and not word.startswith("cluster=")]
         if group == "model" or (group == "data" and option in ("imagefolder", "imagenet")):
             for split in ("train", "test", "val"):
                 folder = tmp_path / split / "cat"
@@ -45,6 +49,9 @@ def needs(tmp_path):
                     Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
             others = ["num_workers=2", "batch_size=1", f"data.path={tmp_path}", "partition=iid"]
             return others if group == "data" else ["data=imagefolder", *others]
+        if (group, option) == ("cluster", "machines"):  # what is not given is refused
+            links = ["latency_s=0.1", "bandwidth_gbps=inf", "copy_gbps=1"]
+            return ["cluster.compute.mean_s=1", *(f"cluster.links.{one}" for one in links)]
         return []
 
     return _needs

@@ -10,9 +10,9 @@ from configure import configure
 from decentral.config.schema import GROUPS
 from decentral.conformance import properties
 from decentral.registry import components
-from table import ALGORITHMS, OPTIMIZERS, TASKS, TOPOLOGIES, VARIANTS, Optimum
+from table import ALGORITHMS, ASYNCHRONOUS, OPTIMIZERS, TASKS, TOPOLOGIES, VARIANTS, Optimum, in_rounds
 
-TABLES = {"algorithms": ALGORITHMS, "topology": TOPOLOGIES, "tasks": TASKS, "optim": OPTIMIZERS}
+TABLES = {"algorithms": ALGORITHMS | ASYNCHRONOUS, "topology": TOPOLOGIES, "tasks": TASKS, "optim": OPTIMIZERS}
 OPTIMISERS = [name for name, case in ALGORITHMS.items() if case.optimises]
 SGD_WHERE_ALL_MEET = [name for name, case in ALGORITHMS.items() if case.everyone is not None]
 RULES = {
@@ -32,6 +32,11 @@ def test_every_component_is_listed(package):
     missing = set(components(package)) ^ set(TABLES[package])
     assert not missing, f"add a row for {missing} to tests/table.py (or remove it)"
     assert package in GROUPS.values()
+
+
+def test_an_algorithm_is_in_the_table_of_what_it_has():
+    assert ALGORITHMS.keys() == in_rounds().keys()
+    assert ASYNCHRONOUS.keys() == {name for name, cls in components("algorithms").items() if hasattr(cls, "program")}
 
 
 def test_every_variant_is_of_an_algorithm_that_exists():

@@ -141,6 +141,17 @@ def test_it_holds_what_the_contract_asks_for(folder: Path, name: str, arguments:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_method_with_a_program_runs_in_a_virtual_cluster_and_between_processes(folder: Path, processes: int) -> None:
+    settings = ("--config-dir", "mine", "algo=timid", "cluster=two_delayed", "topology=ring", *QUADRATICS[1:], *QUICK)
+    done = command(folder / "own_algorithm", "run", *settings, f"processes={processes}", "run_dir=run")
+    assert done.returncode == 0, done.stderr
+    lines = (folder / "own_algorithm" / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert max(row["step"] for row in rows) == 12
+    assert all(("simulated_s" in row) == (processes == 1) for row in rows)
+
+
 def test_what_is_wrong_on_purpose_fails_with_a_sentence_that_names_the_property(folder: Path) -> None:
     checked = command(folder / "own_algorithm", "check", "algo=forgetful", "--config-dir", "mine")
     assert checked.returncode == 1, checked.stdout + checked.stderr

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import decentral
 from decentral.errors import ConfigError
 from decentral.network.world import World
-from decentral.registry import components
+from decentral.script.components import algorithm_from
+from table import in_rounds
 from worlds import are_named
 
 N, P, STEPS = 4, 11, 5
@@ -114,8 +115,13 @@ def in_scripts(problem: Path) -> Path:
 
 
 def test_every_algorithm_that_trains_has_a_case():
-    training = {name for name, cls in components("algorithms").items() if not cls.needs_samples}
+    training = {name for name, cls in in_rounds().items() if not cls.needs_samples}
     assert {case.algo for case in CASES.values()} == training
+
+
+def test_a_method_without_steps_is_refused():
+    with pytest.raises(ConfigError, match=r"^algo='wagma' has no steps that all workers take together: .*\.$"):
+        algorithm_from("wagma", None)
 
 
 @pytest.mark.slow

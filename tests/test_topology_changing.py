@@ -44,6 +44,7 @@ PLACES: list[tuple[str, int, dict[str, Any]]] = [
     ("one_peer", 9, {"graph": "symmetric_exponential", "base": 2}),
     ("one_peer", 5, {"graph": "star", "center": 2}),
     *(("one_peer_exponential", n, {}) for n in (3, 4, 6, 8, 15)),
+    *(("one_peer_exponential", n, {"neighbors": m}) for n, m in ((3, 2), (6, 3), (8, 2), (16, 4))),
     *(
         (f"inner_outer_{kind}", M * L, {"workers_per_machine": L})
         for kind in ("ring", "exponential")
@@ -212,6 +213,8 @@ def test_what_irregular_rounds_give_is_told_apart_before_a_run(graph):
             r".*changes with the round.* topology=one_peer_exponential\.",
         ),
         ("one_peer", {"graph": "hypercube"}, 6, "topology=hypercube needs a power of two"),
+        ("one_peer_exponential", {"neighbors": 0}, 8, "topology.neighbors=0 makes no sense"),
+        ("one_peer_exponential", {"neighbors": 4}, 8, "topology.neighbors=4 is more than the 3 hops .* use at most 3"),
         ("inner_outer_ring", {"workers_per_machine": 2}, 8, "topology.workers_per_machine=2 must be at least 3"),
         ("inner_outer_exponential", {}, 10, ".*num_workers=10 is not a multiple of .*=4: use num_workers=12, or"),
         (

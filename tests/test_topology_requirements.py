@@ -29,6 +29,7 @@ GIVEN = {
     Need.column_stochastic: set(AT_32),
     Need.doubly_stochastic: set(AT_32),
     Need.symmetric: set(AT_32) - DIRECTED,
+    Need.bipartite: (TREES - {"dbt"}) | {"grid", "hypercube", "ring", "social", "torus"},
     Need.d2_spectrum: set(AT_32) - DIRECTED - D2_REFUSES,
 }
 

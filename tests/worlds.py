@@ -8,7 +8,7 @@ import signal
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -20,6 +20,7 @@ from decentral.config.identity import run_directory
 from decentral.config.schema import Config
 from decentral.network.windows.locks import gloo_group
 from decentral.network.world import World
+from decentral.training.between_processes import ThreadedStepper
 from decentral.training.run import run
 from decentral.training.stepper import Stepper
 
@@ -132,20 +133,25 @@ def carry_out(world: World, config: Config, crash_at: int, interrupt_at: int) ->
     with picture, mock.patch("os.fsync"), _faults(crash_at, interrupt_at):
         try:
             return str(run(config, world, run_directory(config)).value)
-        except Crash:
+        except (Crash, ConnectionError):  # or that of another process, which was there first
+            if crash_at < 0:
+                raise
             return "crashed"
 
 
 @contextmanager
 def _faults(crash_at: int, interrupt_at: int) -> Iterator[None]:
-    step = Stepper.step
+    def sabotaged(step: Callable[[Any], None]) -> Callable[[Any], None]:
+        def taken(self: Any) -> None:
+            if self.t == interrupt_at:
+                signal.raise_signal(signal.SIGTERM)
+            if self.t == crash_at:
+                raise Crash
+            step(self)
 
-    def sabotaged(self: Stepper) -> None:
-        if self.t == interrupt_at:
-            signal.raise_signal(signal.SIGTERM)
-        if self.t == crash_at:
-            raise Crash
-        step(self)
+        return taken
 
-    with mock.patch.object(Stepper, "step", sabotaged):
+    with ExitStack() as patches:
+        for kind in (Stepper, ThreadedStepper):
+            patches.enter_context(mock.patch.object(kind, "step", sabotaged(kind.step)))
         yield

@@ -88,6 +88,15 @@ class Algorithm(ABC):
         for those of a later one. `decays`: whether there is weight decay."""
         return 1
 
+    @classmethod
+    def in_rounds(cls) -> bool:
+        """Whether it can be carried out in steps that all workers take together."""
+        return True
+
+    def check_workers(self, num_workers: int) -> None:
+        """Raises ConfigError, in one sentence, if the method cannot do with so many workers; quick, without torch."""
+        return None
+
     @abstractmethod
     def init(self, x: Tensor, net: Network) -> Any:
         """The state before step 0, for the initial models x [k, P], the same for all workers; x is donated."""

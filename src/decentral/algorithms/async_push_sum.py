@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
+from decentral.cluster.pushes import Push, Slots, Take
 from decentral.optim.rows import add
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import Tensor
 
     from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.cluster.operations import Operation
     from decentral.network.network import Network
+    from decentral.topology.rounds import Rounds
 
 
 @dataclass
-class AsyncPushSum(Algorithm):
+class AsyncPushSum(AsynchronousAlgorithm):
     """Asynchronous stochastic gradient push: stochastic gradient push in which nobody waits for anybody.
 
         z_i = x_i / p_i
@@ -31,11 +36,13 @@ class AsyncPushSum(Algorithm):
     only. Departure: a share whose receiver has not taken the one before stays with its sender. Otherwise all that is
     awake pours its mass into the slots of what is asleep, and x_i + u_i moves z_i by u_i / p_i, without bound.
 
-    Workers of one process take turns: all push, then all collect, which is sgp. Between processes shares wait in
-    windows (`network/windows`): iterates depend on the pace of each, and a run is not reproducible. Where the workers
-    are looked at together (evaluations, checkpoints, `trace`) processes wait for each other, and what is on its way is
-    brought home: with trace=true that is every step, so that the steps are those of sgp. They also ask each other every
-    20 steps, or every second, whether to go on: nobody is further ahead than that.
+    In a virtual cluster shares arrive when the links let them, one after the other; a share is of a whole row, with the
+    weights of the first piece of the topology. Elsewhere, workers of one process take turns: all push, then all
+    collect, which is sgp. Between processes shares wait in windows (`network/windows`): iterates depend on the pace of
+    each, and a run is not reproducible. Where the workers are looked at together (evaluations, checkpoints, `trace`)
+    processes wait for each other, and what is on its way is brought home: with trace=true that is every step, so that
+    the steps are those of sgp. They also ask each other every 20 steps, or every second, whether to go on: nobody is
+    further ahead than that.
 
     The state holds z, and p of the local workers: with windows nobody can compute the others'. Weight decay and the
     reported models use z. A lost message stays with its sender, in x and p alike.
@@ -44,7 +51,9 @@ class AsyncPushSum(Algorithm):
     name: str = "async_push_sum"
     usual_topology: ClassVar[str] = "one_peer_exponential"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
-    asynchronous: ClassVar[bool] = True
+    free_running: ClassVar[bool] = True
+    survives_loss: ClassVar[bool] = True
+    as_sgd: ClassVar[dict[str, Any] | None] = {}
 
     class State(NamedTuple):
         """De-biased models, push-sum weights and the local optimizer."""
@@ -72,3 +81,53 @@ class AsyncPushSum(Algorithm):
             return s
         x, p = net.drain(net.scale(s.x, s.p), s.p)
         return self.State(net.scale(x, 1 / p), p, s.opt)
+
+    def place(self, team: Team) -> Slots:
+        """A slot for each edge."""
+        return team.meeting_place(lambda: Slots(self.share, self.keep, self.receive))
+
+    def program(self, i: int, team: Team) -> Iterator[Operation]:
+        """Gradients without end; after each, shares are left with others, and what has come is taken."""
+        slots = self.place(team)
+        gradient, update, take = Gradient(), Local(self.update), Take(slots)
+        rounds, t = team.rounds, 0
+        pushes = [_push(slots, rounds, i, r) for r in range(rounds.period)]
+        while True:
+            yield gradient
+            yield update
+            yield pushes[t % rounds.period]
+            yield take
+            t += 1
+
+    def update(self, s: State, i: int, g: Tensor, t: int) -> None:
+        """p_i z_i <- p_i z_i + u_i(z_i) in place."""
+        row = slice(i, i + 1)
+        u, new = self.local(g[None], s.x[row], tuple(buffer[row] for buffer in s.opt), t)
+        for buffer, value in zip(s.opt, new, strict=True):
+            if value.data_ptr() != buffer[row].data_ptr():
+                buffer[row] = value
+        s.x[row].add_(u, alpha=1 / float(s.p[i, 0]))
+
+    def share(self, s: State, i: int, weight: float) -> tuple[Tensor, Tensor]:
+        """weight (x_i, p_i)."""
+        p = s.p[i] * weight
+        return s.x[i] * float(p[0]), p
+
+    def keep(self, s: State, i: int, weight: float) -> None:
+        """(x_i, p_i) <- weight (x_i, p_i): z_i stays."""
+        s.p[i] *= weight
+
+    def receive(self, s: State, i: int, x: Tensor, p: Tensor) -> None:
+        """(x_i, p_i) <- (x_i, p_i) + (x, p)."""
+        before, after = float(s.p[i, 0]), float(s.p[i, 0] + p[0])
+        s.x[i].mul_(before / after).add_(x, alpha=1 / after)
+        s.p[i] += p
+
+
+def _push(slots: Slots, rounds: Rounds, i: int, round: int) -> Push:
+    """What worker i gives to whom in a round: column i of W."""
+    W = rounds.mixing(round)[0]
+    column = W.src == i
+    given = dict(zip(W.dst[column].tolist(), W.weight[column].tolist(), strict=True))
+    own = given.pop(i, 0.0)
+    return Push(slots, tuple(sorted(given.items())), own)

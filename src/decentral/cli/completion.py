@@ -87,20 +87,27 @@ def _keys(word: str, before: Sequence[str], folders: Sequence[Path]) -> list[str
     """The settings, and those of a group or node once its name and a point are there."""
     head, point, _ = word.partition(".")
     if point:
-        return [f"{head}.{f.name}=" for f in _settings(head, before, folders)]
+        return [f"{head}.{name}=" for name in _settings(head, before, folders)]
     plain = [f.name for f in dataclasses.fields(Config) if f.name not in NODES and not is_old(f)]
     with_settings = [key for key in (*NODES, *GROUPS) if _settings(key, before, folders)]
     return [f"{key}=" for key in (*plain, *CHOICES)] + [f"{key}." for key in with_settings]
 
 
-def _settings(head: str, before: Sequence[str], folders: Sequence[Path]) -> list[dataclasses.Field[Any]]:
-    """The settings of a node; or of what is chosen in a group, on this line or by default."""
+def _settings(head: str, before: Sequence[str], folders: Sequence[Path]) -> dict[str, dataclasses.Field[Any]]:
+    """The settings of a node; or of what is chosen in a group, on this line or by default. One that is several, such as
+    cluster.links, has a key for each of them."""
     if head in NODES:
         cls: type | None = NODES[head]
     else:
         cls = _chosen(head, before, folders) if head in GROUPS else None
     fields = dataclasses.fields(cls) if cls is not None else ()
-    return [f for f in fields if (f.name != "name" or head in NODES) and not is_old(f)]
+    found: dict[str, dataclasses.Field[Any]] = {}
+    for f in fields:
+        if dataclasses.is_dataclass(f.default_factory):
+            found |= {f"{f.name}.{part.name}": part for part in dataclasses.fields(f.default_factory)}
+        elif (f.name != "name" or head in NODES) and not is_old(f):
+            found[f.name] = f
+    return found
 
 
 def _chosen(group: str, before: Sequence[str], folders: Sequence[Path]) -> type | None:
@@ -123,9 +130,10 @@ def _values(word: str, before: Sequence[str], folders: Sequence[Path], program: 
         return [start + scale for scale in SCALES]
     if key in CHOICES:
         return [start + name for name in options(key, folders)]
-    head, _, name = key.rpartition(".")
-    fields = _settings(head, before, folders) if head else dataclasses.fields(Config)
-    return [start + value for f in fields if f.name == name for value in _few(f)]
+    head, point, name = key.partition(".")
+    known = _settings(head, before, folders) if point else {f.name: f for f in dataclasses.fields(Config)}
+    wanted = name if point else head
+    return [start + value for value in (_few(known[wanted]) if wanted in known else [])]
 
 
 def _few(f: dataclasses.Field[Any]) -> list[str]:

@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,8 @@ def _setting_lines() -> list[tuple[str, str]]:
     return found + [line for node, cls in NODES.items() for line in _node_lines(node, cls)]
 
 
-def _node_lines(node: str, cls: type) -> list[tuple[str, str]]:
-    """The same for the settings of a node, whose docstring describes them."""
+def _node_lines(node: str, cls: type, values: Mapping[str, Any] | None = None) -> list[tuple[str, str]]:
+    """The same for the settings of a node, whose docstring describes them; with these values instead of defaults."""
     documented = {
         name: " ".join(text.split())
         for name, text in re.findall(r"^(\w+)  +(\S.*(?:\n  +.*)*)", inspect.getdoc(cls) or "", re.M)
@@ -117,7 +117,8 @@ def _node_lines(node: str, cls: type) -> list[tuple[str, str]]:
     found = []
     for f in dataclasses.fields(cls):
         key = f"{node}.{f.name}"
-        line = f"  {key + '=' + _show(_default(f)):<{_KEY_WIDTH}}  {documented.get(f.name, '')}"
+        value = (values or {}).get(f.name, _default(f))
+        line = f"  {key + '=' + _show(value):<{_KEY_WIDTH}}  {documented.get(f.name, '')}"
         found.append((key, textwrap.fill(line, _WIDTH, subsequent_indent=(_KEY_WIDTH + 4) * " ")))
     return found
 
@@ -150,10 +151,15 @@ def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
     fields = [f for f in dataclasses.fields(cls) if f.name != "name"]
     if fields:
         values = _values(file) if file else {}
-        shown = [(f, f"{group}.{f.name}={_show(values.get(f.name, _default(f)))}") for f in fields]
-        width = max(len(text) for _, text in shown) + 2
+        nodes = {f.name: type(_default(f)) for f in fields if dataclasses.is_dataclass(_default(f))}
+        shown = [
+            (f, f"{group}.{f.name}={_show(values.get(f.name, _default(f)))}") for f in fields if f.name not in nodes
+        ]
+        width = max((len(text) for _, text in shown), default=0) + 2
         lines += ["", "  Settings"]
         lines += [f"    {text:<{width}}{_members(f)}".rstrip() for f, text in shown]
+        for name, node in nodes.items():
+            lines += ["", *(line for _, line in _node_lines(f"{group}.{name}", node, values.get(name)))]
     return "\n".join(lines)
 
 

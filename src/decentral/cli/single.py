@@ -6,14 +6,17 @@ import os
 from pathlib import Path
 
 from decentral.cli.folders import check_directory
+from decentral.cli.timelines import work_out
 from decentral.config.identity import run_directory
-from decentral.config.schema import Config
+from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.terminal.console import FAILED, INTERRUPTED, is_leader, report_error, say
 
 
 def carry_out(config: Config) -> int:
     """Run, and say where the results are; returns the exit status."""
+    if config.simulate is Simulate.timeline:
+        return work_out([("", config)])
     from decentral.report.run_figures import FIGURE, draw
     from decentral.report.summary import summary
     from decentral.runtime.launch import begun_again, launch

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.cli.folders import check_directory
 from decentral.cli.single import carry_out
+from decentral.cli.timelines import work_out
 from decentral.config.composition import compose, compose_each, conf_directory, folders_of
 from decentral.config.identity import run_directory
 from decentral.config.overrides import checked
-from decentral.config.schema import Config
+from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
 from decentral.jobs.training_run import TrainingRun, run_command
@@ -56,9 +57,10 @@ def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
         try:
             if isinstance(found, ConfigError):
                 raise found
-            found = begun_again(found)
-            if not run_directory(found).exists():
-                check_directory(found)
+            if found.simulate is Simulate.training:
+                found = begun_again(found)
+                if not run_directory(found).exists():
+                    check_directory(found)
             accepted.append(Combination(words, found))
         except ConfigError as error:
             refused += 1
@@ -67,8 +69,19 @@ def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
         return exit_status([REFUSED] * refused)
     if any(one.config.launcher != accepted[0].config.launcher for one in accepted):
         raise ConfigError("launcher= is one for all runs of a sweep: give it, and its settings, one value.")
-    statuses = _one_by_one(accepted) if under_torchrun() else _schedule(accepted, config_dir)
+    statuses = _carry_out(accepted, config_dir)
     return exit_status([REFUSED] * refused + statuses)
+
+
+def _carry_out(combinations: Sequence[Combination], config_dir: str | None) -> list[int]:
+    """The exit status of each run."""
+    timelines = [one.config.simulate is Simulate.timeline for one in combinations]
+    if any(timelines):
+        if not all(timelines):
+            raise ConfigError("simulate= is one for all runs of a sweep: give it one value.")
+        titles = _varying(combinations)
+        return [work_out([(title, one.config) for title, one in zip(titles, combinations, strict=True)])]
+    return _one_by_one(combinations) if under_torchrun() else _schedule(combinations, config_dir)
 
 
 def _refuse_values_given_twice(overrides: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from decentral.cluster.compute import ComputeTimes, GradientTimes
 from decentral.cluster.costs import LinkCosts
 from decentral.cluster.links import Links
 from decentral.cluster.stragglers import Stragglers
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, check_at_least
 
 
 class WaitsFor(Enum):
@@ -36,6 +36,8 @@ class VirtualCluster(Cluster):
 
     waits_for: WaitsFor
     """For whom methods wait that talk to neighbours."""
+    num_parameters: int | None
+    """Of the model whose messages are timed; None: the one that is trained."""
 
     @abstractmethod
     def gradient_times(self, num_workers: int, seed: int) -> GradientTimes:
@@ -65,6 +67,7 @@ class Machines(VirtualCluster):
     links        what it costs to send and to copy
     waits_for    for whom a worker waits that exchanges rows with neighbours: its neighbors, or everyone, as on
                  the single global clock that the WAGMA paper gives D-PSGD
+    num_parameters  of the model whose messages are timed (null: the one that is trained)
 
     Everything random is addressed by (seed, step, worker), so that all methods, and real processes, see the same
     delays. What is not given is refused, never taken to be zero.
@@ -75,6 +78,10 @@ class Machines(VirtualCluster):
     stragglers: Stragglers = field(default_factory=Stragglers)
     links: Links = field(default_factory=Links)
     waits_for: WaitsFor = WaitsFor.neighbors
+    num_parameters: int | None = field(default=None, metadata={"older": None})
+
+    def __post_init__(self) -> None:
+        check_at_least("cluster.num_parameters", self.num_parameters)
 
     def check(self, num_workers: int) -> None:
         """Raise ConfigError for anything that is missing, contradicts something or does not fit n workers."""

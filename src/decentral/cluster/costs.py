@@ -22,7 +22,8 @@ class LinkCosts:
         self._table = links.table.links if links.table is not None else {}
         self._ways = 2 if links.one_port else 1
         self._alpha, self._beta = self._slowest()
-        self.uniform = not self._table and (links.inside == links.between or links.workers_per_machine == 1)
+        alike = links.inside == links.between or links.workers_per_machine in (1, num_workers)
+        self.uniform = not self._table and alike
         """Whether all links are alike."""
 
     def latency_s(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
@@ -64,6 +65,8 @@ class LinkCosts:
     def pair_s(self, i: int, j: int, num_bytes: float) -> float:
         """How long i and j take to exchange so many bytes with each other: latency + N seconds_per_byte of the slower
         direction; through one port latency + the bytes of both."""
+        if self.uniform and i != j:
+            return self._alpha + num_bytes * self._ways * self._beta
         there, back = self._link(i, j), self._link(j, i)
         per_byte = there[1] + back[1] if self._ways == 2 else max(there[1], back[1])
         return max(there[0], back[0]) + num_bytes * per_byte

@@ -5,10 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm
+from decentral.cluster.cluster import VirtualCluster
 from decentral.config.identity import init_directory
-from decentral.config.schema import Config
+from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
+from decentral.host.torchrun import under_torchrun
 from decentral.store.models import FILE, stored_facts
 from decentral.topology.communication import Communication
 
@@ -48,7 +51,7 @@ def resolve(config: Config) -> Config:
             f"precision={config.precision.name} is for networks: task={config.task.name} always computes in float64, "
             "leave precision= out."
         )
-    if config.task.num_examples(config) is None and config.evaluation.examples.isdigit():
+    if config.evaluation.examples.isdigit() and config.task.num_examples(config) is None:
         raise ConfigError(
             f"evaluation.examples={config.evaluation.examples} is for tasks with test examples: task="
             f"{config.task.name} has none, leave it out."
@@ -59,8 +62,11 @@ def resolve(config: Config) -> Config:
             "finished run that was not made with save=none, or its id."
         )
     config.network.check_workers(config.num_workers)
-    config.task.check(config)
+    if config.simulate is Simulate.training:
+        config.task.check(config)
     config.cluster.check(config.num_workers)
+    config.algo.check_workers(config.num_workers)
+    check_time(config)
     check_communication(config.algo, config.communication)
     if config.network.drop_probability and config.communication != Communication(every=config.communication.every):
         raise ConfigError(
@@ -77,6 +83,74 @@ def resolve(config: Config) -> Config:
         )
     config.logger.check()
     return config
+
+
+def check_time(config: Config) -> None:
+    """Raise ConfigError for what asks for simulated time where there is none, or for steps where there are none."""
+    if config.simulate is Simulate.timeline:
+        _check_timeline(config)
+    asked = {
+        "stop_after_simulated_s": config.stop_after_simulated_s,
+        "evaluation.every_simulated_s": config.evaluation.every_simulated_s,
+    }
+    for key, value in asked.items():
+        if value is not None and not is_virtual(config):
+            raise ConfigError(
+                f"{key}={value:g} needs simulated time: choose a cluster, such as cluster=even, and one process."
+            )
+    if config.record_operations and (config.processes == "1" or is_virtual(config)):
+        raise ConfigError(
+            "record_operations=true is for workers that really go on by themselves: choose several processes, such as "
+            "processes=4."
+        )
+    if not goes_by_itself(config):
+        return
+    if config.trace:
+        raise ConfigError(
+            f"trace=true is for methods in steps: with algo={config.algo.name} workers are not equally far; "
+            "give evaluation.every_simulated_s instead."
+        )
+    if config.network.drop_probability:
+        raise ConfigError(
+            f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
+            f"algo={config.algo.name} in a virtual cluster: leave it out."
+        )
+    if not config.communication.plain:
+        raise ConfigError(
+            f"communication.{_first_key(config.communication)} is for methods in rounds: with algo={config.algo.name} "
+            "workers go on by themselves; leave it out."
+        )
+
+
+def _check_timeline(config: Config) -> None:
+    """Raise ConfigError for a timeline alone that does not say of which cluster, and of how many steps."""
+    if not is_virtual(config):
+        raise ConfigError(
+            "simulate=timeline works out time in a virtual cluster: choose one, such as cluster=even, and leave "
+            "processes= out."
+        )
+    if config.steps is None:
+        raise ConfigError("simulate=timeline trains nothing, so that there are no epochs: give steps=, such as 400.")
+    if config.stop_after_simulated_s is not None:
+        raise ConfigError(
+            f"stop_after_simulated_s={config.stop_after_simulated_s:g} is for training: simulate=timeline takes "
+            "steps=, leave it out."
+        )
+
+
+def is_virtual(config: Config) -> bool:
+    """Whether a run has simulated time: a cluster is described, and one process has all workers."""
+    alone = config.processes in ("auto", "1") and not under_torchrun()
+    return isinstance(config.cluster, VirtualCluster) and alone
+
+
+def goes_by_itself(config: Config) -> bool:
+    """Whether the workers of a run are programs in simulated time: then one process carries them all out.
+
+    An asynchronous method that has no form in rounds is that without a cluster, too: all are equally fast.
+    """
+    algo = config.algo
+    return isinstance(algo, AsynchronousAlgorithm) and (is_virtual(config) or not algo.in_rounds())
 
 
 def check_communication(algo: Algorithm, communication: Communication) -> None:

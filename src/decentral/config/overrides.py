@@ -95,7 +95,7 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
         raise ConfigError(
             f"{override}: nothing can be removed; write {override.lstrip('~').partition('=')[0]}=... instead."
         )
-    key, equals, _ = override.partition("=")
+    key, equals, value = override.partition("=")
     head, *parts = key.split(".")
     if not equals:
         raise ConfigError(_bare_word(override, folders))
@@ -109,8 +109,13 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
         raise ConfigError(f"there is no setting '{key}'.{suggest(head, (*_KEYS, 'experiment'))}")
     if parts and head not in (*GROUPS, *NODES):
         raise ConfigError(f"{head} is one value and has no part '{'.'.join(parts)}': write {head}=...")
-    if len(parts) > 1 and not _has_parts(head, parts[0]):
-        raise ConfigError(f"{head}.{parts[0]} is one value and has no part '{parts[1]}': write {head}.{parts[0]}=...")
+    inside = _parts(head, parts[0]) if parts else []
+    if len(parts) == 1 and inside and not value.startswith("{"):
+        raise ConfigError(f"{key} is a group of settings: write {key}.{inside[0]}=... or {key}.{inside[1]}=...")
+    if len(parts) > (2 if inside else 1):
+        *path, part = parts[: 3 if inside else 2]
+        whole = ".".join([head, *path])
+        raise ConfigError(f"{whole} is one value and has no part '{part}': write {whole}=...")
     if head in NODES and not parts:
         one, other = [f"{head}.{f.name}=..." for f in dataclasses.fields(NODES[head])][:2]
         raise ConfigError(f"{head} is a group of settings: write {one} or {other}")
@@ -118,10 +123,11 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
         raise ConfigError(f"{override} would only change a label: choose with {head}=...")
 
 
-def _has_parts(group: str, name: str) -> bool:
-    """Whether a setting of a group is several, such as `cluster.links`."""
+def _parts(group: str, name: str) -> list[str]:
+    """The settings in a setting of a group that is several, such as `cluster.links`."""
     owners = components(GROUPS[group]).values() if group in GROUPS else ()
-    return any(dataclasses.is_dataclass(get_type_hints(cls).get(name)) for cls in owners)
+    made: list[Any] = [f.default_factory for cls in owners for f in dataclasses.fields(cls) if f.name == name]
+    return [part.name for one in made if dataclasses.is_dataclass(one) for part in dataclasses.fields(one)]
 
 
 def _bare_word(word: str, folders: Sequence[Path]) -> str:

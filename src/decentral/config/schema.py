@@ -60,6 +60,13 @@ class Save(Enum):
     none = "none"
 
 
+class Simulate(Enum):
+    """What is computed."""
+
+    training = "training"
+    timeline = "timeline"
+
+
 @dataclass
 class Config:
     """Everything that `decentral-run` can be told."""
@@ -92,7 +99,20 @@ class Config:
         default=Save.final,
         metadata={"help": "which models to keep in models.safetensors: final, best (by the worst worker), none"},
     )
+    stop_after_simulated_s: float | None = _key(
+        None, "in a virtual cluster: stop after the step in which so many seconds are over", older=None
+    )
+    simulate: Simulate = field(
+        default=Simulate.training,
+        metadata={
+            "help": "timeline: only what so many steps= would take in a virtual cluster, without training",
+            "older": Simulate.training,
+        },
+    )
     trace: bool = _key(False, "write every step's models to trace.npz: iterates [steps + 1, n, P]")
+    record_operations: bool = _key(
+        False, "several processes: write what each worker did and when to operations.jsonl", older=False
+    )
     device: str = _key("auto", "auto, cpu, cuda, or cuda:1 ...")
     processes: str = _key("auto", "how many processes share the workers: 1 to num_workers, or auto")
     execution: str = _key(
@@ -129,6 +149,8 @@ class Config:
             raise ConfigError(
                 f"checkpoint_every_s={self.checkpoint_every_s:g} has to be a number of seconds from 0 upwards."
             )
+        if self.stop_after_simulated_s is not None:
+            _positive("stop_after_simulated_s", self.stop_after_simulated_s, "a number of seconds")
         if self.restarts < 0:
             raise ConfigError(f"restarts={self.restarts} makes no sense: it has to be at least 0.")
         if self.processes != "auto" and not (self.processes.isdigit() and int(self.processes) >= 1):

@@ -49,7 +49,8 @@ class NotAsked(Exception):
 def checks(overrides: Sequence[str], config_dir: str | None = None) -> Checks:
     """The checks of the algorithm that the overrides choose; more of them are settings for all checks.
 
-    Raises ConfigError for what does not compose, with any of some topologies if none is chosen.
+    Raises ConfigError for what does not compose, with any of some topologies if none is chosen, and for an
+    algorithm that has no steps.
     """
     return Checks(tuple(overrides), config_dir)
 
@@ -65,7 +66,11 @@ class Checks:
     config_dir: str | None
 
     def __post_init__(self) -> None:
-        assert self.base  # compose it now
+        if not self.base.algo.in_rounds():  # composes it now
+            raise ConfigError(
+                f"algo={self.base.algo.name} has no steps that all workers take together, which is what is checked "
+                "here: try it in a virtual cluster, with decentral-run and cluster=even."
+            )
 
     def names(self) -> list[str]:
         """What will be checked, in this order."""

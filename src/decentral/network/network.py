@@ -6,6 +6,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +19,9 @@ from decentral.network.mixing import Mixing
 from decentral.network.products import Product
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds, Split, slices
+
+if TYPE_CHECKING:
+    from decentral.cluster.clock import Clock, Underway
 
 
 class Network(EdgeLayout, ABC):
@@ -42,6 +46,8 @@ class Network(EdgeLayout, ABC):
         self.messages_sent = 0
         self.delay_s = 0.0
         """How long this process sleeps before each round of communication: a straggler."""
+        self.clock: Clock | None = None
+        """Simulated time, which every verb puts forward; None: nobody asks for it."""
         self.scratch = kernels.Scratch()
         self._relay_scratch = kernels.Scratch()
         self._ones = torch.ones(self.n, rounds.num_pieces, dtype=torch.float64)
@@ -67,19 +73,21 @@ class Network(EdgeLayout, ABC):
         exchanges = self.delivery.planned(round, lazy)
         for each in exchanges:
             self._count_exchange(each, x)
-        return Mixing(self._begin, x, exchanges, lazy and self.delivery.in_several(round))
+        return Mixing(self._begin_timed, x, exchanges, lazy and self.delivery.in_several(round))
 
     def mix_with(self, x: Tensor, W: MixingMatrix | np.ndarray) -> Tensor:
         """x_i <- sum_j W_ij x_j with a matrix, maybe dense [n, n], that depends on data, the same on all processes."""
         self._straggle()
         once = exchange((MixingMatrix.of(W),), Split.contiguous)
         self._count_exchange(once, x)
-        return Mixing(self._begin, x, [once], halve=False).wait()
+        return Mixing(self._begin_timed, x, [once], halve=False).wait()
 
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
         self._straggle()
         self._count_mean(x)
+        if self.clock is not None:
+            self.clock.wait(self.clock.begin_mean(_row_bytes(x)))
         return self._mean(x)
 
     def push(self, x: Tensor, p: Tensor, round: int) -> tuple[Tensor, Tensor]:
@@ -98,6 +106,8 @@ class Network(EdgeLayout, ABC):
         shares = self.delivery.shares(round)
         self._count_exchange(shares, x)
         self.bytes_sent += 8 * sum(shares.num_messages)
+        if self.clock is not None:
+            self.clock.wait(self._underway(self.clock, shares, x))
         return self._push(x, p, shares)
 
     def drain(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,8 +129,12 @@ class Network(EdgeLayout, ABC):
         Both m are indexed by the receiver: row e holds the last message over edge e = (i -> j) to a local j.
         """
         self._straggle()
-        for num_edges, width in zip(self._edges_of_piece, self.piece_widths(y.shape[-1]), strict=True):
+        widths = self.piece_widths(y.shape[-1])
+        for num_edges, width in zip(self._edges_of_piece, widths, strict=True):
             self._count(num_edges, width * y.element_size())
+        if self.clock is not None:
+            sizes = [width * y.element_size() for width in widths]
+            self.clock.wait(self.clock.begin_relay(self.edges, sizes))
         m = self._relay(y, m)
         first, last = self.local_edges.start, self.local_edges.stop
         for e in self.delivery.undelivered(self.edges, round):
@@ -255,7 +269,27 @@ class Network(EdgeLayout, ABC):
         rows = kernels.scratch_rows(len(incoming))
         kernels.relay_from(y, incoming, outgoing, self._relay_scratch.rows(y, rows, len(y)) if rows else ())
 
-    # -- accounts and delays -------------------------------------------------------------------------------------------
+    # -- accounts, time and delays -------------------------------------------------------------------------------------
+
+    def _begin_timed(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
+        """`_begin`, and in simulated time, too, if anybody asks for it."""
+        finish, clock = self._begin(x, exchange), self.clock
+        if clock is None:
+            return finish
+        underway = self._underway(clock, exchange, x)
+
+        def finish_in_time() -> None:
+            clock.wait(underway)
+            finish()
+
+        return finish_in_time
+
+    def _underway(self, clock: Clock, exchange: Exchange, x: Tensor) -> Underway:
+        if not exchange.pieces:
+            return clock.begin(exchange, [_row_bytes(x)])
+        between = math.prod(x.shape[1:-1]) * x.element_size()
+        pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
+        return clock.begin(exchange, [len(range(x.shape[-1])[piece]) * between for piece in pieces])
 
     def _straggle(self) -> None:
         if self.delay_s:
@@ -271,8 +305,13 @@ class Network(EdgeLayout, ABC):
 
     def _count_mean(self, x: Tensor) -> None:
         self.messages_sent += 2 * (self.n - 1) * self.n
-        self.bytes_sent += 2 * (self.n - 1) * math.prod(x.shape[1:]) * x.element_size()
+        self.bytes_sent += 2 * (self.n - 1) * _row_bytes(x)
 
     def _count(self, num_messages: int, bytes_each: int) -> None:
         self.messages_sent += num_messages
         self.bytes_sent += num_messages * bytes_each
+
+
+def _row_bytes(x: Tensor) -> int:
+    """Of a worker's row of x [k, ..., P]."""
+    return math.prod(x.shape[1:]) * x.element_size()

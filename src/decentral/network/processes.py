@@ -80,6 +80,8 @@ class ProcessNetwork(Network):
         super().__init__(rounds, layout[rank], losses)
         self.settings = settings or NetworkSettings()
         self._pushes: Pushes | None = None
+        self.tell_pushes: Callable[[str, int, list[int]], object] | None = None
+        """See `Window.tell`."""
         self._settled = True
         self._cut_edges_of: dict[int, list[CutEdge]] = {}  # by the length of rows
         self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
@@ -126,7 +128,7 @@ class ProcessNetwork(Network):
 
     def _push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
         if self._pushes is None:
-            self._pushes = Pushes(self.settings, self.rounds, self.layout, x)
+            self._pushes = Pushes(self.settings, self.rounds, self.layout, x, self.tell_pushes)
         self._settled = False
         return self._pushes.push(x, p, shares)
 

@@ -15,6 +15,9 @@ logs in the author's repository. Accuracies there are fractions.
 `bluefog.csv`: Ying et al., BlueFog: Make Decentralized Algorithms Practical for Optimization and Deep Learning, 2021
 (arXiv:2111.04287): its tables. Its figures are pictures without numbers.
 
+`wagma.csv`: Li et al., Breaking (Global) Barriers in Parallel Stochastic Optimization with Wait-Avoiding Group
+Averaging, IEEE TPDS 32(7), 2021: the numbers that its text gives. Its figures are pictures without numbers.
+
 Columns of a paper's file: `paper,item,algorithm,topology,setting,metric,value,unit,spread,note`. A number's key is
 'algorithm|topology|setting' within its item. A note that begins with 'computed' or 're-run' marks a number that the
 paper itself does not say; one that begins with 'not an accuracy', a number that nothing can be compared with.

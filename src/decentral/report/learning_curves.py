@@ -18,6 +18,8 @@ _MARKERS_PER_LINE = 9
 _MAX_METRICS = 6
 _LOG_FROM_RATIO = 10.0
 _WIDTH, _HEIGHT, _HEAD = 10.0, 3.6, 0.4  # inches: of the figure, of a row of panels, of the title
+_WIDER = 13.0  # with three panels above
+_TIMES = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
@@ -37,14 +39,18 @@ def save_learning_curves(run_dir: Path) -> Path:
     """Draw `run_dir/learning_curves.png` from the metrics and return its path.
 
     Above, what the run is judged by, over epochs with every worker's own line, and beside it over the bytes that a
-    worker has sent; below, a panel for each other metric. Without any metric yet the figure says so.
+    worker has sent; with simulated time over that first. Below, a panel for each other metric, over simulated time if
+    there is any. Without any metric yet the figure says so.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     curves = read_curves(run_dir)
     first, *others = list(dict.fromkeys(metric for _, metric in curves.series))[:_MAX_METRICS] or [""]
-    figure = Figure(figsize=(_WIDTH, _HEAD + _HEIGHT * (2 if others else 1)), dpi=130, layout="constrained")
+    simulated = _simulated(curves)
+    figure = Figure(
+        figsize=(_WIDER if simulated else _WIDTH, _HEAD + _HEIGHT * (2 if others else 1)), dpi=130, layout="constrained"
+    )
     canvas = FigureCanvasAgg(figure)
     figure.suptitle(describe(run_dir), fontsize=11, x=0.01, ha="left", fontweight="bold")
     if first:
@@ -52,7 +58,7 @@ def save_learning_curves(run_dir: Path) -> Path:
         _judged(above, curves, first)
         for row in below:
             for panel, metric in zip(row.subplots(1, len(others), squeeze=False)[0], others, strict=True):
-                _draw(panel, curves, metric, _time(curves))
+                _draw(panel, curves, metric, simulated or _time(curves))
     else:
         figure.text(0.5, 0.5, "no metrics yet", ha="center", fontsize=12)
     path = run_dir / "learning_curves.png"
@@ -63,12 +69,22 @@ def save_learning_curves(run_dir: Path) -> Path:
 
 
 def _judged(row: SubFigure, curves: Curves, metric: str) -> None:
-    """The metric over epochs, with a legend; and over bytes, where something was sent."""
-    sent = _sent(curves)
-    panels = row.subplots(1, 2 if sent else 1, squeeze=False, sharey=True, width_ratios=[6, 5] if sent else None)[0]
-    _draw(panels[0], curves, metric, _time(curves), every_worker=True)
-    if sent:
-        _draw(panels[1], curves, metric, sent, every_worker=True, legend=False)
+    """The metric over simulated time, where there is any, bytes, where something was sent, and epochs; with a legend in
+    the first panel, which is wider."""
+    sent, simulated = _sent(curves), _simulated(curves)
+    scales = [simulated, sent, _time(curves)] if simulated else [_time(curves), sent]
+    known = [scale for scale in scales if scale is not None]
+    ratios = [6, *[5] * (len(known) - 1)]
+    panels = row.subplots(1, len(known), squeeze=False, sharey=True, width_ratios=ratios)[0]
+    for panel, scale in zip(panels, known, strict=True):
+        _draw(panel, curves, metric, scale, every_worker=True, legend=panel is panels[0])
+
+
+def _simulated(curves: Curves) -> Scale | None:
+    """Simulated time, in a unit that gives short numbers; None where time is not simulated."""
+    most = max((row.get("simulated_s", 0.0) for row in curves.rows), default=0.0)
+    size, name = next((one for one in _TIMES if most >= 2 * one[0]), _TIMES[-1])
+    return Scale("simulated_s", f"simulated {name}", size) if most > 0 else None
 
 
 def _time(curves: Curves) -> Scale:
@@ -179,6 +195,6 @@ def _frame(panel: Axes, curves: Curves, keys: list[tuple[str, str]], scale: Scal
     panel.set_title((metric.words if alone else metric.name.replace("_", " ")) + unit, fontsize=10, loc="left")
     style.tidy(panel)
     panel.tick_params(which="minor", labelsize=7)
-    places = scale.of([row[scale.axis] for row in curves.rows])
+    places = scale.of([row[scale.axis] for row in curves.rows if scale.axis in row])
     margin = 0.02 * (max(places) - min(places)) or 0.5
     panel.set_xlim(min(places) - margin, max(places) + margin)

@@ -63,17 +63,37 @@ def describe(run_dir: Path) -> str:
     name = {key: _name(choice) for key, choice in config.items()}
     task = components("tasks").get(name.get("task", ""))
     used: tuple[str, ...] = getattr(task, "uses", ())
-    parts = [f"{name['algo']} on {name['topology']}"] if {"algo", "topology"} <= config.keys() else []
+    parts = []
+    if {"algo", "topology"} <= config.keys():
+        algo = components("algorithms").get(name["algo"])
+        parts.append(f"{name['algo']} on {name['topology']}" if getattr(algo, "uses_topology", True) else name["algo"])
     parts += [f"{name['model']} on {name['data']}" if "data" in used else name["task"]] if task else []
     if "partition" in used:
         alpha = config["partition"].get("alpha")
         parts.append(name["partition"] if alpha is None else f"alpha={alpha:g}")
     if config.get("num_workers") is not None:
         parts.append(f"{config['num_workers']} workers")
+    if cluster := cluster_words(config.get("cluster")):
+        parts.append(cluster)
     if config.get("seed") is not None:
         parts.append(f"seed {config['seed']}")
     status = (RunStore.peek(run_dir) or {}).get("status", "unknown")
     return f"{', '.join(parts) or run_dir.name}: {status}"
+
+
+def cluster_words(cluster: Any) -> str:
+    """The virtual cluster of a configuration: 'cluster: constant 0.16 s, exactly 2 stragglers'; '' if there is none."""
+    if not _name(cluster):
+        return ""
+    compute, stragglers = cluster.get("compute") or {}, cluster.get("stragglers") or {}
+    usual = str(compute.get("distribution", _name(cluster))).replace("_", " ")
+    if compute.get("mean_s") is not None:
+        usual += f" {compute['mean_s']:g} s"
+    mode = stragglers.get("mode", "none")
+    if mode == "none":
+        return f"cluster: {usual}"
+    count = stragglers.get("count") or len(stragglers.get("workers") or ()) or ""
+    return f"cluster: {usual}, {' '.join(filter(None, (mode, str(count))))} stragglers"
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:

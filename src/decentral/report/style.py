@@ -63,6 +63,10 @@ _ALGORITHMS = {
     "exactdiffusion": ("#5B8C00", ">"),
     "modelaveraging": ("#555555", "P"),
     "localsgd": ("#8C6D1F", "d"),
+    "wagma": ("#A50026", "*"),
+    "eagersgd": ("#1B4F72", "h"),
+    "adpsgd": ("#6A51A3", "8"),
+    "a2cid2": ("#C51B8A", "H"),
 }
 _ALIASES = {
     "relaymean": "relaysgd",
@@ -77,6 +81,7 @@ _ALIASES = {
     "quasiglobalmomentum": "qgdpsgd",
     "stochasticgradientpush": "sgp",
     "gt": "gradienttracking",
+    "wagmasgd": "wagma",
     "centralized": "allreduce",
     "centralised": "allreduce",
 }

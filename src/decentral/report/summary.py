@@ -95,6 +95,7 @@ def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
     return [
         f"Steps:    {how_far} in {duration(wall_s)}",
         *_times(facts),
+        *simulated(facts, step),
         f"Sent:     {in_bytes(sent / max(1, len(workers)))} by a worker, on average",
     ]
 
@@ -109,10 +110,64 @@ def _times(facts: dict[str, Any]) -> list[str]:
     return [f"Time:     {duration(total)} in all: {words}"]
 
 
+_PARTS = {"compute": "computing", "wait": "waiting", "exchange": "exchange"}
+
+
+def simulated(facts: dict[str, Any], steps: int) -> list[str]:
+    """What `steps` steps took in simulated time, on what workers spent it, and how old what they had of each other was.
+
+    A step is a gradient of each worker, or where workers go on by themselves as many gradients as there are workers.
+    """
+    shares = facts.get("simulated_shares") or {}
+    total = sum(float(mean) for mean, _, _ in shares.values())
+    if not steps or total <= 0:
+        return []
+    seconds = float(facts["simulated_s"])
+    words = []
+    for part, (mean, least, most) in shares.items():
+        told = f"{_PARTS.get(part, part)} {100 * mean / total:.0f} %"
+        if part == "wait" and facts.get("waits_least") is not None:
+            between = " to ".join(f"{100 * value / total:.0f}" for value in (least, most))
+            told += f" ({between} %, worker {facts['waits_least']} the least)"
+        words.append(told)
+    found = [f"Simulated: {duration(seconds)}; per step {short(seconds / steps)}: {', '.join(words)}"]
+    ages = {int(age): times for age, times in (facts.get("staleness") or {}).items()}
+    if ages:
+        found.append(f"Staleness: {staleness_words(ages)}{_critical(facts)}")
+    return found
+
+
+def staleness_words(ages: dict[int, int]) -> str:
+    """Of age in versions -> how many contributions: how many are fresh, and how old the others are."""
+    number = sum(ages.values())
+    mean = sum(age * times for age, times in ages.items()) / number
+    fresh = f"{100 * ages.get(0, 0) / number:.0f} % of contributions fresh"
+    return fresh if not mean else f"{fresh}, {mean:.2g} versions old on average, {max(ages)} at most"
+
+
+def _critical(facts: dict[str, Any]) -> str:
+    if not facts.get("critical"):
+        return ""
+    worker, times, of = facts["critical"]
+    return f"; worker {worker} was the last one most often, {times} of {of} times"
+
+
+def short(seconds: float) -> str:
+    """A time of a step: '0.482 s', '3.1 ms', '25 us'."""
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 0.1 or not seconds:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
 def _places(run_dir: Path) -> list[str]:
     lines = [f"Results:  {run_dir}"]
     if (run_dir / "learning_curves.png").exists():
         lines.append(f"Curves:   {run_dir / 'learning_curves.png'}")
+    if (run_dir / "timeline.png").exists():
+        lines.append(f"Timeline: {run_dir / 'timeline.png'}; timeline.json beside it opens in ui.perfetto.dev")
+    if (run_dir / "staleness.png").exists():
+        lines.append(f"Ages:     {run_dir / 'staleness.png'}")
     if (run_dir / "models.safetensors").exists():
         lines.append(f'Models:   {run_dir / "models.safetensors"}  (in Python: decentral.load("{run_dir}"))')
     return lines

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from decentral.config.checks import goes_by_itself, is_virtual
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
@@ -46,6 +47,8 @@ def num_processes(config: Config) -> int:
     """
     assert config.num_workers is not None
     kind = device_kind(config)
+    if config.processes == "auto" and (is_virtual(config) or goes_by_itself(config)):
+        return 1
     if config.processes != "auto":
         count = int(config.processes)
         if kind == "cuda" and count > max(1, num_gpus()):

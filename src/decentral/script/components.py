@@ -58,7 +58,7 @@ def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
 
     Raises:
         ConfigError: a name, a setting or a value that does not exist, settings for an object; an algorithm that does
-            not train.
+            not train, or has no steps.
     """
     if settings is not None and not isinstance(settings, dict):
         raise ConfigError(f"algo_settings has to be a dict, such as {{'fill': 'previous'}}, not {settings!r}.")
@@ -77,6 +77,11 @@ def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
         raise ConfigError(
             f"algo='{algorithm.name}' averages samples and trains nothing, so that there is no optimizer to wrap: "
             "average tensors with decentral.join(...).neighbor_allreduce."
+        )
+    if not algorithm.in_rounds():
+        raise ConfigError(
+            f"algo='{algorithm.name}' has no steps that all workers take together: it runs in a virtual cluster, as "
+            f"decentral-run algo={algorithm.name} cluster=even does."
         )
     return algorithm
 

@@ -10,11 +10,18 @@ from decentral.store.files import read_json, write_json
 
 _FILE = "metrics.json"
 
-AXES = {"step": "step", "epoch": "epoch", "wall_s": "seconds", "bytes_sent": "bytes sent by all workers"}
+AXES = {
+    "step": "step",
+    "epoch": "epoch",
+    "wall_s": "seconds",
+    "bytes_sent": "bytes sent by all workers",
+    "simulated_s": "simulated seconds",
+}
 """What can be the x axis of a curve: key of a row of metrics.jsonl, which is a column of curves.csv -> in words.
 
-`wall_s` is training time without evaluation; `bytes_sent` counts what all workers together have sent. An axis that is
-added here can be recorded, by those runs that have it, with every evaluation, collected, drawn and judged by.
+`wall_s` is training time without evaluation; `simulated_s` time in a virtual cluster; `bytes_sent` counts what all
+workers together have sent. An axis that is added here can be recorded, by those runs that have it, with every
+evaluation, collected, drawn and judged by.
 """
 
 

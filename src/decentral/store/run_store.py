@@ -21,7 +21,8 @@ from decentral.store.ownership import HEADER, LOCK, DirectoryLost, id_in_config,
 
 _RESULTS = (
     *("metrics.jsonl", "metrics.json", "provenance.json", "partition.csv", "trace.npz", "logged.json"),
-    *("models.safetensors", "learning_curves.png"),
+    *("models.safetensors", "learning_curves.png", "staleness.png"),
+    *("timeline.json", "timeline.png", "timeline.jsonl", "workers.csv"),
 )
 _CARRIED = ("step", "epoch", "restarts")  # facts of the status that stay what they were unless given
 

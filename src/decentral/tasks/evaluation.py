@@ -20,6 +20,7 @@ class EvaluationSettings:
     """When and on how much the models are tested on the way. The last evaluation is always on all test examples.
 
     every_epochs  how often, in passes over the data (null: the task's habit)
+    every_simulated_s  how often in a virtual cluster, instead: after the step in which another so many seconds are over
     examples    on how many test examples, always the same ones, drawn by the seed: a number, all, or auto: so many
                 that all evaluations, the last one too, take a tenth of the time of the training passes, but no fewer
                 than 200, and all where there are no more than 1000. The iterates and the last evaluation do not depend
@@ -29,6 +30,7 @@ class EvaluationSettings:
     """
 
     every_epochs: float | None = field(default=None, metadata={"was_at": "eval_every_epochs"})
+    every_simulated_s: float | None = field(default=None, metadata={"older": None})
     examples: str = field(default="auto", metadata={"older": "all", "the_same": ("auto",)})
     initial: bool = field(default=True, metadata={"older": True})
     batch_size: int = field(default=500, metadata={"was_at": "task.test_batch_size", "group": "data"})
@@ -39,6 +41,11 @@ class EvaluationSettings:
                 f"evaluation.examples={self.examples} makes no sense: give a number of test examples, all, or auto."
             )
 
+        if self.every_simulated_s is not None and not 0 < self.every_simulated_s < math.inf:
+            raise ConfigError(
+                f"evaluation.every_simulated_s={self.every_simulated_s:g} makes no sense: it has to be above 0, a "
+                "number of seconds."
+            )
         check_at_least("evaluation.batch_size", self.batch_size)
         if self.every_epochs is not None and not (math.isfinite(self.every_epochs) and self.every_epochs > 0):
             raise ConfigError(

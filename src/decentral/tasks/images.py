@@ -88,6 +88,13 @@ class Images(Task):
         W = steps * step_s
         return (1 + math.sqrt(1 + 4 * W / _START_S)) // 2 if math.isfinite(W) else math.inf
 
+    def num_parameters(self, config: Config) -> int:
+        """Of the model, which is built without memory for its values, and without the data."""
+        import torch
+
+        with torch.device("meta"):
+            return sum(p.numel() for p in config.model.build(config.data.inspect()).parameters())
+
     def open(self, config: Config, workers: range, device: torch.device) -> Problem:
         """The local workers' models and data."""
         from decentral.tasks.problems.classification import Classification

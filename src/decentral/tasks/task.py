@@ -53,6 +53,16 @@ class Task(ABC):
         """The most processes that `processes=auto` should start; math.inf for one per core."""
         return 1
 
+    def num_parameters(self, config: Config) -> int:
+        """P, of the model that is trained. Here: by opening the problem for one worker."""
+        import torch
+
+        problem = self.open(config, range(1), torch.device("cpu"))
+        try:
+            return problem.init().numel()
+        finally:
+            problem.close()
+
     @abstractmethod
     def open(self, config: Config, workers: range, device: torch.device) -> Problem:
         """The problem, for the local workers."""

@@ -33,6 +33,7 @@ class _Shown:
     loss: str = ""
     worst: str = ""
     averaged: str = ""
+    simulated: str = ""
     doing: str = ""
 
     def words(self, brief: bool = False) -> str:
@@ -41,6 +42,7 @@ class _Shown:
         return "  ".join(
             [
                 f"{'ep' if brief else 'epoch'} {self.epoch:.1f}",
+                *([f"{'sim' if brief else 'simulated'} {self.simulated}"] if self.simulated else []),
                 *(f"{name} {text}" for name, text in pairs if text),
                 *([self.doing] if self.doing else []),
             ]
@@ -96,13 +98,19 @@ class Progress:
             shown.line(title)
 
     def update(
-        self, step: int, epoch: float | None = None, loss: str = "", worst: str = "", averaged: str = ""
+        self,
+        step: int,
+        epoch: float | None = None,
+        loss: str = "",
+        worst: str = "",
+        averaged: str = "",
+        simulated: str = "",
     ) -> None:
         """`step` steps are done. The rest, formatted by the caller, stays as it was where it is empty.
 
         Costs well under a microsecond when nothing is due to be shown.
         """
-        self._take(step, epoch, loss, worst, averaged)
+        self._take(step, epoch, loss, worst, averaged, simulated)
         now = time.monotonic()
         if now >= self._due:
             self._due = now + self._period_s
@@ -128,19 +136,21 @@ class Progress:
         """Show a line of text now, and keep it."""
         self._display.line(text if self._display.live else f"[{self._title}] {text}")
 
-    def milestone(self, text: str, step: int, epoch: float, loss: str, worst: str, averaged: str) -> None:
+    def milestone(
+        self, text: str, step: int, epoch: float, loss: str, worst: str, averaged: str, simulated: str = ""
+    ) -> None:
         """What an evaluation found after `step` steps: an `update`, or where there is no bar a line, `text`, at most
         about 20 times in a run. Never both: they say the same."""
         now = time.monotonic()
         if self._messenger is not None:  # at the next chance
             self._due = min(self._due, now + _LIVE_PERIOD_S)
         elif not self._display.live and (step >= self._next_milestone or step >= self._total_steps):
-            self._take(step, epoch, loss, worst, averaged)
+            self._take(step, epoch, loss, worst, averaged, simulated)
             self._next_milestone = step + self._total_steps / _MILESTONES
             self._due = now + self._period_s
             self.line(text)
             return
-        self.update(step, epoch, loss, worst, averaged)
+        self.update(step, epoch, loss, worst, averaged, simulated)
 
     def close(self) -> None:
         """Show the last state and leave the terminal as it was."""
@@ -150,13 +160,14 @@ class Progress:
             self._messenger.close()
         self._display.close()
 
-    def _take(self, step: int, epoch: float | None, loss: str, worst: str, averaged: str) -> None:
+    def _take(self, step: int, epoch: float | None, loss: str, worst: str, averaged: str, simulated: str) -> None:
         """Remember what is known; what is empty stays as it was."""
         shown = self._shown
         shown.step = step
         if epoch is not None:
             shown.epoch = epoch
         shown.loss, shown.worst, shown.averaged = loss or shown.loss, worst or shown.worst, averaged or shown.averaged
+        shown.simulated = simulated or shown.simulated
         if self._first is None:
             self._first = (step, time.monotonic())
 

@@ -10,10 +10,33 @@ shifted already, and so pairs other workers as soon as S >= 4.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
 from decentral.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class GroupSchedule:
+    """The groups of all versions for n workers and groups of S; `dynamic`: they change.
+
+    Raises ConfigError unless both are powers of two, S <= n.
+    """
+
+    num_workers: int
+    group_size: int
+    dynamic: bool = True
+
+    def __post_init__(self) -> None:
+        check_groups(self.num_workers, self.group_size)
+
+    def groups(self, version: int) -> tuple[list[list[int]], list[int]]:
+        """The groups of a version, members ascending, and the number of each worker's group."""
+        found = grouping(version, self.num_workers, self.group_size, self.dynamic)
+        number = np.empty(self.num_workers, dtype=np.int64)
+        number[found] = np.arange(len(found))[:, None]
+        return found.tolist(), number.tolist()
 
 
 def check_groups(num_workers: int, group_size: int, key: str = "algo.group_size") -> None:

@@ -11,6 +11,7 @@ from itertools import islice
 import numpy as np
 
 from decentral.errors import ConfigError
+from decentral.topology.bipartite import all_edges, two_sides
 from decentral.topology.facts import largest_laplacian_eigenvalue, smallest_eigenvalue
 from decentral.topology.graph import is_connected, is_undirected, union
 from decentral.topology.mixing_matrix import MixingMatrix
@@ -32,6 +33,7 @@ class Need(Enum):
     - column_stochastic: 1^T W = 1^T, the sum over workers is kept (push-sum).
     - doubly_stochastic: both, so that the mean is kept and agreement stays (gossip).
     - symmetric: W = W^T.
+    - bipartite: the workers fall into two halves, and all edges, of all rounds, go from one to the other.
     - d2_spectrum: symmetric with smallest eigenvalue >= -1/3, up to 1e-9. D2's analysis wants it above -1/3; rings of
       even length with metropolis weights sit exactly there, where the RelaySGD paper runs D2: equality passes.
     """
@@ -44,6 +46,7 @@ class Need(Enum):
     column_stochastic = "column_stochastic"
     doubly_stochastic = "doubly_stochastic"
     symmetric = "symmetric"
+    bipartite = "bipartite"
     d2_spectrum = "d2_spectrum"
 
 
@@ -175,6 +178,15 @@ def _symmetric(rounds: Rounds, where: str) -> str | None:
     )
 
 
+def _bipartite(rounds: Rounds, where: str) -> str | None:
+    if two_sides(all_edges(rounds)) is not None:
+        return None
+    return (
+        f"needs a graph of two halves with edges only from one to the other, but {where} has a cycle of odd length: "
+        "use topology=ring with an even number of workers, hypercube, or a tree such as chain"
+    )
+
+
 def _d2_spectrum(rounds: Rounds, where: str) -> str | None:
     problem = _symmetric(rounds, where)
     if problem:
@@ -216,5 +228,6 @@ _CHECKS: dict[Need, Callable[[Rounds, str], str | None]] = {
     Need.column_stochastic: _column_stochastic,
     Need.doubly_stochastic: _doubly_stochastic,
     Need.symmetric: _symmetric,
+    Need.bipartite: _bipartite,
     Need.d2_spectrum: _d2_spectrum,
 }

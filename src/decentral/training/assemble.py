@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import torch.distributed as dist
+from torch import Tensor
+
 from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
+from decentral.cluster.clock import Clock
+from decentral.cluster.cluster import Machines, VirtualCluster, WaitsFor
+from decentral.cluster.compute import ComputeTimes, GradientTimes
+from decentral.cluster.links import Links
+from decentral.config.checks import goes_by_itself, is_virtual
 from decentral.config.identity import init_directory
 from decentral.config.schema import Config
 from decentral.host.allocator import keep_freed_memory
@@ -16,11 +26,21 @@ from decentral.network.world import World
 from decentral.optim.optimizer import LocalRule
 from decentral.store.models import AVERAGED, load_models
 from decentral.tasks.task import Problem
+from decentral.terminal.text import duration
+from decentral.training.between_processes import ThreadedStepper
 from decentral.training.checkpoint import state_fields
+from decentral.training.operations import Operations
 from decentral.training.oracle import GradientOracle
+from decentral.training.sleep import Sleep
 from decentral.training.stepper import Stepper
 from decentral.training.times import Times
 from decentral.training.trace import Trace
+from decentral.training.virtual import AsynchronousStepper
+
+_STEPS_AVERAGED = 256
+
+
+AnyStepper = Stepper | AsynchronousStepper | ThreadedStepper
 
 
 @dataclass
@@ -31,7 +51,7 @@ class Run:
     world: World
     problem: Problem
     oracle: GradientOracle
-    stepper: Stepper
+    stepper: AnyStepper
     total_steps: int
     eval_every_steps: float
     examples_on_the_way: int | None
@@ -39,6 +59,8 @@ class Run:
     trace: Trace | None
     start: int = 0
     """How many steps had been taken before this attempt."""
+    evaluated_s: float = 0.0
+    """The simulated time of the last evaluation."""
     times: Times = field(default_factory=Times)
     rejected: list[str] = field(default_factory=list)
     """A sentence for each damaged checkpoint that was passed over."""
@@ -59,6 +81,11 @@ class Run:
         return self.times.steps
 
     @property
+    def simulated(self) -> str:
+        """Where it is in simulated time, in words; '' where time is not simulated."""
+        return "" if self.stepper.simulated_s is None else duration(self.stepper.simulated_s)
+
+    @property
     def notes(self) -> list[str]:
         """What a reader of the metrics has to know."""
         counts = self.config.task.num_examples(self.config)
@@ -73,7 +100,8 @@ class Run:
         return self.times.with_gradients(self.oracle.seconds, self.problem.data_s).stored()
 
     def close(self) -> None:
-        """Release what the problem and the network hold."""
+        """Release what the stepper, the problem and the network hold."""
+        self.stepper.close()
         self.problem.close()
         self.net.close()
 
@@ -91,8 +119,9 @@ def assemble(config: Config, world: World) -> Run:
     x = x0.repeat(len(net.workers), 1)
     total_steps = config.steps or max(1, round(config.epochs * problem.steps_per_epoch))
     trace = Trace(total_steps, net.n, x) if config.trace and world.leader else None
-    oracle = GradientOracle(problem, len(net.workers), world.device)
-    stepper = Stepper(with_rate(config, learning_rate(config, problem.steps_per_epoch)), net, oracle, x)
+    oracle = GradientOracle(problem, net.workers, world.device)
+    algorithm = with_rate(config, learning_rate(config, problem.steps_per_epoch))
+    stepper = open_stepper(config, algorithm, net, oracle, x, total_steps)
     state_fields(stepper.state)  # a state that cannot be stored is refused now, not at the first checkpoint
     return Run(
         config,
@@ -105,6 +134,60 @@ def assemble(config: Config, world: World) -> Run:
         examples_on_the_way(config, total_steps / problem.steps_per_epoch),
         trace,
     )
+
+
+def open_stepper(
+    config: Config, algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor, total_steps: int
+) -> AnyStepper:
+    """What takes steps: all workers together, with a clock where a cluster is described, or each by itself."""
+    if not isinstance(net, LocalNetwork):
+        return between_processes(config, algorithm, net, oracle, x, total_steps)
+    by_itself = isinstance(algorithm, AsynchronousAlgorithm) and goes_by_itself(config)
+    if not (by_itself or is_virtual(config)):
+        return Stepper(algorithm, net, oracle, x)
+    cluster = config.cluster if isinstance(config.cluster, VirtualCluster) else equally_fast()
+    times, costs = cluster.gradient_times(net.n, config.seed), cluster.costs(net.n)
+    if by_itself:
+        assert isinstance(algorithm, AsynchronousAlgorithm)
+        team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
+        return AsynchronousStepper(algorithm, net, oracle, x, team, (times, costs), cluster.num_parameters)
+    oracle.clock = net.clock = Clock(net.n, times, costs, cluster.waits_for is WaitsFor.everyone)
+    if cluster.num_parameters is not None:
+        net.clock.bytes_scale = cluster.num_parameters / x.shape[1]
+    return Stepper(algorithm, net, oracle, x)
+
+
+def between_processes(
+    config: Config, algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor, total_steps: int
+) -> Stepper | ThreadedStepper:
+    """The same between processes, where stragglers sleep."""
+    cluster = config.cluster if isinstance(config.cluster, VirtualCluster) else equally_fast()
+    times = cluster.gradient_times(net.n, config.seed)
+    sleep = Sleep(times) if isinstance(config.cluster, VirtualCluster) else None
+    from decentral.network.processes import ProcessNetwork, split_workers
+
+    oracle.recorded = Operations() if config.record_operations else None
+    if not (isinstance(algorithm, AsynchronousAlgorithm) and goes_by_itself(config)):
+        oracle.sleep = sleep
+        if oracle.recorded is not None and isinstance(net, ProcessNetwork):
+            net.tell_pushes = oracle.recorded.pushed
+        return Stepper(algorithm, net, oracle, x)
+    from decentral.network.asynchronous.mail import PostOffice
+
+    team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
+    office = PostOffice.of(config.network, split_workers(net.n, dist.get_world_size()), x.device)
+    return ThreadedStepper(algorithm, net, oracle, x, team, office, sleep)
+
+
+def equally_fast() -> Machines:
+    """A gradient takes a second, everything else no time."""
+    links = Links(latency_s=0.0, bandwidth_gbps=math.inf, copy_gbps=math.inf)
+    return Machines(compute=ComputeTimes(mean_s=1.0), links=links)
+
+
+def mean_seconds(times: GradientTimes) -> float:
+    """What a gradient takes on average, by its first ones."""
+    return float(times.seconds(0, _STEPS_AVERAGED).mean())
 
 
 def examples_on_the_way(config: Config, epochs: float) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ForwardRef
 
+import torch
 from torch import Tensor
 
 from decentral.network.network import Network
@@ -32,6 +33,8 @@ def to_part(state: Any, problem: Problem, oracle: GradientOracle, net: Network) 
             part[kind.lower()][name] = value
     part["rows"] |= {f"buffer {name}": value for name, value in problem.buffers().items()} | oracle.rows()
     part["problem"] = problem.state()
+    if net.clock is not None:
+        part["clock"] = torch.from_numpy(net.clock.state())
     return part
 
 
@@ -56,6 +59,8 @@ def from_parts(
             value.copy_(parts[0]["shared"][name])
     for name, value in problem.buffers().items():
         restore_rows(f"buffer {name}", value)
+    if net.clock is not None:
+        net.clock.load_state(parts[0]["clock"].numpy())
     entries = {
         worker: entry
         for part in parts  # those that are older have no "problem"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from decentral.tasks.task import Problem
+
+if TYPE_CHECKING:
+    from decentral.cluster.clock import Clock
+    from decentral.training.operations import Operations
+    from decentral.training.sleep import Sleep
 
 _ONE = np.int64(1)  # which numpy adds in half the time of a 1
 
@@ -31,17 +36,25 @@ class GradientOracle:
     gradients in a step are gradients of two batches, and workers need not be equally far.
     """
 
-    def __init__(self, problem: Problem, num_workers: int, device: torch.device) -> None:
-        """For the k = `num_workers` local workers of `problem`, whose losses are added up on `device`."""
-        self.problem = problem
-        self.draws = np.zeros(num_workers, dtype=np.int64)
+    def __init__(self, problem: Problem, workers: range, device: torch.device) -> None:
+        """For the k local workers of `problem`, whose losses are added up on `device`."""
+        self.problem, self.workers = problem, workers
+        self.draws = np.zeros(len(workers), dtype=np.int64)
         """[k]: how many samples each local worker has drawn."""
         self.draws_before = np.zeros_like(self.draws)
         """[k]: the same at the last evaluation."""
-        self.losses = torch.zeros(num_workers, dtype=torch.float64, device=device)
+        self.losses = torch.zeros(len(workers), dtype=torch.float64, device=device)
         """[k]: the losses since the last evaluation, added up."""
+        self.clock: Clock | None = None
+        """Simulated time, which a gradient of all workers puts forward; None: nobody asks for it."""
+        self.sleep: Sleep | None = None
+        """How long the workers of this process sleep before they all compute their next gradient."""
         self.seconds = 0.0
         """How long all calls took, with the drawing of batches."""
+        self.recorded: Operations | None = None
+        """Where gradients of all workers of this process together are kept; None: nowhere."""
+        self.slept_s = 0.0
+        """How long they slept before that."""
 
     def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
         """Grad F_i(x_i; xi_i) with the next sample xi_i of each worker: [r, P] -> [r, P].
@@ -49,19 +62,36 @@ class GradientOracle:
         The rows are those of all local workers, or those of `workers`: places among the local ones, each once. What is
         returned is the caller's until the next call, and may be overwritten.
         """
+        if workers is None and self.recorded is not None:
+            with self.recorded.during(self.workers.start, "gradient", int(self.draws[0]), {}):
+                return self._of_all(x)
+        return self._of_all(x) if workers is None else self._of_some(x, list(workers))
+
+    def _of_all(self, x: Tensor) -> Tensor:
+        if self.sleep is not None:
+            self._sleep(self.sleep.seconds(self.workers, int(self.draws[0])))
         began = time.perf_counter()
-        if workers is None:
-            loss, g = self.problem.gradient(x, self.draws)
-            self.losses.add_(loss)
-            self.draws += _ONE
-            self.seconds += time.perf_counter() - began
-            return g
-        places = list(workers)
+        if self.clock is not None:
+            self.clock.gradient()
+        loss, g = self.problem.gradient(x, self.draws)
+        self.losses.add_(loss)
+        self.draws += _ONE
+        self.seconds += time.perf_counter() - began
+        return g
+
+    def _of_some(self, x: Tensor, places: list[int]) -> Tensor:
+        began = time.perf_counter()
         loss, g = self.problem.gradient(x, self.draws[places], places)
         self.losses[places] += loss
         self.draws[places] += _ONE
         self.seconds += time.perf_counter() - began
         return g
+
+    def _sleep(self, seconds: float) -> None:
+        if seconds > 0:
+            began = time.perf_counter()
+            time.sleep(seconds)
+            self.slept_s += time.perf_counter() - began
 
     def rows(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of each local worker, [k] each: tensors that alias it."""

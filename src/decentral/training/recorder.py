@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from decentral.cluster.trace_events import write_spans
+from decentral.config.checks import is_virtual
 from decentral.config.files import as_dict, dump
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
@@ -22,11 +24,16 @@ from decentral.store.failures import record
 from decentral.store.ownership import DirectoryLost
 from decentral.store.provenance import collect
 from decentral.terminal.progress import Progress, progress
+from decentral.training import operations
 from decentral.training.evaluation import Evaluation, recorded
 from decentral.training.loggers.logger import Guarded
 from decentral.training.loggers.stored import remember
+from decentral.training.timing import spans_of
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from decentral.cluster.timeline import Lateness
     from decentral.training.run import Run
 
 
@@ -80,7 +87,8 @@ class Recorder:
     def progress(self, r: Run) -> Iterator[Progress]:
         """The bar (or the lines) of the leader; silence elsewhere."""
         c = self.config
-        title = f"{c.algo.name} on {c.topology.name}, {c.num_workers} workers"
+        on = f" on {c.topology.name}" if c.algo.uses_topology else ""
+        title = f"{c.algo.name}{on}, {c.num_workers} workers"
         with progress(r.total_steps, title, enabled=c.progress, leader=self.world.leader) as shown:
             if r.start:
                 shown.line(f"resumed at step {r.start} of {r.total_steps}")
@@ -98,7 +106,10 @@ class Recorder:
         if not self.world.leader:
             return
         epoch = t / r.problem.steps_per_epoch
-        self.store.append(found.rows(step=t, epoch=epoch, wall_s=round(r.wall_s, 6), bytes_sent=r.net.bytes_sent))
+        place = {"step": t, "epoch": epoch, "wall_s": round(r.wall_s, 6), "bytes_sent": r.net.bytes_sent}
+        if r.stepper.simulated_s is not None:
+            place["simulated_s"] = round(r.stepper.simulated_s, 9)
+        self.store.append(found.rows(**place))
         if self.sink is not None:
             self.sink.log(t, found.summary() | {"epoch": epoch, "bytes_sent": float(r.net.bytes_sent)})
         metric = found.metrics[0]
@@ -109,8 +120,11 @@ class Recorder:
         }
         told = "  ".join(f"{name} {text}" for name, text in texts.items() if text and name != "loss")
         told += f"  train loss {texts['loss']}" if texts["loss"] else ""
-        told = f"step {t}/{r.total_steps}  epoch {epoch:.1f}  {metric.name.replace('_', ' ')}: {told}"
-        shown.milestone(told, t, epoch, **texts)
+        where = f"step {t}/{r.total_steps}  epoch {epoch:.1f}"
+        if r.simulated:
+            where += f"  simulated {r.simulated}"
+        told = f"{where}  {metric.name.replace('_', ' ')}: {told}"
+        shown.milestone(told, t, epoch, simulated=r.simulated, **texts)
 
     def commit(self, r: Run, t: int, written: list[Written]) -> None:
         """Make the parts that all processes have written a checkpoint."""
@@ -123,6 +137,7 @@ class Recorder:
             "bytes_sent": r.net.bytes_sent,
             "messages_sent": r.net.messages_sent,
             "times_s": r.spent_s,
+            "evaluated_s": r.evaluated_s,
         }
         self.store.commit_checkpoint(t, parts, meta)
         self.store.set_status(Status.running, step=t, epoch=t / r.problem.steps_per_epoch)
@@ -140,6 +155,10 @@ class Recorder:
             "messages_sent": r.net.messages_sent,
             "times_s": r.spent_s,
         }
+        if r.stepper.simulated_s is not None:
+            facts |= self._time(r, status)
+        else:
+            facts |= late_facts(r.stepper.lateness())
         if notes := [*r.notes, *(self.config.topology.notes() if r.algorithm.uses_topology else ())]:
             facts["notes"] = notes
         self.store.set_status(status, step=step, epoch=step / r.problem.steps_per_epoch, **facts)
@@ -149,6 +168,21 @@ class Recorder:
             self.sink.close(status.value)
             if status in (Status.done, Status.diverged) and not self.sink.failed:
                 remember(self.config, self.store.path)
+
+    def _time(self, r: Run, status: Status) -> dict[str, Any]:
+        """What is known of simulated time at the end; the beginning of the timeline becomes a file."""
+        if is_virtual(self.config) and status in (Status.done, Status.diverged):
+            x = r.stepper.models
+            with self.store.in_place():
+                write_spans(self.store.path, spans_of(self.config, r.total_steps, x.shape[1], x.dtype))
+        assert r.stepper.simulated_s is not None
+        return {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())
+
+    def keep_operations(self, parts: Sequence[bytes]) -> None:
+        """Write what the processes have recorded."""
+        if self.world.leader:
+            with self.store.in_place():
+                operations.save(parts, self.store.path)
 
     def fail(self, error: BaseException) -> None:
         """Say in the status why the run broke off; one that was refused before it began has no directory."""
@@ -161,3 +195,32 @@ class Recorder:
                 record(self.store, error)
         if self.sink is not None:
             self.sink.close(Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed)
+
+
+def time_facts(accounts: Mapping[str, np.ndarray], lateness: Lateness | None) -> dict[str, Any]:
+    """What a run's status says of simulated time, from the seconds of each worker [n].
+
+    simulated_shares   for computing, waiting and exchange: the mean, and the least and the most of any worker, seconds
+    waits_least        the worker who has waited least, where they differ
+    """
+    shares = {part: [round(float(each), 6) for each in (s.mean(), s.min(), s.max())] for part, s in accounts.items()}
+    facts: dict[str, Any] = {"simulated_shares": shares}
+    _, least, most = shares["wait"]
+    if least < most:
+        facts["waits_least"] = int(accounts["wait"].argmin())
+    return facts | late_facts(lateness)
+
+
+def late_facts(lateness: Lateness | None) -> dict[str, Any]:
+    """What it says of contributions that were late.
+
+    staleness    age in versions -> how many contributions were so old; where there are any
+    critical     [the worker who was waited for most often, how often, of how many times]; where there are any
+    """
+    facts: dict[str, Any] = {}
+    if lateness is not None and lateness.ages:
+        facts["staleness"] = {str(age): times for age, times in lateness.ages.items()}
+    if lateness is not None and any(lateness.critical):
+        most_often = max(lateness.critical)
+        facts["critical"] = [lateness.critical.index(most_often), most_often, sum(lateness.critical)]
+    return facts

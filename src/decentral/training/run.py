@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from decentral.config.checks import goes_by_itself
 from decentral.config.schema import Config
 from decentral.host.interrupt import Interrupt
 from decentral.network.world import World
@@ -19,6 +20,7 @@ from decentral.training.assemble import Run, assemble
 from decentral.training.checkpoint import from_parts, to_part
 from decentral.training.evaluation import Evaluation, evaluate
 from decentral.training.keeping import Keeper
+from decentral.training.operations import packed
 from decentral.training.oracle import TrainLosses
 from decentral.training.recorder import Recorder
 from decentral.training.times import Stopwatch, Times
@@ -34,6 +36,9 @@ def run(config: Config, world: World, directory: Path) -> Status:
             recorder.begin(assembled)
             with Interrupt() as interrupt, recorder.progress(assembled) as progress:
                 status, step = loop(assembled, recorder, progress, interrupt)
+            if (recorded := assembled.oracle.recorded) is not None:
+                operations = packed([*recorded.found, *assembled.stepper.operations()])
+                recorder.keep_operations(world.collect_any(operations))
             recorder.end(assembled, status, step)
             return status
         except Exception as error:
@@ -44,17 +49,37 @@ def run(config: Config, world: World, directory: Path) -> Status:
 
 
 def evaluates_at(t: int, r: Run) -> bool:
-    """Whether to evaluate after t steps: before the first, every `evaluation.every_epochs`, and after the last."""
+    """Whether to evaluate after t steps: before the first, every `evaluation.every_epochs` (or every so many simulated
+    seconds), and after the last."""
+    every_s = r.config.evaluation.every_simulated_s
+    if every_s is not None and t > 0:
+        assert r.stepper.simulated_s is not None
+        return ends_at(t, r) or r.stepper.simulated_s // every_s > r.evaluated_s // every_s
     number = t / r.eval_every_steps  # evaluation i is after round(i * eval_every_steps) steps
     regular = any(round(i * r.eval_every_steps) == t for i in (math.floor(number), math.ceil(number)))
-    return t == r.total_steps or (regular and (t > 0 or r.config.evaluation.initial))
+    return ends_at(t, r) or (regular and (t > 0 or r.config.evaluation.initial))
+
+
+def next_evaluation(t: int, r: Run) -> int:
+    """After how many steps the models are evaluated next, unless simulated time decides."""
+    i = math.floor(t / r.eval_every_steps)
+    while round(i * r.eval_every_steps) <= t:
+        i += 1
+    return min(round(i * r.eval_every_steps), r.total_steps)
+
+
+def ends_at(t: int, r: Run) -> bool:
+    """Whether these were all steps, or the simulated time is over."""
+    stop_s, simulated_s = r.config.stop_after_simulated_s, r.stepper.simulated_s
+    return t == r.total_steps or (stop_s is not None and simulated_s is not None and simulated_s >= stop_s)
 
 
 def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -> tuple[Status, int]:
     """Steps start ... total_steps - 1 with evaluations in between; returns how it ended, and after which step."""
     oracle, stepper, injector = r.oracle, r.stepper, faults.injector(r.world.rank, recorder.store.path)
-    stopwatch = Stopwatch(r.times, lambda: r.net.waited_s)
-    votes, keeper = Votes(r.world, r.start), Keeper(r, recorder.store)
+    stopwatch = Stopwatch(r.times, lambda: r.stepper.waited_s + r.oracle.slept_s)
+    votes, keeper = Votes(r.world, r.start, patient=goes_by_itself(r.config)), Keeper(r, recorder.store)
+    voted = -1
     for t in range(r.start, r.total_steps + 1):
         evaluated = evaluates_at(t, r) and (t > r.start or t == 0)
         if evaluated:
@@ -67,9 +92,10 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
             stopwatch.turn_to("steps")
             if found.diverged:
                 return Status.diverged, t
-        if t == r.total_steps:
-            break
+        if ends_at(t, r):
+            return Status.done, t
         if t > r.start and (evaluated or votes.due(t)):
+            voted = t
             checkpoint, stop = votes.ask(t, recorder.checkpoint_due(evaluated), interrupt.requested)
             if checkpoint or stop:
                 stepper.settle()
@@ -82,13 +108,15 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
                 return Status.interrupted, t
         if injector is not None:
             injector.at(t)
+        if t == r.start or evaluated or t == voted:
+            stepper.may_go_on_to(min(votes.next, next_evaluation(t, r)))
         stepper.step()
         if r.config.trace:
             stepper.settle()
             trace(r, t + 1)
-        loss = f"{oracle.recent_loss():.3g}" if progress.due() else ""
-        progress.update(t + 1, (t + 1) / r.problem.steps_per_epoch, loss=loss)
-    return Status.done, r.total_steps
+        loss, simulated = (f"{oracle.recent_loss():.3g}", r.simulated) if progress.due() else ("", "")
+        progress.update(t + 1, (t + 1) / r.problem.steps_per_epoch, loss, simulated=simulated)
+    raise AssertionError("a run ends within its steps")
 
 
 def trace(r: Run, step: int) -> None:
@@ -102,7 +130,8 @@ def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progres
     """Evaluate and record after t steps."""
     if r.config.trace and t == 0:
         trace(r, 0)
-    scope = Scope(None if t == r.total_steps else r.examples_on_the_way, progress.doing)
+    r.evaluated_s = r.stepper.simulated_s or 0.0
+    scope = Scope(None if ends_at(t, r) else r.examples_on_the_way, progress.doing)
     found = evaluate(r.problem, r.stepper.models, r.net, train_loss, r.world.rank, r.world.size, scope)
     recorder.record(r, t, found, progress)
     return found
@@ -110,7 +139,7 @@ def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progres
 
 def save(r: Run, t: int, recorder: Recorder) -> None:
     """Checkpoint the state after t steps: every process its part, then the leader the manifest."""
-    part = to_part(r.stepper.state, r.problem, r.oracle, r.net)
+    part = to_part(r.stepper.state, r.problem, r.oracle, r.net) | r.stepper.on_the_way()
     if r.trace is not None:
         part["trace"] = r.trace.so_far(t)
     written = recorder.store.save_checkpoint_part(t, f"process{r.world.rank}", part)
@@ -128,7 +157,8 @@ def restore(r: Run, store: RunStore, world: World) -> None:
         checkpoint = store.checkpoint_at(step)
     parts = [store.load_part(checkpoint, name) for name in checkpoint.parts]
     from_parts(parts, checkpoint.step, r.stepper.state, r.problem, r.oracle, r.net)
-    r.start = r.stepper.t = checkpoint.step
+    r.stepper.go_on_from(checkpoint.step, parts[0])
+    r.start, r.evaluated_s = checkpoint.step, float(checkpoint.meta.get("evaluated_s", 0.0))
     r.times = Times.of(float(checkpoint.meta["wall_s"]), checkpoint.meta.get("times_s", {}))
     r.net.bytes_sent, r.net.messages_sent = int(checkpoint.meta["bytes_sent"]), int(checkpoint.meta["messages_sent"])
     if r.trace is not None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from decentral.algorithms.algorithm import Algorithm, Oracle
+    from decentral.cluster.timeline import Lateness
     from decentral.network.network import Network
 
 
@@ -30,9 +32,45 @@ class Stepper:
         self.state = self.algorithm.step(self.state, self.oracle, self.net, self.t)
         self.t += 1
 
+    def may_go_on_to(self, step: int) -> None:
+        """Nobody goes on before the next `step`."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
     def settle(self) -> None:
         """Bring home what is on its way, so that the state is complete. All processes call this after the same step."""
         self.state = self.algorithm.settle(self.state, self.net)
+
+    def on_the_way(self) -> dict[str, Any]:
+        """What a checkpoint has to know beside the state."""
+        return {}
+
+    def go_on_from(self, step: int, part: dict[str, Any]) -> None:
+        """Go on after `step` steps: the state is there already."""
+        self.t = step
+
+    @property
+    def simulated_s(self) -> float | None:
+        """When the slowest worker has got so far, in a virtual cluster."""
+        return None if self.net.clock is None else self.net.clock.latest_s
+
+    def accounts(self) -> dict[str, np.ndarray]:
+        """What each worker has spent its simulated time on, in seconds: float64 [n] each; {} without a cluster."""
+        return {} if self.net.clock is None else self.net.clock.accounts()
+
+    def lateness(self) -> Lateness | None:
+        """Nobody is late where all step together."""
+        return None
+
+    @property
+    def waited_s(self) -> float:
+        """How long this process has waited for messages so far, in seconds."""
+        return self.net.waited_s
+
+    def operations(self) -> list[dict[str, Any]]:
+        """None beside those that the oracle has recorded."""
+        return []
 
     @property
     def models(self) -> Tensor:

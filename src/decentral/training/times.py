@@ -15,7 +15,8 @@ class Times:
     """Seconds in all attempts so far.
 
     steps         in the steps, with what they wait for: `wall_s` of a run
-    waiting       of these, until messages of other processes were there
+    waiting       of these, until messages of other processes were there, or asleep as a straggler; where the workers of
+                  a process have threads, their mean
     data          of these, until batches were there
     passes        of these, in forward and backward passes; on a GPU, where work is queued, until they were asked for
     evaluation    in evaluations
@@ -42,8 +43,9 @@ class Times:
 
     def stored(self) -> dict[str, float]:
         """For checkpoints and the status: what adds up to the time in all."""
-        exchange = max(0.0, self.steps - self.data - self.passes - self.waiting)
-        parts = {"passes": self.passes, "exchange": exchange, "waiting": self.waiting, "data": self.data}
+        waiting = max(0.0, min(self.waiting, self.steps - self.data - self.passes))  # while others compute, in threads
+        exchange = max(0.0, self.steps - self.data - self.passes - waiting)
+        parts = {"passes": self.passes, "exchange": exchange, "waiting": waiting, "data": self.data}
         parts |= {"evaluation": self.evaluation, "checkpoints": self.checkpoints}
         return {part: round(value, 6) for part, value in parts.items()}
 

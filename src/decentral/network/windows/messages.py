@@ -74,7 +74,7 @@ class Post:
         self.rank, self.timeout_s, self._handle = dist.get_rank(), timeout_s, handle
         self._others = {peer for peer in range(dist.get_world_size()) if peer != self.rank}
         self._width, self._dtype = like.shape[-1], like.dtype
-        self._group, self._tag = _group()
+        self._group, self._tag = mail_group()
         self._outgoing: queue.SimpleQueue[tuple[int, Message, Tensor | None] | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(_UNSENT_ROWS)
         self._failure: BaseException | None = None
@@ -187,8 +187,8 @@ class Post:
 _tags: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
 
 
-def _group() -> tuple[dist.ProcessGroup, int]:
-    """The group for mail, the same for all windows, with a pair of tags of its own for each."""
+def mail_group() -> tuple[dist.ProcessGroup, int]:
+    """The group for mail, the same for all who ask, with a pair of tags of its own for each."""
     group = gloo_group(_FOREVER)
     return group, next(_tags.setdefault(group, count(0, 2)))
 

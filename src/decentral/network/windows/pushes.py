@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -24,12 +24,21 @@ class Pushes:
     call, they need not be copied.
     """
 
-    def __init__(self, settings: NetworkSettings, rounds: Rounds, layout: Sequence[range], x: Tensor) -> None:
-        """`layout` are the workers of each process; x [k, P] are rows like those that will come."""
+    def __init__(
+        self,
+        settings: NetworkSettings,
+        rounds: Rounds,
+        layout: Sequence[range],
+        x: Tensor,
+        tell: Callable[[str, int, list[int]], object] | None = None,
+    ) -> None:
+        """`layout` are the workers of each process; x [k, P] are rows like those that will come; see `Window.tell`."""
         self.pieces = rounds.slices(x.shape[-1])
         self.windows = [
             open_window(settings, _edges(rounds, h), layout, x[:, piece]) for h, piece in enumerate(self.pieces)
         ]
+        for window in self.windows:
+            window.tell = tell
 
     def push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
         """Leave the shares of the local workers with their receivers, then take what has been left for them.

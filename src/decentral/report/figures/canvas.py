@@ -107,7 +107,7 @@ def draw(figure: StudyFigure, results: Results, lines: list[Line] | None = None,
             if line.panel == panel and (panel, line.key) in looks:
                 ax.plot(line.x, line.y, **_ring(looks[panel, line.key].colour, sizes))
         alone = {line.key for line in here}.pop() if not entries and figure.panels and here else ()
-        parts = [style.pretty(figure.panels, panel) if panel else "", _words(figure, alone)]
+        parts = [style.pretty(figure.panels, panel) if figure.panels and panel else "", _words(figure, alone)]
         _frame(ax, figure, here, ", ".join(part for part in parts if part), sizes)
         if number < len(panels) - columns and _share_x(panels, lines):
             ax.set_xlabel("")
@@ -191,6 +191,16 @@ def _columns_of(entries: Sequence[Artist], width: float, sizes: Sizes) -> tuple[
     most = max(1, min(len(labels), int(width / (sizes.letter * (longest + sizes.handle)))))
     rows = math.ceil(len(labels) / most)
     return math.ceil(len(labels) / rows), rows
+
+
+def colours(figure: StudyFigure, lines: list[Line]) -> dict[tuple[str, tuple[str, ...]], str]:
+    """(panel, line) -> the colour in which `draw` draws it."""
+    return {key: look.colour for key, look in _looks(figure, lines).items()}
+
+
+def said(figure: StudyFigure, key: tuple[str, ...]) -> str:
+    """What a line is, as the legend says it."""
+    return _words(figure, key) or "ours"
 
 
 def heads(figure: StudyFigure, results: Results, lines: list[Line]) -> tuple[str, str]:
@@ -324,7 +334,7 @@ def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: 
 
     style.tidy(ax, sizes.ticks)
     ax.set_title(title, loc="left")
-    x = str(getattr(figure, "x", ""))
+    x = figure.over(lines[0].panel) if lines else ""
     ax.set_xlabel(figure.xlabel or AXES.get(x, x))
     if figure.logy:
         ax.set_yscale("log", nonpositive="mask")

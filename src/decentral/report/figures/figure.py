@@ -91,6 +91,10 @@ class StudyFigure(ABC):
         """How many seeds there are in it."""
         return int(results.values[results.values["chosen"]]["seed"].nunique())
 
+    def over(self, panel: str) -> str:
+        """What the x axis of a panel is: an axis of the metrics, or its name."""
+        return str(getattr(self, "x", ""))
+
     def published(self, results: Results) -> list[Line]:
         """The paper's numbers, where they can be drawn beside ours."""
         return []

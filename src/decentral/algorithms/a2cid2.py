@@ -1,0 +1,174 @@
+"""A2CiD2: AD-PSGD with a continuous momentum."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
+from decentral.cluster.operations import LocalAt
+from decentral.cluster.pairs import Average, Pairs
+from decentral.errors import check_at_least
+from decentral.randomness import address
+from decentral.topology.bipartite import neighbors_of, sides
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Rows
+    from decentral.cluster.operations import Operation
+    from decentral.network.network import Network
+    from decentral.topology.rounds import Rounds
+
+
+class Constants(NamedTuple):
+    """eta, per unit of time, and the weight alpha_t of a meeting in the second model; alpha = 1/2."""
+
+    eta: float
+    alpha_t: float
+
+
+@dataclass
+class A2CiD2(AsynchronousAlgorithm):
+    """A2CiD2: asynchronous gossip in pairs, accelerated by a second model xt that each worker mixes with its own.
+
+        mix(i, s):    D = s - tau_i, a = (1 + exp(-2 eta D)) / 2;  tau_i <- s;
+                      (x_i, xt_i) <- (a x_i + (1 - a) xt_i, (1 - a) x_i + a xt_i)
+        gradient:     mix(i, s), g_i = grad F_i(x_i);  when it is there:
+                      mix(i, s'), x_i <- x_i + u_i, xt_i <- xt_i + u_i
+        meeting:      mix(i, s), mix(j, s), m = x_i - x_j;  x_i <- x_i - m / 2, x_j <- x_j + m / 2,
+                      xt_i <- xt_i - alpha_t m, xt_j <- xt_j + alpha_t m
+
+    Nabli, Belilovsky, Oyallon, NeurIPS 2023, Algorithm 1 and Proposition 3.6; the unit of time is that of a gradient.
+    From the rates l_ij of meetings, Lam = sum l_ij (e_i - e_j)(e_i - e_j)^T, chi1 = 1 / lambda_2(Lam),
+    chi2 = max over edges of (e_i - e_j)^T Lam^+ (e_i - e_j) / 2:  eta = 1 / (2 sqrt(chi1 chi2)),
+    alpha_t = sqrt(chi1 / chi2) / 2. Departures: m is the difference of the mixed models, as in the paper's differential
+    equation (in the authors' code, one side is not mixed, so that the mean drifts); who meets whom is that of `adpsgd`.
+    The sum of x and xt over workers is changed by gradients only. On a complete graph xt stays x: it is adpsgd.
+
+    gossips_per_step    how often a worker of the asking side meets another one for each of its gradients
+    """
+
+    name: str = "a2cid2"
+    gossips_per_step: int = 1
+    usual_topology: ClassVar[str] = "ring"
+    free_running: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.static, Need.undirected, Need.connected, Need.bipartite})
+
+    def __post_init__(self) -> None:
+        check_at_least("algo.gossips_per_step", self.gossips_per_step)
+
+    class State(NamedTuple):
+        """Both models, when they were mixed last, and the local optimizer."""
+
+        x: Rows  # [n, P]
+        xt: Rows  # [n, P]
+        tau: Rows  # [n], float64: in simulated seconds
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """Both models are x [n, P]."""
+        return self.State(x, x.clone(), x.new_zeros(len(x)).double(), self.local.init(x))
+
+    def rule(self, team: Team) -> _Rule:
+        """What happens to rows."""
+        return _Rule(self, team.rounds, team.gradient_s)
+
+    def place(self, team: Team) -> Pairs:
+        """Pairs of neighbours."""
+        rule = self.rule(team)
+        return team.meeting_place(lambda: Pairs(rule.meet, rule.exchange, rule.mix))
+
+    def program(self, i: int, team: Team) -> Iterator[Operation]:
+        """Gradients without end; after each, a worker of the asking side meets another one."""
+        rounds, n = team.rounds, team.num_workers
+        rule, pairs = self.rule(team), self.place(team)
+        mix, gradient, update = LocalAt(rule.mix_one), Gradient(copied=True), LocalAt(rule.update)
+        asks = sides(rounds)[i] == 0 and n > 1
+        neighbors, number = neighbors_of(rounds, i, 0), 0
+        while True:
+            yield mix
+            yield gradient
+            yield update
+            for _ in range(self.gossips_per_step if asks else 0):
+                yield Average(pairs, neighbors[address(team.seed, "gossip", i, number) % len(neighbors)])
+                number += 1
+
+
+@dataclass(frozen=True, eq=False)
+class _Rule:
+    """What happens to rows. Its constants are worked out when there are rows: eigenvalues of many workers take long."""
+
+    algorithm: A2CiD2
+    rounds: Rounds
+    gradient_s: float
+
+    @cached_property
+    def constants(self) -> Constants:
+        """With eta per second."""
+        if self.rounds.num_workers < 2:
+            return Constants(0.0, 0.5)
+        eta, alpha_t = constants(self.rounds, self.algorithm.gossips_per_step)
+        return Constants(eta / self.gradient_s, alpha_t)
+
+    def mix(self, s: A2CiD2.State, i: int, now: float) -> None:
+        """mix(i, now)."""
+        elapsed = now - float(s.tau[i])
+        s.tau[i] = now
+        b = -math.expm1(-2 * self.constants.eta * elapsed) / 2
+        difference = (s.xt[i] - s.x[i]).mul_(b)
+        s.x[i].add_(difference)
+        s.xt[i].sub_(difference)
+
+    def mix_one(self, s: A2CiD2.State, i: int, g: Tensor | None, t: int, now: float) -> None:
+        """mix(i, now), alone."""
+        self.mix(s, i, now)
+
+    def update(self, s: A2CiD2.State, i: int, g: Tensor, t: int, now: float) -> None:
+        """The worker's update, on both models."""
+        self.mix(s, i, now)
+        before = s.x[i].clone()
+        self.algorithm.update(s, i, g, t)
+        s.xt[i].add_(s.x[i] - before)
+
+    def meet(self, s: A2CiD2.State, i: int, j: int, now: float) -> None:
+        """A meeting of i and j."""
+        self.mix(s, i, now)
+        self.mix(s, j, now)
+        m = s.x[i] - s.x[j]
+        s.x[i].sub_(m, alpha=0.5)
+        s.x[j].add_(m, alpha=0.5)
+        s.xt[i].sub_(m, alpha=self.constants.alpha_t)
+        s.xt[j].add_(m, alpha=self.constants.alpha_t)
+
+    def exchange(self, s: A2CiD2.State, i: int, sent: Tensor, received: Tensor, now: float) -> None:
+        """What a meeting does to i, whose mixed model was `sent`, and that of the other one `received`."""
+        m = sent - received
+        s.x[i].sub_(m, alpha=0.5)
+        s.xt[i].sub_(m, alpha=self.constants.alpha_t)
+
+
+@lru_cache(maxsize=8)
+def constants(rounds: Rounds, gossips_per_step: int) -> Constants:
+    """eta and alpha_t for the meetings of `adpsgd`: a worker of the asking side meets each neighbour equally often."""
+    n, side = rounds.num_workers, sides(rounds)
+    Lam = np.zeros((n, n))
+    edges = []
+    for i in (i for i in range(n) if side[i] == 0):
+        neighbors = neighbors_of(rounds, i, 0)
+        for j in neighbors:
+            rate = gossips_per_step / len(neighbors)
+            Lam[[i, j], [i, j]] += rate
+            Lam[[i, j], [j, i]] -= rate
+            edges.append((i, j))
+    values, vectors = np.linalg.eigh(Lam)
+    inverse = (vectors[:, 1:] / values[1:]) @ vectors[:, 1:].T
+    chi1 = 1 / values[1]
+    chi2 = max(inverse[i, i] + inverse[j, j] - 2 * inverse[i, j] for i, j in edges) / 2
+    return Constants(1 / (2 * math.sqrt(chi1 * chi2)), math.sqrt(chi1 / chi2) / 2)

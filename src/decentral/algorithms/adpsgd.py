@@ -1,0 +1,87 @@
+"""AD-PSGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
+from decentral.cluster.pairs import Average, Pairs
+from decentral.errors import check_at_least
+from decentral.randomness import address
+from decentral.topology.bipartite import neighbors_of, sides
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Rows
+    from decentral.cluster.operations import Operation
+    from decentral.network.network import Network
+
+
+@dataclass
+class ADPSGD(AsynchronousAlgorithm):
+    """Asynchronous decentralized parallel SGD: every worker averages with one neighbour at a time, and waits for none.
+
+        g_i = grad F_i(x_i; xi_i)                       computed at a copy, while others may average with x_i
+        x_i <- x_i + u_i(g_i)                           at x_i as it is by then
+        x_i, x_j <- (x_i + x_j) / 2                     at once, at any time, with a neighbour j that is drawn
+
+    Lian et al., ICML 2018 (arXiv:1710.06952), Algorithm 1. So that nobody waits in a circle, the graph is bipartite:
+    the workers of one side (that of worker 0) ask, those of the other answer, one after the other. A worker that asks
+    goes on computing meanwhile, but asks again only once the averaging before is over. The mean of all models is
+    changed by gradients only. Whoever is fast takes more gradients: the run ends when all together have taken n times
+    `steps`.
+
+    gossips_per_step    how often a worker that asks averages for each of its gradients
+    """
+
+    name: str = "adpsgd"
+    gossips_per_step: int = 1
+    usual_topology: ClassVar[str] = "ring"
+    free_running: ClassVar[bool] = True
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.undirected, Need.connected, Need.bipartite})
+
+    def __post_init__(self) -> None:
+        check_at_least("algo.gossips_per_step", self.gossips_per_step)
+
+    class State(NamedTuple):
+        """Models and the local optimizer."""
+
+        x: Rows  # [n, P]
+        opt: Buffers
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [n, P]."""
+        return self.State(x, self.local.init(x))
+
+    def place(self, team: Team) -> Pairs:
+        """Pairs of neighbours."""
+        return team.meeting_place(lambda: Pairs(self.average, self.exchange))
+
+    def program(self, i: int, team: Team) -> Iterator[Operation]:
+        """Gradients without end; after each, a worker of the asking side asks."""
+        gradient, update = Gradient(copied=True), Local(self.update)
+        pairs = self.place(team)
+        asks, gossip = sides(team.rounds)[i] == 0, count()
+        neighbors = [neighbors_of(team.rounds, i, r) for r in range(team.rounds.period)] if asks else []
+        while True:
+            yield gradient
+            yield update
+            for _ in range(self.gossips_per_step if asks else 0):
+                number = next(gossip)
+                if partners := neighbors[number % len(neighbors)]:
+                    yield Average(pairs, partners[address(team.seed, "gossip", i, number) % len(partners)])
+
+    def average(self, s: State, i: int, j: int, now: float) -> None:
+        """x_i, x_j <- (x_i + x_j) / 2."""
+        s.x[i].add_(s.x[j]).mul_(0.5)
+        s.x[j].copy_(s.x[i])
+
+    def exchange(self, s: State, i: int, sent: Tensor, received: Tensor, now: float) -> None:
+        """x_i <- x_i + (received - sent) / 2: a gradient that came meanwhile is kept."""
+        s.x[i].add_(received - sent, alpha=0.5)

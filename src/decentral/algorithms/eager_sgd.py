@@ -1,0 +1,118 @@
+"""Eager-SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
+from decentral.cluster.barrier import Mean
+from decentral.cluster.groups import Groups, Join
+from decentral.errors import check_at_least
+from decentral.randomness import address
+from decentral.topology.groups import GroupSchedule
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Rows
+    from decentral.cluster.operations import Operation
+    from decentral.network.network import Network
+
+
+class Partial(Enum):
+    """Who sets off a partial collective: whoever is first, or one who is drawn in every step."""
+
+    solo = "solo"
+    majority = "majority"
+
+
+@dataclass
+class EagerSGD(AsynchronousAlgorithm):
+    """Eager-SGD: all-reduce SGD whose all-reduce does not wait for who is late.
+
+        send_i <- send_i + g_i(x_i)
+        G = 1/n sum_j send_j, and what has been taken part with is 0 afterwards, in step t of all
+        x_i <- x_i + Opt(G)
+
+    Li et al., PPoPP 2020 (arXiv:1908.04207). A gradient that comes too late for its own step stays in the send buffer
+    and takes part in a later one; nothing is lost. Everybody applies the sums of all steps in order, so that models
+    differ only by how far their workers are; they are averaged every `period_steps` steps and after the last.
+
+    collective     solo: the first worker sets the all-reduce of a step off; majority: one who is drawn, so that on
+                   average half of all take part with a fresh gradient
+    period_steps   steps between two averagings of the models
+    """
+
+    name: str = "eager_sgd"
+    collective: Partial = Partial.solo
+    period_steps: int = 32
+    uses_topology: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_at_least("algo.period_steps", self.period_steps)
+
+    class State(NamedTuple):
+        """Models, what has not been sent, and the local optimizer."""
+
+        x: Rows  # [n, P]
+        send: Rows  # [n, P]
+        opt: Buffers
+
+    def check_workers(self, num_workers: int) -> None:
+        """Raises ConfigError unless n is a power of two."""
+        GroupSchedule(num_workers, num_workers, False)
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [n, P]; nothing to send."""
+        return self.State(x, x.new_zeros(x.shape), self.local.init(x))
+
+    def place(self, team: Team) -> Groups:
+        """One group of all."""
+        n = team.num_workers
+
+        def made() -> Groups:
+            return Groups(
+                GroupSchedule(n, n, False),
+                self.publish,
+                self.receive,
+                empties=True,
+                depth=self.period_steps,
+                activator=Drawn(team.seed, n) if self.collective is Partial.majority else None,
+            )
+
+        return team.meeting_place(made)
+
+    def program(self, i: int, team: Team) -> Iterator[Operation]:
+        """A gradient, and a partial all-reduce of all gradients."""
+        groups = self.place(team)
+        gradient, synchronize = Gradient(), Mean()
+        for t in range(team.num_steps):
+            yield gradient
+            yield Join(groups, t)
+            if (t + 1) % self.period_steps == 0 or t + 1 == team.num_steps:
+                yield synchronize
+
+    def publish(self, s: State, i: int, g: Tensor | None, t: int) -> None:
+        """send_i <- send_i + g_i."""
+        assert g is not None
+        s.send[i].add_(g)
+
+    def receive(self, s: State, i: int, t: int, fresh: bool, size: int, total: Tensor) -> None:
+        """x_i <- x_i + Opt(G)."""
+        self.update(s, i, total / size, t)
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Version -> who sets it off: the same for all, uniform over n workers."""
+
+    seed: int
+    num_workers: int
+
+    def __call__(self, version: int) -> int:
+        """The number of a worker."""
+        return address(self.seed, "initiator", version) % self.num_workers

@@ -1,0 +1,149 @@
+"""WAGMA-SGD."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
+from decentral.cluster.barrier import Mean
+from decentral.cluster.groups import Groups, Join, Publish
+from decentral.errors import ConfigError, check_at_least
+from decentral.topology.groups import GroupSchedule, group_size_auto
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Rows
+    from decentral.cluster.operations import Operation
+    from decentral.network.network import Network
+
+
+class Order(Enum):
+    """Whether models are averaged after the local update, or before it."""
+
+    adapt_then_combine = "adapt_then_combine"
+    combine_then_adapt = "combine_then_adapt"
+
+
+class StaleRule(Enum):
+    """What a worker whose contribution was stale does with the sum of its group."""
+
+    paper = "paper"
+    always_plus_one = "always_plus_one"
+
+
+@dataclass
+class WAGMA(AsynchronousAlgorithm):
+    """Wait-avoiding group model averaging: averaging in small groups that wait for nobody.
+
+        W'_i = W_i + u_i(W_i);  send_i <- (W'_i, t)
+        (t + 1) mod tau != 0:   W_i <- 1/S sum                    if what i contributed to version t is W'_i of step t
+                                W_i <- (sum + W'_i) / (S + 1)     otherwise: `sum` holds an older W'_i
+                                where sum = sum of send_j over the group of i in version t
+        (t + 1) mod tau == 0:   W_i <- 1/n sum_j W'_j             all workers wait for each other
+
+    Li et al., IEEE TPDS 32(7), 2021 (arXiv:2005.00124), Algorithm 2. Version t is carried out by all groups as soon as
+    the first of all workers gets there; who is late takes part with what lies in its send buffer (at the beginning:
+    W^0), which is at most tau - 1 versions old. Groups of S = `group_size` change in every version, so that all hear of
+    all within ceil(log n / log S) versions: `topology/groups.py`, which is the paper's Algorithm 1 as its text and
+    figures have it, not as it is printed. Local optimizers communicate nothing. After the last step all are averaged
+    once more if tau does not divide their number.
+
+    tau                  steps from one synchronization to the next
+    group_size           S, a power of two; auto: about sqrt(n)
+    wait_avoiding        false: groups wait for their members, and every contribution is fresh
+    groups               false: no groups, only the synchronization: local SGD with period tau
+    dynamic              false: the same groups in every version
+    order                combine_then_adapt: average W_i, then add the update (the authors' code and the paper's proof)
+    stale_rule           always_plus_one: (sum + W'_i) / (S + 1) for the fresh ones, too (the authors' code)
+    recv_depth           of how many versions a worker keeps the sum while it is late; the paper keeps one
+    refresh_send_buffer  put the average in the send buffer after a synchronization; the paper leaves W'_i there
+    """
+
+    name: str = "wagma"
+    tau: int = 10
+    group_size: str = "auto"
+    wait_avoiding: bool = True
+    groups: bool = True
+    dynamic: bool = True
+    order: Order = Order.adapt_then_combine
+    stale_rule: StaleRule = StaleRule.paper
+    recv_depth: int = 2
+    refresh_send_buffer: bool = False
+    uses_topology: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_at_least("algo.tau", self.tau)
+        check_at_least("algo.recv_depth", self.recv_depth)
+        if self.group_size != "auto" and not (self.group_size.isdigit() and int(self.group_size) >= 1):
+            raise ConfigError(f"algo.group_size={self.group_size} makes no sense: give a power of two, or auto.")
+
+    class State(NamedTuple):
+        """Models, send buffers and the local optimizer."""
+
+        x: Rows  # [n, P]
+        send: Rows  # [n, P]
+        opt: Buffers
+
+    def check_workers(self, num_workers: int) -> None:
+        """Raises ConfigError unless n workers fall into groups of this size."""
+        self.schedule(num_workers)
+
+    def schedule(self, num_workers: int) -> GroupSchedule:
+        """Who is in a group with whom, in every version."""
+        size = group_size_auto(num_workers) if self.group_size == "auto" else int(self.group_size)
+        return GroupSchedule(num_workers, size, self.dynamic)
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [n, P], which lie in the send buffers, too."""
+        return self.State(x, x.clone(), self.local.init(x))
+
+    def place(self, team: Team) -> Groups:
+        """Groups of the schedule."""
+
+        def made() -> Groups:
+            return Groups(
+                self.schedule(team.num_workers),
+                self.publish,
+                self.receive,
+                synchronizes=lambda t: (t + 1) % self.tau == 0 or t + 1 == team.num_steps,
+                waits=not self.wait_avoiding,
+                depth=self.recv_depth,
+            )
+
+        return team.meeting_place(made)
+
+    def program(self, i: int, team: Team) -> Iterator[Operation]:
+        """Algorithm 2."""
+        groups = self.place(team)
+        gradient, update, synchronize = Gradient(), Local(self.update), Mean()
+        refresh = Local(self.publish) if self.refresh_send_buffer else None
+        adapt_first = self.order is Order.adapt_then_combine
+        for t in range(team.num_steps):
+            yield gradient
+            if adapt_first:
+                yield update
+            if groups.synchronizes(t):
+                yield Publish(groups, t)  # before it waits for the others: nobody may get anything older from it
+                yield synchronize
+                if refresh is not None:
+                    yield refresh
+            elif self.groups:
+                yield Join(groups, t)
+            if not adapt_first:
+                yield update
+
+    def publish(self, s: State, i: int, g: Tensor | None, t: int) -> None:
+        """send_i <- W'_i."""
+        s.send[i].copy_(s.x[i])
+
+    def receive(self, s: State, i: int, t: int, fresh: bool, size: int, total: Tensor) -> None:
+        """The average of the group, of whose sum `total` [P] a fresh contribution is a part."""
+        if fresh and self.stale_rule is StaleRule.paper:
+            s.x[i].copy_(total).div_(size)
+        else:
+            s.x[i].add_(total).div_(size + 1)

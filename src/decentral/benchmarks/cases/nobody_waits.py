@@ -1,0 +1,118 @@
+"""What it is worth not to wait for who is late: steps of real processes whose workers sleep instead of computing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from decentral.benchmarks.baselines.sleeping import Sleeping, Still
+from decentral.benchmarks.harness.benchmark import Benchmark, Effort, Findings, Table, Target
+from decentral.jobs.timing.group import Together, Turns, in_group
+
+if TYPE_CHECKING:
+    from decentral.config.schema import Config
+
+_COLUMNS = {
+    "method": "method",
+    "wall_ms": "ms wall",
+    "cpu_ms": "ms CPU, all processes",
+    "exchange_ms": "ms beyond the compute",
+    "speed_up": "WAGMA's step is faster by",
+}
+_WAGMA, _ALL, _RING = "wagma, S = 4, tau = 10", "allreduce", "dpsgd, ring"
+_TAU = 10
+_METHODS = {
+    _ALL: ("algo=allreduce", "topology=ring"),
+    _RING: ("algo=dpsgd", "topology=ring"),
+    _WAGMA: ("algo=wagma", "algo.tau=10", "algo.group_size=4"),
+    "wagma, groups that wait": ("algo=wagma", "algo.tau=10", "algo.group_size=4", "algo.wait_avoiding=false"),
+    "eager_sgd, solo": ("algo=eager_sgd",),
+    "local_sgd, tau = 10": ("algo=local_sgd", "algo.period_steps=10"),
+    "sgp, one_peer_exponential": ("algo=sgp", "topology=one_peer_exponential"),
+    "adpsgd, ring": ("algo=adpsgd", "topology=ring"),
+}
+
+
+class Size(NamedTuple):
+    """How many processes exchange how many numbers, for how many steps in a row."""
+
+    processes: int
+    parameters: int
+    steps: int
+    mean_s: float
+    delay_s: float
+
+
+_FULL = Size(8, 1_000_000, 40, 0.160, 0.080)
+_QUICK = Size(4, 1_000, 10, 0.004, 0.002)
+_MOST_ROUNDS = 2
+
+
+@dataclass
+class NobodyWaits(Benchmark):
+    """Two workers drawn anew in every step are late; all methods have the same delays, and no gradient to compute."""
+
+    name: str = "nobody_waits"
+    title: ClassVar[str] = "a step of other methods / WAGMA's, where two of eight workers are late in every step"
+
+    def measure(self, effort: Effort) -> Findings:
+        """All methods in turn, many steps each."""
+        size = _QUICK if effort.quick else _FULL
+        rounds = 1 if effort.quick else min(effort.rounds, _MOST_ROUNDS)
+        methods = dict(list(_METHODS.items())[:3]) if effort.quick else _METHODS
+        setups = {
+            label: Sleeping(configured(size, settings, rounds), size.steps, _TAU) for label, settings in methods.items()
+        }
+        (found,) = in_group(size.processes, [Turns(setups, rounds, warm_up=0)])
+        title = f"A step of {size.processes} processes, rows of {size.parameters} floats, {size.steps} steps in a row"
+        return Findings([Table(title, _COLUMNS, rows_of(found, size))], targets_of(found), [notes_of(size)])
+
+
+def rows_of(found: Together, size: Size) -> list[dict[str, Any]]:
+    """A row for each method, per step."""
+    rows = []
+    for label in found.wall.seconds:
+        wall_s = found.wall.median(label) / size.steps
+        times = {"wall_ms": 1e3 * wall_s, "exchange_ms": 1e3 * (wall_s - size.mean_s)}
+        cpu = {"cpu_ms": 1e3 * found.cpu.median(label) / size.steps}
+        rows.append({"method": label, **times, **cpu, "speed_up": found.wall.ratio(label, _WAGMA)})
+    return rows
+
+
+def targets_of(found: Together) -> list[Target]:
+    """Against waiting for all, and for two neighbours."""
+    wanted: Mapping[str, float] = {_ALL: 1.25, _RING: 1.10}
+    floors = {
+        _ALL: "the slowest worker of ten steps and not of each: 1.33 is the most that can be had without any exchange",
+        _RING: "",
+    }
+    return [
+        Target(
+            f"{label}'s step / WAGMA's (wall)", found.wall.ratio(label, _WAGMA)[0], at_least=least, floor=floors[label]
+        )
+        for label, least in wanted.items()
+    ]
+
+
+def notes_of(size: Size) -> str:
+    """What all of them do."""
+    return (
+        f"A gradient takes {1e3 * size.mean_s:g} ms, and {1e3 * size.delay_s:g} ms more for two workers that are drawn "
+        "in every step; it is slept, by every worker in a process of its own. Rows go through shared memory. All "
+        "methods do plain SGD from pause to pause."
+    )
+
+
+def configured(size: Size, settings: Sequence[str], rounds: int) -> Config:
+    """The run of a method with one worker in each process."""
+    from decentral.config.composition import compose
+
+    places = (f"num_workers={size.processes}", f"processes={size.processes}", f"steps={rounds * size.steps + _TAU}")
+    cluster = (
+        *("cluster=two_delayed", f"cluster.compute.mean_s={size.mean_s:g}"),
+        f"cluster.stragglers.delay_s={size.delay_s:g}",
+    )
+    shared = ("task=quadratics", "task.dimension=2", "optim=sgd", "device=cpu", "progress=false")
+    config = compose([*shared, *places, *cluster, *settings])
+    return replace(config, task=Still(dimension=size.parameters))

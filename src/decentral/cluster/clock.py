@@ -1,0 +1,148 @@
+"""Simulated time for methods in rounds: a number for each worker, which gradients and exchanges put forward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from decentral.cluster.compute import GradientTimes
+    from decentral.cluster.costs import Exchange as CostedExchange
+    from decentral.cluster.costs import LinkCosts
+    from decentral.cluster.spans import Spans
+    from decentral.network.delivery import Exchange
+    from decentral.topology.rounds import RelayEdges
+
+_STEPS_AT_ONCE = 64
+
+
+class Underway(NamedTuple):
+    """An exchange that has begun: when each worker has all its messages, and how much of it is travel: float64 [n]."""
+
+    ready: np.ndarray
+    travelled: np.ndarray
+
+
+class Messages(NamedTuple):
+    """Sender, receiver and piece of every message of an exchange, int64 [E], and what they cost."""
+
+    src: np.ndarray
+    dst: np.ndarray
+    piece: np.ndarray
+    plan: CostedExchange
+
+    @classmethod
+    def along(cls, costs: LinkCosts, src: np.ndarray, dst: np.ndarray, piece: np.ndarray) -> Messages:
+        """Those along edges."""
+        return cls(src, dst, piece, costs.plan(src, dst))
+
+
+class Clock:
+    """Where each of n workers is in simulated time, in seconds: float64 [n].
+
+    A gradient takes its compute time. A message leaves when its sender begins the exchange; a worker goes on once it
+    has all of its messages: those of its neighbours, or, with `waits_for_everyone`, once all workers have begun.
+    An all-reduce begins with the last of all workers. What is exchanged in the background costs the time that is left
+    when it is waited for.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        times: GradientTimes,
+        costs: LinkCosts,
+        waits_for_everyone: bool = False,
+        spans: Spans | None = None,
+    ) -> None:
+        self.n, self.times, self.costs, self.spans = num_workers, times, costs, spans
+        self.waits_for_everyone = waits_for_everyone
+        self.now = np.zeros(num_workers)
+        self.compute_s, self.wait_s, self.exchange_s = (np.zeros(num_workers) for _ in range(3))
+        """Seconds that each worker has spent: they add up to `now`."""
+        self.gradients = 0
+        """How many gradients each worker has taken."""
+        self.bytes_scale = 1.0
+        """How many times as large the rows are in truth as those that are exchanged."""
+        self._block: tuple[int, np.ndarray] = (-1, np.empty(0))
+        self._relayed: tuple[RelayEdges, Messages] | None = None
+
+    @property
+    def latest_s(self) -> float:
+        """When the last worker is where it is."""
+        return float(self.now.max())
+
+    def gradient(self) -> None:
+        """Every worker computes its next gradient."""
+        number, place = divmod(self.gradients, _STEPS_AT_ONCE)
+        if self._block[0] != number:
+            first = number * _STEPS_AT_ONCE
+            self._block = number, self.times.seconds(first, first + _STEPS_AT_ONCE)
+        seconds = self._block[1][place]
+        self._span("compute", self.now, self.now + seconds)
+        self.now = self.now + seconds
+        self.compute_s += seconds
+        self.gradients += 1
+
+    def begin(self, exchange: Exchange, row_bytes: Sequence[float]) -> Underway:
+        """All begin an exchange of rows whose pieces have so many bytes; without pieces: an all-reduce."""
+        if not exchange.pieces:
+            return self.begin_mean(row_bytes[0])
+        if "messages" not in exchange.memo:
+            graphs = [W.graph for W in exchange.pieces]
+            src, dst = (np.concatenate([getattr(graph, end) for graph in graphs]) for end in ("src", "dst"))
+            piece = np.repeat(np.arange(len(graphs)), [len(graph) for graph in graphs])
+            exchange.memo["messages"] = Messages.along(self.costs, src, dst, piece)
+        return self._neighbors(exchange.memo["messages"], row_bytes)
+
+    def begin_relay(self, edges: RelayEdges, piece_bytes: Sequence[float]) -> Underway:
+        """All begin to send a message over each of their edges, each of its piece's size."""
+        if self._relayed is None or self._relayed[0] is not edges:
+            self._relayed = edges, Messages.along(self.costs, edges.src, edges.dst, edges.piece)
+        return self._neighbors(self._relayed[1], piece_bytes)
+
+    def begin_mean(self, num_bytes: float) -> Underway:
+        """All begin an all-reduce of rows of so many bytes."""
+        seconds = self.costs.all_reduce_s(self.n, num_bytes * self.bytes_scale)
+        return Underway(np.full(self.n, self.now.max() + seconds), np.full(self.n, seconds))
+
+    def wait(self, underway: Underway) -> None:
+        """All go on once an exchange is over for them."""
+        spent = np.maximum(underway.ready - self.now, 0.0)
+        exchanged = np.minimum(spent, underway.travelled)
+        waited = spent - exchanged
+        self._span("wait", self.now, self.now + waited)
+        self._span("exchange", self.now + waited, self.now + spent)
+        self.now = self.now + spent
+        self.wait_s += waited
+        self.exchange_s += exchanged
+
+    def accounts(self) -> dict[str, np.ndarray]:
+        """Seconds of each worker so far, float64 [n]: computing, waiting and exchanging."""
+        return {"compute": self.compute_s, "wait": self.wait_s, "exchange": self.exchange_s}
+
+    def state(self) -> np.ndarray:
+        """Everything it remembers, for a checkpoint: float64 [5, n]."""
+        return np.stack([self.now, self.compute_s, self.wait_s, self.exchange_s, np.full(self.n, self.gradients)])
+
+    def load_state(self, state: np.ndarray) -> None:
+        """Go on from what `state` once gave."""
+        self.now, self.compute_s, self.wait_s, self.exchange_s = (np.array(row, dtype=float) for row in state[:4])
+        self.gradients = int(state[4, 0])
+
+    def _neighbors(self, messages: Messages, piece_bytes: Sequence[float]) -> Underway:
+        if not len(messages.src):
+            return Underway(self.now, np.zeros(self.n))
+        began = np.full(self.n, self.now.max()) if self.waits_for_everyone else self.now
+        sizes = (np.asarray(piece_bytes, dtype=float) * self.bytes_scale)[messages.piece]
+        ready = messages.plan.ready(began, sizes)
+        latest = began.copy()
+        np.maximum.at(latest, messages.dst, began[messages.src])
+        return Underway(ready, np.maximum(ready - latest, 0.0))
+
+    def _span(self, kind: str, begins: np.ndarray, ends: np.ndarray) -> None:
+        if self.spans is not None:
+            for worker, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
+                self.spans.add(worker, kind, begin, end)

@@ -1,0 +1,208 @@
+"""Simulated time for workers that go on by themselves: who does what when, before any data is touched.
+
+A worker is a program: a generator of operations (`operations.py`). An operation that concerns the worker alone says
+when it is over; one in which workers meet (`groups.py`, `barrier.py`, `pairs.py`, `pushes.py`) lets it go on once the
+clock has decided. Times depend on compute times, links and programs only, never on values, so that the same timeline
+comes out whether or not there are rows to carry its operations out on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from decentral.cluster.compute import GradientTimes
+    from decentral.cluster.costs import LinkCosts
+    from decentral.cluster.operations import Operation
+    from decentral.cluster.rows import CarriesOut
+    from decentral.cluster.spans import Spans
+
+Meeting = TypeVar("Meeting", covariant=True)
+_STEPS_AT_ONCE = 64
+_Event = tuple[float, int, int | None, Callable[[float], object] | None]
+"""When, in which order at that time, who goes on then, and what is called before."""
+
+
+class MeetingPlace(Protocol[Meeting]):
+    """What an operation in which workers meet is about: one object for all of them, with one meeting."""
+
+    def open(self, timeline: Timeline) -> Meeting:
+        """The meeting in a timeline that has just begun."""
+        ...
+
+
+class Lateness(NamedTuple):
+    """What became of contributions that were late, up to a simulated time."""
+
+    ages: dict[int, int]
+    """How many contributions were so many versions old."""
+    critical: list[int]
+    """How often all, or a group, waited for this worker last."""
+
+
+class Timeline:
+    """The operations of n workers in the order of simulated time.
+
+    Operations at the same time are in the order of workers; what a meeting decides comes after all who arrive then.
+    """
+
+    def __init__(
+        self,
+        programs: Sequence[Iterator[Operation]],
+        times: GradientTimes,
+        costs: LinkCosts,
+        bytes_per_row: int,
+        timed_bytes: float | None = None,
+        most_gradients: float = inf,
+        rows: CarriesOut | None = None,
+        spans: Spans | None = None,
+    ) -> None:
+        """No gradient begins after the first `most_gradients` of all; whoever wants another one is done. What is sent
+        takes as long as if a row had `timed_bytes` (None: as many as it has)."""
+        self.n = len(programs)
+        self.costs, self.rows, self.spans = costs, rows, spans
+        self.bytes_per_row = bytes_per_row
+        self.timed_bytes = float(bytes_per_row) if timed_bytes is None else timed_bytes
+        self.now = 0.0
+        """Seconds, simulated: nothing that happens later has happened."""
+        self.drawn = [0] * self.n
+        """How many gradients each worker has begun."""
+        self.completed = 0
+        """How many gradients all have ended."""
+        self.compute_s, self.wait_s, self.exchange_s = ([0.0] * self.n for _ in range(3))
+        """Seconds of each worker so far, with those of a gradient or a wait counted when it begins or ends."""
+        self.bytes_sent = self.messages_sent = 0
+        self.ages: dict[int, int] = {}
+        """How often a contribution, or a model that was averaged, was so many versions old."""
+        self.critical = [0] * self.n
+        """How often all, or a group, waited for this worker last."""
+        self._left = most_gradients
+        self._programs = programs
+        self._times = times
+        self._blocks: dict[int, list[list[float]]] = {}
+        self._seconds: list[list[float]] = [[]] * self.n  # of the gradients of the block in which each worker is
+        self._computing = [False] * self.n
+        self._meetings: dict[Any, Any] = {}
+        self._number = self.n
+        self._heap: list[_Event] = [(0.0, i, i, None) for i in range(self.n)]
+
+    def run(self, gradients: float = inf, until_s: float = inf) -> bool:
+        """Go on until so many gradients have been completed in all, or to a simulated time; False if all is over.
+
+        Whatever happens at the time of the last of these gradients happens, too.
+        """
+        heap, programs, computing = self._heap, self._programs, self._computing
+        while heap:
+            now, _, i, call = heap[0]
+            if now > until_s or (now > self.now and self.completed >= gradients):
+                return True
+            heappop(heap)
+            self.now = now
+            if call is not None:
+                call(now)
+            if i is None:
+                continue
+            if computing[i]:
+                computing[i] = False
+                self.completed += 1
+            for operation in programs[i]:
+                ready = operation.begin(self, i, now)
+                if ready is None:
+                    break
+                if ready > now or computing[i]:
+                    heappush(heap, (ready, i, i, None))
+                    break
+        return False
+
+    def computing(self, i: int) -> bool:
+        """Whether worker i is in a gradient."""
+        return self._computing[i]
+
+    def seconds(self, i: int, t: int) -> float:
+        """How long gradient number t of worker i takes."""
+        block, place = divmod(t, _STEPS_AT_ONCE)
+        if block not in self._blocks:
+            first = block * _STEPS_AT_ONCE
+            self._blocks[block] = self._times.seconds(first, first + _STEPS_AT_ONCE).T.tolist()
+            oldest = min(self.drawn) // _STEPS_AT_ONCE
+            for done in [known for known in self._blocks if known < oldest]:
+                del self._blocks[done]
+        return self._blocks[block][i][place]
+
+    def meeting(self, place: MeetingPlace[Meeting]) -> Meeting:
+        """The one meeting of all operations with this place, which is compared by identity."""
+        if place not in self._meetings:
+            self._meetings[place] = place.open(self)
+        meeting: Meeting = self._meetings[place]
+        return meeting
+
+    def begin_gradient(self, i: int, now: float, copied: bool) -> float | None:
+        """Worker i draws its next sample; when the gradient is there, None for never."""
+        if not self._left:
+            return None
+        self._left -= 1
+        if self.rows is not None:
+            self.rows.begin_gradient(i, copied)
+        t = self.drawn[i]
+        place = t % _STEPS_AT_ONCE
+        if not place:
+            self.seconds(i, t)
+            self._seconds[i] = self._blocks[t // _STEPS_AT_ONCE][i]
+        seconds = self._seconds[i][place]
+        self.drawn[i] = t + 1
+        self._computing[i] = True
+        self.compute_s[i] += seconds
+        if self.spans is not None:
+            self.spans.add(i, "compute", now, now + seconds)
+        return now + seconds
+
+    def at(self, time: float, call: Callable[[float], object]) -> None:
+        """Call this at a time, after all workers that do something then."""
+        self._number += 1
+        heappush(self._heap, (time, self._number, None, call))
+
+    def resume(
+        self, i: int, arrived: float, begins: float, ends: float, then: Callable[[float], object] | None
+    ) -> None:
+        """Let worker i go on at `ends`, after `then`: it has waited since it arrived, until an exchange began."""
+        waited = (begins if begins < ends else ends) - arrived
+        if waited < 0.0:
+            waited = 0.0
+        self.wait_s[i] += waited
+        if (exchanged := ends - arrived - waited) > 0.0:
+            self.exchange_s[i] += exchanged
+        if self.spans is not None:
+            self.spans.add(i, "wait", arrived, arrived + waited)
+            self.spans.add(i, "exchange", arrived + waited, ends)
+        heappush(self._heap, (ends, i, i, then))
+
+    def defer(self, i: int, now: float, then: Callable[[float], object]) -> None:
+        """Let worker i go on after `then`, which happens after what all workers do at this time."""
+        self._number += 1
+        heappush(self._heap, (now, self._number, i, then))
+
+    def sent(self, messages: int, num_bytes: int) -> None:
+        """Count messages."""
+        self.messages_sent += messages
+        self.bytes_sent += num_bytes
+
+    def aged(self, age: int, times: int = 1) -> None:
+        """Count what was so many versions old."""
+        self.ages[age] = self.ages.get(age, 0) + times
+
+    def accounts(self) -> dict[str, np.ndarray]:
+        """Seconds of each worker so far, float64 [n]: computing, waiting and exchanging."""
+        return {
+            "compute": np.array(self.compute_s),
+            "wait": np.array(self.wait_s),
+            "exchange": np.array(self.exchange_s),
+        }
+
+    def lateness(self) -> Lateness:
+        """What became of contributions so far."""
+        return Lateness(dict(sorted(self.ages.items())), list(self.critical))

@@ -1,0 +1,91 @@
+"""What a method's steps take in a virtual cluster, without training, and what gradients take there: jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from decentral.cluster.cluster import VirtualCluster
+from decentral.config.identity import component_identity
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
+from decentral.jobs.computation import SeededComputation
+
+_POINTS = 101
+"""Quantiles of a distribution that are kept: the least, every hundredth, and the most."""
+
+
+@dataclass(frozen=True)
+class SimulatedTime(SeededComputation):
+    """Time alone: `steps` steps of config.algo in config.cluster, whose delays each seed draws anew.
+
+    A line of times.jsonl for each seed: {"seed", "step_s": seconds in which the workers take as many gradients as there
+    are workers, "waiting_share": of all workers' time, "simulated_s": until the last has done its last step,
+    "mb_sent": by a worker in a step (10^6 bytes), "mean_age" and "stale_share": of the contributions of methods that
+    meet in groups, by how many versions they were old, and how many were so at all (null for other methods)}.
+    """
+
+    steps: int = 200
+
+    folder: ClassVar[str] = "simulated_time"
+    lines: ClassVar[str] = "times.jsonl"
+
+    def parameters(self) -> dict[str, Any]:
+        """Seeds and steps, and the topology where the run's identity leaves it out."""
+        over = component_identity(self.config.topology)
+        return {"seeds": list(self.seeds), "steps": self.steps, "over": over}
+
+    def line(self, seed: int) -> dict[str, Any]:
+        """As above."""
+        from decentral.training.timing import timed
+
+        cluster = cluster_of(self.config)
+        assert cluster.num_parameters is not None
+        found = timed(replace(self.config, seed=seed), self.steps, cluster.num_parameters)
+        contributions = sum(found.ages.values())
+        stale = sum(count for age, count in found.ages.items() if age > 0)
+        age = sum(age * count for age, count in found.ages.items())
+        return {
+            "step_s": found.step_s,
+            "waiting_share": found.waiting_share,
+            "simulated_s": found.simulated_s,
+            "mb_sent": found.bytes_sent / found.gradients / 1e6,
+            "mean_age": age / contributions if contributions else None,
+            "stale_share": stale / contributions if contributions else None,
+        }
+
+
+@dataclass(frozen=True)
+class GradientTimeDistribution(SeededComputation):
+    """How long the first `steps` gradients of all workers of config.cluster take.
+
+    A line of quantiles.jsonl for each seed: {"seed", "mean": seconds, "quantiles": those of 0, 0.01, ..., 1}.
+    """
+
+    steps: int = 1000
+
+    folder: ClassVar[str] = "gradient_times"
+    lines: ClassVar[str] = "quantiles.jsonl"
+
+    def parameters(self) -> dict[str, Any]:
+        """Seeds and steps."""
+        return {"seeds": list(self.seeds), "steps": self.steps}
+
+    def line(self, seed: int) -> dict[str, Any]:
+        """As above."""
+        n = self.config.num_workers
+        assert n is not None
+        seconds = cluster_of(self.config).gradient_times(n, seed).seconds(0, self.steps)
+        quantiles = np.quantile(seconds, np.linspace(0, 1, _POINTS))
+        return {"mean": float(seconds.mean()), "quantiles": quantiles.tolist()}
+
+
+def cluster_of(config: Config) -> VirtualCluster:
+    """The cluster. Raises ConfigError if there is none."""
+    if not isinstance(config.cluster, VirtualCluster):
+        raise ConfigError(
+            "cluster=none has no simulated time, which this study is about: choose one, such as two_delayed."
+        )
+    return config.cluster

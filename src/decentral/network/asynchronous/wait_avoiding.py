@@ -1,0 +1,305 @@
+"""Sums over groups that no worker has to come to: the wait-avoiding group all-reduce of Li et al., TPDS 2021."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from decentral.network.asynchronous.letters import Letter
+from decentral.network.asynchronous.mail import PostOffice
+from decentral.topology.groups import activation_children, check_groups, dimension, partners
+
+NEVER = -1
+
+
+@dataclass
+class Entry:
+    """What became of a version at a worker: enough to carry it out again, and for histograms of staleness.
+
+    `contributed` is the version of what the worker added to the sum (-1: what it had at the start), `used` that of the
+    sum which it took when it joined. Times are `time.monotonic_ns()`, 0 if it did not happen: the exchange with
+    partners began and ended, the worker arrived and left.
+    """
+
+    version: int
+    contributed: int = NEVER
+    used: int = NEVER
+    activated: bool = False
+    """Whether the worker told others of it, as the first or at the same time as another one."""
+    began_ns: int = 0
+    ended_ns: int = 0
+    arrived_ns: int = 0
+    left_ns: int = 0
+
+
+class Joined(NamedTuple):
+    """The sum over a group [P], not to be changed, with which version this worker is in it, and the sum's own version.
+
+    `used` is a later version than the one joined if that has been pushed out by later ones.
+    """
+
+    total: Tensor
+    contributed: int
+    used: int
+
+
+class _Sum(NamedTuple):
+    total: Tensor
+    contributed: int
+
+
+class _Member:
+    """What a local worker shares with the thread that exchanges for it; all of it guarded by `condition`."""
+
+    def __init__(self, condition: threading.Condition, start: Tensor, last: int) -> None:
+        self.condition = condition
+        self.buffer = start.view(-1)
+        self.published = last
+        self.target = last  # the highest version that somebody has activated
+        self.done = last  # the last one that has been carried out here, or was a synchronisation
+        self.sums: dict[int, _Sum] = {}
+        self.entries: dict[int, Entry] = {}
+        self.ages: Counter[int] = Counter()
+        self.awaits = ""  # whose row its thread waits for, in words
+
+    def has_moved(self, before: int) -> bool:
+        return self.done > before
+
+    def entry(self, version: int) -> Entry:
+        return self.entries.setdefault(version, Entry(version))
+
+
+def _never(version: int) -> bool:
+    return False
+
+
+def _always(worker: int, version: int) -> bool:
+    return True
+
+
+class WaitAvoidingGroups:
+    """Versions 0, 1, ... of a sum over groups of S of n workers; to be made by all processes at once.
+
+    A worker leaves its row in a buffer (`publish`) and asks for the sum of a version (`join`). The first to ask calls
+    all workers along a binomial tree. Every worker has a thread that carries out all versions, in order, up to the
+    highest that it has been called for, with whatever lies in the buffer, whether its worker is there or not: a
+    butterfly over the k = log2 S partners of `topology.groups`. Members of a group get the same sum bit for bit.
+
+    What takes part is a snapshot of the buffer with the version it was published as; a worker that comes after the
+    snapshot waits for the end, and finds that an older row of its own is in the sum. Before a synchronisation
+    (`AllWorkers.mean`) a worker publishes its row with that version, too: otherwise it would be asked for an older one
+    while it is inside.
+    """
+
+    def __init__(
+        self,
+        office: PostOffice,
+        group_size: int,
+        start: Tensor,
+        *,
+        dynamic: bool = True,
+        is_sync: Callable[[int], bool] = _never,
+        may_activate: Callable[[int, int], bool] = _always,
+        drain: bool = False,
+        blocking: bool = False,
+        recv_depth: int = 2,
+        first: int = 0,
+        kind: int = 0,
+        keep_log: bool = True,
+    ) -> None:
+        """`start` [k, P] is in the buffers of the local workers before they publish anything, as version `first` - 1:
+        these rows are the buffers, if they are on the CPU.
+
+        dynamic        groups change from version to version; else all are those of version 0
+        is_sync        of a version: whether it is none, since all workers meet in it; the same everywhere
+        may_activate   of a worker and a version: whether it may call the others, or has to wait for who may; the same
+                       everywhere
+        drain          `publish` adds to the buffer, and a snapshot empties it
+        blocking       no calls: a worker takes part with what it has published as this very version, so all members
+                       wait for each other
+        first          the first version that is asked for
+        recv_depth     how many sums are kept: a worker that is later than that takes the newest one
+        kind           letters use this and the next kind of the office
+        keep_log       whether `log` is wanted, which grows with every version
+
+        Raises ConfigError if n or S is no power of two.
+        """
+        check_groups(office.num_workers, group_size)
+        self._office, self._size, self._dynamic = office, group_size, dynamic
+        self._is_sync, self._may_activate, self._drain, self._blocking = is_sync, may_activate, drain, blocking
+        self._depth, self._call, self._row, self._keep_log = recv_depth, kind, kind + 1, keep_log
+        rows = zip(office.workers, start.cpu(), strict=True)
+        self._first = first
+        self._members = {worker: _Member(office.condition(), row, first - 1) for worker, row in rows}
+        self._closing = False
+        office.handle(self._call, self._called)
+        self._threads = [office.start(f"groups: {worker}", self._work, worker) for worker in office.workers]
+
+    @property
+    def log(self) -> dict[int, list[Entry]]:
+        """By local worker, in the order of versions; synchronised ones are none."""
+        found = {}
+        for worker, member in self._members.items():
+            with member.condition:
+                found[worker] = [member.entries[version] for version in sorted(member.entries)]
+        return found
+
+    @property
+    def ages(self) -> Counter[int]:
+        """How often what a local worker contributed was so many versions old."""
+        found: Counter[int] = Counter()
+        for member in self._members.values():
+            with member.condition:
+                found.update(member.ages)
+        return found
+
+    def buffers(self) -> Tensor:
+        """What lies in the buffers of the local workers [k, P], while nothing is under way."""
+        return torch.stack([member.buffer for member in self._members.values()])
+
+    # -- called by workers ---------------------------------------------------------------------------------------------
+
+    def publish(self, worker: int, row: Tensor, version: int) -> None:
+        """Leave a row [P] in the buffer as this version: what it contributes from now on."""
+        member, row = self._members[worker], row.cpu()
+        with member.condition:
+            if self._drain:
+                member.buffer.add_(row)
+            else:
+                member.buffer.copy_(row)
+            member.published = version
+
+    def publish_by(self, worker: int, write: Callable[[], object], version: int) -> None:
+        """The same, by calling something that changes the buffer, which is a row of `start`."""
+        member = self._members[worker]
+        with member.condition:
+            write()
+            member.published = version
+
+    def join(self, worker: int, version: int) -> Joined:
+        """The sum of a version, once it has been carried out; calls the others if nobody has. To be published before.
+
+        Raises what `PostOffice` raises.
+        """
+        assert not self._is_sync(version)
+        member, arrived_ns = self._members[worker], time.monotonic_ns()
+        with member.condition:
+            first = member.target < version and (self._blocking or self._may_activate(worker, version))
+            if first:
+                member.target = version
+                member.condition.notify_all()
+        if first and not self._blocking:
+            self._tell(worker, version, came_over=-1)
+        with member.condition:
+            self._wait_for(worker, member, version)
+            used = version if version in member.sums else max(member.sums)
+            chosen = member.sums[used]
+            for old in [v for v in member.sums if v <= version]:
+                del member.sums[old]
+            if self._keep_log:
+                entry = member.entry(version)
+                entry.used, entry.activated = used, first and not self._blocking
+                entry.arrived_ns, entry.left_ns = arrived_ns, time.monotonic_ns()
+        return Joined(chosen.total, chosen.contributed, used)
+
+    def close(self) -> None:
+        """End the threads, once all workers of all processes have joined what they want to join.
+
+        What has been activated is carried out before. Raises TimeoutError if they do not end, unless the office has
+        failed.
+        """
+        self._closing = True
+        for member in self._members.values():
+            with member.condition:
+                member.condition.notify_all()
+        self._office.end(self._threads, "groups to end")
+
+    # -- how -----------------------------------------------------------------------------------------------------------
+
+    def _wait_for(self, worker: int, member: _Member, version: int) -> None:
+        """Until a version is done here; every one before it has as long as the office is patient."""
+        while (before := member.done) < version:
+            self._office.wait(
+                member.condition,
+                partial(member.has_moved, before),
+                lambda: f"{member.awaits or 'somebody to begin'} version {version} of the groups of worker {worker}",
+            )
+
+    def _tell(self, worker: int, version: int, came_over: int) -> None:
+        for child in activation_children(worker, came_over, self._office.num_workers):
+            self._office.send(worker, child, self._call, version)
+
+    def _called(self, letter: Letter) -> None:
+        """A call has come along the tree; a version that has been activated implies all before it."""
+        member = self._members[letter.destination]
+        with member.condition:
+            if letter.number <= member.target:
+                return
+            member.target = letter.number
+            member.condition.notify_all()
+        self._tell(letter.destination, letter.number, dimension(letter.source, letter.destination))
+
+    def _work(self, worker: int) -> None:
+        """The thread of a worker: every version in order."""
+        member, version = self._members[worker], self._first
+        while True:
+            with member.condition:
+                while member.target < version:
+                    if self._closing or self._office.failed:
+                        return
+                    member.condition.wait()
+            if not self._is_sync(version):
+                self._carry_out(worker, member, version)
+            with member.condition:
+                member.done = version
+                member.condition.notify_all()
+            version += 1
+
+    def _carry_out(self, worker: int, member: _Member, version: int) -> None:
+        began_ns = time.monotonic_ns()
+        total, contributed = self._exchange(worker, member, version)
+        with member.condition:
+            member.awaits = ""
+            member.sums[version] = _Sum(total, contributed)
+            for old in sorted(member.sums)[: -self._depth]:
+                del member.sums[old]
+            member.ages[version - contributed] += 1
+            if self._keep_log:
+                entry = member.entry(version)
+                entry.contributed, entry.began_ns, entry.ended_ns = contributed, began_ns, time.monotonic_ns()
+
+    def _exchange(self, worker: int, member: _Member, version: int) -> tuple[Tensor, int]:
+        """The butterfly: in each phase what has been added up so far goes to a partner, from where it lies.
+
+        Passes over a row: 2 for the snapshot, 3 for each phase.
+        """
+        office = self._office
+        them = partners(worker, version, office.num_workers, self._size, self._dynamic)
+        drafts = [office.draft(partner, member.buffer) for partner in them]
+        places = [*(draft.rows for draft in drafts), torch.empty_like(member.buffer)]
+        with member.condition:
+            contributed = self._snapshot(member, places[0])
+        for partner, draft, place in zip(them, drafts, places[1:], strict=True):
+            member.awaits = f"worker {partner} to exchange rows in"
+            office.send(worker, partner, self._row, version, draft)
+            letter = office.receive(worker, self._row, version, partner)
+            assert letter.rows is not None
+            torch.add(draft.rows, letter.rows, out=place)
+            letter.release()
+            draft.release()
+        return places[-1], contributed
+
+    def _snapshot(self, member: _Member, out: Tensor) -> int:
+        """What takes part; returns as which version it was published."""
+        out.copy_(member.buffer)
+        if self._drain:
+            member.buffer.zero_()
+        return member.published

@@ -1,0 +1,412 @@
+"""Asynchronous methods for real: every worker of this process has a thread that carries out its program."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decentral.cluster.groups import Groups
+from decentral.cluster.operations import Gradient
+from decentral.cluster.timeline import Lateness
+from decentral.network.asynchronous.mail import PostOffice
+from decentral.network.asynchronous.meeting import AllWorkers
+from decentral.network.asynchronous.pairs import Pairs as RealPairs
+from decentral.network.asynchronous.tickets import Tickets
+from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
+from decentral.topology.bipartite import sides
+
+if TYPE_CHECKING:
+    from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
+    from decentral.cluster.operations import OnRow, Operation
+    from decentral.cluster.pairs import Pairs
+    from decentral.network.network import Network
+    from decentral.training.oracle import GradientOracle
+    from decentral.training.sleep import Sleep
+
+_GROUPS, _PAIRS, _TICKETS = 0, 2, 4  # kinds of letters, two for each
+_FINISHED = 1 << 62
+
+
+class _Over(Exception):
+    """A worker is not to go on."""
+
+
+class ThreadedStepper:
+    """The local workers of an asynchronous run between processes. A step is n gradients of all workers together.
+
+    The same interface as `Stepper`; but workers go on by themselves up to the next pause (`may_go_on_to`), whether
+    anybody calls `step` or not. At a pause after t steps nobody has begun a gradient beyond n t (free-running methods),
+    or its own t (all others), and nothing is on its way: the state is that of a checkpoint. Time, where a method minds
+    it, stands still.
+
+    The threads share the problem, which one of them uses at a time, and a tensor for the model at which it does; all
+    rows are the worker's own, or held. Programs are begun one after the other before there are threads, so that what
+    they look up in a topology need not be safe for several.
+    """
+
+    def __init__(
+        self,
+        algorithm: AsynchronousAlgorithm,
+        net: Network,
+        oracle: GradientOracle,
+        x: Tensor,
+        team: Team,
+        office: PostOffice,
+        sleep: Sleep | None = None,
+    ) -> None:
+        """`algorithm` has its local rule already; x [k, P] is the algorithm's from now on. All processes at once."""
+        self.algorithm, self.net, self.oracle, self.team = algorithm, net, oracle, team
+        self.office, self.sleep, self.recorded = office, sleep, oracle.recorded
+        self.state: Any = algorithm.init(x, net)
+        self.t = 0
+        self.simulated_s: float | None = None
+        k = len(net.workers)
+        self.g = list(torch.empty_like(algorithm.models(self.state)))
+        self.at = torch.empty_like(algorithm.models(self.state)[:1])
+        self.drawn = [0] * k
+        self._computing = threading.Lock()
+        self._gate = office.condition()
+        self._position = [0] * k
+        self._bound, self._over, self._quiet = 0, False, True
+        self._groups: dict[Groups, WaitAvoidingGroups] = {}
+        self._pairs: dict[Pairs, RealPairs] = {}
+        self._everyone = AllWorkers(office)
+        self._tickets = Tickets(office, kind=_TICKETS)
+        self._messages, self._bytes, self._waited_s = np.zeros(k), np.zeros(k), np.zeros(k)
+        self._ages_before: Counter[int] = Counter()
+        self._ages = self._ages_before
+        self._seconds_before, self._resumed = 0.0, time.monotonic()
+        self._threads: list[threading.Thread] = []
+
+    # -- what the run loop asks ----------------------------------------------------------------------------------------
+
+    def may_go_on_to(self, step: int) -> None:
+        """Let the workers go on up to this step, at which all processes pause."""
+        if self._quiet:
+            self._resumed, self._quiet = time.monotonic(), False
+        self._start()
+        with self._gate:
+            self._bound = step
+            self._gate.notify_all()
+
+    def step(self) -> None:
+        """Wait until the local workers have done their part of another n gradients."""
+        self.t += 1
+        with self._unwrapped(), self._gate:
+            self.office.wait(self._gate, self._all_are_there, lambda: "the workers of this process", None, math.inf)
+
+    def settle(self) -> None:
+        """Bring home what is on its way, at a pause: all processes call this after the same step."""
+        if self._quiet:
+            return
+        with self._unwrapped():
+            for pairs in self._pairs.values():
+                for worker in self.net.workers:
+                    pairs.finish(worker)
+            self.office.barrier()
+        for groups in self._groups.values():
+            if self.state.send.device.type != "cpu":
+                self.state.send.copy_(groups.buffers())
+        self._count()
+        self._quiet = True
+
+    @property
+    def models(self) -> Tensor:
+        """The models x_i [k, P] of the local workers."""
+        return self.algorithm.models(self.state)
+
+    def accounts(self) -> dict[str, np.ndarray]:
+        """Nothing is simulated."""
+        return {}
+
+    def lateness(self) -> Lateness:
+        """How old contributions to sums of groups were, up to the last pause; for whom others waited is not known."""
+        return Lateness(dict(sorted(self._ages.items())), [])
+
+    @property
+    def waited_s(self) -> float:
+        """How long the local workers have waited for others, or slept, so far: on average, in seconds."""
+        return float(self._waited_s.mean())
+
+    def operations(self) -> list[dict[str, Any]]:
+        """What the communication threads of the local workers did, if that was to be recorded."""
+        if self.recorded is None:
+            return []
+        exchanges = [one for groups in self._groups.values() for one in self.recorded.exchanges(groups)]
+        events = [one for pairs in self._pairs.values() for one in self.recorded.events(pairs)]
+        return [*exchanges, *events]
+
+    def on_the_way(self) -> dict[str, Any]:
+        """At a pause nothing is; but what time it is, and the ages so far."""
+        return {"seconds": self._seconds_before, "ages": [[age, count] for age, count in self._ages.items()]}
+
+    def go_on_from(self, step: int, part: dict[str, Any]) -> None:
+        """Go on after `step` steps: the state's rows are there already."""
+        self.t = self._bound = step
+        self.drawn = self.oracle.draws.tolist()
+        self._tickets.begin_at(step * self.net.n)
+        self._seconds_before = float(part["seconds"])
+        self._ages = self._ages_before = Counter(dict(part["ages"]))
+
+    def close(self) -> None:
+        """End all threads. In the middle of a step, which is after an error, they are left to end by themselves, but
+        compute nothing more."""
+        if not self._quiet:
+            self.office.fail(ConnectionError("this process has given up"))
+        with self._computing, self._gate:  # nobody is at the problem, which may be closed from now on
+            self._over = True
+            self._gate.notify_all()
+        self.office.end(self._threads, "workers to end")
+        if not self.office.failed:
+            for groups in self._groups.values():
+                groups.close()
+            for pairs in self._pairs.values():
+                pairs.close()
+            self._everyone.close()
+        self.office.close()
+
+    # -- what operations ask, each worker in its thread ----------------------------------------------------------------
+
+    def gradient(self, i: int, copied: bool) -> None:
+        """See `cluster.host.Host`."""
+        place = self._place(i)
+        self._pass_gate(i)
+        t = self.drawn[place]
+        self.drawn[place] = t + 1
+        with self._noted(i, "gradient", t):
+            if self.sleep is not None and (seconds := self.sleep.seconds(range(i, i + 1), t)) > 0:
+                with self._waiting(i):
+                    time.sleep(seconds)
+            with self._computing:
+                if self._over:
+                    raise _Over
+                self._compute(i, copied)
+
+    def _compute(self, i: int, copied: bool) -> None:
+        place = self._place(i)
+        if copied:
+            with self._held(i):
+                at = self.at.copy_(self.models[place])
+        else:
+            at = self.models[place : place + 1].data  # autograd minds what others do to rows beside it, but not of this
+        g = self.oracle(at, [place])[0]
+        if len(self.g) > 1:
+            self.g[place].copy_(g)
+        else:
+            self.g[place] = g  # nobody else asks for one meanwhile
+
+    def local(self, i: int, what: OnRow, timed: bool) -> None:
+        """See `cluster.host.Host`."""
+        place = self._place(i)
+        with self._held(i):
+            arguments = (self.drawn[place] - 1, *([self._seconds()] if timed else []))
+            what(self.state, place, self.g[place], *arguments)
+
+    def publish(self, i: int, groups: Groups, version: int) -> None:
+        """See `cluster.host.Host`."""
+        place, opened = self._place(i), self._groups[groups]
+        write = partial(groups.publish, self.state, place, self.g[place], version)
+        send = self.state.send[place]
+        if send.device.type == "cpu":
+            opened.publish_by(i, write, version)
+            return
+        if groups.empties:
+            send.zero_()
+        write()
+        opened.publish(i, send, version)
+
+    def join(self, i: int, groups: Groups, version: int) -> None:
+        """See `cluster.host.Host`."""
+        self.publish(i, groups, version)
+        with self._noted(i, "join", version) as facts, self._waiting(i):
+            joined = self._groups[groups].join(i, version)
+            facts.update(contributed=joined.contributed, used=joined.used)
+        fresh = joined.contributed == version and joined.used == version
+        place, size, n = self._place(i), groups.schedule.group_size, self.net.n
+        groups.receive(self.state, place, version, fresh, size, joined.total.to(self.models.device))
+        self._sent(place, size.bit_length() - 1, joined.total.nbytes)
+        if not groups.waits:
+            self._sent(place, (n - 1) / n, 8)  # word of a version reaches n - 1 workers
+
+    def mean(self, i: int) -> None:
+        """See `cluster.host.Host`."""
+        place, n = self._place(i), self.net.n
+        row, number = self.models[place], self.drawn[place]
+        with self._noted(i, "mean", number), self._waiting(i):
+            mean = self._everyone.mean(i, row, number)
+        row.copy_(mean)
+        self._sent(place, 2 * (n - 1), row.nbytes / n)
+
+    def average(self, i: int, pairs: Pairs, partner: int) -> None:
+        """See `cluster.host.Host`."""
+        place = self._place(i)
+        with self._noted(i, "asked", self.drawn[place], partner=partner), self._waiting(i):
+            self._pairs[pairs].begin(i, partner, self.drawn[place])
+        self._sent(place, 2, self.models[place].nbytes)  # there and back
+
+    # -- how -----------------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._threads:
+            return
+        self._meet(self.algorithm.place(self.team))
+        programs = [self._rest(i) for i in self.net.workers]
+        if self.recorded is not None:
+            self.office.barrier()
+            self.recorded.begin()
+        for i, program in zip(self.net.workers, programs, strict=True):
+            self._threads.append(self.office.start(f"worker {i}", self._work, i, program))
+
+    def _rest(self, i: int) -> Iterator[Operation]:
+        """The program of worker i from where the worker is, which is before a gradient."""
+        program, before = iter(self.algorithm.program(i, self.team)), self.drawn[self._place(i)]
+        for operation in program:
+            before -= isinstance(operation, Gradient)
+            if before < 0 or not self.drawn[self._place(i)]:
+                return itertools.chain([operation], program)
+        return iter(())
+
+    def _meet(self, place: Any) -> None:
+        """Open what answers the letters of others, although no worker here may ever ask for it."""
+        if isinstance(place, Groups):
+            self._groups[place] = WaitAvoidingGroups(
+                self.office,
+                place.schedule.group_size,
+                self.state.send,
+                dynamic=place.schedule.dynamic,
+                is_sync=place.synchronizes,
+                may_activate=_anybody if place.activator is None else partial(_only, place.activator),
+                drain=place.empties,
+                blocking=place.waits,
+                recv_depth=place.depth,
+                first=self.t,
+                kind=_GROUPS,
+                keep_log=self.recorded is not None,
+            )
+        else:
+            asking = {i for i, side in enumerate(sides(self.team.rounds)) if side == 0}
+            self._pairs[place] = RealPairs(
+                self.office,
+                self.models,
+                asking,
+                average=partial(self._exchanged, place.exchange),
+                prepare=None if place.prepare is None else partial(self._prepared, place.prepare),
+                kind=_PAIRS,
+                keep_log=self.recorded is not None,
+            )
+
+    def _work(self, i: int, program: Iterator[Operation]) -> None:
+        with torch.no_grad(), suppress(_Over):
+            for operation in program:
+                operation.carry_out(self, i)
+        self._arrive(i, _FINISHED)
+
+    def _place(self, i: int) -> int:
+        return i - self.net.workers.start
+
+    def _pass_gate(self, i: int) -> None:
+        drawn = self.drawn[self._place(i)]
+        position = self._tickets.next(i) // self.net.n if self.algorithm.free_running else drawn
+        self._arrive(i, position)
+        with self._gate:
+            if position < self._bound and not self._over:
+                return
+        with self._noted(i, "pause", drawn), self._gate:
+            may = lambda: position < self._bound or self._over  # noqa: E731
+            self.office.wait(self._gate, may, lambda: "the run to go on", None, math.inf)
+            if self._over:
+                raise _Over
+
+    def _arrive(self, i: int, position: int) -> None:
+        with self._gate:
+            self._position[self._place(i)] = position
+            self._gate.notify_all()
+
+    def _all_are_there(self) -> bool:
+        return min(self._position) >= self.t
+
+    def _sent(self, place: int, messages: float, bytes_each: float) -> None:
+        """Count what was sent for a local worker, in its thread."""
+        self._messages[place] += messages
+        self._bytes[place] += messages * bytes_each
+
+    def _count(self) -> None:
+        """At a pause: what all workers have sent since the one before, what time it is, and the ages, of all."""
+        own: Counter[int] = Counter()
+        for groups in self._groups.values():
+            own.update(groups.ages)
+        counted = torch.zeros(len(self.net.workers), 4, dtype=torch.float64)
+        counted[:, 0], counted[:, 1] = torch.from_numpy(self._messages), torch.from_numpy(self._bytes)
+        counted[:, 2], counted[:, 3] = self._seconds(), max(own, default=0)
+        self._messages[:] = self._bytes[:] = 0
+        found = self.net.gather(counted)
+        self.net.messages_sent += round(float(found[:, 0].sum()))
+        self.net.bytes_sent += round(float(found[:, 1].sum()))
+        self._seconds_before = float(found[:, 2].max())
+        ages = torch.zeros(len(self.net.workers), int(found[:, 3].max()) + 1, dtype=torch.int64)
+        for age, count in own.items():
+            ages[0, age] = count
+        of_all = self.net.gather(ages).sum(0).tolist()
+        self._ages = self._ages_before + Counter({age: count for age, count in enumerate(of_all) if count})
+
+    def _seconds(self) -> float:
+        """How long the workers have worked, without pauses."""
+        return self._seconds_before + (time.monotonic() - self._resumed)
+
+    @contextmanager
+    def _held(self, i: int) -> Iterator[None]:
+        """While nobody averages with the row of worker i."""
+        if not self._pairs:
+            yield
+            return
+        (pairs,) = self._pairs.values()
+        with pairs.hold(i, self.drawn[self._place(i)] - 1):
+            yield
+
+    @contextmanager
+    def _waiting(self, i: int) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._waited_s[self._place(i)] += time.perf_counter() - began
+
+    @contextmanager
+    def _noted(self, i: int, what: str, number: int, **facts: Any) -> Iterator[dict[str, Any]]:
+        """What a worker does in the block, to which facts may be added there."""
+        if self.recorded is None:
+            yield facts
+        else:
+            with self.recorded.during(i, what, number, facts):
+                yield facts
+
+    @contextmanager
+    def _unwrapped(self) -> Iterator[None]:
+        """Raises what has failed in another thread as if it had failed here, where it is no loss of a connection."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise error.__cause__ or error from None
+
+    def _exchanged(self, exchange: Callable[..., object], i: int, sent: Tensor, received: Tensor) -> None:
+        exchange(self.state, self._place(i), sent, received, self._seconds())
+
+    def _prepared(self, prepare: Callable[..., object], i: int) -> None:
+        prepare(self.state, self._place(i), self._seconds())
+
+
+def _anybody(worker: int, version: int) -> bool:
+    return True
+
+
+def _only(activator: Callable[[int], int], worker: int, version: int) -> bool:
+    return activator(version) == worker

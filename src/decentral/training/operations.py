@@ -1,0 +1,110 @@
+"""What the workers of a run between processes did and when, as `operations.jsonl` keeps it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from decentral.network.asynchronous.pairs import Pairs
+    from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
+
+FILE = "operations.jsonl"
+_NS = 1e-9
+
+
+class Operations:
+    """The operations of the local workers, each a dictionary, those of a thread in their order:
+
+        {worker, what, number, begin_s, end_s, ...}
+
+    in seconds since all processes of the attempt began together.
+
+    gradient   `number` counts the worker's gradients; what it sleeps as a straggler is part of it
+    join       the worker waited for the sum of its group in version `number`: it took that of version `used`, in which
+               its own row is that of version `contributed`
+    exchange   its communication thread carried out version `number`, with its row of version `contributed`
+    mean       it waited for the mean of all
+    asked      it waited until the averaging before was over, and began one with `partner`
+    pause      it waited until all processes went on, as at evaluations
+    update, ask, answer, average
+               at_s, partner: what happened to its row, see `network.asynchronous.pairs.Act`
+    push, take
+               at_s, others: in its push `number` it left shares with these workers; or took those of these workers,
+               after so many pushes of its own
+
+    Methods in rounds have gradients (of all workers of a process together, by the first of them), pushes and takes.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[dict[str, Any]] = []
+        self._pushes: Counter[int] = Counter()
+        self._zero_ns = time.monotonic_ns()
+
+    def begin(self) -> None:
+        """All processes begin together now."""
+        self._zero_ns = time.monotonic_ns()
+
+    @contextmanager
+    def during(self, worker: int, what: str, number: int, facts: dict[str, Any]) -> Iterator[None]:
+        """Keep an operation that takes as long as the block, with the facts that are known at its end; any thread."""
+        began = time.monotonic_ns()
+        yield
+        self.found.append({**_named(worker, what, number), **self._span(began, time.monotonic_ns()), **facts})
+
+    def pushed(self, what: str, worker: int, others: list[int]) -> None:
+        """Keep what a window tells."""
+        number = self._pushes[worker]
+        self._pushes[worker] += what == "push"
+        named, at_s = _named(worker, what, number), self._seconds(time.monotonic_ns())
+        self.found.append({**named, "at_s": at_s, "others": others})
+
+    def exchanges(self, groups: WaitAvoidingGroups) -> list[dict[str, Any]]:
+        """What the communication threads of groups did."""
+        return [
+            {
+                **_named(i, "exchange", one.version),
+                **self._span(one.began_ns, one.ended_ns),
+                "contributed": one.contributed,
+            }
+            for i, log in groups.log.items()
+            for one in log
+        ]
+
+    def events(self, pairs: Pairs) -> list[dict[str, Any]]:
+        """What happened to rows that are averaged in pairs."""
+        return [
+            {**_named(i, event.act.value, event.number), "at_s": self._seconds(event.at_ns), "partner": event.partner}
+            for i, log in pairs.log.items()
+            for event in log
+        ]
+
+    def _span(self, began_ns: int, ended_ns: int) -> dict[str, float]:
+        return {"begin_s": self._seconds(began_ns), "end_s": self._seconds(ended_ns)}
+
+    def _seconds(self, ns: int) -> float:
+        return round((ns - self._zero_ns) * _NS, 7)
+
+
+def _named(worker: int, what: str, number: int) -> dict[str, Any]:
+    return {"worker": worker, "what": what, "number": number}
+
+
+def packed(operations: Iterable[dict[str, Any]]) -> bytes:
+    """As lines."""
+    return "".join(json.dumps(one) + "\n" for one in operations).encode()
+
+
+def save(parts: Sequence[bytes], directory: Path) -> None:
+    """Write the lines of all processes to `operations.jsonl`."""
+    (directory / FILE).write_bytes(b"".join(parts))
+
+
+def load(directory: Path) -> list[dict[str, Any]]:
+    """The operations of a run, those of each thread in their order. Raises OSError if they were not recorded."""
+    return [json.loads(line) for line in (directory / FILE).read_text().splitlines()]

@@ -1,0 +1,128 @@
+"""Time without training: what a method and a cluster make of a number of steps, and nothing else."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
+from decentral.cluster.clock import Clock
+from decentral.cluster.cluster import VirtualCluster, WaitsFor
+from decentral.cluster.spans import Span, Spans
+from decentral.cluster.timeline import Lateness, Timeline
+from decentral.config.checks import goes_by_itself
+from decentral.config.schema import Config
+from decentral.training.assemble import local_network, mean_seconds, with_rate
+from decentral.training.stepper import Stepper
+
+WORKERS_KEPT, STEPS_KEPT = 128, 40
+"""How much of a timeline is kept to be looked at."""
+
+
+class Timed(NamedTuple):
+    """What a number of steps of all workers take in a virtual cluster."""
+
+    simulated_s: float
+    """Until the last worker has done its last step."""
+    gradients: int
+    """How many all workers have taken together."""
+    bytes_sent: float
+    """By all workers."""
+    accounts: dict[str, np.ndarray]
+    """Seconds of each worker, float64 [n]: compute, wait, exchange."""
+    ages: dict[int, int]
+    """How many contributions were so many versions old; {} for methods in rounds."""
+    critical: list[int]
+    """How often others waited for this worker last; [] for methods in rounds."""
+
+    @property
+    def lateness(self) -> Lateness:
+        """What became of contributions that were late."""
+        return Lateness(dict(sorted(self.ages.items())), list(self.critical))
+
+    @property
+    def step_s(self) -> float:
+        """Seconds in which the workers take as many gradients as there are workers."""
+        return self.simulated_s * len(self.accounts["compute"]) / self.gradients
+
+    @property
+    def waiting_share(self) -> float:
+        """Of the workers' time, the share in which they wait for each other."""
+        spent = {part: float(seconds.sum()) for part, seconds in self.accounts.items()}
+        return spent["wait"] / sum(spent.values())
+
+
+def timed(
+    config: Config,
+    num_steps: int,
+    num_parameters: int,
+    spans: Spans | None = None,
+    first: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Timed:
+    """The time of `num_steps` steps of the configured method, with messages of so many parameters, in its cluster.
+
+    spans   what is asked to keep who did what when
+    first   only look at so many of these steps
+    dtype   of the parameters
+    """
+    cluster, n = config.cluster, config.num_workers
+    assert isinstance(cluster, VirtualCluster) and n is not None
+    times, costs = cluster.gradient_times(n, config.seed), cluster.costs(n)
+    num_parameters, first = cluster.num_parameters or num_parameters, min(first or num_steps, num_steps)
+    if isinstance(config.algo, AsynchronousAlgorithm) and goes_by_itself(config):
+        team = Team(config.rounds(), num_steps, config.seed, mean_seconds(times))
+        programs = [config.algo.program(i, team) for i in range(n)]
+        found = Timeline(programs, times, costs, dtype.itemsize * num_parameters, None, n * num_steps, None, spans)
+        with _undisturbed():
+            found.run() if first == num_steps else found.run(gradients=n * first)
+        return Timed(found.now, found.completed, found.bytes_sent, found.accounts(), found.ages, found.critical)
+    net = local_network(config)
+    clock = net.clock = Clock(n, times, costs, cluster.waits_for is WaitsFor.everyone, spans)
+    x = torch.zeros(n, net.rounds.num_pieces, dtype=dtype)  # a coordinate for each piece
+    clock.bytes_scale = num_parameters / x.shape[1]
+    with torch.no_grad(), _undisturbed():
+        stepper = Stepper(with_rate(config, lambda t: 1.0), net, _Instant(clock), x)
+        for _ in range(first):
+            stepper.step()
+    sent = net.bytes_sent * clock.bytes_scale
+    return Timed(clock.latest_s, n * first, sent, clock.accounts(), {}, [])
+
+
+def spans_of(config: Config, num_steps: int, num_parameters: int, dtype: torch.dtype = torch.float32) -> list[Span]:
+    """What the first workers do in the first of these steps."""
+    spans = Spans(WORKERS_KEPT)
+    timed(config, num_steps, num_parameters, spans, STEPS_KEPT, dtype)
+    return spans.found
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """One thread, as rows of a few numbers are done before several have begun; and nobody looks for circles of objects,
+    of which a timeline makes none."""
+    threads, collected = torch.get_num_threads(), gc.isenabled()
+    torch.set_num_threads(1)
+    gc.disable()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        if collected:
+            gc.enable()
+
+
+class _Instant:
+    """An oracle that takes simulated time and gives zeros."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
+        self.clock.gradient()
+        return torch.zeros_like(x)

@@ -1,0 +1,267 @@
+"""A virtual cluster with real gradients: the operations of a timeline, carried out on the rows of all workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decentral.cluster.timeline import Timeline
+from decentral.network import kernels
+
+if TYPE_CHECKING:
+    from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
+    from decentral.cluster.compute import GradientTimes
+    from decentral.cluster.costs import LinkCosts
+    from decentral.cluster.operations import OnRow
+    from decentral.cluster.spans import Spans
+    from decentral.cluster.timeline import Lateness
+    from decentral.network.network import Network
+    from decentral.training.oracle import GradientOracle
+
+
+class VirtualRows:
+    """See `cluster.rows.CarriesOut`. Gradients are computed when the first of them is needed: all that have begun.
+
+    A gradient is that of a model as it was when the gradient began, so that it makes no difference when it is computed.
+    """
+
+    def __init__(self, algorithm: AsynchronousAlgorithm, state: Any, oracle: GradientOracle, *, together: bool) -> None:
+        """`together`: gradients of several workers at once are cheaper than one by one."""
+        self.algorithm, self.state, self.oracle, self.together = algorithm, state, oracle, together
+        self.begun: dict[int, bool] = {}
+        """Workers whose gradient has begun and is not computed yet, and whether it is that at a copy."""
+        self.g: Tensor = torch.empty(0)
+        self.there: set[int] = set()
+        """Workers whose gradient lies in g."""
+        self.copies: Tensor = torch.empty(0)
+        self.underway: dict[Hashable, tuple[Tensor, ...]] = {}
+
+    def begin_gradient(self, i: int, copied: bool) -> None:
+        """See `CarriesOut`."""
+        self.there.discard(i)
+        self.begun[i] = copied
+        if copied:
+            models = self.algorithm.models(self.state)
+            if not len(self.copies):
+                self.copies = torch.empty_like(models)
+            self.copies[i].copy_(models[i])
+
+    def gradient(self, i: int) -> Tensor:
+        """The newest gradient [P] of worker i."""
+        if i in self.begun:
+            self._compute(sorted(self.begun) if self.together else [i])
+        return self.g[i]
+
+    def local(self, i: int, what: OnRow, *arguments: Any) -> None:
+        """See `CarriesOut`."""
+        what(self.state, i, self.gradient(i) if i in self.begun or i in self.there else None, *arguments)
+
+    def call(self, what: Callable[..., object], *arguments: Any) -> None:
+        """See `CarriesOut`."""
+        what(self.state, *arguments)
+
+    def mean(self) -> None:
+        """See `CarriesOut`."""
+        kernels.average_rows(self.state.x)
+
+    def keep(self, key: Hashable, i: int, emptied: bool) -> None:
+        """See `CarriesOut`."""
+        self.underway[key] = (self.state.send[i].clone(),)
+        if emptied:
+            self.state.send[i].zero_()
+
+    def total(self, key: Hashable, members: Sequence[int], kept: dict[int, Hashable], emptied: bool) -> None:
+        """See `CarriesOut`."""
+        send: Tensor = self.state.send
+        total = torch.zeros_like(send[0])
+        for j in members:
+            total.add_(self.underway.pop(kept[j])[0] if j in kept else send[j])
+            if emptied and j not in kept:
+                send[j].zero_()
+        self.underway[key] = (total,)
+
+    def put(self, key: Hashable, what: Callable[..., Any], *arguments: Any) -> None:
+        """See `CarriesOut`."""
+        self.underway[key] = tuple(what(self.state, *arguments))
+
+    def take(self, key: Hashable, what: Callable[..., object], *arguments: Any, drop: bool = True) -> None:
+        """See `CarriesOut`."""
+        what(self.state, *arguments, *(self.underway.pop(key) if drop else self.underway[key]))
+
+    def drop(self, key: Hashable) -> None:
+        """See `CarriesOut`."""
+        del self.underway[key]
+
+    def _compute(self, workers: list[int]) -> None:
+        models = self.algorithm.models(self.state)
+        if not len(self.g):
+            self.g = torch.empty_like(models)
+        if len(workers) == 1:
+            i = workers[0]
+            at = self.copies if self.begun[i] else models
+            self.g[i] = self.oracle(at[i : i + 1], workers)[0]
+        else:
+            at = models[workers]
+            if any(self.begun[i] for i in workers):
+                copied = torch.tensor([self.begun[i] for i in workers])
+                at[copied] = self.copies[[i for i in workers if self.begun[i]]]
+            self.g[workers] = self.oracle(at, workers)
+        for i in workers:
+            del self.begun[i]
+        self.there.update(workers)
+
+
+class AsynchronousStepper:
+    """n workers that go on by themselves in a virtual cluster. A step is n gradients, whoever took them.
+
+    The same interface as `Stepper`, in one process.
+    """
+
+    def __init__(
+        self,
+        algorithm: AsynchronousAlgorithm,
+        net: Network,
+        oracle: GradientOracle,
+        x: Tensor,
+        team: Team,
+        machines: tuple[GradientTimes, LinkCosts],
+        timed_parameters: int | None = None,
+        spans: Spans | None = None,
+    ) -> None:
+        """`algorithm` has its local rule already; x [n, P] is the algorithm's from now on."""
+        self.algorithm, self.net, self.oracle, self.team = algorithm, net, oracle, team
+        self.machines, self.timed_parameters, self.spans = machines, timed_parameters, spans
+        self.state: Any = algorithm.init(x, net)
+        together = oracle.problem.facts.get("execution") == "batched" and not oracle.problem.buffers()
+        self.rows = VirtualRows(algorithm, self.state, oracle, together=together)
+        self.t = 0
+        """How many times n gradients have been taken."""
+        self.timeline = self._begin(self.rows)
+
+    def step(self) -> None:
+        """Go on until n more gradients have been taken."""
+        self.t += 1
+        self._advance()
+        self.net.bytes_sent, self.net.messages_sent = self.timeline.bytes_sent, self.timeline.messages_sent
+
+    def may_go_on_to(self, step: int) -> None:
+        """Nobody goes on before the next `step`."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def settle(self) -> None:
+        """What is on its way stays there."""
+
+    @property
+    def waited_s(self) -> float:
+        """There is nobody to wait for."""
+        return 0.0
+
+    def operations(self) -> list[dict[str, Any]]:
+        """None, they are simulated."""
+        return []
+
+    @property
+    def models(self) -> Tensor:
+        """The models x_i [n, P] of all workers."""
+        return self.algorithm.models(self.state)
+
+    @property
+    def simulated_s(self) -> float:
+        """Where the cluster is in simulated time."""
+        return self.timeline.now
+
+    def accounts(self) -> dict[str, np.ndarray]:
+        """What each worker has spent its simulated time on, in seconds: float64 [n] each."""
+        return self.timeline.accounts()
+
+    def lateness(self) -> Lateness | None:
+        """How old what the workers had from each other was, and who was waited for."""
+        return self.timeline.lateness()
+
+    def on_the_way(self) -> dict[str, Any]:
+        """What is neither in the state nor follows from the timeline: gradients and messages, for a checkpoint."""
+        there = sorted(self.rows.there)
+        messages = {repr(key): list(tensors) for key, tensors in self.rows.underway.items()}
+        copied = sorted(i for i, copied in self.rows.begun.items() if copied)
+        found: dict[str, Any] = {"there": there, "messages": messages, "copied": copied}
+        if there:
+            found["g"] = self.rows.g[there]
+        if copied:
+            found["copies"] = self.rows.copies[copied]
+        return {"underway": found}
+
+    def go_on_from(self, step: int, part: dict[str, Any]) -> None:
+        """Be where a checkpoint was after `step` steps: the state's rows are there already."""
+        on_the_way = part["underway"]
+        follower = _Follower()
+        self.t, self.timeline = step, self._begin(follower)
+        self._advance()
+        rows = self.rows
+        models = self.models
+        if on_the_way["there"]:
+            rows.g = torch.empty_like(models)
+            rows.g[on_the_way["there"]] = on_the_way["g"]
+        if on_the_way["copied"]:
+            rows.copies = torch.empty_like(models)
+            rows.copies[on_the_way["copied"]] = on_the_way["copies"]
+        rows.there = set(on_the_way["there"])
+        rows.begun = {i: copied for i, copied in follower.begun.items() if i not in rows.there}
+        rows.underway = {key: tuple(on_the_way["messages"][repr(key)]) for key in follower.underway}
+        self.timeline.rows = rows
+
+    def _advance(self) -> None:
+        over = self.t == self.team.num_steps
+        self.timeline.run(gradients=math.inf if over else self.t * self.net.n)
+
+    def _begin(self, rows: VirtualRows | _Follower) -> Timeline:
+        times, costs = self.machines
+        programs = [self.algorithm.program(i, self.team) for i in range(self.net.n)]
+        x = self.models
+        num_bytes = x.shape[1] * x.element_size()
+        timed = None if self.timed_parameters is None else float(self.timed_parameters * x.element_size())
+        return Timeline(programs, times, costs, num_bytes, timed, self.net.n * self.team.num_steps, rows, self.spans)
+
+
+class _Follower:
+    """Nobody's rows: which gradients have begun, and what is on its way, at a place in a timeline."""
+
+    def __init__(self) -> None:
+        self.begun: dict[int, bool] = {}
+        self.underway: dict[Hashable, None] = {}
+
+    def begin_gradient(self, i: int, copied: bool) -> None:
+        self.begun[i] = copied
+
+    def local(self, i: int, what: OnRow, *arguments: Any) -> None:
+        pass
+
+    def call(self, what: Callable[..., object], *arguments: Any) -> None:
+        pass
+
+    def mean(self) -> None:
+        pass
+
+    def keep(self, key: Hashable, i: int, emptied: bool) -> None:
+        self.underway[key] = None
+
+    def total(self, key: Hashable, members: Sequence[int], kept: dict[int, Hashable], emptied: bool) -> None:
+        for copy in kept.values():
+            del self.underway[copy]
+        self.underway[key] = None
+
+    def put(self, key: Hashable, what: Callable[..., Any], *arguments: Any) -> None:
+        self.underway[key] = None
+
+    def take(self, key: Hashable, what: Callable[..., object], *arguments: Any, drop: bool = True) -> None:
+        if drop:
+            del self.underway[key]
+
+    def drop(self, key: Hashable) -> None:
+        del self.underway[key]

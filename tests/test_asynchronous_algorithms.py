@@ -1,0 +1,355 @@
+"""Methods in which nobody waits for all: each against its formula, computed once more in numpy."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from decentral.algorithms.a2cid2 import A2CiD2, constants
+from decentral.algorithms.adpsgd import ADPSGD
+from decentral.algorithms.async_push_sum import AsyncPushSum
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
+from decentral.algorithms.eager_sgd import EagerSGD, Partial
+from decentral.algorithms.wagma import WAGMA, Order, StaleRule
+from decentral.cluster.barrier import Mean
+from decentral.cluster.groups import Groups, Join, Publish
+from decentral.registry import components
+from decentral.topology.groups import GroupSchedule
+from decentral.topology.rounds import Rounds
+from decentral.topology.weights import Weights
+from handmade_cluster import RATE, Costs, Virtual, pulls
+
+COSTS = Costs(all_reduce=0.07, hop=0.02, message=0.4, pair=0.25, copy=0.01)
+
+
+def rounds(topology: str, n: int, **fields: Any) -> Rounds:
+    schedule: Rounds = components("topology")[topology](**fields).schedule(n)
+    return schedule
+
+
+def uneven(n: int, steps: int = 64, seed: int = 0) -> np.ndarray:
+    return 0.05 + np.random.default_rng(seed).exponential(size=(steps, n)) ** 2
+
+
+def gradient(n: int, dimension: int):
+    """As the virtual cluster's, in numpy."""
+    found = pulls(n, dimension)
+    return lambda x, i, t: found(torch.from_numpy(x), i, t).numpy()
+
+
+# -- WAGMA -------------------------------------------------------------------------------------------------------------
+
+
+class Expected(NamedTuple):
+    """Models after the last step, when the last worker is there, and (age -> how often)."""
+
+    x: np.ndarray
+    ends: float
+    ages: Counter[int]
+
+
+def algorithm_2(method: WAGMA, n: int, S: int, times: np.ndarray, costs: Costs, steps: int) -> Expected:
+    """Version after version, from when each worker arrives in it: recurrences, no events."""
+    k, bits, g, dimension = S.bit_length() - 1, n.bit_length() - 1, gradient(n, 3), 3
+    x, ready, engine, ages = np.zeros((n, dimension)), np.zeros(n), np.zeros(n), Counter[int]()
+    sent: list[list[tuple[float, int, np.ndarray]]] = [[(-math.inf, -1, np.zeros(dimension))] for _ in range(n)]
+    for t in range(steps):
+        arrival = ready + times[t % len(times)]
+        u = np.stack([-RATE * g(x[i], i, t) for i in range(n)])
+        adapt_first = method.order is Order.adapt_then_combine
+        x = x + u if adapt_first else x
+        for i in range(n):
+            sent[i].append((arrival[i], t, x[i].copy()))
+        if (t + 1) % method.tau == 0 or t + 1 == steps:
+            x = np.broadcast_to(x.mean(0), x.shape).copy()
+            ready = np.full(n, arrival.max() + costs.all_reduce)
+            if method.refresh_send_buffer:
+                for i in range(n):
+                    sent[i][-1] = (*sent[i][-1][:2], x[i].copy())
+        elif method.groups:
+            mask = sum(1 << ((t * k if method.dynamic else 0) + r) % bits for r in range(k))
+            first = int(arrival.argmin())
+            told = [arrival[first] + costs.hop * (first ^ j).bit_count() for j in range(n)]
+            starts = np.maximum(np.minimum(arrival, told), engine)
+            old, ready = x.copy(), arrival.copy()
+            for i in range(n):
+                members = [j for j in range(n) if not (i ^ j) & ~mask]
+                begins = max((arrival if not method.wait_avoiding else starts)[members])
+                taken = []
+                for j in members:
+                    until = begins if not method.wait_avoiding else starts[j]
+                    taken.append(max((one for one in sent[j] if one[0] <= until), key=lambda one: one[1]))
+                version = taken[members.index(i)][1]
+                ages[t - version] += 1
+                total = sum(row for _, _, row in taken)
+                fresh = version == t and method.stale_rule is StaleRule.paper
+                x[i] = total / S if fresh else (total + old[i]) / (S + 1)
+                engine[i] = begins + costs.all_reduce
+                ready[i] = max(arrival[i], engine[i]) + costs.copy
+        else:
+            ready = arrival
+        x = x if adapt_first else x + u
+    return Expected(x, float(ready.max()), ages)
+
+
+SETTINGS = {
+    "paper": WAGMA(tau=4, recv_depth=4),
+    "blocking": WAGMA(tau=4, wait_avoiding=False),
+    "fixed groups": WAGMA(tau=4, recv_depth=4, dynamic=False),
+    "combine first": WAGMA(tau=4, recv_depth=4, order=Order.combine_then_adapt),
+    "always plus one": WAGMA(tau=4, recv_depth=4, stale_rule=StaleRule.always_plus_one),
+    "refreshed": WAGMA(tau=5, recv_depth=5, refresh_send_buffer=True),
+    "no groups": WAGMA(tau=3, groups=False),
+}
+
+
+@pytest.mark.parametrize(("n", "S"), [(4, 2), (8, 4), (8, 8), (4, 1)])
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_wagma_is_algorithm_2(setting, n, S):
+    method = SETTINGS[setting]
+    method = WAGMA(**{**vars(method), "group_size": str(S)})
+    for seed in range(5):
+        times = uneven(n, seed=seed)
+        run, expected = (
+            Virtual(method, rounds("ring", n), times, COSTS, 30),
+            algorithm_2(method, n, S, times, COSTS, 30),
+        )
+        np.testing.assert_allclose(run.run(), expected.x, rtol=0, atol=1e-12)
+        assert run.timeline.now == pytest.approx(expected.ends, rel=1e-12)
+        assert run.timeline.ages == dict(expected.ages)
+        assert max(run.timeline.ages, default=0) <= method.tau - 1
+        assert setting != "blocking" or set(run.timeline.ages) == {0}
+
+
+def test_versions_that_are_contributed_by_hand():
+    """Four workers, pairs 0-1 and 2-3, then 0-2 and 1-3, then 0-1 and 2-3 again, then all; nothing else takes time."""
+    times = np.array([[1.0, 2.0, 1.0, 9.0], [1.0, 1.0, 3.0, 1.0], [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1.0]])
+    # arrivals: 0 at 1 2 3; 1 at 2 3 4; 2 at 1 4 5; 3 at 9 10 11. Versions begin at 1, 2, 3, when worker 0 comes
+    method = WAGMA(tau=4, group_size="2", recv_depth=4)
+    run = Virtual(method, rounds("ring", 4), times, Costs(), 4)
+    run.run()
+    versions = {0: [0, -1, 0, -1], 1: [1, 0, 0, -1], 2: [2, 1, 0, -1]}
+    assert run.timeline.ages == dict(Counter(t - version for t, found in versions.items() for version in found))
+    assert run.timeline.now == 12.0
+
+
+class OneHot(AsynchronousAlgorithm):
+    """Worker i contributes t + 1 in place i of its row to version t: the sum of a group says who gave what."""
+
+    name = "one_hot"
+
+    class State(NamedTuple):
+        x: Tensor
+        send: Tensor
+
+    def __init__(self, groups: GroupSchedule, tau: int) -> None:
+        self.schedule, self.tau = groups, tau
+        self.received: list[tuple[int, int, bool, np.ndarray]] = []
+
+    def init(self, x: Tensor, net: Any) -> State:
+        return self.State(x, torch.zeros_like(x))
+
+    def program(self, i: int, team: Team) -> Iterator[Any]:
+        groups = Groups(self.schedule, self.publish, self.receive, depth=self.tau)
+        for t in range(team.num_steps):
+            yield Gradient()
+            if (t + 1) % self.tau == 0:
+                yield Publish(groups, t)
+                yield Mean()
+            else:
+                yield Join(groups, t)
+
+    def publish(self, s: State, i: int, g: Tensor | None, t: int) -> None:
+        s.send[i].zero_()
+        s.send[i, i] = t + 1
+
+    def receive(self, s: State, i: int, t: int, fresh: bool, size: int, total: Tensor) -> None:
+        self.received.append((t, i, fresh, total.numpy().astype(int)))
+
+
+@pytest.mark.parametrize(("n", "S"), [(4, 2), (4, 4), (8, 4), (8, 2)])
+def test_sums_of_groups_are_of_their_members_and_of_nobody_else(n, S):
+    tau, steps, schedule = 10, 200, GroupSchedule(n, S)
+    method = OneHot(schedule, tau)
+    Virtual(method, rounds("ring", n), uneven(n, 200), COSTS, steps, dimension=n).run()
+    assert Counter(i for _, i, _, _ in method.received) == dict.fromkeys(range(n), steps - steps // tau)
+    sums = {(t, i): total for t, i, _, total in method.received}
+    shares = Counter(fresh for _, _, fresh, _ in method.received)
+    assert shares[True] > 50 and shares[False] > 50
+    for t, i, fresh, total in method.received:
+        groups, number = schedule.groups(t)
+        members = groups[number[i]]
+        assert not total[[j for j in range(n) if j not in members]].any()
+        assert all(np.array_equal(total, sums[t, j]) for j in members)
+        contributed = total[members] - 1
+        assert np.all(contributed <= t) and np.all(t - contributed[contributed >= 0] <= tau - 1)
+        assert t < tau or contributed.min() >= 0
+        assert fresh == (total[i] == t + 1)
+
+
+# -- eager-SGD ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("collective", Partial)
+def test_eager_sgd_loses_no_gradient(collective):
+    """What workers have applied, and what still lies in their buffers, is what they have taken: of 1 by each draw."""
+    n, steps = 8, 40
+    method = EagerSGD(collective=collective, period_steps=8)
+    run = Virtual(method, rounds("ring", n), uneven(n), COSTS, steps, gradient=lambda x, i, t: torch.eye(n)[i].double(),
+                  dimension=n)  # fmt: skip
+    applied = run.run() * -n / RATE
+    left = run.state.send.numpy()
+    assert left.any(), "nobody was late"
+    np.testing.assert_allclose(applied, np.broadcast_to(steps - left.sum(0), (n, n)), rtol=0, atol=1e-12)
+    assert np.array_equal(left, np.diag(np.diag(left)))
+    assert sum(run.timeline.ages.values()) == n * steps and len(run.timeline.ages) > 1
+
+
+def test_about_half_of_the_workers_are_in_time_for_a_majority():
+    n, steps = 16, 300
+    times = 1 + np.random.default_rng(0).uniform(size=(steps, n))
+    method = EagerSGD(collective=Partial.majority, period_steps=1)
+    run = Virtual(method, rounds("ring", n), times, Costs(), steps)
+    run.run()
+    assert run.timeline.ages[0] / (n * steps) == pytest.approx(0.5, abs=0.08)
+    solo = Virtual(EagerSGD(period_steps=1), rounds("ring", n), times, Costs(), steps)
+    solo.run()
+    assert solo.timeline.ages[0] == steps  # the first one alone
+
+
+# -- AD-PSGD and A2CiD2 ------------------------------------------------------------------------------------------------
+
+
+def watched_calls(run: Virtual, measure) -> list[np.ndarray]:
+    """measure() before and after every averaging, [2, ...] each."""
+    found, call = [], run.rows.call
+
+    def watched(*arguments: Any) -> None:
+        before = measure()
+        call(*arguments)
+        found.append(np.stack([before, measure()]))
+
+    run.rows.call = watched  # type: ignore[method-assign]
+    return found
+
+
+def test_every_averaging_of_adpsgd_keeps_the_mean():
+    run = Virtual(ADPSGD(gossips_per_step=2), rounds("ring", 8), uneven(8), COSTS, 30)
+    seen = watched_calls(run, lambda: run.state.x.mean(0).numpy())
+    x = run.run()
+    assert len(seen) > 100
+    for before, after in seen:
+        np.testing.assert_allclose(after, before, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(x.sum(0), -RATE * sum(run.oracle.taken).numpy(), rtol=0, atol=1e-12)
+
+
+def test_adpsgd_on_a_pair_by_hand():
+    """Worker 0 asks after its gradient; a gradient that is under way is that of the model before."""
+    times, g = np.array([[1.0, 1.5]]), gradient(2, 3)
+    run = Virtual(ADPSGD(), rounds("chain", 2), times, Costs(pair=0.25), 2)
+    a = -RATE * g(np.zeros(3), 0, 0)  # at 1
+    b0 = -RATE * g(np.zeros(3), 1, 0)  # at 1.5, after the averaging at 1.25
+    first = a / 2
+    at_1 = first + b0
+    a_2 = first - RATE * g(a, 0, 1)  # at 2: the gradient began at 1, before the averaging
+    mean = (at_1 + a_2) / 2  # at 2.25
+    b_2 = mean - RATE * g(at_1, 1, 1)  # at 3
+    np.testing.assert_allclose(run.run(), [mean, b_2], rtol=0, atol=1e-14)
+    assert run.timeline.now == 3.0
+
+
+def test_the_constants_of_a2cid2_are_the_papers():
+    eta, alpha_t = constants(rounds("ring", 16), 1)
+    assert (eta, alpha_t) == (pytest.approx(0.142474, abs=1e-6), pytest.approx(1.871689, abs=1e-6))
+    twice = constants(rounds("ring", 16), 2)
+    assert twice.eta == pytest.approx(2 * eta) and twice.alpha_t == pytest.approx(alpha_t)
+    pair = constants(rounds("chain", 2), 1)
+    assert pair.alpha_t == pytest.approx(0.5, rel=1e-12)
+
+
+def test_a2cid2_keeps_the_sum_of_both_models():
+    n = 8
+    run = Virtual(A2CiD2(), rounds("ring", n), uneven(n), COSTS, 40)
+    seen = watched_calls(run, lambda: (run.state.x + run.state.xt).sum(0).numpy())
+    run.run()
+    assert len(seen) > 100
+    for before, after in seen:
+        np.testing.assert_allclose(after, before, rtol=0, atol=1e-12)
+    updates = -RATE * sum(run.oracle.taken).numpy()
+    both = (run.state.x + run.state.xt).sum(0).numpy()
+    np.testing.assert_allclose(both, 2 * updates, rtol=0, atol=1e-12)
+
+
+def test_all_models_of_a2cid2_mixed_to_one_time_have_the_mean_of_the_updates():
+    n = 6
+    run = Virtual(A2CiD2(), rounds("ring", n), uneven(n), COSTS, 40)
+    run.run()
+    eta = constants(rounds("ring", n), 1).eta / float(uneven(n).mean())
+    x, xt, tau = run.state.x.numpy(), run.state.xt.numpy(), run.state.tau.numpy()
+    a = (1 + np.exp(-2 * eta * (run.timeline.now - tau)))[:, None] / 2
+    updates = -RATE * sum(run.oracle.taken).numpy() / n
+    np.testing.assert_allclose((a * x + (1 - a) * xt).mean(0), updates, rtol=0, atol=1e-12)
+    np.testing.assert_allclose((a * xt + (1 - a) * x).mean(0), updates, rtol=0, atol=1e-12)
+    assert np.abs(x - xt).max() > 1e-3
+
+
+def test_a_pair_with_a2cid2_is_adpsgd():
+    runs = [Virtual(method, rounds("chain", 2), uneven(2), COSTS, 30) for method in (A2CiD2(), ADPSGD())]
+    momentum, plain = (run.run() for run in runs)
+    np.testing.assert_allclose(momentum, plain, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(runs[0].state.xt.numpy(), momentum, rtol=0, atol=1e-12)
+
+
+def test_a2cid2_without_mixing_is_adpsgd(monkeypatch):
+    monkeypatch.setattr("decentral.algorithms.a2cid2.constants", lambda *_: (0.0, 1.7))
+    runs = [Virtual(method, rounds("ring", 8), uneven(8), COSTS, 30) for method in (A2CiD2(), ADPSGD())]
+    momentum, plain = (run.run() for run in runs)
+    np.testing.assert_allclose(momentum, plain, rtol=0, atol=1e-12)
+    assert np.abs(runs[0].state.xt.numpy() - momentum).max() > 1e-3
+
+
+# -- asynchronous push-sum ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topology", ["one_peer_exponential", "star"])
+def test_async_push_sum_keeps_the_sums_of_models_and_weights(topology):
+    n, steps = 6, 30
+    shape = rounds(topology, n, **({"weights": Weights.uniform} if topology == "star" else {}))
+    run = Virtual(AsyncPushSum(), shape, uneven(n), COSTS, steps, together=False)  # computed when they are applied
+    checked, until = 0, 0.0
+    with torch.no_grad():
+        while run.timeline.run(until_s=until):
+            until += 0.37
+            s, shares = run.state, list(run.rows.underway.values())
+            p = float(s.p.sum()) + sum(float(each) for _, each in shares)
+            x = (s.x * s.p).sum(0) + sum(each for each, _ in shares)
+            updates = -RATE * sum(run.oracle.taken, torch.zeros(3, dtype=torch.float64))
+            assert p == pytest.approx(n, rel=1e-12)
+            np.testing.assert_allclose(x.numpy(), updates.numpy(), rtol=0, atol=1e-12)
+            checked += bool(shares)
+    assert checked > 20 and len(run.oracle.taken) == n * steps
+    assert float(run.state.p.min()) > 0
+
+
+def test_async_push_sum_with_equal_speeds_is_sgp():
+    """z <- W (p z + u) / (W p), with the matrix of each round."""
+    n, steps, g = 5, 17, gradient(5, 3)
+    shape = rounds("star", n, weights=Weights.uniform)
+    W = np.zeros((n, n))
+    for i in range(n):
+        for j, weight in shape.mixing(0)[0].row(i):
+            W[i, j] += weight
+    z, p = np.zeros((n, 3)), np.ones((n, 1))
+    for t in range(steps):
+        x = p * z - RATE * np.stack([g(z[i], i, t) for i in range(n)])
+        p = W @ p
+        z = W @ x / p
+    run = Virtual(AsyncPushSum(), shape, np.ones((1, n)), Costs(), steps)
+    np.testing.assert_allclose(run.run(), z, rtol=0, atol=1e-12)

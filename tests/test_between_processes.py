@@ -1,0 +1,246 @@
+"""Asynchronous methods between real processes: what they compute, what they count, and how they stop and go on."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+from configure import configure
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
+from decentral.network.windows.window import SmallWeight
+from decentral.network.world import World
+from decentral.store import RunStore
+from decentral.training.assemble import assemble
+from decentral.training.between_processes import ThreadedStepper
+from decentral.training.operations import load
+from replay import GroupsReplay, PairsReplay, PushesReplay
+
+SMALL = (
+    "task=quadratics", "task.dimension=5", "task.noise=0.5", "task.zeta2=1", "task.initial_distance=3", "lr=0.05",
+    "optim=sgd", "device=cpu", "progress=false", "network.timeout_s=30",
+)  # fmt: skip
+PACE = (
+    "cluster=even", "cluster.stragglers.mode=independent", "cluster.stragglers.probability=0.3",
+    "cluster.stragglers.delay_s=0.01",
+)  # fmt: skip
+METHODS = ["wagma", "eager_sgd", "adpsgd", "a2cid2"]
+USUAL = {
+    "adpsgd": ("topology=ring",),
+    "a2cid2": ("topology=ring",),
+    "async_push_sum": ("topology=one_peer_exponential",),
+}
+TIGHT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def config_of(algo: str, *overrides: str, n: int = 4, steps: int = 20, processes: int = 4) -> Config:
+    places = (f"num_workers={n}", f"steps={steps}", f"processes={processes}")
+    return configure(*SMALL, f"algo={algo}", *USUAL.get(algo, ()), *places, *overrides)
+
+
+class Found(NamedTuple):
+    """After all steps: the models of all workers, and what this process knows."""
+
+    x: Tensor
+    ages: dict[int, int]
+    sent: tuple[int, int]
+    operations: list[dict[str, Any]]
+
+
+def carried_out(world: World, config: Config, *pauses: int) -> Found:
+    """All steps, without a store, with pauses after some of them."""
+    r = assemble(config, world)
+    assert config.steps is not None
+    with torch.no_grad():
+        for t in range(config.steps):
+            if t in (0, *pauses):
+                r.stepper.settle()
+                r.stepper.may_go_on_to(min(step for step in (*pauses, config.steps) if step > t))
+            r.stepper.step()
+        r.stepper.settle()
+        x, sent = r.net.gather(r.stepper.models), (r.net.bytes_sent, r.net.messages_sent)
+        recorded = r.oracle.recorded
+        operations = [] if recorded is None else [*recorded.found, *r.stepper.operations()]
+        ages = r.stepper.ages if isinstance(r.stepper, ThreadedStepper) else {}
+    r.close()
+    return Found(x, ages, sent, operations)
+
+
+def alone(config: Config) -> Found:
+    return carried_out(World(0, 1, torch.device("cpu")), config)
+
+
+# -- whole runs --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("processes", "n"), [(2, 2), (2, 8), (4, 4), (4, 16)])
+@pytest.mark.parametrize("algo", METHODS)
+def test_a_run_learns_and_tells_what_it_did(start, algo, processes, n):
+    settings = (f"algo={algo}", *USUAL.get(algo, ()), f"num_workers={n}", f"processes={processes}", *PACE)
+    result = start(
+        "data=digits", "model=mlp", "alpha=10", "epochs=4", "evaluation.every_epochs=1", "network.timeout_s=30",
+        "lr=0.2", "checkpoint_every_s=0", "execution=batched", *settings, processes=processes,
+    )  # fmt: skip
+    assert result.status == "done"
+    losses = [row["value"] for row in result.rows if (row["metric"], row["worker"]) == ("loss", "averaged")]
+    assert len(losses) >= 4 and losses[-1] < 0.98 * losses[0]
+    assert result.facts["messages_sent"] > 0 and result.facts["times_s"]["waiting"] > 0
+    assert not RunStore.view(result.directory).newest_checkpoint()
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "torch"])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_groups_that_wait_give_what_the_virtual_cluster_gives(worlds, transport, processes):
+    settings = ("algo.wait_avoiding=false", "algo.tau=5", f"network.transport={transport}")
+    config = config_of("wagma", *settings, n=8, processes=processes)
+    expected = alone(config_of("wagma", *settings, n=8, processes=1))
+    found = worlds(processes).call(carried_out, config)
+    for each in found:
+        torch.testing.assert_close(each.x, expected.x, **TIGHT)
+        assert each.sent == expected.sent and set(each.ages) == {0}
+
+
+def test_tau_1_is_model_averaging(worlds):
+    expected = alone(config_of("model_averaging", processes=1))
+    for each in worlds(4).call(carried_out, config_of("wagma", "algo.tau=1")):
+        torch.testing.assert_close(each.x, expected.x, **TIGHT)
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_contributions_are_younger_than_tau_and_all_are_counted(worlds, processes):
+    steps, tau, n = 40, 5, 8
+    config = config_of("wagma", f"algo.tau={tau}", *PACE, n=n, steps=steps, processes=processes)
+    found = worlds(processes).call(carried_out, config, 7, 20)
+    assert all(each.ages == found[0].ages for each in found)
+    assert sum(found[0].ages.values()) == n * (steps - steps // tau)
+    assert 0 in found[0].ages and max(found[0].ages) < tau
+    virtual = alone(config_of("wagma", f"algo.tau={tau}", *PACE, n=n, steps=steps, processes=1))
+    assert all(each.sent == virtual.sent for each in found), "as many versions are as many messages"
+
+
+# -- what is recorded --------------------------------------------------------------------------------------------------
+
+REPLAYS = [
+    ("wagma", GroupsReplay, ("algo.tau=5", "algo.recv_depth=1", "optim.momentum=0.9")),
+    ("wagma", GroupsReplay, ("algo.tau=7", "algo.order=combine_then_adapt", "algo.refresh_send_buffer=true")),
+    ("eager_sgd", GroupsReplay, ("algo.period_steps=6",)),
+    ("eager_sgd", GroupsReplay, ("algo.collective=majority", "optim.momentum=0.9")),
+    ("adpsgd", PairsReplay, ()),
+    ("async_push_sum", PushesReplay, ()),
+]
+
+
+@pytest.mark.parametrize(("processes", "n"), [(4, 4), (2, 8)])
+@pytest.mark.parametrize(("algo", "replay", "settings"), REPLAYS)
+def test_recorded_operations_give_the_iterates(worlds, algo, replay, settings, processes, n):
+    worlds(processes).call(do_not_mind)
+    config = config_of(algo, *settings, *PACE, "record_operations=true", n=n, steps=30, processes=processes)
+    found = worlds(processes).call(carried_out, config, 11)
+    operations = [one for each in found for one in each.operations]
+    again = replay(config, operations)
+    torch.testing.assert_close(found[0].x, again.run(), **TIGHT)
+    for one in operations:
+        assert one.get("end_s", 1.0) >= one.get("begin_s", 0.0) >= 0.0
+    gradients = [one for one in operations if one["what"] == "gradient"]
+    assert max(one["end_s"] - one["begin_s"] for one in gradients) >= 0.01, "delays are part of a gradient"
+    if replay is PairsReplay:
+        torch.testing.assert_close(found[0].x.mean(0), again.start + again.moved / n, **TIGHT)
+        assert len(gradients) == 30 * n
+
+
+def do_not_mind(world: World) -> None:
+    """Small weights are no errors in this process from now on: pace depends on what else the machine does."""
+    import warnings
+
+    warnings.simplefilter("ignore", SmallWeight)
+
+
+def test_operations_are_written_into_the_directory_of_the_run(start):
+    result = start(
+        *SMALL, "algo=wagma", "num_workers=4", "steps=6", "record_operations=true", "processes=2", processes=2
+    )
+    kinds = {(one["worker"], one["what"]) for one in load(result.directory)}
+    assert kinds >= {(i, what) for i in range(4) for what in ("gradient", "join", "exchange", "mean")}
+
+
+# -- stopping and going on ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["crash_at", "interrupt_at"])
+def test_a_run_that_was_stopped_goes_on_to_the_same_models(start, fault):
+    """Groups that wait compute the same in any order of events; losses have all digits."""
+    settings = (
+        *SMALL, "algo=wagma", "algo.wait_avoiding=false", "algo.tau=4", "num_workers=8", "steps=20", "processes=4",
+        "evaluation.every_epochs=5", "checkpoint_every_s=0", "optim.momentum=0.9",
+    )  # fmt: skip
+    whole = start(*settings, processes=4, directory="whole")
+    assert start(*settings, processes=4, **{fault: 13}).status in ("crashed", "interrupted")
+    on = start(*settings, processes=4)
+    assert on.status == "done" and on.rows[-1]["step"] == 20
+    assert [row["metric"] for row in on.rows] == [row["metric"] for row in whole.rows]
+    assert [row["value"] for row in on.rows] == pytest.approx([row["value"] for row in whole.rows], rel=1e-11)
+    assert on.facts["bytes_sent"] == whole.facts["bytes_sent"]
+
+
+@pytest.mark.parametrize("algo", METHODS)
+def test_every_method_goes_on_from_a_checkpoint(start, algo):
+    settings = (
+        *SMALL, f"algo={algo}", *USUAL.get(algo, ()), *PACE, "num_workers=8", "steps=20", "processes=4",
+        "evaluation.every_epochs=5", "checkpoint_every_s=0",
+    )  # fmt: skip
+    crashed = start(*settings, processes=4, crash_at=13)
+    assert crashed.status == "crashed"
+    checkpoint = RunStore.view(crashed.directory).newest_checkpoint()
+    assert checkpoint is not None and checkpoint.step == 10
+    result = start(*settings, processes=4)
+    assert result.status == "done"
+    losses = [row["value"] for row in result.rows if (row["metric"], row["worker"]) == ("suboptimality", "averaged")]
+    assert losses[-1] < losses[0]
+
+
+def failing(world: World, config: Config, rank: int) -> str:
+    """On one process a gradient fails, in a thread: what the run loop hears."""
+    r = assemble(config, world)
+    sabotage = mock.patch.object(r.oracle, "problem", None) if world.rank == rank else mock.patch("os.fsync")
+    with sabotage, torch.no_grad():
+        try:
+            r.stepper.may_go_on_to(5)
+            for _ in range(5):
+                r.stepper.step()
+            r.stepper.settle()
+            return "nothing"
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+        finally:
+            r.stepper.close()
+
+
+@pytest.mark.parametrize("algo", METHODS)
+def test_what_fails_in_a_thread_is_raised_and_nobody_hangs(pair, algo):
+    own, other = pair.call(failing, config_of(algo, n=4, processes=2), 0)
+    assert own.startswith("AttributeError: 'NoneType' object has no attribute 'gradient'")
+    assert other.startswith("ConnectionError: connection closed by process 0")
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algo", "overrides", "says"),
+    [
+        ("wagma", ("trace=true",), "trace=true is for methods in steps: with algo=wagma workers are not equally far"),
+        ("wagma", ("algo.group_size=3",), "3"),
+        ("adpsgd", ("topology=ring", "num_workers=5"), "has a cycle of odd length"),
+        ("wagma", ("record_operations=true", "processes=1"), "choose several processes, such as processes=4"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_a_sentence(algo, overrides, says):
+    from decentral.config.checks import resolve
+
+    with pytest.raises(ConfigError) as refused:
+        resolve(config_of(algo, *overrides))
+    assert says in str(refused.value) and "\n" not in str(refused.value)

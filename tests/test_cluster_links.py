@@ -1,0 +1,315 @@
+"""What links cost in a virtual cluster: closed forms by hand for a few workers, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from decentral.cluster.cluster import Machines
+from decentral.cluster.compute import ComputeTimes
+from decentral.cluster.costs import LinkCosts
+from decentral.cluster.links import CollectiveName, Links, Ports
+from decentral.config.composition import compose
+from decentral.errors import ConfigError
+
+ALPHA, BETA = 0.5, 2.0  # seconds; seconds per byte
+PLAIN = Links(latency_s=ALPHA, bandwidth_gbps=8e-9 / BETA, copy_gbps=inf)
+TWO_TIERS = dataclasses.replace(
+    PLAIN, workers_per_machine=2, between_latency_s=3.0, between_bandwidth_gbps=8e-9 / 5
+)  # between machines: 3 s, 5 s per byte
+RING = np.array([3, 1, 0, 2, 1, 3, 2, 0]), np.array([0, 0, 1, 1, 2, 2, 3, 3])
+
+
+def costs(links: Links = PLAIN, n: int = 4, **changed: Any) -> LinkCosts:
+    opened = dataclasses.replace(links, **changed)
+    return Machines(compute=ComputeTimes(mean_s=1.0), links=opened).costs(n)
+
+
+def exchange(now: list[float], edges: list[tuple[int, int]], num_bytes: Any, **changed: Any) -> list[float]:
+    """When everybody is ready, for edges (from, to)."""
+    src, dst = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+    return costs(n=len(now), **changed).exchange(np.array(now), src, dst, num_bytes).tolist()
+
+
+# -- one message -------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_is_latency_and_bandwidth() -> None:
+    known = costs(Links(latency_s=50e-6, bandwidth_gbps=10.0, copy_gbps=80.0))
+    assert known.hop_s(0, 3) == 50e-6
+    assert known.message_s(0, 3, 1.25e9) == pytest.approx(1 + 50e-6)
+    assert known.pair_s(0, 3, 1.25e9) == pytest.approx(1 + 50e-6)
+    assert known.copy_s(1e10) == pytest.approx(1)
+    assert known.uniform
+
+
+def test_through_one_port_a_pair_sends_one_after_the_other() -> None:
+    assert costs(ports=Ports.one).pair_s(0, 1, 10) == ALPHA + 2 * 10 * BETA
+    assert costs().pair_s(0, 1, 10) == ALPHA + 10 * BETA
+
+
+def test_nothing_is_paid_for_infinite_bandwidth_nor_to_oneself() -> None:
+    free = costs(Links(latency_s=0.0, bandwidth_gbps=inf, copy_gbps=inf))
+    assert free.pair_s(0, 1, 1e30) == free.copy_s(1e30) == free.all_reduce_s(4, 1e30) == 0
+    assert costs().pair_s(2, 2, 10) == costs().hop_s(2, 2) == 0
+
+
+def test_machines_have_links_of_two_kinds() -> None:
+    known = costs(TWO_TIERS)
+    assert not known.uniform
+    assert known.hop_s(0, 1) == known.hop_s(3, 2) == ALPHA and known.hop_s(1, 2) == 3
+    assert known.pair_s(0, 1, 10) == ALPHA + 10 * BETA and known.pair_s(0, 3, 10) == 53
+    assert costs(TWO_TIERS, n=2).uniform and costs(TWO_TIERS, n=2).pair_s(0, 1, 10) == ALPHA + 10 * BETA
+    assert costs(TWO_TIERS, n=2).all_reduce_s(2, 10) == costs(n=2).all_reduce_s(2, 10), "there is one machine only"
+
+
+FILE = "source,target,latency_s,bandwidth_gbps\n1,0,7,inf\n0,2,0,8e-10\n"
+
+
+def test_links_of_a_file_have_costs_of_their_own_in_their_direction(tmp_path: Path) -> None:
+    (tmp_path / "links.csv").write_text(FILE)
+    known = costs(file=str(tmp_path / "links.csv"))
+    assert not known.uniform
+    assert known.message_s(1, 0, 1) == 7 and known.message_s(0, 1, 1) == ALPHA + BETA
+    assert known.message_s(0, 2, 3) == pytest.approx(30) and known.message_s(2, 0, 3) == ALPHA + 3 * BETA
+    assert known.pair_s(0, 1, 4) == 7 + 4 * BETA, "the slower direction of each"
+    assert known.all_reduce_s(4, 8) == pytest.approx(2 * 3 * (7 + 2 * 10)), "the largest latency, the slowest link"
+
+
+@pytest.mark.parametrize("make", [
+    lambda path: PLAIN, lambda path: TWO_TIERS,
+    lambda path: dataclasses.replace(TWO_TIERS, file=str(path / "links.csv")),
+], ids=["plain", "two tiers", "file"])  # fmt: skip
+def test_arrays_are_what_single_links_are(tmp_path: Path, make: Callable[[Path], Links]) -> None:
+    (tmp_path / "links.csv").write_text(FILE)
+    known = costs(make(tmp_path))
+    src, dst = np.divmod(np.arange(16), 4)
+    latency, per_byte = known.latency_s(src, dst), known.seconds_per_byte(src, dst)
+    assert latency.dtype == per_byte.dtype == np.float64
+    for i, j, alpha, beta in zip(src.tolist(), dst.tolist(), latency, per_byte, strict=True):
+        assert alpha == known.hop_s(i, j) and alpha + 3 * beta == known.message_s(i, j, 3)
+    assert known.latency_s(src[:, None], dst[None, :]).shape == (16, 16)
+
+
+# -- exchanges ---------------------------------------------------------------------------------------------------------
+
+
+def test_two_workers_wait_for_the_later_one() -> None:
+    both = [(1, 0), (0, 1)]
+    # worker 0 hears of 1 at 10 + alpha; worker 1 itself begins at 10, and that of 0 has been there for long
+    assert exchange([0, 10], both, 4) == [10 + ALPHA + 4 * BETA, 10 + 4 * BETA]
+    assert exchange([0, 0], both, 4) == [ALPHA + 4 * BETA] * 2
+    assert exchange([0, 0], both, 4, ports=Ports.one) == [ALPHA + 8 * BETA] * 2
+    assert exchange([0, 0], both, 4, ports=Ports.one)[0] == costs(ports=Ports.one, n=2).pair_s(0, 1, 4)
+
+
+def test_only_who_has_a_message_waits() -> None:
+    # 0 -> 1: the receiver waits, the sender is busy with sending; 2 has no part in it
+    assert exchange([5, 0, 1], [(0, 1)], 3) == [5 + 3 * BETA, 5 + ALPHA + 3 * BETA, 1]
+    assert exchange([5, 0, 1], [], 3) == [5, 0, 1]
+
+
+def test_messages_of_a_worker_go_through_its_port_one_after_the_other() -> None:
+    star = [(1, 0), (2, 0), (3, 0)]
+    assert exchange([0, 0, 0, 0], star, 1) == [ALPHA + 3 * BETA, BETA, BETA, BETA]
+    back = [*star, (0, 1)]
+    assert exchange([0, 0, 0, 0], back, 1)[0] == ALPHA + 3 * BETA, "duplex: three come in while one goes out"
+    assert exchange([0, 0, 0, 0], back, 1, ports=Ports.one)[0] == ALPHA + 4 * BETA
+
+
+def test_a_ring_of_four_by_hand() -> None:
+    now = np.array([0.0, 1.0, 7.0, 2.0])
+    expected = [2 + ALPHA, 7 + ALPHA, 7, 7 + ALPHA]  # the latest of both neighbours and of itself
+    np.testing.assert_allclose(costs().exchange(now, *RING, 3.0), np.array(expected) + 2 * 3 * BETA)
+    np.testing.assert_allclose(costs(ports=Ports.one).exchange(now, *RING, 3.0), np.array(expected) + 4 * 3 * BETA)
+
+
+def test_messages_have_their_own_sizes_in_the_order_of_the_edges() -> None:
+    edges, sizes = [(1, 2), (2, 0), (0, 1), (2, 1)], np.array([1.0, 10.0, 100.0, 1000.0])
+    # 0: in 10, out 100;  1: in 1100, out 1;  2: in 1, out 1010
+    assert exchange([0, 0, 0], edges, sizes) == [ALPHA + b * BETA for b in (100, 1100, 1010)]
+    order = [2, 0, 3, 1]
+    assert exchange([0, 0, 0], [edges[e] for e in order], sizes[order]) == exchange([0, 0, 0], edges, sizes)
+
+
+def test_a_message_to_oneself_costs_nothing() -> None:
+    assert exchange([4, 0], [(0, 0), (1, 1), (0, 1)], 2) == [4 + 2 * BETA, 4 + ALPHA + 2 * BETA]
+    assert exchange([4, 0], [(0, 0), (1, 1)], 2) == [4, 0]
+
+
+def test_times_that_are_handed_over_are_not_changed_and_a_plan_can_be_used_again() -> None:
+    now, plan = np.array([0.0, 1.0, 7.0, 2.0]), costs().plan(*RING)
+    first = plan.ready(now, 3.0)
+    assert now.tolist() == [0, 1, 7, 2]
+    np.testing.assert_array_equal(plan.ready(now, 3.0), first)
+    np.testing.assert_array_equal(costs().exchange(now, *RING, 3.0), first)
+
+
+def test_between_machines_other_links_are_used() -> None:
+    # 0 and 1, 2 and 3 are on a machine; in a ring, everybody hears of one inside and one outside
+    found = costs(TWO_TIERS).exchange(np.zeros(4), *RING, 1.0)
+    np.testing.assert_allclose(found, 3 + BETA + 5)
+
+
+def test_what_machines_share_is_as_fast_as_all_of_it_together() -> None:
+    shared = dataclasses.replace(TWO_TIERS, shared_gbps=8e-9 / 20)  # 20 s per byte
+    found = costs(shared).exchange(np.zeros(4), *RING, 1.0)
+    np.testing.assert_allclose(found, 3 + 2 * 20)  # two messages leave each machine, and two come in
+    one = costs(shared, ports=Ports.one).exchange(np.zeros(4), *RING, 1.0)
+    np.testing.assert_allclose(one, 3 + 4 * 20)
+    crossing = costs(shared).exchange(np.zeros(4), np.array([1, 0]), np.array([0, 2]), 1.0)
+    # 1 -> 0 stays inside; 0 -> 2 crosses: 1 has no part in that
+    np.testing.assert_allclose(crossing, [ALPHA + 20, BETA, 3 + 20, 0])
+    fast = dataclasses.replace(shared, shared_gbps=inf)
+    np.testing.assert_array_equal(
+        costs(fast).exchange(np.zeros(4), *RING, 1.0), costs(TWO_TIERS).exchange(np.zeros(4), *RING, 1.0)
+    )
+
+
+def test_exchanges_of_many_workers_are_the_maxima_and_sums_of_their_edges() -> None:
+    rng, n = np.random.default_rng(0), 60
+    src, dst = rng.integers(n, size=(2, 400))
+    now, sizes = rng.uniform(size=n), rng.uniform(size=400)
+    for ports in Ports:
+        known = costs(TWO_TIERS, n=n, ports=ports)
+        found = known.exchange(now, src, dst, sizes)
+        for i in range(n):
+            heard = [now[i], *(now[j] + known.hop_s(j, i) for j in src[dst == i].tolist())]
+            into, out = (
+                sum(
+                    known.message_s(s, d, b) - known.hop_s(s, d)
+                    for s, d, b in zip(src, dst, sizes, strict=True)
+                    if of(s, d)
+                )
+                for of in (lambda s, d, i=i: d == i, lambda s, d, i=i: s == i)
+            )
+            assert found[i] == pytest.approx(max(heard) + (into + out if ports is Ports.one else max(into, out)))
+
+
+# -- all-reduce --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("collective", "workers", "expected"), [
+    (CollectiveName.recursive_doubling, 2, ALPHA + 12 * BETA),
+    (CollectiveName.recursive_doubling, 4, 2 * (ALPHA + 12 * BETA)),
+    (CollectiveName.recursive_doubling, 3, 2 * (ALPHA + 12 * BETA)),
+    (CollectiveName.rabenseifner, 2, 2 * ALPHA + 12 * BETA),
+    (CollectiveName.rabenseifner, 4, 4 * ALPHA + 18 * BETA),
+    (CollectiveName.ring, 2, 2 * ALPHA + 12 * BETA),
+    (CollectiveName.ring, 3, 4 * ALPHA + 16 * BETA),
+    (CollectiveName.ring, 4, 6 * ALPHA + 18 * BETA),
+    (CollectiveName.tree, 2, 2 * (ALPHA + 12 * BETA)),
+    (CollectiveName.tree, 4, 4 * (ALPHA + 12 * BETA)),
+    *((collective, 1, 0.0) for collective in CollectiveName),
+])  # fmt: skip
+def test_an_all_reduce_of_twelve_bytes(collective: CollectiveName, workers: int, expected: float) -> None:
+    assert costs(collective=collective).all_reduce_s(workers, 12) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("collective", "twice"), [
+    (CollectiveName.recursive_doubling, True), (CollectiveName.rabenseifner, True), (CollectiveName.ring, True),
+    (CollectiveName.tree, False),
+])  # fmt: skip
+def test_one_port_takes_twice_as_long_where_workers_send_and_receive(collective: CollectiveName, twice: bool) -> None:
+    quick = {"latency_s": 0.0, "collective": collective}
+    one, duplex = (costs(ports=ports, **quick).all_reduce_s(4, 12) for ports in (Ports.one, Ports.duplex))
+    assert one == (2 if twice else 1) * duplex
+
+
+def test_the_slowest_link_and_a_shared_way_out_decide_on_an_all_reduce() -> None:
+    ring, doubling = ({"collective": one} for one in (CollectiveName.ring, CollectiveName.recursive_doubling))
+    assert costs(TWO_TIERS, **doubling).all_reduce_s(4, 12) == 2 * (3 + 12 * 5)
+    shared = dataclasses.replace(TWO_TIERS, shared_gbps=8e-9 / 4)  # 4 s per byte; two workers on a machine
+    assert costs(shared, **doubling).all_reduce_s(4, 12) == pytest.approx(2 * (3 + 12 * 8))
+    assert costs(shared, **ring).all_reduce_s(4, 12) == pytest.approx(6 * 3 + 18 * 5), "one of them sends outside"
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["latency_s", "bandwidth_gbps", "copy_gbps"])
+def test_what_links_need_has_to_be_given(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cluster=machines needs cluster\.links\.{key}, which is not given"):
+        costs(**{key: None})
+
+
+@pytest.mark.parametrize("key", ["between_latency_s", "between_bandwidth_gbps"])
+def test_machines_need_links_between_them(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"needs cluster\.links\.{key}, which is not given"):
+        costs(TWO_TIERS, **{key: None})
+
+
+@pytest.mark.parametrize(
+    ("links", "changed", "says"),
+    [
+        (PLAIN, {"latency_s": -1.0}, "latency_s=-1 makes no sense"),
+        (PLAIN, {"latency_s": inf}, "latency_s=inf makes no sense"),
+        (PLAIN, {"bandwidth_gbps": 0.0}, "bandwidth_gbps=0 makes no sense"),
+        (PLAIN, {"bandwidth_gbps": -1.0}, "bandwidth_gbps=-1 makes no sense"),
+        (PLAIN, {"copy_gbps": float("nan")}, "copy_gbps=nan makes no sense"),
+        (PLAIN, {"between_latency_s": 1.0}, "between_latency_s=1 has no meaning without machines"),
+        (PLAIN, {"shared_gbps": 1.0}, "shared_gbps=1 has no meaning without machines"),
+        (TWO_TIERS, {"shared_gbps": 0.0}, "shared_gbps=0 makes no sense"),
+        (TWO_TIERS, {"workers_per_machine": 3}, "workers_per_machine=3 does not divide num_workers=4"),
+        (TWO_TIERS, {"workers_per_machine": 0}, "workers_per_machine=0 makes no sense"),
+    ],
+)
+def test_links_that_make_no_sense_are_refused(links: Links, changed: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        costs(links, **changed)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no links"),
+        ("source,target,latency_s,bandwidth_gbps\n", "holds no links"),
+        ("0,1,1\n", "line 1 of cluster.links.file=.* has 3 columns"),
+        ("0,1,1,1\n0,1,1,1\n", "line 2 .* repeats the link 0,1"),
+        ("0,4,1,1\n", "line 1 .* has '4' where a worker's number should be"),
+        ("-1,0,1,1\n", "line 1 .* has '-1' where a worker's number"),
+        ("2,2,1,1\n", "line 1 .* is a link from worker 2 to itself"),
+        ("0,1,-1,1\n", "line 1 .* has '-1' where a latency"),
+        ("0,1,inf,1\n", "line 1 .* has 'inf' where a latency"),
+        ("0,1,1,0\n", "line 1 .* has '0' where a bandwidth"),
+        ("0,1,1,fast\n", "line 1 .* has 'fast' where a bandwidth"),
+    ],
+)
+def test_files_with_links_that_make_no_sense_are_refused_with_their_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "links.csv").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        costs(file=str(tmp_path / "links.csv"))
+
+
+def test_a_file_with_links_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a file"):
+        costs(file=str(tmp_path / "links.csv"))
+
+
+# -- the clusters that are named ---------------------------------------------------------------------------------------
+
+
+def named(name: str) -> Machines:
+    cluster = compose(["task=quadratics", f"cluster={name}"]).cluster
+    assert isinstance(cluster, Machines)
+    return cluster
+
+
+def test_in_a_free_cluster_a_step_is_a_second() -> None:
+    cluster = named("free")
+    assert (cluster.gradient_times(8, 0).seconds(0, 9) == 1).all()
+    known = cluster.costs(8)
+    np.testing.assert_array_equal(known.exchange(np.arange(8.0), np.array([0]), np.array([1]), 1e9), np.arange(8.0))
+    assert known.all_reduce_s(8, 1e9) == known.pair_s(0, 1, 1e9) == known.copy_s(1e9) == 0
+
+
+def test_the_papers_cluster_delays_two_workers_of_each_step() -> None:
+    seconds = named("paper_wagma_resnet").gradient_times(64, 0).seconds(0, 50)
+    np.testing.assert_allclose(np.sort(seconds, axis=1)[:, -3:], np.tile([0.62, 0.94, 0.94], (50, 1)))
+    assert named("paper_wagma_resnet").costs(64).message_s(0, 1, 9e9) == pytest.approx(1, rel=1e-3), "9 GB/s"

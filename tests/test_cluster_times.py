@@ -1,0 +1,393 @@
+"""How long gradients take in a virtual cluster: distributions, stragglers, traces, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configure import configure
+from decentral.cluster.cluster import Machines, NoCluster, VirtualCluster
+from decentral.cluster.compute import ComputeTimes, Distribution, GradientTimes
+from decentral.cluster.links import Links
+from decentral.cluster.stragglers import Mode, Stragglers
+from decentral.config.composition import compose
+from decentral.config.files import dump, load
+from decentral.config.identity import identity, run_id
+from decentral.errors import ConfigError
+from decentral.randomness import normal
+
+LINKS = Links(latency_s=0.0, bandwidth_gbps=float("inf"), copy_gbps=float("inf"))
+SECOND = ComputeTimes(mean_s=1.0)
+PARETO = ComputeTimes(Distribution.shifted_pareto, floor_s=1.7, index=1.1, scale_s=0.015, cap_s=43.5)
+STRAGGLERS = {
+    Mode.none: Stragglers(),
+    Mode.exactly: Stragglers(Mode.exactly, delay_s=0.5, count=3),
+    Mode.independent: Stragglers(Mode.independent, delay_s=0.5, probability=0.2),
+    Mode.persistent: Stragglers(Mode.persistent, slowdown=3.0, probability=0.02, residence_steps=20.0),
+    Mode.fixed: Stragglers(Mode.fixed, slowdown=10.0, workers=[0, 5]),
+    Mode.drifting: Stragglers(Mode.drifting, slowdown=4.0, drift=0.05),
+}
+COMPUTE = {
+    Distribution.constant: SECOND,
+    Distribution.lognormal: ComputeTimes(Distribution.lognormal, mean_s=0.4, sigma=0.7),
+    Distribution.length_bucketed: ComputeTimes(
+        Distribution.length_bucketed, buckets=[100.0, 200.0, 600.0], seconds_per_token=0.01
+    ),
+    Distribution.shifted_pareto: PARETO,
+}
+
+
+def times(
+    compute: ComputeTimes = SECOND, stragglers: Stragglers | None = None, n: int = 16, seed: int = 3
+) -> GradientTimes:
+    return Machines(compute=compute, stragglers=stragglers or Stragglers(), links=LINKS).gradient_times(n, seed)
+
+
+# -- pure functions of (seed, step, worker) ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize("distribution", COMPUTE)
+def test_a_time_does_not_depend_on_the_range_that_is_asked_for(distribution: Distribution, mode: Mode) -> None:
+    whole = times(COMPUTE[distribution], STRAGGLERS[mode]).seconds(0, 700)
+    assert whole.shape == (700, 16) and whole.dtype == np.float64
+    late_first = times(COMPUTE[distribution], STRAGGLERS[mode])
+    for first, last in ((650, 700), (3, 4), (100, 400), (127, 129), (0, 1), (256, 512), (9, 9)):
+        np.testing.assert_array_equal(late_first.seconds(first, last), whole[first:last])
+
+
+@pytest.mark.parametrize("mode", set(Mode) - {Mode.none})
+def test_delays_are_what_stragglers_add(mode: Mode) -> None:
+    slow, usual = times(PARETO, STRAGGLERS[mode]), times(PARETO)
+    assert (slow.delays(0, 300) >= 0).all() and slow.delays(0, 300).any() and not usual.delays(0, 300).any()
+    np.testing.assert_array_equal(slow.seconds(0, 300), usual.seconds(0, 300) + slow.delays(0, 300))
+
+
+@pytest.mark.parametrize("mode", set(Mode) - {Mode.none, Mode.fixed})
+def test_another_seed_is_another_cluster(mode: Mode) -> None:
+    one, other = (times(SECOND, STRAGGLERS[mode], seed=seed).seconds(0, 50) for seed in (1, 2))
+    assert (one != other).any()
+
+
+def test_what_is_returned_can_be_changed_without_harm() -> None:
+    known = times(PARETO)
+    before = known.seconds(0, 10)
+    known.seconds(0, 10)[:] = 0
+    np.testing.assert_array_equal(known.seconds(0, 10), before)
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 3), (5, 4)])
+def test_steps_that_do_not_exist_are_a_mistake(first: int, last: int) -> None:
+    with pytest.raises(ValueError, match="0 <= first <= last"):
+        times().seconds(first, last)
+
+
+# -- distributions -----------------------------------------------------------------------------------------------------
+
+
+def test_constant_times_are_constant() -> None:
+    np.testing.assert_array_equal(times(ComputeTimes(mean_s=0.16)).seconds(0, 30), np.full((30, 16), 0.16))
+
+
+def test_lognormal_times_have_this_mean_and_this_logarithm() -> None:
+    seconds = times(COMPUTE[Distribution.lognormal], n=50).seconds(0, 4000)
+    assert seconds.mean() == pytest.approx(0.4, rel=0.01)
+    assert np.median(seconds) == pytest.approx(0.4 * np.exp(-0.49 / 2), rel=0.01)
+    assert np.log(seconds).std() == pytest.approx(0.7, rel=0.01)
+
+
+def test_every_bucket_of_lengths_is_as_likely() -> None:
+    seconds = times(COMPUTE[Distribution.length_bucketed], n=30).seconds(0, 2000)
+    found, counts = np.unique(seconds, return_counts=True)
+    np.testing.assert_allclose(found, [1.0, 2.0, 6.0])
+    np.testing.assert_allclose(counts / seconds.size, 1 / 3, atol=0.01)
+
+
+def test_the_shifted_pareto_distribution_is_that_of_habitat() -> None:
+    seconds = times(PARETO, n=100).seconds(0, 5000)
+    assert seconds.min() >= 1.7 and seconds.max() == 43.5, "with so many draws some are at the cap"
+    for share in (0.5, 0.9, 0.99):
+        expected = 1.7 + 0.015 * ((1 - share) ** (-1 / 1.1) - 1)
+        assert np.quantile(seconds, share) == pytest.approx(expected, rel=0.05)
+    assert np.median(seconds) == pytest.approx(1.713, abs=0.001)
+
+
+def test_workers_and_steps_are_independent() -> None:
+    logs = np.log(times(COMPUTE[Distribution.lognormal], n=40).seconds(0, 3000))
+    assert abs(np.corrcoef(logs[:-1].ravel(), logs[1:].ravel())[0, 1]) < 0.01
+    assert abs(np.corrcoef(logs[:, :-1].ravel(), logs[:, 1:].ravel())[0, 1]) < 0.01
+
+
+# -- stragglers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 3, 15, 16])
+def test_exactly_so_many_straggle_in_every_step_and_everybody_as_often(count: int) -> None:
+    delays = times(SECOND, Stragglers(Mode.exactly, delay_s=0.25, count=count)).delays(0, 4000)
+    assert set(np.unique(delays)) <= {0.0, 0.25}
+    np.testing.assert_array_equal((delays > 0).sum(axis=1), count)
+    np.testing.assert_allclose((delays > 0).mean(axis=0), count / 16, atol=0.04)
+
+
+def test_independent_stragglers_have_their_probability_and_no_memory() -> None:
+    slow = times(SECOND, STRAGGLERS[Mode.independent], n=40).delays(0, 5000) > 0
+    assert slow.mean() == pytest.approx(0.2, abs=0.005)
+    assert slow[1:][slow[:-1]].mean() == pytest.approx(0.2, abs=0.01)
+
+
+@pytest.mark.parametrize(("probability", "residence"), [(0.02, 20.0), (0.3, 4.0), (0.4, 1.0), (0.9, 2.0)])
+def test_a_persistent_straggler_stays_slow_for_so_many_steps(probability: float, residence: float) -> None:
+    mode = Stragglers(Mode.persistent, delay_s=1.0, probability=probability, residence_steps=residence)
+    slow = times(SECOND, mode, n=400).delays(0, 2000) > 0
+    assert slow[1:][~slow[:-1]].mean() == pytest.approx(probability, rel=0.03)
+    assert slow[1:][slow[:-1]].mean() == pytest.approx(1 - 1 / residence, rel=0.03, abs=1e-12)
+    share = probability / (probability + 1 / residence)
+    for part in (slow[:1], slow):  # stationary from the first step on
+        assert part.mean() == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 400))
+
+
+def test_a_fixed_straggler_is_always_as_slow() -> None:
+    seconds = times(SECOND, STRAGGLERS[Mode.fixed]).seconds(0, 20)
+    expected = np.ones(16)
+    expected[[0, 5]] = 10
+    np.testing.assert_array_equal(seconds, np.tile(expected, (20, 1)))
+
+
+def test_speeds_drift_slowly_and_within_their_bounds() -> None:
+    drift = 0.05
+    seconds = times(SECOND, Stragglers(Mode.drifting, slowdown=4.0, drift=drift), n=300).seconds(0, 3000)
+    place = np.log(seconds) / np.log(4)
+    assert place.min() >= 0 and place.max() <= 1
+    inside = (place[:-1] > 0.3) & (place[:-1] < 0.7)
+    assert np.diff(place, axis=0)[inside].std() == pytest.approx(drift, rel=0.02)
+    for part in (place[0], place[-1], place):  # each place as likely, at any time
+        np.testing.assert_allclose(np.quantile(part, [0.25, 0.5, 0.75]), [0.25, 0.5, 0.75], atol=0.1)
+
+
+def test_a_drift_is_the_sum_of_its_steps_reflected_at_the_bounds() -> None:
+    drift, n = 0.05, 8
+    place = times(SECOND, Stragglers(Mode.drifting, delay_s=1.0, drift=drift), n=n, seed=0).delays(0, 600)
+    steps = drift * normal(0, "cluster: stragglers", np.arange(600)[:, None], np.arange(n)[None, :])
+    ways = [
+        (place[:-1] + sign * steps[1:]) % 2 for sign in (1, -1)
+    ]  # which way is up depends on the reflections so far
+    reflected = [np.minimum(way, 2 - way) for way in ways]
+    assert np.minimum(*(np.abs(way - place[1:]) for way in reflected)).max() < 1e-9
+
+
+# -- recorded times ----------------------------------------------------------------------------------------------------
+
+
+def trace(path: Path, text: str, n: int) -> GradientTimes:
+    file = path / "trace.csv"
+    file.write_text(text)
+    return times(ComputeTimes(Distribution.trace, trace=str(file)), n=n)
+
+
+RECORDED = np.array([[1.0, 2.0], [0.5, 4.0], [0.25, 8.0]])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1,2\n.5,4\n0.25,8\n",
+        "fast,slow\n1,2\n.5,4\n0.25,8\n",
+        "step,worker,seconds\n0,0,1\n0,1,2\n1,0,.5\n1,1,4\n2,0,.25\n2,1,8\n",
+        "step,worker,seconds\n\n2,1,8\n2,0,.25\n1,1,4\n1,0,.5\n0,1,2\n0,0,1\n",
+    ],
+)
+def test_a_trace_is_replayed_and_begins_again(tmp_path: Path, text: str) -> None:
+    found = trace(tmp_path, text, n=2)
+    np.testing.assert_array_equal(found.seconds(0, 7), np.concatenate([RECORDED, RECORDED, RECORDED[:1]]))
+    np.testing.assert_array_equal(found.seconds(1000, 1001), RECORDED[1000 % 3][None])
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no times"),
+        ("step,worker,seconds\n", "holds no times"),
+        ("1,2\n1\n", "line 2 of cluster.compute.trace=.* has 1 columns, but num_workers=2"),
+        ("1,2,3\n", "line 1 .* has 3 columns, but num_workers=2"),
+        ("1,2\n1,\n", "line 2 .* has a hole"),
+        ("1,2\n,\n", "line 2 .* has a hole"),
+        ("1,2\n1,-2\n", "line 2 .* has '-2' where a number of seconds"),
+        ("1,2\n1,inf\n", "line 2 .* has 'inf' where a number of seconds"),
+        ("1,2\n1,nan\n", "line 2 .* has 'nan'"),
+        ("a,b\n1,two\n", "line 2 .* has 'two'"),
+        ("step,worker,seconds\n0,0,1\n0,2,1\n", "line 3 .* is about worker 2, but with num_workers=2"),
+        ("step,worker,seconds\n0,0,1\n0,1,1\n1,0,1\n", "has a hole: .* no time for step 1 of worker 1"),
+        ("step,worker,seconds\n1,0,1\n1,1,1\n", "has a hole: .* no time for step 0 of worker 0"),
+        ("step,worker,seconds\n0,0,1\n0,1,1\n0,1,2\n", "line 4 .* repeats step 0 of worker 1 of line 3"),
+        ("step,worker,seconds\n0,0,1\n0,1,-1\n", "line 3 .* has '-1'"),
+        ("step,worker,seconds\n0,0\n", "line 2 .* has 2 columns"),
+        ("step,worker,seconds\n0,-1,1\n", "line 2 .* has '-1' where the number of a worker"),
+        ("step,worker,seconds\n0.5,1,1\n", "line 2 .* has '0.5' where the number of a step"),
+    ],
+)
+def test_a_trace_that_cannot_be_replayed_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        trace(tmp_path, text, n=2)
+
+
+def test_a_trace_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is not a file"):
+        times(ComputeTimes(Distribution.trace, trace=str(tmp_path / "none.csv")))
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot be read as CSV"):
+        times(ComputeTimes(Distribution.trace, trace=str(tmp_path / "bytes.csv")))
+
+
+# -- refusals ----------------------------------------------------------------------------------------------------------
+
+NEEDED = {
+    Distribution.constant: ["mean_s"],
+    Distribution.lognormal: ["mean_s", "sigma"],
+    Distribution.length_bucketed: ["buckets", "seconds_per_token"],
+    Distribution.shifted_pareto: ["floor_s", "index", "scale_s", "cap_s"],
+}
+
+
+@pytest.mark.parametrize(("distribution", "key"), [(d, key) for d, keys in NEEDED.items() for key in keys])
+def test_what_a_distribution_needs_has_to_be_given(distribution: Distribution, key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"distribution={distribution.name} needs cluster\.compute\.{key}, which is not"
+    ):
+        times(dataclasses.replace(COMPUTE[distribution], **{key: None}))
+
+
+def test_a_trace_needs_a_path() -> None:
+    with pytest.raises(ConfigError, match=r"distribution=trace needs cluster\.compute\.trace"):
+        times(ComputeTimes(Distribution.trace))
+
+
+@pytest.mark.parametrize(("distribution", "key"), [
+    (d, key) for d, keys in NEEDED.items() for key in ("mean_s", "sigma", "index") if key not in keys
+])  # fmt: skip
+def test_what_a_distribution_has_no_use_for_is_refused(distribution: Distribution, key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cluster\.compute\.{key}=2.0 has no meaning .*{distribution.name}"):
+        times(dataclasses.replace(COMPUTE[distribution], **{key: 2.0}))
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("distribution", "key"), [(d, key) for d, keys in NEEDED.items() for key in keys if key != "buckets"]
+)
+def test_numbers_that_are_none_of_a_distribution_are_refused(
+    distribution: Distribution, key: str, value: float
+) -> None:
+    with pytest.raises(ConfigError, match=rf"cluster\.compute\.{key}={value:g} makes no sense"):
+        times(dataclasses.replace(COMPUTE[distribution], **{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("compute", "says"),
+    [
+        (dataclasses.replace(COMPUTE[Distribution.length_bucketed], buckets=[]), "buckets=.* is empty"),
+        (dataclasses.replace(COMPUTE[Distribution.length_bucketed], buckets=[5.0, 0.0]), "buckets=0 makes no sense"),
+        (dataclasses.replace(PARETO, cap_s=1.0), "cap_s=1 is below cluster.compute.floor_s=1.7"),
+    ],
+)
+def test_distributions_that_make_no_sense_are_refused(compute: ComputeTimes, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        times(compute)
+
+
+def of(mode: Mode, **changed: Any) -> Stragglers:
+    return dataclasses.replace(STRAGGLERS[mode], **changed)
+
+
+@pytest.mark.parametrize(
+    ("stragglers", "says"),
+    [
+        (of(Mode.exactly, count=None), "mode=exactly needs cluster.stragglers.count, which is not given"),
+        (of(Mode.exactly, delay_s=None), "mode=exactly needs cluster.stragglers.delay_s or .*slowdown"),
+        (of(Mode.exactly, slowdown=2.0), "delay_s=0.5 and cluster.stragglers.slowdown=2 contradict"),
+        (of(Mode.exactly, count=17), "count=17 makes no sense for num_workers=16"),
+        (of(Mode.exactly, count=0), "count=0 makes no sense"),
+        (of(Mode.exactly, delay_s=-0.5), "delay_s=-0.5 makes no sense"),
+        (of(Mode.exactly, delay_s=float("inf")), "delay_s=inf makes no sense"),
+        (of(Mode.exactly, workers=[1]), r"workers=\[1\] has no meaning with cluster.stragglers.mode=exactly"),
+        (of(Mode.none, delay_s=1.0), "delay_s=1.0 has no meaning with cluster.stragglers.mode=none"),
+        (of(Mode.independent, probability=None), "needs cluster.stragglers.probability"),
+        (of(Mode.independent, probability=0.0), "probability=0 makes no sense"),
+        (of(Mode.independent, probability=1.0), "probability=1 makes no sense"),
+        (of(Mode.independent, count=2), "count=2 has no meaning with cluster.stragglers.mode=independent"),
+        (of(Mode.persistent, residence_steps=None), "needs cluster.stragglers.residence_steps"),
+        (of(Mode.persistent, residence_steps=0.5), "residence_steps=0.5 makes no sense"),
+        (of(Mode.persistent, residence_steps=float("inf")), "residence_steps=inf makes no sense"),
+        (of(Mode.persistent, probability=float("nan")), "probability=nan makes no sense"),
+        (of(Mode.fixed, workers=None), "needs cluster.stragglers.workers"),
+        (of(Mode.fixed, workers=[]), r"workers=\[\] has to name"),
+        (of(Mode.fixed, workers=[3, 3]), r"workers=\[3, 3\] has to name"),
+        (of(Mode.fixed, workers=[16]), "names worker 16, but with num_workers=16"),
+        (of(Mode.fixed, workers=[-1]), "names worker -1"),
+        (of(Mode.fixed, slowdown=1.0), "slowdown=1 makes no sense"),
+        (of(Mode.fixed, slowdown=float("inf")), "slowdown=inf makes no sense"),
+        (of(Mode.drifting, drift=None), "needs cluster.stragglers.drift"),
+        (of(Mode.drifting, drift=0.0), "drift=0 makes no sense"),
+        (of(Mode.drifting, drift=1.5), "drift=1.5 makes no sense"),
+    ],
+)
+def test_stragglers_that_make_no_sense_are_refused(stragglers: Stragglers, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Machines(compute=SECOND, stragglers=stragglers, links=LINKS).check(16)
+
+
+# -- the configuration -------------------------------------------------------------------------------------------------
+
+SMALL = ("task=quadratics", "algo=dpsgd", "topology=ring")
+
+
+def test_a_run_has_no_cluster_unless_it_is_given_one() -> None:
+    config = configure(*SMALL)
+    assert config.cluster == NoCluster() and not isinstance(config.cluster, VirtualCluster)
+    assert "cluster" not in identity(config)
+    older = dump(config).replace("cluster:\n  name: none\n", "")
+    assert "cluster" not in older and load(older) == config
+
+
+def test_a_cluster_counts_with_what_is_given_of_it() -> None:
+    config = configure(*SMALL, "cluster=two_delayed")
+    assert identity(config)["cluster"]["stragglers"] == {"mode": "exactly", "delay_s": 0.08, "count": 2}
+    others = ("cluster.stragglers.count=3", "cluster.links.latency_s=1", "cluster.waits_for=everyone")
+    ids = {run_id(config), *(run_id(compose([*SMALL, "cluster=two_delayed", other])) for other in others)}
+    assert len(ids) == 4 and run_id(configure(*SMALL)) not in ids
+
+
+def test_a_trace_counts_by_what_is_in_it(tmp_path: Path) -> None:
+    for name, text in (("a", "1,2\n"), ("copy", "1,2\n"), ("b", "1,3\n")):
+        (tmp_path / f"{name}.csv").write_text(text)
+    clear = ("cluster=even", "cluster.compute.mean_s=null", "cluster.compute.distribution=trace", "num_workers=2")
+    found = [
+        run_id(compose([*SMALL[:2], "topology=chain", *clear, f"cluster.compute.trace={tmp_path / name}.csv"]))
+        for name in ("a", "copy", "b")
+    ]
+    assert found[0] == found[1] != found[2]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["cluster=machines"], "needs cluster.compute.mean_s, which is not given"),
+        (["cluster.compute.mean_s=1"], "cluster=none has no settings"),
+        (["cluster=even", "cluster.compute.mean=1"], "has no setting 'mean'. Did you mean 'mean_s'"),
+        (["cluster=even", "cluster.compute.distribution=lognormal"], "needs cluster.compute.sigma"),
+        (["cluster=even", "cluster.compute.distribution=gamma"], "it has to be one of constant, lognormal"),
+        (["cluster=even", "cluster.compute=1"], "cluster.compute is a group of settings: write cluster.compute.dist"),
+        (["cluster=even", "cluster.compute.mean_s.x=1"], "cluster.compute.mean_s is one value and has no part 'x'"),
+        (["cluster=even", "cluster.waits_for.x=1"], "cluster.waits_for is one value and has no part 'x'"),
+        (
+            ["cluster=two_delayed", "num_workers=1", "topology=complete", "task.zeta2=0"],
+            "count=2 makes no sense for num_workers=1",
+        ),
+        (["cluster=evn"], "cluster=evn does not exist. Did you mean 'even'"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong_with_a_cluster(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        compose([*SMALL, *overrides])

@@ -1,0 +1,216 @@
+"""Letters between workers: everything arrives, in order and unchanged; nobody hangs, and nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from decentral.network.asynchronous.letters import Letter
+from decentral.network.asynchronous.mail import PostOffice
+from decentral.network.asynchronous.meeting import AllWorkers
+from decentral.network.processes import split_workers
+from decentral.network.settings import Carrier, NetworkSettings
+from decentral.network.world import World
+
+CARRIERS = [Carrier.shared_memory, Carrier.torch]
+WORLDS = [(Carrier.auto, 1), *((carrier, size) for carrier in CARRIERS for size in (2, 5))]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
+
+
+@contextmanager
+def opened(world: World, carrier: Carrier, num_workers: int) -> Iterator[PostOffice]:
+    """It leaves no thread."""
+    settings = NetworkSettings(transport=carrier, timeout_s=20.0)
+    before = set(threading.enumerate())
+    with PostOffice.of(settings, split_workers(num_workers, world.size), world.device) as office:
+        assert office.shared == (carrier is not Carrier.torch and world.size > 1)
+        yield office
+    assert set(threading.enumerate()) <= before
+
+
+def in_threads(office: PostOffice, work: Callable[[int], Any]) -> list[Any]:
+    """What each local worker comes to, in a thread of its own."""
+    with ThreadPoolExecutor(len(office.workers)) as pool:
+        return list(pool.map(work, office.workers))
+
+
+def how_it_ends(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except (OSError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "it went well"
+
+
+def row(source: int, destination: int, number: int) -> Tensor:
+    """Another length and dtype for every number."""
+    values = torch.arange(1 + 1000 * (number % 3)) + 100 * source + 10 * destination + number
+    return values.to(DTYPES[number % len(DTYPES)])
+
+
+def exchange_all(world: World, carrier: Carrier, num_workers: int) -> bool:
+    """Everybody writes 20 letters to everybody, itself included, and receives them in the opposite order."""
+    numbers = range(20)
+    with opened(world, carrier, num_workers) as office:
+
+        def work(worker: int) -> bool:
+            for number in numbers:
+                for other in range(num_workers):
+                    rows = row(worker, other, number)
+                    office.send(worker, other, 3, number, rows)
+                    rows.zero_()
+            same = []
+            for number in reversed(numbers):
+                for other in reversed(range(num_workers)):
+                    letter = office.receive(worker, 3, number, other)
+                    same.append(torch.equal(letter.rows, row(other, worker, number)))
+                    same.append(letter.rows.dtype == row(other, worker, number).dtype)
+                    same.append((letter.source, letter.destination) == (other, worker))
+                    letter.release()
+            return all(same)
+
+        return all(in_threads(office, work))
+
+
+@pytest.mark.parametrize(("carrier", "processes"), WORLDS)
+def test_every_letter_arrives_as_it_was_when_it_was_sent(worlds, carrier, processes):
+    assert all(worlds(processes).call(exchange_all, carrier, 5))
+
+
+def handle_all(world: World, carrier: Carrier) -> tuple[list[int], list[int]]:
+    """Two kinds, one of which gets its handler after its letters have come."""
+    with opened(world, carrier, 4) as office:
+        late, early = [], []
+        complete = threading.Semaphore(0)
+
+        def note(into: list[int]) -> Callable[[Letter], None]:
+            def handler(letter: Letter) -> None:
+                into.append(letter.number)
+                complete.release()
+
+            return handler
+
+        office.handle(1, note(early))
+        for number in range(50):
+            office.send(office.workers.start, (office.workers.start + 2) % 4, 1, number)
+            office.send(office.workers.start, (office.workers.start + 2) % 4, 2, number)
+        office.barrier()
+        office.handle(2, note(late))
+        for _ in range(100):
+            assert complete.acquire(timeout=20)
+        return early, sorted(late)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_handlers_get_what_came_before_them_too_and_in_order(worlds, carrier):
+    numbers = list(range(50))
+    assert worlds(2).call(handle_all, carrier) == [(numbers, numbers)] * 2
+
+
+def average_all(world: World, carrier: Carrier, num_workers: int) -> list[list[float]]:
+    with opened(world, carrier, num_workers) as office:
+        everybody = AllWorkers(office)
+
+        def work(worker: int) -> list[float]:
+            rows = [torch.full((3,), float(worker + 10 * number), dtype=torch.float64) for number in range(30)]
+            return [float(everybody.mean(worker, each, number)[1]) for number, each in enumerate(rows)]
+
+        found = in_threads(office, work)
+        everybody.close()
+    return found
+
+
+@pytest.mark.parametrize(("carrier", "processes"), WORLDS)
+def test_all_workers_get_the_mean_of_all(worlds, carrier, processes):
+    for found in worlds(processes).call(average_all, carrier, 5):
+        for means in found:
+            assert means == pytest.approx([2 + 10 * number for number in range(30)])
+
+
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
+
+
+def opened_alone(world: World, carrier: Carrier, timeout_s: float) -> PostOffice:
+    """For two workers, with nothing that happens at its end."""
+    return PostOffice.of(NetworkSettings(transport=carrier, timeout_s=timeout_s), split_workers(2, 2), world.device)
+
+
+def wait_in_vain(world: World, carrier: Carrier) -> list[str]:
+    """The second process is there, but does not write; then it leaves."""
+    office, said = opened_alone(world, carrier, 20.0), []
+    if world.rank == 0:
+        office.timeout_s = 0.2
+        said.append(how_it_ends(lambda: office.receive(0, 1, 7, source=1)))
+        said.append(how_it_ends(lambda: office.receive(0, 1, 7)))
+        office.timeout_s = 20.0
+    world.barrier()
+    if world.rank == 0:
+        said.append(how_it_ends(lambda: office.receive(0, 1, 8, source=1)))
+        said.append(how_it_ends(lambda: office.send(0, 1, 1, 9)))
+    office.close()
+    return said
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_who_waits_in_vain_is_told_for_whom(worlds, carrier):
+    said, _ = worlds(2).call(wait_in_vain, carrier)
+    assert said == [
+        "TimeoutError: timed out after 0.2 s of waiting for process 1 of this run to answer for worker 1",
+        "TimeoutError: timed out after 0.2 s of waiting for a letter",
+        "ConnectionError: connection closed by process 1 of this run",
+        "ConnectionError: connection closed by process 1 of this run",
+    ]
+
+
+def fail_while_others_wait(world: World) -> list[str]:
+    """A handler fails in the thread that receives: whoever waits hears of it."""
+    office = PostOffice(split_workers(2, 2), 20.0)
+
+    def fail(letter: Letter) -> None:
+        raise ValueError(f"letter {letter.number} is wrong")
+
+    said = []
+    if world.rank == 0:
+        office.handle(1, fail)
+    office.barrier()
+    if world.rank == 1:
+        office.send(1, 0, 1, 5)
+    else:
+        said.append(how_it_ends(lambda: office.receive(0, 2, 0)))
+        said.append(how_it_ends(lambda: office.send(0, 0, 2, 0)))
+    world.barrier()
+    return said
+
+
+def test_a_failure_of_a_thread_is_raised_where_somebody_waits_or_sends(pair):
+    said, _ = pair.call(fail_while_others_wait)
+    assert said == ["RuntimeError: another thread of this process failed: letter 5 is wrong"] * 2
+
+
+def outlive(world: World, carrier: Carrier) -> list[str]:
+    """The second process is killed, first of all while nobody waits for it."""
+    office = opened_alone(world, carrier, 60.0)
+    world.barrier()
+    if world.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    said = [how_it_ends(lambda: office.receive(0, 1, 0)), how_it_ends(lambda: office.send(0, 1, 1, 0))]
+    office.close()
+    return said
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_the_death_of_a_process_is_noticed_by_who_does_not_even_wait_for_it(pair, carrier):
+    for pipe in pair.pipes:
+        pipe.send((outlive, (carrier,)))
+    assert pair.pipes[0].poll(30)
+    kind, said = pair.pipes[0].recv()
+    assert (kind, said) == ("done", ["ConnectionError: connection closed by process 1 of this run"] * 2)

@@ -1,0 +1,58 @@
+"""The studies of the WAGMA paper: they compose at every scale, and each of its numbers is compared exactly once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from decentral.report.published import items, numbers
+from decentral.study import catalogue
+from decentral.study.kinds.comparison_cell import TunedCell
+from decentral.study.kinds.timeline import TimelineCell
+from decentral.study.study import Cell
+
+NAMES = [name for name in catalogue.names() if name.startswith("wagma_")]
+PUBLISHED = {item: {one.key for one in numbers("wagma", item)} for item in items("wagma")}
+COMPARED = [
+    (name, report["published"]["item"])
+    for name, report in ((name, catalogue.load(name, "paper").report) for name in NAMES)
+    if "published" in report
+]
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pictures")
+    for part, count in (("train", 32), ("val", 1)):  # one for each of 64 workers
+        for kind in ("cat", "dog"):
+            (folder / part / kind).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (8, 8)).save(folder / part / kind / f"{number}.jpg")
+    return folder
+
+
+def cells(name: str, scale: str, pictures: Path, folder: Path) -> list[Cell]:
+    study = catalogue.load(name, scale)
+    data = [f"data.path={pictures}", "batch_size=1"] if "data=imagenet" in study.base else []
+    return study.cells([*data, f"results_dir={folder}"])
+
+
+def test_the_paper_has_42_numbers_of_which_only_the_bleu_scores_are_compared_by_no_study() -> None:
+    assert sum(map(len, PUBLISHED.values())) == 42
+    assert set(PUBLISHED) - {item for _, item in COMPARED} == {"fig8-bleu"}
+    assert max(Counter(item for _, item in COMPARED).values()) == 1
+
+
+@pytest.mark.parametrize(("name", "item"), COMPARED)
+def test_every_number_of_an_item_belongs_to_a_cell(name: str, item: str, pictures: Path, tmp_path: Path) -> None:
+    found = [one for one in cells(name, "paper", pictures, tmp_path) if isinstance(one, TunedCell | TimelineCell)]
+    assert PUBLISHED[item] <= {cell.published for cell in found}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_scale_composes(name: str, pictures: Path, tmp_path: Path) -> None:
+    for scale in catalogue.scales(name):
+        assert cells(name, scale, pictures, tmp_path), scale

@@ -1,0 +1,173 @@
+"""Runs in a virtual cluster: what is the same without one, what is the same after a resume, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from configure import configure
+from decentral.conformance.check import checks
+from decentral.errors import ConfigError
+from decentral.training.faults import VARIABLE, Injected
+from table import ALGORITHMS, ASYNCHRONOUS, FREE
+
+TRAINING = ("optim=momentum", "lr=0.05", "steps=20", "evaluation.every_epochs=5", "checkpoint_every_s=0")
+SMALL = ("task=quadratics", "task.dimension=5", "task.noise=0.1", *TRAINING)
+UNEVEN = (
+    *("cluster=machines", "cluster.compute.distribution=shifted_pareto", "cluster.compute.floor_s=0.1"),
+    *("cluster.compute.index=1.1", "cluster.compute.scale_s=0.1", "cluster.compute.cap_s=3"),
+    *("cluster.links.latency_s=0.01", "cluster.links.bandwidth_gbps=1e-4", "cluster.links.copy_gbps=1e-3"),
+)
+
+
+def asynchronous(name: str, folder: Path) -> list[str]:
+    case = ASYNCHRONOUS[name]
+    return [f"algo={name}", *SMALL, *case.net.overrides(folder), *case.overrides]
+
+
+def rows(run, *besides: str) -> list[dict[str, object]]:
+    assert run.status == "done"
+    return [{key: value for key, value in row.items() if key not in besides} for row in run.rows]
+
+
+def at_the_end(run) -> dict[tuple[str, ...], float]:
+    """What is evaluated of each worker's model, and of their mean, after the last step."""
+    last = [row for row in rows(run) if row["step"] == 20 and row["split"] != "train"]
+    assert len(last) > 5
+    return {(row["worker"], row["metric"]): row["value"] for row in last}
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ASYNCHRONOUS])
+def test_equal_speeds_and_a_free_network_change_nothing(start, tmp_path, name):
+    case = ALGORITHMS[name]
+    task = SMALL if case.task == "quadratics" else (f"task={case.task}", "task.dimension=5", *TRAINING)
+    overrides = [f"algo={name}", *task, *case.nets[0].overrides(tmp_path), *case.overrides, "trace=true"]
+    plain, timed = start(*overrides, directory="plain"), start(*overrides, *FREE, directory="timed")
+    assert np.array_equal(timed.iterates, plain.iterates)
+    assert rows(timed, "simulated_s") == rows(plain)
+    assert all(row["simulated_s"] == row["step"] for row in timed.rows)
+    for fact in ("bytes_sent", "messages_sent"):
+        assert timed.facts[fact] == plain.facts[fact]
+    assert timed.facts["simulated_shares"]["wait"] == timed.facts["simulated_shares"]["exchange"] == [0, 0, 0]
+
+
+def test_async_push_sum_with_equal_speeds_takes_its_steps(start, tmp_path):
+    case = ALGORITHMS["async_push_sum"]
+    overrides = ["algo=async_push_sum", *SMALL, *case.nets[0].overrides(tmp_path), *case.overrides]
+    plain, timed = start(*overrides, directory="plain"), start(*overrides, *FREE, directory="timed")
+    assert at_the_end(timed) == pytest.approx(at_the_end(plain), rel=1e-11)
+
+
+@pytest.mark.parametrize("cluster", [FREE, UNEVEN], ids=["even", "uneven"])
+@pytest.mark.parametrize(
+    ("settings", "other"),
+    [
+        (["algo.groups=false", "algo.tau=5"], ["algo=local_sgd", "algo.period_steps=5"]),
+        (["algo.group_size=8", "algo.tau=1"], ["algo=model_averaging"]),
+    ],
+    ids=["local_sgd", "model_averaging"],
+)
+def test_the_limits_of_wagma(start, cluster, settings, other):
+    overrides = [*SMALL, "topology=ring", "num_workers=8", *cluster]
+    wagma = start("algo=wagma", *settings, *overrides, directory="wagma")
+    expected = start(*other, *overrides, directory="other")
+    assert at_the_end(wagma) == at_the_end(expected)
+    if cluster is FREE:
+        values = [[row["value"] for row in rows(run) if row["split"] != "train"] for run in (wagma, expected)]
+        assert values[0] == values[1]
+
+
+@pytest.mark.parametrize("latency", ["0", "0.01"])
+def test_where_all_are_equally_fast_groups_that_wait_make_no_difference(start, latency):
+    overrides = ["algo=wagma", "algo.tau=4", *SMALL, "topology=ring", "num_workers=8", *FREE]
+    overrides += [f"cluster.links.latency_s={latency}"]
+    avoids, waits = (start(*overrides, f"algo.wait_avoiding={word}", directory=word) for word in ("true", "false"))
+    assert rows(avoids, "bytes_sent") == rows(waits, "bytes_sent")
+
+
+@pytest.mark.parametrize("name", ASYNCHRONOUS)
+def test_what_the_table_says_of_asynchronous_methods(start, tmp_path, name):
+    run = start(*asynchronous(name, tmp_path), *UNEVEN)
+    found = at_the_end(run)
+    assert (found["mean", "consensus_distance"] < 1e-12) == ASYNCHRONOUS[name].agrees
+    compute = run.facts["simulated_shares"]["compute"]
+    assert compute[1] < compute[2] and run.facts["simulated_s"] >= compute[2] - 1e-6
+    assert found["averaged", "distance_to_optimum"] < 60  # at first 100
+
+
+# -- resume ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*ASYNCHRONOUS, "dpsgd"])
+@pytest.mark.parametrize("further", [[], ["evaluation.every_simulated_s=1.3", "stop_after_simulated_s=9"]], ids=str)
+def test_a_virtual_run_goes_on_bit_for_bit(start, tmp_path, monkeypatch, name, further):
+    if name in ASYNCHRONOUS:
+        overrides = [*asynchronous(name, tmp_path), *UNEVEN, "checkpoint_every_s=0.000001", *further]
+    else:
+        overrides = ["algo=dpsgd", *SMALL, "topology=ring", "num_workers=6", *UNEVEN, *further]
+    straight = start(*overrides, directory="straight")
+    steps = [step for step in (1, 3, 4, 8, 11, 17) if step < straight.facts["step"]]
+    assert len(steps) >= 3
+    monkeypatch.setenv(VARIABLE, json.dumps([{"rank": 0, "step": step, "kind": "raise"} for step in steps]))
+    for _ in steps:
+        with pytest.raises(Injected):
+            start(*overrides, directory="broken")
+    broken = start(*overrides, directory="broken")
+    assert rows(broken) == rows(straight)
+    for fact in ("bytes_sent", "messages_sent", "step", "simulated_s", "simulated_shares"):
+        assert broken.facts[fact] == straight.facts[fact]
+
+
+# -- simulated time ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["wagma", "adpsgd", "dpsgd"])
+def test_evaluations_at_simulated_times_and_an_end_by_time(start, name):
+    overrides = [f"algo={name}", *SMALL, "topology=ring", "num_workers=8", *FREE, "cluster.compute.mean_s=0.5"]
+    run = start(*overrides, "evaluation.every_simulated_s=2", "stop_after_simulated_s=7")
+    assert run.status == "done"
+    assert sorted({row["simulated_s"] for row in run.rows}) == [0, 2, 4, 6, 7]
+    assert run.facts["step"] == 14 and run.facts["simulated_s"] == 7
+
+
+# -- bad input ---------------------------------------------------------------------------------------------------------
+
+WAGMA = ["algo=wagma", "num_workers=8"]
+RING = ["algo=dpsgd", "topology=ring", "num_workers=4"]
+REFUSED = {
+    "a group of 3": (["algo=wagma", "num_workers=8", "algo.group_size=3"], r"algo.group_size=3 .* use one of 1, 2, 4"),
+    "a group of text": ([*WAGMA, "algo.group_size=many"], r"algo.group_size=many .* a power of two, or auto"),
+    "six workers": (["algo=wagma", "num_workers=6"], r"num_workers=6 .* a power of two, for example 4 or 8"),
+    "six eager workers": (["algo=eager_sgd", "num_workers=6"], r"num_workers=6 .* a power of two, for example 4 or 8"),
+    "tau": ([*WAGMA, "algo.tau=0"], r"algo.tau=0"),
+    "an odd ring": (["algo=adpsgd", "topology=ring", "num_workers=5"], r"algo=adpsgd .* odd length"),
+    "a trace": ([*WAGMA, "trace=true"], r"trace=true .* evaluation.every_simulated_s"),
+    "evaluations": ([*RING, "evaluation.every_simulated_s=1"], r"evaluation.every_simulated_s=1 .* choose a cluster"),
+    "an end": ([*RING, "stop_after_simulated_s=1"], r"stop_after_simulated_s=1 .* choose a cluster"),
+    "no pace": ([*RING, *FREE, "evaluation.every_simulated_s=0"], r"evaluation.every_simulated_s=0 .* above 0"),
+    "a negative time": ([*RING, *FREE, "cluster.compute.mean_s=-1"], r"cluster.compute.mean_s=-1 makes no sense"),
+    "a negative latency": ([*RING, *FREE, "cluster.links.latency_s=-1"], r"cluster.links.latency_s=-1 makes no sense"),
+    "a negative end": ([*RING, *FREE, "stop_after_simulated_s=-1"], r"stop_after_simulated_s=-1 makes no sense"),
+    "processes": ([*WAGMA, "processes=2"], r"processes=2 does not work with algo=wagma yet"),
+    "lost messages": ([*WAGMA, "network.drop_probability=0.1"], r"network.drop_probability=0.1 cannot be used"),
+    "rounds": ([*WAGMA, "communication.every=2"], r"communication.every=2 is for methods in rounds"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_makes_no_sense_is_refused_in_a_sentence(case):
+    overrides, sentence = REFUSED[case]
+    with pytest.raises(ConfigError, match=sentence) as refused:
+        configure("task=quadratics", *overrides)
+    assert "\n" not in str(refused.value) and str(refused.value).endswith(".")
+
+
+def test_a_method_without_steps_has_nothing_to_check():
+    with pytest.raises(ConfigError, match=r"^algo=adpsgd has no steps that all workers take together"):
+        checks(["algo=adpsgd", "topology=ring", "num_workers=6"])

@@ -1,0 +1,293 @@
+"""Wait-avoiding groups between real processes: what is in a sum is what its members say, and nobody is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+from decentral.network.asynchronous.mail import PostOffice
+from decentral.network.asynchronous.meeting import AllWorkers
+from decentral.network.asynchronous.wait_avoiding import Entry, WaitAvoidingGroups
+from decentral.network.processes import split_workers
+from decentral.network.settings import Carrier, NetworkSettings
+from decentral.network.world import World
+from decentral.randomness import numpy_generator
+from decentral.topology.groups import group
+
+T, TAU = 200, 10
+
+
+def is_sync(version: int) -> bool:
+    return (version + 1) % TAU == 0
+
+
+def ask_first(worker: int, version: int) -> bool:
+    """As a shared draw would: another worker for every version."""
+    return worker == (7 * version + 3) % 4
+
+
+class Site:
+    """Groups of all workers, of which this process hosts some; what a worker does, it does in a thread of its own."""
+
+    def __init__(self, world: World, carrier: Carrier, P: int, S: int, start: float = 0.0, **options: Any) -> None:
+        settings = NetworkSettings(transport=carrier, timeout_s=options.pop("timeout_s", 20.0))
+        self.office = PostOffice.of(settings, split_workers(P, world.size), world.device)
+        rows = torch.full((len(self.office.workers), P), start, dtype=torch.float64)
+        self.everybody = AllWorkers(self.office)
+        self.groups = WaitAvoidingGroups(self.office, S, rows, **options)
+
+    def each(self, work: Any, *arguments: Any) -> list[Any]:
+        with ThreadPoolExecutor(len(self.office.workers)) as pool:
+            return list(pool.map(lambda worker: work(self, worker, *arguments), self.office.workers))
+
+    def close(self) -> None:
+        self.groups.close()
+        self.everybody.close()
+        self.office.close()
+
+
+@contextmanager
+def opened(world: World, carrier: Carrier, P: int, S: int, **options: Any) -> Iterator[Site]:
+    """It leaves no thread."""
+    before = set(threading.enumerate())
+    site = Site(world, carrier, P, S, **options)
+    yield site
+    site.office.barrier()
+    site.close()
+    assert set(threading.enumerate()) <= before
+
+
+def tagged(worker: int, version: int, P: int) -> Tensor:
+    """Its sum over a group is the list of the versions that its members contributed, plus 1."""
+    return torch.eye(P, dtype=torch.float64)[worker] * (version + 1)
+
+
+# -- the sums ----------------------------------------------------------------------------------------------------------
+
+
+def walk(site: Site, worker: int, pace_s: float) -> list[tuple[int, list[float], int, int]]:
+    """T versions with random pauses, synchronised every TAU; what this worker gets."""
+    P, seen = site.office.num_workers, []
+    for t in range(T):
+        time.sleep(numpy_generator(1, "pause", worker, t).exponential(pace_s))
+        site.groups.publish(worker, tagged(worker, t, P), t)
+        if is_sync(t):
+            assert site.everybody.mean(worker, tagged(worker, t, P), t).tolist() == [(t + 1) / P] * P
+        else:
+            total, contributed, used = site.groups.join(worker, t)
+            seen.append((t, total.tolist(), contributed, used))
+    return seen
+
+
+def walk_all(world: World, carrier: Carrier, P: int, S: int, options: dict[str, Any]) -> list[tuple[int, list, list]]:
+    with opened(world, carrier, P, S, is_sync=is_sync, **options) as site:
+        seen = site.each(walk, 0.002)
+        log = site.groups.log
+    return [(worker, each, log[worker]) for worker, each in zip(site.office.workers, seen, strict=True)]
+
+
+def collected(found: list) -> tuple[list[list], list[list[Entry]]]:
+    """By worker: what it saw, and its log."""
+    flat = sorted(each for part in found for each in part)
+    return [seen for _, seen, _ in flat], [log for _, _, log in flat]
+
+
+CASES = [(4, 2, 4), (4, 2, 2), (4, 4, 4), (4, 4, 2), (8, 4, 4), pytest.param(8, 4, 8, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("carrier", [Carrier.shared_memory, Carrier.torch])
+@pytest.mark.parametrize(("P", "S", "processes"), CASES)
+def test_a_sum_is_what_its_members_contributed_and_nothing_else(worlds, carrier, P, S, processes):
+    """All sums are kept for as long as anybody could want them: those of the very version come back."""
+    seen, logs = collected(worlds(processes).call(walk_all, carrier, P, S, {"recv_depth": TAU}))
+    versions = [t for t in range(T) if not is_sync(t)]
+    assert [[entry.version for entry in log] for log in logs] == [versions] * P
+    ages = []
+    for place, t in enumerate(versions):
+        for worker in range(P):
+            _, total, contributed, used = seen[worker][place]
+            members = group(worker, t, P, S)
+            assert used == t and total[worker] == contributed + 1 == logs[worker][place].contributed + 1
+            assert {j for j in range(P) if total[j]} <= set(members)
+            assert all(seen[member][place][1] == total for member in members)
+            assert [total[j] for j in members] == [logs[j][place].contributed + 1 for j in members]
+            ages.append(t - contributed)
+    assert min(ages) == 0 and 0 < max(ages) < TAU
+    check_logs(logs)
+
+
+def check_logs(logs: list[list[Entry]]) -> None:
+    """Times are in order, each version was begun by somebody, and what is contributed grows."""
+    for log in logs:
+        assert all(entry.began_ns <= entry.ended_ns and entry.arrived_ns <= entry.left_ns for entry in log)
+        assert all(entry.ended_ns <= entry.left_ns for entry in log)
+        for before, after in pairwise(log):
+            assert before.ended_ns <= after.began_ns and before.contributed <= after.contributed
+    for entries in zip(*logs, strict=True):
+        assert any(entry.activated and entry.contributed == entry.version for entry in entries)
+
+
+@pytest.mark.parametrize("recv_depth", [1, 2])
+def test_who_comes_late_takes_a_newer_sum_where_few_are_kept(worlds, recv_depth):
+    seen, logs = collected(worlds(4).call(walk_all, Carrier.auto, 4, 2, {"recv_depth": recv_depth}))
+    for worker in range(4):
+        contributed = {entry.version: entry.contributed for entry in logs[worker]}
+        for t, total, own, used in seen[worker]:
+            assert t <= used < t + TAU and own == contributed[used] == total[worker] - 1 <= t
+            assert [entry.used for entry in logs[worker] if entry.version == t] == [used]
+
+
+def test_blocking_groups_sum_the_rows_of_the_very_version(worlds):
+    seen, logs = collected(worlds(2).call(walk_all, Carrier.auto, 4, 2, {"blocking": True, "dynamic": False}))
+    for worker in range(4):
+        for t, total, contributed, used in seen[worker]:
+            assert contributed == used == t
+            assert total == [(t + 1.0) * (j // 2 == worker // 2) for j in range(4)]
+        assert not any(entry.activated for entry in logs[worker])
+
+
+# -- gradients that accumulate -----------------------------------------------------------------------------------------
+
+
+def accumulate(site: Site, worker: int) -> tuple[list[list[float]], list[int]]:
+    """Worker 3 is slow. After the last version all meet, and what is left in buffers is brought home by one more."""
+    totals, contributed = [], []
+    for t in range(41):
+        time.sleep(0.004 if worker == 3 else 0.0005)
+        if t == 40:
+            site.everybody.mean(worker, torch.zeros(4, dtype=torch.float64), t)
+        site.groups.publish(worker, torch.eye(4, dtype=torch.float64)[worker] * 1.01**t, t)
+        if t == 40:
+            site.everybody.mean(worker, torch.zeros(4, dtype=torch.float64), t + 1)
+        joined = site.groups.join(worker, t)
+        totals.append(joined.total.tolist())
+        contributed.append(joined.contributed)
+    return totals, contributed
+
+
+def accumulate_all(world: World, majority: bool) -> list[tuple]:
+    options = {"may_activate": ask_first} if majority else {}
+    with opened(world, Carrier.auto, 4, 4, drain=True, recv_depth=41, **options) as site:
+        found = site.each(accumulate)
+        log = site.groups.log
+    return [(worker, *each, log[worker]) for worker, each in zip(site.office.workers, found, strict=True)]
+
+
+@pytest.mark.parametrize("majority", [False, True])
+@pytest.mark.parametrize("processes", [2, 4])
+def test_late_gradients_stay_in_the_buffer_until_they_are_taken_once(worlds, processes, majority):
+    found = [each for part in worlds(processes).call(accumulate_all, majority) for each in part]
+    for worker, totals, contributed, log in sorted(found):
+        assert totals == found[0][1]
+        before = -1
+        for total, version in zip(totals, contributed, strict=True):
+            taken = sum(1.01**t for t in range(before + 1, version + 1))
+            assert total[worker] == pytest.approx(taken, rel=1e-12)
+            before = version
+        assert before == 40
+        if majority:
+            assert all(entry.activated <= ask_first(worker, entry.version) for entry in log)
+
+
+# -- arrival in a known order ------------------------------------------------------------------------------------------
+
+
+def arrive_in_turn(site: Site, worker: int, gate: Any) -> list[Any]:
+    """Worker 1 comes last, to version 0; all have published their own before version 1."""
+    said = []
+    if worker == 1:
+        gate(0)
+    site.groups.publish(worker, tagged(worker, 0, 2), 0)
+    said.append(site.groups.join(worker, 0))
+    if worker == 0:
+        gate(0)
+    gate(1)
+    site.groups.publish(worker, tagged(worker, 1, 2), 1)
+    gate(2)
+    said.append(site.groups.join(worker, 1))
+    return [(joined.total.tolist(), joined.contributed, joined.used) for joined in said]
+
+
+def controlled(world: World) -> list[Any]:
+    with opened(world, Carrier.auto, 2, 2, start=0.5) as site:
+        return site.each(arrive_in_turn, lambda number: world.barrier())[0]
+
+
+def test_who_comes_after_the_snapshot_is_stale_and_who_was_there_is_fresh(worlds):
+    first, second = worlds(2).call(controlled)
+    assert first == [([1.5, 0.5], 0, 0), ([2, 2], 1, 1)]  # the start row of worker 1 is [.5, .5]
+    assert second == [([1.5, 0.5], -1, 0), ([2, 2], 1, 1)]
+
+
+def test_one_process_and_groups_of_one_need_nobody():
+    world = World(0, 1, torch.device("cpu"))
+    with opened(world, Carrier.auto, 1, 1) as site:
+        site.groups.publish(0, torch.ones(1, dtype=torch.float64), 0)
+        total, contributed, used = site.groups.join(0, 0)
+        assert (total.tolist(), contributed, used) == ([1.0], 0, 0)
+
+
+def test_sizes_that_do_not_work_are_refused_before_anything_starts():
+    before = threading.active_count()
+    office = PostOffice([range(6)], 1.0)
+    with pytest.raises(ConfigError, match=r"num_workers=6 .* 4 or 8"):
+        WaitAvoidingGroups(office, 2, torch.zeros(6, 1))
+    assert threading.active_count() == before
+
+
+# -- processes that are killed, or do not come -------------------------------------------------------------------------
+
+
+def how_it_ends(site: Site, worker: int) -> str:
+    try:
+        walk(site, worker, 0.001)
+    except (OSError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "it went well"
+
+
+def lose_one(world: World, carrier: Carrier, P: int) -> list[str]:
+    site = Site(world, carrier, P, 2, is_sync=is_sync, timeout_s=60.0)
+    if world.rank == 1:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    said = site.each(how_it_ends)
+    site.close()
+    return said
+
+
+@pytest.mark.parametrize("carrier", [Carrier.shared_memory, Carrier.torch])
+@pytest.mark.parametrize("P", [2, 4])
+def test_a_killed_process_is_noticed_with_a_sentence(pair, carrier, P):
+    for pipe in pair.pipes:
+        pipe.send((lose_one, (carrier, P)))
+    assert pair.pipes[0].poll(30)
+    kind, said = pair.pipes[0].recv()
+    assert kind == "done" and len(said) == P // 2
+    assert all(each.startswith("ConnectionError: connection closed by") for each in said), said
+
+
+def wait_for_one(world: World) -> str:
+    """Worker 1 does not come to a group in which all wait for each other."""
+    site = Site(world, Carrier.auto, 2, 2, blocking=True, timeout_s=0.5)
+    said = how_it_ends(site, 0) if world.rank == 0 else ""
+    world.barrier()
+    site.office.close()
+    return said
+
+
+def test_who_does_not_come_is_named_when_the_patience_is_over(pair):
+    said, _ = pair.call(wait_for_one)
+    assert said.startswith("TimeoutError: timed out after 0.5 s of waiting for")
+    assert "worker 1" in said
