@@ -46,6 +46,14 @@ def test_loaded_models_have_the_accuracy_that_the_run_recorded_last(start, setti
     assert len(found.metrics) == len(result.rows)
 
 
+@pytest.mark.parametrize("algo", [["algo=dpsgd", "topology=ring"], ["algo=wagma"]], ids=["rounds", "programs"])
+def test_a_run_that_simulated_time_ends_keeps_its_models(start, algo):
+    result = start(*MLP[:5], *algo, "cluster=even", "stop_after_simulated_s=0.4")
+    facts = stored_facts(result.directory)
+    assert int(facts["step"]) == result.rows[-1]["step"] == 3
+    assert accuracy(load(result.directory).averaged, compose(MLP)) == result.last("accuracy", "averaged")
+
+
 def test_any_number_of_processes_keeps_the_same_models(start):
     one, two = start(*MLP, directory="one"), start(*MLP, processes=2, directory="two")
     mine, theirs = load_models(one.directory).models, load_models(two.directory).models

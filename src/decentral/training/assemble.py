@@ -65,6 +65,11 @@ class Run:
     rejected: list[str] = field(default_factory=list)
     """A sentence for each damaged checkpoint that was passed over."""
 
+    def ends_at(self, t: int) -> bool:
+        """Whether these were all steps, or the simulated time is over."""
+        stop_s, simulated_s = self.config.stop_after_simulated_s, self.stepper.simulated_s
+        return t == self.total_steps or (stop_s is not None and simulated_s is not None and simulated_s >= stop_s)
+
     @property
     def net(self) -> Network:
         """What carries the messages."""

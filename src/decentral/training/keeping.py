@@ -41,7 +41,7 @@ class Keeper:
         if keep is Save.none or found.diverged or not keeps_models(r.problem):
             return ""
         score = found.worst(0) if found.metrics[0].larger_is_better else -found.worst(0)
-        if step < r.total_steps if keep is Save.final else step == 0 or score <= self._best:
+        if not r.ends_at(step) if keep is Save.final else step == 0 or score <= self._best:
             return ""
         self._best = score
         x, worst = r.stepper.models, found.worst_worker

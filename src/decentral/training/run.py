@@ -54,10 +54,10 @@ def evaluates_at(t: int, r: Run) -> bool:
     every_s = r.config.evaluation.every_simulated_s
     if every_s is not None and t > 0:
         assert r.stepper.simulated_s is not None
-        return ends_at(t, r) or r.stepper.simulated_s // every_s > r.evaluated_s // every_s
+        return r.ends_at(t) or r.stepper.simulated_s // every_s > r.evaluated_s // every_s
     number = t / r.eval_every_steps  # evaluation i is after round(i * eval_every_steps) steps
     regular = any(round(i * r.eval_every_steps) == t for i in (math.floor(number), math.ceil(number)))
-    return ends_at(t, r) or (regular and (t > 0 or r.config.evaluation.initial))
+    return r.ends_at(t) or (regular and (t > 0 or r.config.evaluation.initial))
 
 
 def next_evaluation(t: int, r: Run) -> int:
@@ -66,12 +66,6 @@ def next_evaluation(t: int, r: Run) -> int:
     while round(i * r.eval_every_steps) <= t:
         i += 1
     return min(round(i * r.eval_every_steps), r.total_steps)
-
-
-def ends_at(t: int, r: Run) -> bool:
-    """Whether these were all steps, or the simulated time is over."""
-    stop_s, simulated_s = r.config.stop_after_simulated_s, r.stepper.simulated_s
-    return t == r.total_steps or (stop_s is not None and simulated_s is not None and simulated_s >= stop_s)
 
 
 def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -> tuple[Status, int]:
@@ -92,7 +86,7 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
             stopwatch.turn_to("steps")
             if found.diverged:
                 return Status.diverged, t
-        if ends_at(t, r):
+        if r.ends_at(t):
             return Status.done, t
         if t > r.start and (evaluated or votes.due(t)):
             voted = t
@@ -131,7 +125,7 @@ def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progres
     if r.config.trace and t == 0:
         trace(r, 0)
     r.evaluated_s = r.stepper.simulated_s or 0.0
-    scope = Scope(None if ends_at(t, r) else r.examples_on_the_way, progress.doing)
+    scope = Scope(None if r.ends_at(t) else r.examples_on_the_way, progress.doing)
     found = evaluate(r.problem, r.stepper.models, r.net, train_loss, r.world.rank, r.world.size, scope)
     recorder.record(r, t, found, progress)
     return found
