@@ -253,6 +253,8 @@ def test_machines_need_links_between_them(key: str) -> None:
         (PLAIN, {"bandwidth_gbps": 0.0}, "bandwidth_gbps=0 makes no sense"),
         (PLAIN, {"bandwidth_gbps": -1.0}, "bandwidth_gbps=-1 makes no sense"),
         (PLAIN, {"copy_gbps": float("nan")}, "copy_gbps=nan makes no sense"),
+        (PLAIN, {"latency_s": 1e10}, r"latency_s=1e\+10 makes no sense: .* at most 1e\+09 seconds"),
+        (PLAIN, {"bandwidth_gbps": 1e-320}, "bandwidth_gbps=.* makes no sense: .* at least 1e-09 Gbit/s"),
         (PLAIN, {"between_latency_s": 1.0}, "between_latency_s=1 has no meaning without machines"),
         (PLAIN, {"shared_gbps": 1.0}, "shared_gbps=1 has no meaning without machines"),
         (TWO_TIERS, {"shared_gbps": 0.0}, "shared_gbps=0 makes no sense"),

@@ -359,6 +359,12 @@ def test_a_cluster_counts_with_what_is_given_of_it() -> None:
     assert len(ids) == 4 and run_id(configure(*SMALL)) not in ids
 
 
+def test_a_run_that_ends_earlier_is_another_one() -> None:
+    ends = ("stop_after_simulated_s=null", "stop_after_simulated_s=1", "stop_after_simulated_s=2")
+    assert len({run_id(compose([*SMALL, "cluster=two_delayed", end])) for end in ends}) == 3
+    assert "stop_after_simulated_s" not in identity(configure(*SMALL, "cluster=two_delayed"))
+
+
 def test_a_trace_counts_by_what_is_in_it(tmp_path: Path) -> None:
     for name, text in (("a", "1,2\n"), ("copy", "1,2\n"), ("b", "1,3\n")):
         (tmp_path / f"{name}.csv").write_text(text)
