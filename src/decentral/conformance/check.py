@@ -66,9 +66,12 @@ class Checks:
     config_dir: str | None
 
     def __post_init__(self) -> None:
-        if not self.base.algo.in_rounds():  # composes it now
+        cls = self._algorithm
+        if cls is None:
+            cls = type(self.base.algo)  # composes it now, which says what there is
+        if not cls.in_rounds():
             raise ConfigError(
-                f"algo={self.base.algo.name} has no steps that all workers take together, which is what is checked "
+                f"algo={self._name} has no steps that all workers take together, which is what is checked "
                 "here: try it in a virtual cluster, with decentral-run and cluster=even."
             )
 
@@ -131,11 +134,18 @@ class Checks:
 
     def _problem(self) -> list[str]:
         """The small one that the algorithm is for, unless the user has chosen another task."""
-        name = next(word.partition("=")[2] for word in self.overrides if word.startswith("algo="))
-        cls: Any = components("algorithms").get(name)
         if self._chosen("task"):
             return []
-        return list(_SAMPLES if cls is not None and cls.needs_samples else _SMALL)
+        return list(_SAMPLES if self._algorithm is not None and self._algorithm.needs_samples else _SMALL)
+
+    @property
+    def _name(self) -> str:
+        return next(word.partition("=")[2] for word in self.overrides if word.startswith("algo="))
+
+    @property
+    def _algorithm(self) -> Any:
+        """The class that `algo=` names; None if there is none."""
+        return components("algorithms").get(self._name)
 
     def _chosen(self, key: str) -> bool:
         return any(override.startswith(f"{key}=") for override in self.overrides)
