@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from decentral.cluster.spans import Span
 from decentral.errors import ConfigError
 from decentral.report import style
 from decentral.report.figures import canvas, words
@@ -18,6 +19,7 @@ from decentral.report.figures.output import Output, output
 from decentral.report.figures.scaling import Scaling
 from decentral.report.make import make
 from decentral.report.results import Results, read
+from decentral.report.timeline_figure import shown_until_s
 from handmade import LABELS, PUBLISHED, courses, table1, value, write
 
 CURVES: dict[str, Any] = {
@@ -438,3 +440,10 @@ def test_lines_without_a_method_go_from_dark_to_light(results: Results) -> None:
     colours = [line.get_color() for line in drawn.axes[0].lines]
     assert colours == [look.colour for look in style.ordered_looks(2)] and len(set(colours)) == 2
     assert LABELS[0] == "method"
+
+
+@pytest.mark.parametrize(("steps", "until"), [(6, 7.0), (12, 13.0), (30, 1.04 * 12)])
+def test_a_short_timeline_is_drawn_to_its_end(steps: int, until: float) -> None:
+    spans = [Span(i, "compute", float(t), t + 1.0) for i in range(3) for t in range(steps)]
+    spans.append(Span(0, "exchange", float(steps), steps + 1.0))
+    assert shown_until_s(spans, [0, 1, 2]) == pytest.approx(until)

@@ -32,7 +32,7 @@ def save_timeline(spans: Sequence[Span], path: Path, title: str) -> None:
 
     workers = sorted({span.worker for span in spans})
     shown = workers[:_MOST_WORKERS]
-    end = _end(spans, shown)
+    end = shown_until_s(spans, shown)
     figure = _sheet(10.0, max(2.6, 0.2 * len(shown) + 1.6), title)
     panel = figure.subplots()
     for kind, (_, colour) in KINDS.items():
@@ -78,15 +78,16 @@ def save_staleness(ages: Mapping[int, int], path: Path, title: str) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _end(spans: Sequence[Span], shown: Sequence[int]) -> float:
-    """When the workers that are shown have taken about 12 gradients: the median of them."""
-    ends = []
+def shown_until_s(spans: Sequence[Span], shown: Sequence[int]) -> float:
+    """When the workers that are shown have taken about 12 gradients, the median of them; the end if none has more."""
+    ends, more = [], False
     for worker in shown:
         gradients = [span.end_s for span in spans if span.worker == worker and span.kind == "compute"]
         if gradients:
             ends.append(sorted(gradients)[:_STEPS][-1])
+            more = more or len(gradients) > _STEPS
     latest = max((span.end_s for span in spans), default=math.nan)
-    return min(latest, 1.04 * sorted(ends)[len(ends) // 2]) if ends else latest
+    return min(latest, 1.04 * sorted(ends)[len(ends) // 2]) if more else latest
 
 
 def _sheet(width: float, height: float, title: str) -> Figure:
