@@ -137,6 +137,7 @@ def test_help_names_every_setting_with_its_default(capsys: pytest.CaptureFixture
     assert code == 0
     for field in dataclasses.fields(Config):
         assert f"  {field.name}=" in out or f"  {field.name}." in out
+        assert f" {field.metadata.get('help', '')}" in out  # apart from the default, however long that is
     assert max(len(line) for line in out.splitlines()) <= 120
 
 

@@ -101,7 +101,7 @@ def _settings() -> str:
 def _setting_lines() -> list[tuple[str, str]]:
     """(key, line of help) of everything that is no choice."""
     found = [
-        (f.name, f"  {f.name + '=' + _show(f.default):<26}{f.metadata['help']}")
+        (f.name, f"  {f.name + '=' + _show(f.default):<25} {f.metadata['help']}")
         for f in dataclasses.fields(Config)
         if "help" in f.metadata
     ]
