@@ -48,6 +48,9 @@ class Costs:
     def hop_s(self, i: int, j: int) -> float:
         return self.hop
 
+    def latency_s(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
+        return np.where(src == dst, 0.0, self.hop)
+
     def message_s(self, i: int, j: int, num_bytes: float) -> float:
         return self.message
 

@@ -65,7 +65,7 @@ def carried_out(world: World, config: Config, *pauses: int) -> Found:
         x, sent = r.net.gather(r.stepper.models), (r.net.bytes_sent, r.net.messages_sent)
         recorded = r.oracle.recorded
         operations = [] if recorded is None else [*recorded.found, *r.stepper.operations()]
-        ages = r.stepper.ages if isinstance(r.stepper, ThreadedStepper) else {}
+        ages = r.stepper.lateness().ages if isinstance(r.stepper, ThreadedStepper) else {}
     r.close()
     return Found(x, ages, sent, operations)
 
@@ -126,7 +126,7 @@ def test_contributions_are_younger_than_tau_and_all_are_counted(worlds, processe
 
 REPLAYS = [
     ("wagma", GroupsReplay, ("algo.tau=5", "algo.recv_depth=1", "optim.momentum=0.9")),
-    ("wagma", GroupsReplay, ("algo.tau=7", "algo.order=combine_then_adapt", "algo.refresh_send_buffer=true")),
+    ("wagma", GroupsReplay, ("algo.tau=7", "algo.order=combine_then_adapt", "algo.stale_rule=always_plus_one")),
     ("eager_sgd", GroupsReplay, ("algo.period_steps=6",)),
     ("eager_sgd", GroupsReplay, ("algo.collective=majority", "optim.momentum=0.9")),
     ("adpsgd", PairsReplay, ()),

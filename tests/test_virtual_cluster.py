@@ -154,7 +154,6 @@ REFUSED = {
     "a negative time": ([*RING, *FREE, "cluster.compute.mean_s=-1"], r"cluster.compute.mean_s=-1 makes no sense"),
     "a negative latency": ([*RING, *FREE, "cluster.links.latency_s=-1"], r"cluster.links.latency_s=-1 makes no sense"),
     "a negative end": ([*RING, *FREE, "stop_after_simulated_s=-1"], r"stop_after_simulated_s=-1 makes no sense"),
-    "processes": ([*WAGMA, "processes=2"], r"processes=2 does not work with algo=wagma yet"),
     "lost messages": ([*WAGMA, "network.drop_probability=0.1"], r"network.drop_probability=0.1 cannot be used"),
     "rounds": ([*WAGMA, "communication.every=2"], r"communication.every=2 is for methods in rounds"),
 }

@@ -121,7 +121,6 @@ class WAGMA(AsynchronousAlgorithm):
         """Algorithm 2."""
         groups = self.place(team)
         gradient, update, synchronize = Gradient(), Local(self.update), Mean()
-        refresh = Local(self.publish) if self.refresh_send_buffer else None
         adapt_first = self.order is Order.adapt_then_combine
         for t in range(team.num_steps):
             yield gradient
@@ -130,8 +129,8 @@ class WAGMA(AsynchronousAlgorithm):
             if groups.synchronizes(t):
                 yield Publish(groups, t)  # before it waits for the others: nobody may get anything older from it
                 yield synchronize
-                if refresh is not None:
-                    yield refresh
+                if self.refresh_send_buffer:
+                    yield Publish(groups, t)
             elif self.groups:
                 yield Join(groups, t)
             if not adapt_first:
