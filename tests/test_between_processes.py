@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -12,6 +13,9 @@ from torch import Tensor
 from configure import configure
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
+from decentral.network.asynchronous.mail import PostOffice
+from decentral.network.asynchronous.tickets import Tickets
+from decentral.network.processes import split_workers
 from decentral.network.windows.window import SmallWeight
 from decentral.network.world import World
 from decentral.store import RunStore
@@ -224,6 +228,25 @@ def test_what_fails_in_a_thread_is_raised_and_nobody_hangs(pair, algo):
     own, other = pair.call(failing, config_of(algo, n=4, processes=2), 0)
     assert own.startswith("AttributeError: 'NoneType' object has no attribute 'gradient'")
     assert other.startswith("ConnectionError: connection closed by process 0")
+
+
+def draw_tickets(world: World, n: int, count: int) -> list[int]:
+    office = PostOffice(split_workers(n, world.size), 30.0)
+    tickets = Tickets(office, kind=0)
+    tickets.begin_at(7)
+    office.barrier()
+    with ThreadPoolExecutor(len(office.workers)) as pool:
+        drawn = pool.map(lambda i: [tickets.next(i) for _ in range(count)], office.workers)
+        found = [ticket for each in drawn for ticket in each]
+    office.barrier()
+    office.close()
+    return found
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_every_ticket_is_given_to_one_worker(worlds, processes):
+    found = [ticket for each in worlds(processes).call(draw_tickets, 16, 100) for ticket in each]
+    assert sorted(found) == list(range(7, 7 + 16 * 100))
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -265,6 +265,7 @@ class ThreadedStepper:
         if self.recorded is not None:
             self.office.barrier()
             self.recorded.begin()
+            self.office.barrier()  # nobody does anything before all have begun
         for i, program in zip(self.net.workers, programs, strict=True):
             self._threads.append(self.office.start(f"worker {i}", self._work, i, program))
 
