@@ -156,8 +156,11 @@ class OneHot(AsynchronousAlgorithm):
     def init(self, x: Tensor, net: Any) -> State:
         return self.State(x, torch.zeros_like(x))
 
+    def place(self, team: Team) -> Groups:
+        return team.meeting_place(lambda: Groups(self.schedule, self.publish, self.receive, depth=self.tau))
+
     def program(self, i: int, team: Team) -> Iterator[Any]:
-        groups = Groups(self.schedule, self.publish, self.receive, depth=self.tau)
+        groups = self.place(team)
         for t in range(team.num_steps):
             yield Gradient()
             if (t + 1) % self.tau == 0:
