@@ -64,8 +64,9 @@ class Buffers:
                 self._free[len(buffer.memory)].append(buffer)
 
     def give_back_number(self, number: int) -> None:
-        """The same for shared memory, by its descriptor."""
-        self.give_back(self._descriptors[number])
+        """The same for shared memory, by its descriptor; nothing once it is closed."""
+        if (buffer := self._descriptors.get(number)) is not None:
+            self.give_back(buffer)
 
     def close(self) -> None:
         """Close the descriptors: nobody can open them from now on. The memory goes with whoever still has it."""

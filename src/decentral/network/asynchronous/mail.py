@@ -275,11 +275,21 @@ class PostOffice(Threads):
             elif header.kind == _System.taken:
                 self._sharing.give_back_number(header.number)
             elif header.kind != _System.knock:
-                try:
-                    rows, release = self._rows(peer, header)
-                except RuntimeError as error:
-                    raise gone(peer) from error
-                self._deliver(Letter(*header[:4], rows, release))
+                self._take_in(peer, header)
+
+    def _take_in(self, peer: int, header: _Header) -> None:
+        """After a failure, too, what comes is received: who sends to a process that does not receive waits for it."""
+        try:
+            rows, release = self._rows(peer, header)
+        except (RuntimeError, OSError) as error:
+            if header.shared == NOT_SHARED:
+                raise gone(peer) from error
+            self.fail(gone(peer))  # it has closed its memory
+            return
+        try:
+            self._deliver(Letter(*header[:4], rows, release))
+        except Exception as failure:
+            self.fail(failure)
 
     def _find_out_who(self) -> None:
         """Some process is gone; knocking at all of them tells which, and that is said instead of this."""
