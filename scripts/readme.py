@@ -2,7 +2,7 @@
 
 The runs' configurations, final metrics, provenance and curves are kept in results/readme/; the table of `make bench`
 comes from results/bench/, that of the studies' times from their study.json, the figure on CIFAR-10 from its study.
-`python scripts/readme.py bench`, `times` and `laptop` fill in those only, and run nothing.
+`python scripts/readme.py bench`, `times`, `laptop` and `scoreboard` fill in those only, and run nothing.
 """
 
 from __future__ import annotations
