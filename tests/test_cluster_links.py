@@ -158,14 +158,14 @@ def test_between_machines_other_links_are_used() -> None:
 
 
 def test_what_machines_share_is_as_fast_as_all_of_it_together() -> None:
-    shared = dataclasses.replace(TWO_TIERS, shared_gbps=8e-9 / 20)  # 20 s per byte
+    shared = dataclasses.replace(TWO_TIERS, shared_gbps=8e-9 / 5)  # 5 s per byte
     found = costs(shared).exchange(np.zeros(4), *RING, 1.0)
-    np.testing.assert_allclose(found, 3 + 2 * 20)  # two messages leave each machine, and two come in
+    np.testing.assert_allclose(found, 3 + 2 * 5)  # two messages leave each machine, and two come in
     one = costs(shared, ports=Ports.one).exchange(np.zeros(4), *RING, 1.0)
-    np.testing.assert_allclose(one, 3 + 4 * 20)
+    np.testing.assert_allclose(one, 3 + 4 * 5)
     crossing = costs(shared).exchange(np.zeros(4), np.array([1, 0]), np.array([0, 2]), 1.0)
     # 1 -> 0 stays inside; 0 -> 2 crosses: 1 has no part in that
-    np.testing.assert_allclose(crossing, [ALPHA + 20, BETA, 3 + 20, 0])
+    np.testing.assert_allclose(crossing, [ALPHA + 5, BETA, 3 + 5, 0])
     fast = dataclasses.replace(shared, shared_gbps=inf)
     np.testing.assert_array_equal(
         costs(fast).exchange(np.zeros(4), *RING, 1.0), costs(TWO_TIERS).exchange(np.zeros(4), *RING, 1.0)

@@ -301,12 +301,12 @@ def test_the_thesis_studies_run_what_its_experiment_says(tmp_path):
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory) -> Path:
-    """What looks like ImageNet with as many pictures as 64 workers need for a batch."""
+    """What looks like ImageNet with as many pictures as 64 workers need for a batch of 128."""
     path = tmp_path_factory.mktemp("imagenet")
     for split in ("train", "val"):
         folder = path / split / "cat"
         folder.mkdir(parents=True)
-        for number in range(64 * 32):
+        for number in range(64 * 128 if split == "train" else 1):
             (folder / f"{number}.jpeg").touch()
     Image.new("RGB", (32, 32)).save(path / "train" / "cat" / "0.jpeg")
     return path

@@ -151,7 +151,7 @@ def test_data_that_are_not_here_are_named_and_neither_loaded_nor_measured(
 def test_as_many_evaluations_are_planned_as_a_run_makes(every: float, initial: bool, steps: int):
     config = configure("task=quadratics", f"steps={steps}", f"evaluation.every_epochs={every}")
     config.evaluation.initial = initial
-    run = SimpleNamespace(eval_every_steps=max(1.0, every), total_steps=steps, config=config)
+    run = SimpleNamespace(eval_every_steps=max(1.0, every), total_steps=steps, config=config, ends_at=steps.__eq__)
     assert extent(config, 1.0) == (steps, sum(evaluates_at(t, run) for t in range(steps + 1)))
 
 

@@ -267,7 +267,7 @@ class PostOffice(Threads):
             try:
                 peer = dist.recv(first, group=self._group, tag=self._tag)
             except RuntimeError as error:
-                self._find_out_who()
+                self.hear_who_is_gone()
                 raise ConnectionError("connection closed by a process of this run") from error
             header = _Header(*first.tolist())
             if header.kind in (_System.leave, _System.farewell):
@@ -291,7 +291,7 @@ class PostOffice(Threads):
         except Exception as failure:
             self.fail(failure)
 
-    def _find_out_who(self) -> None:
+    def hear_who_is_gone(self) -> None:
         """Some process is gone; knocking at all of them tells which, and that is said instead of this."""
         with self._guard:
             for peer in self._others - self.left if self._awaited is None else ():

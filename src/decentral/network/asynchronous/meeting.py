@@ -72,6 +72,9 @@ class AllWorkers:
             if self._meeting is not None:
                 self._meeting.total(total)
         except BaseException as failure:
+            if isinstance(failure, RuntimeError):  # gloo's, where it is the first to notice
+                self._office.hear_who_is_gone()
+                self._office.check()
             self._office.fail(failure)
             raise
         return total.mul_(1 / self._office.num_workers)
