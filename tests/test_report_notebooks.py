@@ -20,7 +20,12 @@ from handmade import TABLE, courses, table1, write
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 TRAINING = FOLDER / "training.ipynb"
 NOTEBOOKS = sorted(set(FOLDER.glob("*.ipynb")) - {TRAINING})
-STUDIES = {"bluefog": "bluefog_linear_regression", "relaysum": "relaysum_table1", "thesis": "thesis_fig5_2", "wagma": "wagma_fig5"}
+STUDIES = {
+    "bluefog": "bluefog_linear_regression",
+    "relaysum": "relaysum_table1",
+    "thesis": "thesis_fig5_2",
+    "wagma": "wagma_fig5",
+}
 FIGURE = {"kind": "curves", "worker": "worst", "panels": "alpha", "lines": ["method"]}
 RUN = """
 import json, sys, nbformat
