@@ -87,7 +87,7 @@ def test_a_command_runs(command: str, folder: Path, capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "steps=2"])
     assert ended.value.code == 0, capsys.readouterr().err
-    runs = list(folder.glob("results/runs/*/status.json"))
+    runs = [run for kind in ("runs", "timelines") for run in folder.glob(f"results/{kind}/*/status.json")]
     assert len(runs) == (6 if "lr=0.05,0.1,0.2" in arguments else 1)
     assert all('"status": "done"' in run.read_text() for run in runs)
 
