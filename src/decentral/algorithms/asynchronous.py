@@ -81,8 +81,8 @@ class AsynchronousAlgorithm(Algorithm):
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
         """Raises ConfigError: workers do not step together."""
         raise ConfigError(
-            f"algo={self.name} has no steps that all workers take together: it runs in a virtual cluster only, such as "
-            "cluster=even, with decentral-run."
+            f"algo={self.name} has no steps that all workers take together: decentral-run carries it out, in a "
+            "virtual cluster such as cluster=even, or between processes."
         )
 
     def update(self, s: Any, i: int, g: Tensor, t: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from decentral.cluster.csv_file import read_rows
 from decentral.errors import ConfigError
 
 
@@ -44,12 +44,7 @@ def read_links(name: str, num_workers: int) -> LinkTable:
     path = Path(name).expanduser()
     if not path.is_file():
         raise ConfigError(f"cluster.links.file={name} is not a file (looked for {path.absolute()}).")
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"cluster.links.file={name} cannot be read as CSV: {error}.") from error
+    rows = read_rows("cluster.links.file", name, path)
     if rows and rows[0][1] == ["source", "target", "latency_s", "bandwidth_gbps"]:
         del rows[0]
     if not rows:

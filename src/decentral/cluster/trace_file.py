@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from decentral.cluster.csv_file import read_rows
 from decentral.cluster.distributions import Durations
 from decentral.errors import ConfigError
 
@@ -46,12 +46,7 @@ class Trace(Durations):
 
 @lru_cache(maxsize=2)
 def _read_unchanged(name: str, path: Path, num_workers: int, changed: int, size: int) -> np.ndarray:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"cluster.compute.trace={name} cannot be read as CSV: {error}.") from error
+    rows = read_rows("cluster.compute.trace", name, path)
     listed = bool(rows) and rows[0][1] == _HEAD
     if listed or (rows and not any(_number(cell) is not None for cell in rows[0][1])):
         del rows[0]
