@@ -108,6 +108,7 @@ class RelaySum:
     """Messages and counts on every directed edge of every tree, zero at first."""
 
     s: Setting
+    compress: Callable[[Array], Array] | None = None
     messages: dict[tuple[int, int, int], Array] = field(default_factory=dict)
     counts: dict[tuple[int, int, int], float] = field(default_factory=dict)
 
@@ -121,6 +122,8 @@ class RelaySum:
                     if to == i and k != j:
                         m += self.messages.get((number, k, i), 0.0)
                         c += self.counts.get((number, k, i), 0.0)
+                if self.compress is not None:
+                    m = self.compress(m[None])[0]
                 kept = 0.0 if self.s.lost(t, number, i, j) else 1.0
                 messages[number, i, j], counts[number, i, j] = kept * m, kept * c
         self.messages, self.counts = messages, counts
@@ -149,11 +152,101 @@ def mean(x: Array) -> Array:
     return np.array([x.mean(axis=0)] * len(x))
 
 
-def allreduce(s: Setting) -> Iterates:
-    x = s.start()
+Compress = Callable[[Array], Array]
+"""C(e) of each row of e [n, d]."""
+
+
+def nothing(e: Array) -> Array:
+    return e
+
+
+def topk(keep: float) -> Compress:
+    """The k entries with the largest magnitude, k = max(1, floor(keep d))."""
+
+    def of_all(e: Array) -> Array:
+        sent = np.zeros_like(e)
+        for row, out in zip(e, sent, strict=True):
+            largest = np.argsort(-np.abs(row), kind="stable")[: max(1, int(keep * len(row)))]
+            out[largest] = row[largest]
+        return sent
+
+    return of_all
+
+
+def sign() -> Compress:
+    """The sign of each entry times the mean magnitude."""
+    return lambda e: np.abs(e).mean(axis=1, keepdims=True) * np.sign(e)
+
+
+def bf16() -> Compress:
+    """To the nearest number with 8 bits of mantissa."""
+
+    def rounded(e: Array) -> Array:
+        fraction, exponent = np.frexp(e)
+        return np.ldexp(np.rint(fraction * 256) / 256, exponent)
+
+    return rounded
+
+
+def artopk(e: Array, b: int, keep: float) -> Array:
+    """All rows at the places of the largest entries of row b."""
+    places = topk(keep)(e[b : b + 1])[0] != 0
+    return np.where(places, e, 0.0)
+
+
+def allreduce(s: Setting, compress: Compress | None = None, star: float | None = None) -> Iterates:
+    x, r = s.start(), np.zeros_like(s.start())
     for t in itertools.count():
-        x = x + s.optimizer.update(mean(s.gradient(x)), s.lr(t))
+        if compress is None and star is None:
+            x = x + s.optimizer.update(mean(s.gradient(x)), s.lr(t))
+        else:
+            decay = s.optimizer.weight_decay * x  # of the model that all have: it is not sent
+            e = s.gradient(x) - decay + r
+            sent = compress(e) if compress is not None else artopk(e, t % s.n, star or 0.0)
+            r = e - sent
+            x = x + s.optimizer.update(mean(sent) + decay, s.lr(t))
         yield x
+
+
+def choco(
+    s: Setting,
+    compress: Compress = nothing,
+    gamma: float = 0.5,
+    order: str = "compress_then_combine",
+    start: str = "initial",
+) -> Iterates:
+    x = s.start()
+    h = s.start() if start == "initial" else np.zeros_like(x)
+    for t in itertools.count():
+        u = s.update(x, t)
+        if order == "compress_then_combine":
+            y = x + u
+            h = h + compress(y - h)
+            x = y + gamma * (s.mix(h, t) - h)
+        else:
+            x = x + u + gamma * (s.mix(h, t) - h)
+            h = h + compress(x - h)
+        yield x
+
+
+def beer(s: Setting, compress: Compress = nothing, gamma: float = 0.4, start: str = "zero") -> Iterates:
+    yield from motef(s, compress, gamma, start, lam=1.0)
+
+
+def motef(
+    s: Setting, compress: Compress = nothing, gamma: float = 0.4, start: str = "zero", lam: float = 0.1
+) -> Iterates:
+    """In the papers' order: a step ends with what the new gradient makes of M and V."""
+    x = s.start()
+    H, G = (s.start() if start == "initial" else np.zeros_like(x)), np.zeros_like(x)
+    M = V = s.gradient(x)
+    for t in itertools.count():
+        x = x + gamma * (s.mix(H, t) - H) + s.optimizer.update(V, s.lr(t))
+        yield x
+        H = H + compress(x - H)
+        before, M = M, (1 - lam) * M + lam * s.gradient(x)
+        V = V + gamma * (s.mix(G, t) - G) + M - before
+        G = G + compress(V - G)
 
 
 def model_averaging(s: Setting) -> Iterates:
@@ -169,10 +262,13 @@ def local_sgd(s: Setting, period_steps: int = 4) -> Iterates:
         yield x
 
 
-def dpsgd(s: Setting, mode: str = "atc") -> Iterates:
+def dpsgd(s: Setting, mode: str = "atc", compress: Compress | None = None) -> Iterates:
     x = s.start()
     for t in itertools.count():
-        if mode == "atc":
+        if compress is not None:
+            y = x + s.update(x, t)
+            x = y + s.mix(compress(y), t) - compress(y)
+        elif mode == "atc":
             x = s.mix(x + s.update(x, t), t)
         else:  # BlueFog's optimizer steps from what has been averaged, with the gradient at x
             y = s.mix(x, t)
@@ -310,10 +406,15 @@ def qg_dpsgd(s: Setting, beta: float = 0.9, nesterov: bool = True, a: float | No
 
 
 def relaysgd(
-    s: Setting, fill: str = "auto", overlap: bool = False, correct_lr: bool = False, initial_count: int = 0
+    s: Setting,
+    fill: str = "auto",
+    overlap: bool = False,
+    correct_lr: bool = False,
+    initial_count: int = 0,
+    compress: Compress | None = None,
 ) -> Iterates:
     factor = correction(s.pieces, s.n, overlap) if correct_lr else 1.0
-    x, relay = s.start(), RelaySum(s)
+    x, relay = s.start(), RelaySum(s, compress)
     relay.counts = {(h, i, j): float(initial_count) for h, piece in enumerate(s.pieces) for i, j in piece.edges}
     for t in itertools.count():
         y = x + s.optimizer.update(s.gradient(x), factor * s.lr(t))

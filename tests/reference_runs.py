@@ -33,9 +33,10 @@ class Case:
     place: dict[str, Any] = field(default_factory=dict)
     edges: Edges | None = None
     d: int = 7
+    compress: dict[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        told = [f"{k}={v}" for k, v in (self.options | self.place).items()]
+        told = [f"{k}={v}" for k, v in (self.options | self.place | self.compress).items()]
         return "-".join([self.algo, self.topology, str(self.n), *told])
 
 
@@ -112,6 +113,7 @@ def program(
     values = _composed() | {
         "algo": {"name": case.algo, **case.options},
         "topology": {"name": case.topology, **place},
+        "compress": {"name": "none"} | case.compress,
         "task": {"name": "quadratics", "problem": str(folder / "problem.npz")},
         "optim": local.optim,
         "schedule": local.schedule,
@@ -135,7 +137,20 @@ def setting(case: Case, local: Local, lost: Any = reference.never) -> Setting:
 
 def expected(case: Case, local: Local, steps: int, lost: Any = reference.never) -> Array:
     """iterates [steps + 1, n, d] of the reference."""
-    return reference.run(getattr(reference, case.algo), setting(case, local, lost), steps, **case.options)
+    options = case.options | compression(case)
+    return reference.run(getattr(reference, case.algo), setting(case, local, lost), steps, **options)
+
+
+def compression(case: Case) -> dict[str, Any]:
+    """What the reference is told of compressed messages."""
+    known = {
+        "topk": lambda keep: {"compress": reference.topk(keep)},
+        "sign": lambda: {"compress": reference.sign()},
+        "bf16": lambda: {"compress": reference.bf16()},
+        "artopk": lambda keep: {"star": keep},
+    }
+    settings = dict(case.compress)
+    return known[settings.pop("name")](**settings) if settings else {}
 
 
 def assert_agree(actual: Array, wanted: Array) -> None:

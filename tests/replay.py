@@ -34,8 +34,9 @@ class Replay:
         self.net = local_network(config)
         problem = config.task.open(config, range(n), torch.device("cpu"))
         self.oracle = GradientOracle(problem, range(n), torch.device("cpu"))
-        self.algorithm = with_rate(config, learning_rate(config, problem.steps_per_epoch))
-        self.start = problem.init()
+        start = problem.init()
+        self.algorithm = with_rate(config, learning_rate(config, problem.steps_per_epoch), problem.layout(start))
+        self.start = start
         self.state = self.algorithm.init(self.start.repeat(n, 1), self.net)
         self.team = Team(config.rounds(), steps, config.seed, 1.0)
         self.g: list[Tensor] = [torch.empty(0)] * n

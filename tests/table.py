@@ -41,6 +41,7 @@ class AlgorithmCase:
     optimum: Optimum
     everyone: Net | None  # where all hear of all in every step, so that it is SGD on the mean gradient
     as_sgd: tuple[str, ...] = ()  # settings that make it SGD there, and for n = 1
+    alone: tuple[str, ...] = ()  # more settings that make it SGD for n = 1
     overrides: tuple[str, ...] = ()
     task: str = "quadratics"
 
@@ -61,6 +62,8 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
         COMPLETE,
         overrides=("topology.weights=uniform",),
     ),
+    "beer": AlgorithmCase((RING, Net("star", 5)), Optimum.exact, None),
+    "choco": AlgorithmCase((RING, Net("grid", 6)), Optimum.biased, COMPLETE, as_sgd=("algo.gamma=1",)),
     "d2": AlgorithmCase((RING, Net("grid", 6)), Optimum.exact, COMPLETE, overrides=("topology.weights=metropolis",)),
     "decentlam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE, as_sgd=("algo.beta=0",)),
     "dmsgd": AlgorithmCase(
@@ -78,6 +81,9 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
         (RING,), Optimum.biased, RING, as_sgd=("algo.period_steps=1",), overrides=("algo.period_steps=3",)
     ),
     "model_averaging": AlgorithmCase((RING,), Optimum.exact, RING),
+    "motef": AlgorithmCase(
+        (RING, Net("star", 5)), Optimum.exact, None, alone=("algo.lam=1",), overrides=("algo.lam=0.5",)
+    ),
     "push_diging": AlgorithmCase(
         (Net("star", 5), Net("one_peer_exponential", 5)),
         Optimum.exact,
@@ -125,11 +131,18 @@ def in_rounds() -> dict[str, type]:
 
 
 VARIANTS: dict[str, list[str]] = {
+    "allreduce": ["compress=topk", "compress=randomk", "compress=threshold", "compress=powersgd"],
+    "beer": ["algo.start=initial", "compress=topk"],
+    "choco": ["algo.order=combine_then_compress", "algo.start=zero", "compress=topk", "compress=int8"],
     "dmsgd": ["algo.form=ying"],
-    "dpsgd": ["algo.mode=awc"],
+    "dpsgd": ["algo.mode=awc", "compress=bf16"],
     "gradient_tracking": ["algo.mode=awc"],
+    "motef": ["compress=sign"],
     "push_diging": ["algo.mode=awc"],
-    "relaysgd": ["algo.overlap=true", "algo.fill=own", "algo.fill=previous", "algo.fill=count", "algo.correct_lr=true"],
+    "relaysgd": [
+        *("algo.overlap=true", "algo.fill=own", "algo.fill=previous", "algo.fill=count", "algo.correct_lr=true"),
+        *("compress=bf16", "compress=int8"),
+    ],
     "qg_dpsgd": ["algo.nesterov=false", "algo.a=0.3"],
     "relaysgd_grad": ["algo.receiver_lr=true"],
     "sgp": ["algo.rounds=2"],

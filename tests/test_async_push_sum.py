@@ -1,20 +1,16 @@
-"""Asynchronous push-sum: nobody waits, and nothing is lost; stragglers on demand."""
+"""Asynchronous push-sum: nobody waits, and nothing is lost, whoever straggles."""
 
 from __future__ import annotations
 
 import time
 import warnings
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from configure import configure
 from decentral.algorithms.async_push_sum import AsyncPushSum
-from decentral.config.identity import run_id
-from decentral.errors import ConfigError
 from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import ProcessNetwork, join
@@ -97,9 +93,11 @@ def out_of_step(world: World, name: str, carrier: Carrier, p_lost: float) -> lis
         warnings.simplefilter("ignore", SmallWeight)
         net, x, p = opened(world, name, carrier, Losses(p_lost, seed=3))
         finished = Segments([(1,)] * world.size, torch.int64).tensors
-        net.delay_s = NetworkSettings(stragglers=[1], straggler_delay_s=0.005).delay_s(net.workers)
-        at_least, round = 12 if net.delay_s else 40, 0
+        slow = 1 in net.workers
+        at_least, round = 12 if slow else 40, 0
         while round < at_least or any(int(flag) == 0 for flag in finished):
+            if slow:
+                time.sleep(0.005)
             x, p = net.push(x, p, round)
             round += 1
             if round == at_least:
@@ -107,7 +105,6 @@ def out_of_step(world: World, name: str, carrier: Carrier, p_lost: float) -> lis
         assert not net.settled
         x, p = net.drain(x, p)
         drained = [net.gather(x), net.gather(p), round]
-        net.delay_s = 0.0
         for round in range(80):  # in step, so that all agree
             x, p = net.drain(*net.push(x, p, round))
         estimates = net.gather(net.scale(x.clone(), 1 / p))
@@ -187,11 +184,16 @@ def test_a_run_with_a_straggler_descends_and_keeps_all_weights(start, worlds, ca
     """Every evaluation drains, which raises LostMass if something is lost."""
     overrides = [
         *SMALL, "topology=exponential", "task.initial_distance=10", "steps=60", "evaluation.every_epochs=20",
-        "checkpoint_every_s=0", f"network.transport={carrier.name}", "network.stragglers=[1]",
-        "network.straggler_delay_s=0.001",
+        "checkpoint_every_s=0", f"network.transport={carrier.name}",
     ]  # fmt: skip
+    slow = ("mode=fixed", "workers=[1]", "count=null", "delay_s=0.001")
+    straggler = [
+        f"processes={processes}",
+        "cluster=two_delayed",
+        *(f"cluster.stragglers.{setting}" for setting in slow),
+    ]
     worlds(processes).call(do_not_mind)
-    result = start(*overrides, processes=processes)
+    result = start(*overrides, *straggler, processes=processes)
     assert result.status == "done"
     steps = sorted({row["step"] for row in result.rows})
     assert steps == [0, 20, 40, 60]
@@ -218,51 +220,3 @@ def test_a_checkpoint_holds_all_shares_and_a_run_goes_on_from_it(start, worlds):
     parts = [store.load_part(checkpoint, name) for name in checkpoint.parts]
     assert sum(float(part["rows"]["p"].sum()) for part in parts) == pytest.approx(5, rel=1e-12)
     assert start(*overrides, processes=2).status == "done"
-
-
-# -- stragglers --------------------------------------------------------------------------------------------------------
-
-
-def test_the_process_of_a_straggler_sleeps_once_in_every_round_of_every_verb():
-    net = LocalNetwork(components("topology")["chain"]().schedule(N), CERTAIN)
-    net.delay_s = NetworkSettings(stragglers=[4], straggler_delay_s=0.25).delay_s(net.workers)
-    x = start_values()
-    slept: list[float] = []
-    with mock.patch.object(time, "sleep", slept.append):
-        net.mix(x, 0)
-        net.begin_mix(x, 1).wait()
-        net.mix_with(x, np.eye(N))
-        net.mean(x)
-        net.relay(x, net.no_messages(x), 0)
-        net.push(x, torch.ones(N, 1, dtype=torch.float64), 0)
-        assert slept == [0.25] * 6
-        net.delay_s = NetworkSettings(stragglers=[4], straggler_delay_s=0.25).delay_s(range(4))
-        net.mix(x, 0)
-    assert slept == [0.25] * 6
-
-
-def test_a_straggler_makes_another_run_but_none_keeps_the_old_ids():
-    plain, slow = (
-        configure(*SMALL, "topology=exponential", *more)
-        for more in ([], ["network.stragglers=[1]", "network.straggler_delay_s=0.1"])
-    )
-    assert run_id(plain) != run_id(slow)
-    older = configure(*SMALL, "topology=exponential", "network.stragglers=[]", "network.straggler_delay_s=0")
-    assert run_id(plain) == run_id(older)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (["network.stragglers=[1]"], "network.stragglers=[1] and network.straggler_delay_s=0 belong together"),
-        (["network.straggler_delay_s=1"], "network.stragglers=[] and network.straggler_delay_s=1 belong together"),
-        (["network.stragglers=[5]", "network.straggler_delay_s=1"], "names worker 5, but with num_workers=5"),
-        (["network.stragglers=[-1]", "network.straggler_delay_s=1"], "names worker -1"),
-        (["network.stragglers=[1]", "network.straggler_delay_s=-1"], "network.straggler_delay_s=-1 has to be"),
-        (["network.stragglers=[1]", "network.straggler_delay_s=inf"], "network.straggler_delay_s=inf has to be"),
-    ],
-)
-def test_stragglers_that_make_no_sense_are_refused(overrides, says):
-    with pytest.raises(ConfigError) as refusal:
-        configure(*SMALL, "topology=exponential", *overrides)
-    assert says in str(refusal.value)

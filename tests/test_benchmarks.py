@@ -298,9 +298,11 @@ class TestCostFigure:
         ("ways", 1, 2),
         ("start", 1, 1),
         ("scale", 5, 0),
-        ("whole_run", 1, 3),
+        ("whole_run", 1, 4),
         ("laptop", 1, 3),
         ("timeline", 1, 1),
+        ("compression", 1, 3),
+        ("virtual", 1, 8),
     ],
 )
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from decentral.cluster.cluster import Machines
+from decentral.cluster.collectives import AllGather, Broadcast, Ring, Star, Tree
 from decentral.cluster.compute import ComputeTimes
 from decentral.cluster.costs import LinkCosts
 from decentral.cluster.links import CollectiveName, Links, Ports
@@ -206,6 +208,8 @@ def test_exchanges_of_many_workers_are_the_maxima_and_sums_of_their_edges() -> N
     (CollectiveName.ring, 4, 6 * ALPHA + 18 * BETA),
     (CollectiveName.tree, 2, 2 * (ALPHA + 12 * BETA)),
     (CollectiveName.tree, 4, 4 * (ALPHA + 12 * BETA)),
+    (CollectiveName.star, 2, 2 * ALPHA + 24 * BETA),
+    (CollectiveName.star, 5, 2 * ALPHA + 96 * BETA),
     *((collective, 1, 0.0) for collective in CollectiveName),
 ])  # fmt: skip
 def test_an_all_reduce_of_twelve_bytes(collective: CollectiveName, workers: int, expected: float) -> None:
@@ -214,12 +218,26 @@ def test_an_all_reduce_of_twelve_bytes(collective: CollectiveName, workers: int,
 
 @pytest.mark.parametrize(("collective", "twice"), [
     (CollectiveName.recursive_doubling, True), (CollectiveName.rabenseifner, True), (CollectiveName.ring, True),
-    (CollectiveName.tree, False),
+    (CollectiveName.tree, False), (CollectiveName.star, False),
 ])  # fmt: skip
 def test_one_port_takes_twice_as_long_where_workers_send_and_receive(collective: CollectiveName, twice: bool) -> None:
     quick = {"latency_s": 0.0, "collective": collective}
     one, duplex = (costs(ports=ports, **quick).all_reduce_s(4, 12) for ports in (Ports.one, Ports.duplex))
     assert one == (2 if twice else 1) * duplex
+
+
+@pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64, 1024])
+def test_for_powers_of_two_the_collectives_cost_what_the_formulas_with_a_real_logarithm_say(n: int) -> None:
+    M, log = 1e6, math.log2(n)
+    formulas = {
+        Star(): 2 * ALPHA + 2 * (n - 1) * M * BETA,
+        Ring(): 2 * (n - 1) * ALPHA + 2 * (n - 1) / n * M * BETA,
+        Tree(): 2 * ALPHA * log + 2 * log * M * BETA,
+        AllGather(): ALPHA * log + (n - 1) * M * BETA,
+        Broadcast(): ALPHA * log + log * M * BETA,
+    }
+    for collective, seconds in formulas.items():
+        assert costs(n=n).collective_s(collective, n, M) == pytest.approx(seconds, rel=1e-12)
 
 
 def test_the_slowest_link_and_a_shared_way_out_decide_on_an_all_reduce() -> None:

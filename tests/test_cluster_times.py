@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from decentral.config.composition import compose
 from decentral.config.files import dump, load
 from decentral.config.identity import identity, run_id
 from decentral.errors import ConfigError
-from decentral.randomness import normal
+from decentral.randomness import address, addresses, normal
 
 LINKS = Links(latency_s=0.0, bandwidth_gbps=float("inf"), copy_gbps=float("inf"))
 SECOND = ComputeTimes(mean_s=1.0)
@@ -78,6 +80,14 @@ def test_what_is_returned_can_be_changed_without_harm() -> None:
     before = known.seconds(0, 10)
     known.seconds(0, 10)[:] = 0
     np.testing.assert_array_equal(known.seconds(0, 10), before)
+
+
+def test_times_after_some_gradients_are_those_of_the_rest() -> None:
+    whole = times(stragglers=Stragglers(Mode.exactly, delay_s=0.5, count=3))
+    for number in (0, 7, 300):
+        rest = whole.after(number)
+        assert np.array_equal(rest.seconds(0, 9), whole.seconds(number, number + 9))
+        assert np.array_equal(rest.after(2).delays(1, 9), whole.delays(number + 3, number + 11))
 
 
 @pytest.mark.parametrize(("first", "last"), [(-1, 3), (5, 4)])
@@ -260,6 +270,30 @@ def test_what_a_distribution_needs_has_to_be_given(distribution: Distribution, k
         times(dataclasses.replace(COMPUTE[distribution], **{key: None}))
 
 
+def recorded(folder: Path, *operations: dict) -> Path:
+    """The directory of a run that has kept these operations."""
+    folder.mkdir()
+    (folder / "operations.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in operations))
+    return folder
+
+
+def test_a_finished_run_is_a_trace_of_its_gradients(tmp_path: Path) -> None:
+    def gradient(worker: int, begin_s: float, end_s: float) -> dict:
+        return {"worker": worker, "what": "gradient", "number": 0, "begin_s": begin_s, "end_s": end_s}
+
+    join = {**gradient(0, 1.0, 9.0), "what": "join"}
+    gradients = [gradient(1, 0, 0.5), gradient(0, 0, 0.25), gradient(1, 1, 3), gradient(0, 1, 2), gradient(1, 4, 5)]
+    run = recorded(tmp_path / "run", join, *gradients)
+    found = times(ComputeTimes(Distribution.trace, trace=str(run)), n=2).seconds(0, 3)
+    assert found == pytest.approx(np.array([[0.25, 0.5], [1.0, 2.0], [0.25, 0.5]]))
+    with pytest.raises(ConfigError, match="gradients of 2 workers or processes, but num_workers=3"):
+        times(ComputeTimes(Distribution.trace, trace=str(run)), n=3)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        times(ComputeTimes(Distribution.trace, trace=str(recorded(tmp_path / "torn", {"worker": 0}))), n=1)
+    with pytest.raises(ConfigError, match="record_operations=true and processes=2"):
+        times(ComputeTimes(Distribution.trace, trace=str(tmp_path)), n=2)
+
+
 def test_a_trace_needs_a_path() -> None:
     with pytest.raises(ConfigError, match=r"distribution=trace needs cluster\.compute\.trace"):
         times(ComputeTimes(Distribution.trace))
@@ -289,6 +323,14 @@ def test_numbers_that_are_none_of_a_distribution_are_refused(
     [
         (dataclasses.replace(COMPUTE[Distribution.length_bucketed], buckets=[]), "buckets=.* is empty"),
         (dataclasses.replace(COMPUTE[Distribution.length_bucketed], buckets=[5.0, 0.0]), "buckets=0 makes no sense"),
+        (
+            dataclasses.replace(COMPUTE[Distribution.length_bucketed], buckets=[1e300]),
+            "of cluster.compute.buckets=.* at most",
+        ),
+        (
+            dataclasses.replace(COMPUTE[Distribution.lognormal], sigma=11.0),
+            "sigma=11 makes no sense: .* use 10 at most",
+        ),
         (dataclasses.replace(PARETO, cap_s=1.0), "cap_s=1 is below cluster.compute.floor_s=1.7"),
     ],
 )
@@ -328,6 +370,7 @@ def of(mode: Mode, **changed: Any) -> Stragglers:
         (of(Mode.fixed, workers=[-1]), "names worker -1"),
         (of(Mode.fixed, slowdown=1.0), "slowdown=1 makes no sense"),
         (of(Mode.fixed, slowdown=float("inf")), "slowdown=inf makes no sense"),
+        (of(Mode.fixed, slowdown=1e300), r"slowdown=1e\+300 makes no sense: it has to be above 1 and at most 1e\+06"),
         (of(Mode.drifting, drift=None), "needs cluster.stragglers.drift"),
         (of(Mode.drifting, drift=0.0), "drift=0 makes no sense"),
         (of(Mode.drifting, drift=1.5), "drift=1.5 makes no sense"),
@@ -397,3 +440,9 @@ def test_a_trace_counts_by_what_is_in_it(tmp_path: Path) -> None:
 def test_the_command_line_says_what_is_wrong_with_a_cluster(overrides: list[str], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         compose([*SMALL, *overrides])
+
+
+def test_many_addresses_are_those_that_are_asked_for_one_by_one() -> None:
+    for place in ((), (7,), (2**63 + 1, 0)):
+        found = list(islice(addresses(11, "gossip", *place), 150))
+        assert found == [address(11, "gossip", *place, t) for t in range(150)]

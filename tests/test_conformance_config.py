@@ -39,6 +39,8 @@ def needs(tmp_path):
             return [*ASYNCHRONOUS[option].net.overrides(tmp_path), *ASYNCHRONOUS[option].overrides]
         if group == "algo":
             return [*ALGORITHMS[option].nets[0].overrides(tmp_path), f"task={ALGORITHMS[option].task}"]
+        if group == "compress":
+            return ["algo=allreduce", *(["cluster=slow_network"] if components("compression")[option].chooses else [])]
         if group == "cluster":
             return [word for word in FREE if option == "machines" and not word.startswith("cluster=")]
         if group == "model" or (group == "data" and option in ("imagefolder", "imagenet")):

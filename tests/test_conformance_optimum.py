@@ -110,7 +110,7 @@ def test_where_all_hear_of_all_everybody_does_sgd_on_the_mean_gradient(start, tm
 def test_one_worker_alone_does_what_torch_does(start, name, rule):
     case, (overrides, optimizer) = ALGORITHMS[name], (RULES | {"adam": ADAM})[rule]
     topology = ["topology=chain", "num_workers=1", "task.zeta2=0"]
-    result = start(f"algo={name}", *topology, *case.as_sgd, *SMALL, *overrides, "steps=30", "trace=true")
+    result = start(f"algo={name}", *topology, *case.as_sgd, *case.alone, *SMALL, *overrides, "steps=30", "trace=true")
     properties.as_sgd(result.walk, properties.plain_sgd(1, 0.0, 30, optimizer), "alone")
 
 

@@ -316,6 +316,7 @@ def test_a_run_knows_where_its_time_went_in_all_attempts(start):
 @pytest.mark.parametrize("transport", ["shared_memory", "torch"])
 def test_a_process_knows_how_long_it_has_waited_for_the_others(start, transport):
     settings = (*DIGITS, "algo=dpsgd", "topology=ring", f"network.transport={transport}", "evaluation.initial=false")
-    straggler = ("network.straggler_delay_s=0.05", "network.stragglers=[3]")
+    slow = ("mode=fixed", "workers=[3]", "count=null", "delay_s=0.05")
+    straggler = ("processes=2", "cluster=two_delayed", *(f"cluster.stragglers.{setting}" for setting in slow))
     times = start(*settings, *straggler, processes=2).facts["times_s"]
     assert 8 * 0.05 * 0.8 < times["waiting"] < sum(times.values())

@@ -40,7 +40,7 @@ class Example(NamedTuple):
 
 CASES = {
     "own_algorithm": Example(
-        ("--config-dir", "mine", "algo=choco", *QUADRATICS), "algo=choco", "part of the way to the neighbours' mean"
+        ("--config-dir", "mine", "algo=partway", *QUADRATICS), "algo=partway", "part of the way to the neighbours' mean"
     ),
     "own_model": Example(
         (
@@ -132,7 +132,7 @@ def test_help_shows_it(folder: Path, name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arguments"),
-    [("own_algorithm", ("algo=choco", "--config-dir", "mine")), ("own_package", ("algo=pairwise", "topology=wheel"))],
+    [("own_algorithm", ("algo=partway", "--config-dir", "mine")), ("own_package", ("algo=pairwise", "topology=wheel"))],
 )
 def test_it_holds_what_the_contract_asks_for(folder: Path, name: str, arguments: tuple[str, ...]) -> None:
     checked = command(folder / name, "check", *arguments)

@@ -61,6 +61,12 @@ DIGITS = [
     "data=digits", "model=mlp", "algo=dpsgd", "topology=ring", "num_workers=3", "batch_size=16", "alpha=1", "steps=60",
     "evaluation.every_epochs=0.2",
 ]  # fmt: skip
+COMPRESSED = [
+    "task=quadratics", "task.noise=0.1", "num_workers=5", "steps=120", "evaluation.every_epochs=20", "compress=topk",
+    "compress.keep=0.3",
+]  # fmt: skip
+RESIDUALS = [*COMPRESSED, "algo=allreduce", "compress.warmup_epochs=30"]
+DIFFERENCES = [*COMPRESSED, "algo=choco", "topology=ring"]
 BOTH = ["processes=2", "trace=true", "checkpoint_every_s=0", "progress=false", "device=cpu", "network.timeout_s=30"]
 LONG = [*QUADRATICS[:-2], "steps=600", "evaluation.every_epochs=10", *BOTH]
 
@@ -98,7 +104,13 @@ def undisturbed(tmp_path_factory):
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(
-    "task", [pytest.param(QUADRATICS, id="quadratics"), pytest.param(DIGITS, id="digits", marks=pytest.mark.slow)]
+    "task",
+    [
+        pytest.param(QUADRATICS, id="quadratics"),
+        pytest.param(RESIDUALS, id="residuals"),
+        pytest.param(DIFFERENCES, id="differences", marks=pytest.mark.slow),
+        pytest.param(DIGITS, id="digits", marks=pytest.mark.slow),
+    ],
 )
 def test_1_a_run_goes_on_bit_for_bit_when_a_process_is_killed(undisturbed, faults, tmp_path, capfd, victim, task):
     straight = undisturbed(*task, *BOTH)

@@ -32,6 +32,7 @@ ROOMS = (
     "gradients",
     "lr_schedules",
     "optim",
+    "compression",
     "cluster",
     "network",
     "topology",

@@ -20,7 +20,7 @@ from table import in_rounds
 
 STEPS = 60
 SEED = 7
-RELIABLE = {"allreduce", "model_averaging", "local_sgd"}
+RELIABLE = {"allreduce", "model_averaging", "local_sgd", "choco", "beer", "motef"}
 
 CASES = [
     Case("dpsgd", "ring", 5),

@@ -17,6 +17,8 @@ STEPS = 60
 LOPSIDED = both_ways([(0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (2, 5)])
 """Undirected and irregular; Metropolis weights."""
 
+TOPK, SIGN, BF16 = {"name": "topk", "keep": 0.4}, {"name": "sign"}, {"name": "bf16"}
+
 CASES = [
     Case("allreduce", "ring", 5),
     Case("model_averaging", "ring", 4),
@@ -96,6 +98,23 @@ CASES = [
     Case("qg_dpsgd", "ring", 5, {"a": 0.3}),
     Case("relay_mean", "chain", 5),
     Case("relay_mean", "dbt", 8),
+    Case("allreduce", "ring", 6, compress=TOPK),
+    Case("allreduce", "ring", 4, compress=SIGN),
+    Case("allreduce", "ring", 4, compress={"name": "artopk", "keep": 0.5}),
+    Case("dpsgd", "ring", 6, compress=SIGN),
+    Case("relaysgd", "chain", 5, compress=SIGN),
+    Case("relaysgd", "star", 6, {"overlap": True, "fill": "previous"}, compress=SIGN),
+    Case("relaysgd", "dbt", 7, {"fill": "count"}, {"split": "interleaved"}, compress=BF16),
+    Case("choco", "ring", 6),
+    Case("choco", "ring", 6, compress=TOPK),
+    Case("choco", "star", 5, {"gamma": 0.3}, compress=SIGN),
+    Case("choco", "ring", 4, {"order": "combine_then_compress"}, compress=TOPK),
+    Case("choco", "grid", 6, {"start": "zero"}, compress=TOPK),
+    Case("beer", "ring", 6),
+    Case("beer", "ring", 5, {"gamma": 0.2}, compress=TOPK),
+    Case("beer", "grid", 6, {"start": "initial"}, compress=TOPK),
+    Case("motef", "ring", 6, {"lam": 0.3}),
+    Case("motef", "star", 5, {"lam": 0.3, "gamma": 0.2}, compress=TOPK),
 ]
 
 
@@ -122,6 +141,14 @@ def spread(n: int) -> list[Case]:
         Case("sgp", "file", n, {"rounds": 2}, edges=one_way(n)),
         Case("qg_dpsgd", "ring", n),
         Case("relay_mean", "bt", n),
+        Case("allreduce", "ring", n, compress=TOPK),
+        Case("allreduce", "ring", n, compress={"name": "artopk", "keep": 0.5}),
+        Case("dpsgd", "ring", n, compress=SIGN),
+        Case("relaysgd", "dbt", n, compress=SIGN),
+        Case("relaysgd", "star", n, {"overlap": True}, compress=BF16),
+        Case("choco", "ring", n, compress=TOPK),
+        Case("beer", "ring", n, compress=TOPK),
+        Case("motef", "ring", n, {"lam": 0.5}, compress=SIGN),
     ]
 
 

@@ -14,6 +14,7 @@ from decentral.config.files import as_dict, dump, from_dict, load
 from decentral.config.identity import component_identity, run_id
 from decentral.config.overrides import checked
 from decentral.errors import ConfigError
+from decentral.network.settings import NetworkSettings
 from decentral.tasks.images import Images
 
 BASE = ["task=images", "data=digits", "model=mlp", "num_workers=2", "progress=false"]
@@ -136,6 +137,40 @@ def test_a_stored_configuration_with_settings_in_their_old_places_loads():
 )  # fmt: skip
 def test_a_run_has_the_id_that_it_had_under_the_old_place(settings, expected):
     assert run_id(compose([*BASE, *settings])) == expected
+
+
+# Settings that are gone
+
+SLOW = ["network.stragglers=[1]", "network.straggler_delay_s=0.05"]
+INSTEAD = r"is no setting any more: cluster\.stragglers says who is slower, as in processes=4 cluster=two_delayed"
+
+
+@pytest.mark.parametrize("override", SLOW)
+def test_a_setting_that_is_gone_is_refused_with_what_to_use_instead(override, tmp_path: Path):
+    key, value = override.split("=")
+    with pytest.raises(ConfigError, match=f"^{key} {INSTEAD}"):
+        compose([*BASE, override])
+    (tmp_path / "experiment").mkdir()
+    text = f"# @package _global_\nnetwork:\n  {key.removeprefix('network.')}: {value}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=f"{key} {INSTEAD}"):
+        compose([*BASE, "experiment=mine"], str(tmp_path))
+
+
+def test_what_is_to_be_used_instead_can_be(tmp_path: Path):
+    (sentence,) = {what for _, what in NetworkSettings.gone.values()}
+    words = [word for word in sentence.split() if "=" in word]
+    assert len(words) == 3 and compose(["algo=dpsgd", "topology=ring", "num_workers=4", *words]).processes == "4"
+
+
+def test_a_stored_configuration_with_a_setting_that_is_gone_loads_if_it_did_nothing():
+    config = compose(BASE)
+    values = as_dict(config)
+    values["network"] |= {"stragglers": [], "straggler_delay_s": 0.0}
+    assert from_dict(values) == config
+    values["network"] |= {"stragglers": [1], "straggler_delay_s": 0.05}
+    with pytest.raises(ConfigError, match=f"network.stragglers {INSTEAD}"):
+        from_dict(values)
 
 
 # Anything can have been renamed: keys, values, members of an enum, choices

@@ -18,6 +18,7 @@ import torch
 from matplotlib.figure import Figure
 
 from configure import configure
+from decentral.config.files import dump
 from decentral.network.world import World
 from decentral.report.learning_curves import Scale, _draw, save_learning_curves
 from decentral.report.series import describe, read_curves
@@ -129,6 +130,24 @@ def test_a_run_is_described_by_what_was_chosen(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", image_rows, Status.diverged)
     assert describe(run) == "relaysgd on dbt, vgg11 on cifar10, alpha=0.1, 3 workers, seed 4: diverged"
     assert describe(tmp_path) == f"{tmp_path.name}: unknown"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], ""),
+        (["compress=topk"], "compress=topk"),
+        (["compress=topk", "compress.keep=0.01"], "compress=topk keep=0.01"),
+        (["compress=bf16", "compress.error_feedback=false"], "compress=bf16 error_feedback=false"),
+        (["compress=artopk", "compress.select=var"], "compress=artopk select=var"),
+    ],
+)
+def test_what_is_sent_instead_of_rows_tells_runs_apart(tmp_path: Path, words: list[str], said: str) -> None:
+    config = configure("algo=allreduce", "task=quadratics", "num_workers=4", *words)
+    (tmp_path / "config.yaml").write_text(dump(config))
+    assert describe(tmp_path) == ", ".join(
+        filter(None, ["allreduce", said, "quadratics", "4 workers", "seed 0: unknown"])
+    )
 
 
 # The table

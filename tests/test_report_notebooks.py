@@ -22,8 +22,10 @@ TRAINING = FOLDER / "training.ipynb"
 NOTEBOOKS = sorted(set(FOLDER.glob("*.ipynb")) - {TRAINING})
 STUDIES = {
     "bluefog": "bluefog_linear_regression",
+    "flex": "flex_choice_map",
     "relaysum": "relaysum_table1",
     "thesis": "thesis_fig5_2",
+    "time": "time_readme",
     "wagma": "wagma_fig5",
 }
 FIGURE = {"kind": "curves", "worker": "worst", "panels": "alpha", "lines": ["method"]}
@@ -41,7 +43,7 @@ def cells(path: Path) -> list[dict[str, Any]]:
     return json.loads(path.read_text())["cells"]
 
 
-def test_there_is_one_per_paper() -> None:
+def test_there_is_one_per_paper_and_one_for_our_own_studies() -> None:
     assert [path.stem for path in NOTEBOOKS] == sorted(STUDIES)
 
 

@@ -19,6 +19,7 @@ import handmade
 from configure import configure
 from decentral.cli import run as command
 from decentral.cli.single import carry_out
+from decentral.cli.timelines import work_out
 from decentral.cluster.spans import Span
 from decentral.cluster.trace_events import read_spans, write_spans
 from decentral.config.identity import run_directory, run_id
@@ -73,7 +74,7 @@ def test_a_run_says_what_a_step_cost_and_where_its_timeline_is(tmp_path: Path) -
     fresh = 100 * found.ages[0] / sum(found.ages.values())
     assert f"Staleness: {fresh:.0f} % of contributions fresh" in told and f"{max(found.ages)} at most" in told
     assert f"Timeline: {directory / 'timeline.png'}" in told and "ui.perfetto.dev" in told
-    assert "cluster: constant 0.16 s, exactly 1 stragglers" in describe(directory)
+    assert "cluster: constant 0.16 s, exactly 1 straggler," in describe(directory)
     for name in ("timeline.png", "staleness.png", "learning_curves.png"):
         assert (directory / name).read_bytes().startswith(b"\x89PNG")
 
@@ -294,9 +295,31 @@ def test_what_a_timeline_alone_needs(overrides, sentence) -> None:
         configure("algo=allreduce", "task=quadratics", "simulate=timeline", *overrides)
 
 
+@pytest.mark.parametrize("compress", ["threshold", "powersgd"])
+def test_a_timeline_has_to_know_how_long_messages_are(compress: str) -> None:
+    words = ("algo=allreduce", "task=quadratics", "simulate=timeline", "cluster=even", "steps=5")
+    with pytest.raises(ConfigError, match=f"knows of no layers, on which it depends what compress={compress} sends"):
+        work_out([("", configure(*words, f"compress={compress}"))])
+
+
 def test_simulate_is_no_part_of_the_id_of_a_run() -> None:
     words = ("algo=allreduce", "task=quadratics", "cluster=even", "steps=5")
     assert run_id(configure(*words)) == run_id(configure(*words, "simulate=timeline"))
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.1, 0.0123, 0.00015])
+def test_a_timeline_sends_what_messages_keep(keep: float) -> None:
+    words = ("algo=choco", "topology=ring", "task=quadratics", "cluster=even", "num_workers=4", "steps=3")
+    config = configure(*words, "compress=topk", f"compress.keep={keep}")
+    sent = timed(config, 3, 1_000_000).bytes_sent
+    assert sent == pytest.approx(3 * 4 * 2 * 8 * keep * 1_000_000, rel=2e-3)
+    assert timed(config, 3, 2).bytes_sent == 3 * 4 * 2 * 8 * max(1, int(2 * keep))
+
+
+def test_a_timeline_of_relayed_messages_counts_their_bytes() -> None:
+    words = ("algo=relaysgd", "topology=dbt", "task=quadratics", "cluster=even", "num_workers=4", "steps=3")
+    sent = timed(configure(*words, "compress=bf16"), 3, 1_000_000).bytes_sent
+    assert 2 * sent == timed(configure(*words), 3, 1_000_000).bytes_sent
 
 
 # What the timeline of groups says

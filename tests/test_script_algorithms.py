@@ -16,8 +16,13 @@ import torch
 from torch import Tensor, nn
 
 import decentral
+from decentral.compression.row_layout import RowLayout
+from decentral.compression.topk import TopK
 from decentral.errors import ConfigError
+from decentral.network.delivery import Losses
+from decentral.network.local import LocalNetwork
 from decentral.network.world import World
+from decentral.registry import components
 from decentral.script.components import algorithm_from
 from table import in_rounds
 from worlds import are_named
@@ -39,6 +44,8 @@ class Case:
     optimizer: tuple[str, dict[str, Any]] = PLAIN
     algo_settings: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    compress: str | None = None
+    compress_settings: dict[str, Any] = field(default_factory=dict)
 
     def in_a_script(self) -> dict[str, Any]:
         kind, options = self.optimizer
@@ -52,6 +59,9 @@ class Case:
             *(f"algo={self.algo}", f"topology={self.topology}", f"optim={kind.lower()}"),
             *(f"{OF_RUNS[key]}={str(value).lower()}" for key, value in options.items()),
             *(f"algo.{key}={str(value).lower()}" for key, value in self.algo_settings.items()),
+            *([f"compress={self.compress}"] if self.compress else []),
+            *(f"compress.{key}={str(value).lower()}" for key, value in self.compress_settings.items() if key != "seed"),
+            f"seed={self.compress_settings.get('seed', 0)}",
             *(
                 f"{'communication' if key in ('every', 'workers_per_machine') else 'topology'}.{key}={value}"
                 for key, value in self.settings.items()
@@ -62,6 +72,16 @@ class Case:
 UNIFORM = {"weights": "uniform"}
 CASES = {
     "allreduce": Case("allreduce", "ring", ADAM),
+    "allreduce_topk": Case("allreduce", "ring", MOMENTUM, compress="topk", compress_settings={"keep": 0.3}),
+    "allreduce_randomk": Case(
+        "allreduce", "ring", ADAM, compress="randomk", compress_settings={"keep": 0.5, "seed": 3}
+    ),
+    "allreduce_threshold": Case("allreduce", "ring", compress="threshold", compress_settings={"threshold": 0.5}),
+    "beer": Case("beer", "ring", MOMENTUM),
+    "beer_topk": Case("beer", "ring", MOMENTUM, compress="topk", compress_settings={"keep": 0.5}),
+    "choco": Case("choco", "ring", NESTEROV),
+    "choco_int8": Case("choco", "ring", ADAM, {"gamma": 0.3}, compress="int8", compress_settings={"seed": 7}),
+    "choco_topk": Case("choco", "ring", MOMENTUM, compress="topk", compress_settings={"keep": 0.2}),
     "async_push_sum": Case("async_push_sum", "star", MOMENTUM, settings=UNIFORM),
     "d2": Case("d2", "ring", NESTEROV),
     "d2_adam": Case("d2", "ring", ADAM),
@@ -70,6 +90,7 @@ CASES = {
     "dmsgd": Case("dmsgd", "ring", ("SGD", {"lr": 0.05, "weight_decay": 0.01})),
     "dmsgd_ying": Case("dmsgd", "one_peer_exponential", ADAM, {"form": "ying"}),
     "dpsgd": Case("dpsgd", "one_peer_exponential", MOMENTUM),
+    "dpsgd_bf16": Case("dpsgd", "one_peer_exponential", MOMENTUM, compress="bf16"),
     "dpsgd_every": Case("dpsgd", "ring", NESTEROV, settings={"every": 2}),
     "dpsgd_machines": Case("dpsgd", "ring", ADAM, settings={"workers_per_machine": 2}),
     "dpsgd_awc": Case("dpsgd", "ring", ADAM, {"mode": "awc"}),
@@ -79,6 +100,8 @@ CASES = {
     "gradient_tracking_awc": Case("gradient_tracking", "ring", ADAM, {"mode": "awc"}),
     "local_sgd": Case("local_sgd", "ring", NESTEROV, {"period_steps": 3}),
     "model_averaging": Case("model_averaging", "ring", ADAM),
+    "motef": Case("motef", "ring", PLAIN),
+    "motef_topk": Case("motef", "ring", ADAM, compress="topk", compress_settings={"keep": 0.5}),
     "push_diging": Case("push_diging", "star", MOMENTUM, settings=UNIFORM),
     "push_diging_awc": Case("push_diging", "star", ADAM, {"mode": "awc"}, UNIFORM),
     "qg_dpsgd": Case("qg_dpsgd", "ring", ("SGD", {"lr": 0.05, "weight_decay": 0.01})),
@@ -188,6 +211,9 @@ def interrupted(world: World, algo: str, topology: str, settings: dict[str, Any]
         ("d2", "ring", {}),
         ("gradient_tracking", "ring", {}),
         ("sgp", "star", {"weights": "uniform"}),
+        ("choco", "ring", {"compress": "topk"}),
+        ("allreduce", "ring", {"compress": "topk", "compress_settings": {"keep": 0.2}}),
+        ("allreduce", "ring", {"compress": "powersgd", "compress_settings": {"rank": 1}}),
     ],
 )
 def test_training_goes_on_from_a_saved_state(worlds, algo, topology, settings):
@@ -211,6 +237,47 @@ def test_the_state_of_another_algorithm_is_refused_and_changes_nothing(algo: str
     for each in (optimizer, second):
         each.close()
         each.peers.close()
+
+
+def test_residuals_are_part_of_the_state_and_of_no_other_compression():
+    """What one worker has not sent yet is in its state; another compressor's cannot use it."""
+    model, optimizer = wrapped("allreduce", "ring", compress="topk", compress_settings={"keep": 0.2})
+    train(model, optimizer, 0, range(2))
+    saved = optimizer.state_dict()
+    residual = saved["decentral"]["state"]["r"]
+    assert residual.shape == (1, len(flat(model))) and 0 < (residual != 0).sum() < len(flat(model))
+    for other, told in (
+        ("randomk", "with compress='topk', not of compress='randomk'"),
+        (None, "not of compress='none'"),
+    ):
+        _, second = wrapped("allreduce", "ring", compress=other)
+        with pytest.raises(ValueError, match=told):
+            second.load_state_dict(saved)
+        second.close()
+        second.peers.close()
+    optimizer.close()
+    optimizer.peers.close()
+
+
+@pytest.mark.parametrize(("compress", "settings"), [("lwtopk", {}), ("powersgd", {"rank": 1})])
+def test_what_is_compressed_by_parameter_knows_the_models_parameters(compress: str, settings: dict[str, int]):
+    """Alone, with SGD at the rate 1, a step is the compressed gradient of the model's own layout."""
+    model = network()
+    layout = RowLayout(*zip(*((name, tuple(p.shape)) for name, p in model.named_parameters()), strict=True))
+    before = flat(model)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    given = components("compression")[compress](**settings)
+    optimizer = decentral.wrap(model, inner, "ring", algo="allreduce", compress=given)
+    train(model, optimizer, 0, range(1))
+    g = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).reshape(-1) for p in model.parameters()])
+    bound = given.bound(layout, seed=0)
+    rows = g[None].clone()
+    alone = LocalNetwork(optimizer.peers.schedule, Losses(0.0, 0))
+    sent, _, _ = bound.combine(rows, bound.residual(rows), bound.memory(rows, 1), alone, 0)
+    optimizer.close()
+    optimizer.peers.close()
+    assert not torch.equal(sent[0], g)
+    torch.testing.assert_close(before - flat(model), sent[0], rtol=1e-12, atol=1e-12)
 
 
 def evaluated(world: World) -> tuple[Tensor, Tensor, Tensor]:
@@ -297,6 +364,21 @@ def mistakes(world: World) -> list[str]:
         model=model,
         inner=torch.optim.SGD(model.parameters(), lr=0.1, maximize=True),
     )
+    said(algo="allreduce", topology="ring", compress="topkk")
+    said(algo="allreduce", topology="ring", compress="topk", compress_settings={"kep": 0.1})
+    said(algo="allreduce", topology="ring", compress="topk", compress_settings={"keep": 2})
+    said(algo="allreduce", topology="ring", compress="topk", compress_settings={"warmup_epochs": 5})
+    said(algo="allreduce", topology="ring", compress="topk", compress_settings={"steps_per_epoch": 0})
+    said(algo="allreduce", topology="ring", compress="topk", compress_settings=[1])
+    said(algo="allreduce", topology="ring", compress_settings={"keep": 0.1})
+    said(algo="allreduce", topology="ring", compress=0.1)
+    said(algo="allreduce", topology="ring", compress=TopK(), compress_settings={"keep": 0.1})
+    said(topology="ring", compress="topk")
+    said(algo="dpsgd", topology="ring", compress="topk")
+    said(algo="relaysgd", topology="chain", compress="topk")
+    said(algo="choco", topology="ring", compress="powersgd")
+    said(algo="dpsgd", topology="ring", compress="bf16", every=2)
+    said(algo="allreduce", topology="ring", compress="topk" if world.rank else "randomk")
     said(algo="dpsgd" if world.rank else "gradient_tracking", topology="ring")
     return told
 
@@ -322,6 +404,21 @@ def test_mistakes_are_named_on_every_rank(worlds):
         "float32 and float64",
         "the parameter groups have 0.1 and 0.3",
         "maximize=True cannot be used",
+        "compress='topkk' does not exist. Did you mean 'topk'",
+        "compress='topk' has no setting 'kep'. Did you mean 'keep'",
+        "keep=2 makes no sense",
+        "say how many steps one has",
+        "steps_per_epoch=0 has to be a number of steps above 0",
+        "compress_settings has to be a dict",
+        "give compress= too",
+        "compress has to be the name of a compressor",
+        "here compress is an object",
+        "compress= is for algo=",
+        "compress='topk' cannot be used with algo='dpsgd', which sends models, so that every coordinate needs a number",
+        "algo='relaysgd', which relays sums of models, so that every coordinate needs a number in every",
+        "compress='powersgd' cannot be used with algo='choco'",
+        "compress='bf16' cannot be used with other rounds",
+        "do not agree",
         "do not agree",
     ]
     are_named(worlds(3).call(mistakes), expected)

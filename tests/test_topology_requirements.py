@@ -21,6 +21,7 @@ D2_REFUSES = {"social", "torus", "bt", "dbt", "hypercube", "grid", "symmetric_ex
 AT_32 = [name for name in TOPOLOGIES if name != "file"]
 
 GIVEN = {
+    Need.whole: set(AT_32) - {"dbt"},
     Need.static: set(AT_32) - CHANGING,
     Need.undirected: set(AT_32) - DIRECTED,
     Need.connected: set(AT_32),

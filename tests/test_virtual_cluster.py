@@ -8,13 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import decentral
 from configure import configure
 from decentral.conformance.check import checks
 from decentral.errors import ConfigError
+from decentral.report.summary import summary
 from decentral.training.faults import VARIABLE, Injected
 from table import ALGORITHMS, ASYNCHRONOUS, FREE
 
 TRAINING = ("optim=momentum", "lr=0.05", "steps=20", "evaluation.every_epochs=5", "checkpoint_every_s=0")
+EVERY = ("evaluation.every_epochs=null",)
+"""Where simulated time is to say when models are evaluated."""
 SMALL = ("task=quadratics", "task.dimension=5", "task.noise=0.1", *TRAINING)
 UNEVEN = (
     *("cluster=machines", "cluster.compute.distribution=shifted_pareto", "cluster.compute.floor_s=0.1"),
@@ -105,7 +109,7 @@ def test_what_the_table_says_of_asynchronous_methods(start, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [*ASYNCHRONOUS, "dpsgd"])
-@pytest.mark.parametrize("further", [[], ["evaluation.every_simulated_s=1.3", "stop_after_simulated_s=9"]], ids=str)
+@pytest.mark.parametrize("further", [[], [*EVERY, "evaluation.every_simulated_s=1.3", "stop_after_simulated_s=9"]])
 def test_a_virtual_run_goes_on_bit_for_bit(start, tmp_path, monkeypatch, name, further):
     if name in ASYNCHRONOUS:
         overrides = [*asynchronous(name, tmp_path), *UNEVEN, "checkpoint_every_s=0.000001", *further]
@@ -130,10 +134,81 @@ def test_a_virtual_run_goes_on_bit_for_bit(start, tmp_path, monkeypatch, name, f
 @pytest.mark.parametrize("name", ["wagma", "adpsgd", "dpsgd"])
 def test_evaluations_at_simulated_times_and_an_end_by_time(start, name):
     overrides = [f"algo={name}", *SMALL, "topology=ring", "num_workers=8", *FREE, "cluster.compute.mean_s=0.5"]
-    run = start(*overrides, "evaluation.every_simulated_s=2", "stop_after_simulated_s=7")
+    run = start(*overrides, *EVERY, "evaluation.every_simulated_s=2", "stop_after_simulated_s=7")
     assert run.status == "done"
+    assert run.facts["notes"] == ["stop_after_simulated_s=7 ended the run after 14 of 20 steps"]
+    assert "Note:     stop_after_simulated_s=7 ended" in summary(run.directory)
     assert sorted({row["simulated_s"] for row in run.rows}) == [0, 2, 4, 6, 7]
     assert run.facts["step"] == 14 and run.facts["simulated_s"] == 7
+
+
+def test_a_run_whose_steps_are_over_before_the_time_says_nothing_of_it(start):
+    run = start("algo=dpsgd", *SMALL, "topology=ring", "num_workers=4", *FREE, "stop_after_simulated_s=99")
+    assert run.facts["step"] == 20 and "notes" not in run.facts
+
+
+def test_without_a_cluster_there_is_no_simulated_time(start):
+    plain = start("algo=wagma", *SMALL, "num_workers=4", directory="plain")
+    timed = start("algo=wagma", *SMALL, "num_workers=4", *FREE, directory="timed")
+    assert rows(plain) == rows(timed, "simulated_s") and not any("simulated_s" in row for row in plain.rows)
+    assert not {"simulated_s", "simulated_shares"} & plain.facts.keys() and plain.facts["staleness"] == {"0": 72}
+    known = decentral.runs(plain.directory.parent).set_index("directory")["simulated_s"]
+    assert np.isnan(known[str(plain.directory)]) and known[str(timed.directory)] == 20
+    assert "Simulated" not in summary(plain.directory) and "Staleness" in summary(plain.directory)
+
+
+@pytest.mark.parametrize("name", ["wagma", "eager_sgd"])
+def test_a_worker_alone_does_plain_sgd_whatever_the_topology(start, name):
+    alone = start(f"algo={name}", *SMALL, "num_workers=1", "task.zeta2=0", directory="alone")
+    plain = start("algo=allreduce", *SMALL, "num_workers=1", "task.zeta2=0", directory="plain")
+    assert at_the_end(alone) == pytest.approx(at_the_end(plain), rel=1e-12)
+
+
+ROUNDS = [("dpsgd", "ring"), ("relaysgd", "dbt"), ("allreduce", "ring"), ("sgp", "one_peer_exponential")]
+
+
+@pytest.mark.parametrize(("name", "topology"), ROUNDS)
+def test_methods_in_rounds_have_the_same_simulated_time_between_processes(start, name, topology):
+    overrides = (f"algo={name}", *SMALL, f"topology={topology}", "num_workers=4", *UNEVEN, *EVERY)
+    overrides += ("evaluation.every_simulated_s=1", "stop_after_simulated_s=9", "cluster.num_parameters=7")
+    alone = start(*overrides, directory="alone")
+    assert alone.facts["step"] < 20
+    assert start(*overrides, "processes=2", processes=2, directory="two", crash_at=2).status == "crashed"
+    both = start(*overrides, "processes=2", processes=2, directory="two")
+    places = [{(row["step"], row["simulated_s"]) for row in rows(run)} for run in (alone, both)]
+    assert places[0] == places[1] and len(places[0]) > 3
+    for fact in ("simulated_s", "simulated_shares", "step", "notes"):
+        assert both.facts[fact] == alone.facts[fact]
+
+
+@pytest.mark.parametrize("name", ["wagma", "async_push_sum"])
+def test_who_goes_on_at_the_pace_of_processes_has_no_simulated_time_there(name):
+    overrides = [f"algo={name}", "task=quadratics", "num_workers=4", *FREE, "stop_after_simulated_s=3"]
+    configure(*overrides)
+    with pytest.raises(ConfigError, match="choose a cluster, such as cluster=even, and one process"):
+        configure(*overrides, "processes=2")
+
+
+def test_losses_count_when_gradients_are_over_not_when_they_are_computed(start):
+    """Of 2 workers one takes 4 s for a gradient: computed with the first one of the other, it counts after 4 s."""
+    slow = ("cluster.stragglers.mode=fixed", "cluster.stragglers.workers=[1]", "cluster.stragglers.slowdown=4")
+    task = ("task=images", "data=digits", "model=mlp", "batch_size=4", "optim=sgd", "lr=0.05", "steps=8", "alpha=100")
+    overrides = (
+        "algo=adpsgd",
+        *task,
+        "topology=chain",
+        "num_workers=2",
+        *FREE,
+        *slow,
+        "evaluation.every_simulated_s=1",
+    )
+    found = {}
+    for execution in ("batched", "loop"):
+        run = start(*overrides, f"execution={execution}", directory=execution)
+        train = [row for row in rows(run) if (row["split"], row["metric"]) == ("train", "loss")]
+        found[execution] = {row["simulated_s"]: row["value"] for row in train}
+    assert found["batched"] == pytest.approx(found["loop"], rel=1e-4)
+    assert len(found["loop"]) > 4
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
@@ -150,6 +225,10 @@ REFUSED = {
     "a trace": ([*WAGMA, "trace=true"], r"trace=true .* evaluation.every_simulated_s"),
     "evaluations": ([*RING, "evaluation.every_simulated_s=1"], r"evaluation.every_simulated_s=1 .* choose a cluster"),
     "an end": ([*RING, "stop_after_simulated_s=1"], r"stop_after_simulated_s=1 .* choose a cluster"),
+    "two paces": (
+        [*RING, *FREE, "evaluation.every_epochs=2", "evaluation.every_simulated_s=5"],
+        r"every_epochs=2 and evaluation.every_simulated_s=5 contradict each other",
+    ),
     "no pace": ([*RING, *FREE, "evaluation.every_simulated_s=0"], r"evaluation.every_simulated_s=0 .* above 0"),
     "a negative time": ([*RING, *FREE, "cluster.compute.mean_s=-1"], r"cluster.compute.mean_s=-1 makes no sense"),
     "a negative latency": ([*RING, *FREE, "cluster.links.latency_s=-1"], r"cluster.links.latency_s=-1 makes no sense"),
@@ -170,3 +249,31 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(case):
 def test_a_method_without_steps_has_nothing_to_check():
     with pytest.raises(ConfigError, match=r"^algo=adpsgd has no steps that all workers take together"):
         checks(["algo=adpsgd", "topology=ring", "num_workers=6"])
+
+
+# -- times that are measured -------------------------------------------------------------------------------------------
+
+MEASURED = ("cluster=free", *[f"cluster.compute.{one}" for one in ("distribution=measured", "mean_s=null", "passes=7")])
+
+
+def test_measured_times_are_kept_for_a_run_that_goes_on(start, monkeypatch) -> None:
+    overrides = ("algo=allreduce", "num_workers=3", *SMALL, *MEASURED)
+    monkeypatch.setenv(VARIABLE, json.dumps([{"rank": 0, "step": 8, "kind": "raise"}]))
+    with pytest.raises(Injected):
+        start(*overrides, directory="broken")
+    broken = start(*overrides, directory="broken")
+    seconds = np.loadtxt(broken.directory / "gradient_times.csv", skiprows=1)
+    assert seconds.shape == (7,) and seconds.min() > 0
+    config = configure(*overrides)
+    times = config.cluster.gradient_times(3, config.seed).measured(seconds).seconds(0, 20)
+    assert set(times.ravel()) <= set(seconds)
+    assert broken.facts["simulated_s"] == pytest.approx(times.max(1).sum(), rel=1e-9)
+
+
+@pytest.mark.parametrize("elsewhere", ["processes=2", "simulate=timeline"])
+def test_measured_times_are_for_training_in_one_process(elsewhere) -> None:
+    overrides = ("algo=allreduce", "num_workers=3", *SMALL, *MEASURED)
+    with pytest.raises(ConfigError, match=r"measured is for training in one process.* that recorded its operations"):
+        configure(*overrides, elsewhere)
+    with pytest.raises(ConfigError, match=r"cluster\.compute\.passes=0"):
+        configure(*overrides, "cluster.compute.passes=0")

@@ -41,7 +41,14 @@ def trained(case: dict[str, Any], problem: Any, rank: int) -> np.ndarray:
     model = Quadratic(*(torch.from_numpy(part) for part in (problem["A"][rank], problem["b"][rank], problem["x0"])))
     inner = getattr(torch.optim, case["optimizer"])(model.parameters(), **case["optimizer_settings"])
     optimizer = decentral.wrap(
-        model, inner, case["topology"], algo=case["algo"], algo_settings=case["algo_settings"], **case["settings"]
+        model,
+        inner,
+        case["topology"],
+        algo=case["algo"],
+        algo_settings=case["algo_settings"],
+        compress=case["compress"],
+        compress_settings=case["compress_settings"],
+        **case["settings"],
     )
     settles = case["algo"] == "async_push_sum"  # brings home what is on its way, as a run with trace=true does
     found = [model.x.detach().numpy().copy()]

@@ -34,6 +34,18 @@ def check_range(key: str, value: float, low: float, high: float) -> None:
         raise ConfigError(f"{key}={value:g} makes no sense: it has to be {limits}.")
 
 
+def check_between(key: str, value: float, low: float, high: float) -> None:
+    """Refuse a value outside [low, high]."""
+    if not low <= value <= high:
+        raise ConfigError(f"{key}={value:g} makes no sense: it has to be from {low:g} to {high:g}.")
+
+
+def check_share(key: str, value: float) -> None:
+    """Refuse a value outside (0, 1]."""
+    if not 0 < value <= 1:
+        raise ConfigError(f"{key}={value:g} makes no sense: it has to be above 0 and at most 1.")
+
+
 def check_at_least(key: str, value: float | None, least: int = 1) -> None:
     """Refuse a number below `least`; null is no number."""
     if value is not None and value < least:

@@ -7,15 +7,19 @@ Nothing in this package draws from a global, streamed generator.
 from __future__ import annotations
 
 import zlib
+from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
+_AT_ONCE = 64
 
 
 def _mix(z: int) -> int:
@@ -27,10 +31,23 @@ def _mix(z: int) -> int:
 
 def address(seed: int, purpose: str, *indices: int) -> int:
     """A 63-bit seed for (seed, purpose, indices), for example `address(seed, "batch", worker, epoch)`."""
+    return _hashed(seed, purpose, *indices) >> 1
+
+
+def _hashed(seed: int, purpose: str, *indices: int) -> int:
+    """64 bits, which one more index would be mixed into."""
     h = _mix((seed & _MASK) + _GOLDEN & _MASK)
     for word in (zlib.crc32(purpose.encode()), *indices):
         h = _mix((h ^ (word & _MASK)) + _GOLDEN & _MASK)
-    return h >> 1
+    return h
+
+
+def addresses(seed: int, purpose: str, *indices: int) -> Iterator[int]:
+    """address(seed, purpose, *indices, t) for t = 0, 1, ...; many of them take a tenth of the time."""
+    so_far = np.uint64(_hashed(seed, purpose, *indices))
+    for block in count():
+        t = np.arange(block * _AT_ONCE, (block + 1) * _AT_ONCE, dtype=np.uint64)
+        yield from (_mixed(so_far ^ t) >> np.uint64(1)).tolist()
 
 
 def numpy_generator(seed: int, purpose: str, *indices: int) -> np.random.Generator:
@@ -60,11 +77,16 @@ def uniform(seed: int, purpose: str, *indices: np.ndarray | int) -> np.ndarray:
     are drawn or in which order.
     """
     words = np.broadcast_arrays(*(np.asarray(i, dtype=np.uint64) for i in indices))
-    with np.errstate(over="ignore"):
-        h = np.full(words[0].shape, address(seed, purpose), dtype=np.uint64)
-        for word in words:
-            z = (h ^ word) + np.uint64(_GOLDEN)
-            z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            h = z ^ (z >> np.uint64(31))
+    h = np.full(words[0].shape, address(seed, purpose), dtype=np.uint64)
+    for word in words:
+        h = _mixed(h ^ word)
     return (h >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(words: np.ndarray) -> np.ndarray:
+    """`_mix` of each of these words, after the constant is added: uint64."""
+    with np.errstate(over="ignore"):
+        z = words + np.uint64(_GOLDEN)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))

@@ -14,7 +14,7 @@ from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, T
 from decentral.cluster.operations import LocalAt
 from decentral.cluster.pairs import Average, Pairs
 from decentral.errors import check_at_least
-from decentral.randomness import address
+from decentral.randomness import addresses
 from decentral.topology.bipartite import neighbors_of, sides
 from decentral.topology.requirements import Need
 
@@ -91,14 +91,13 @@ class A2CiD2(AsynchronousAlgorithm):
         rule, pairs = self.rule(team), self.place(team)
         mix, gradient, update = LocalAt(rule.mix_one), Gradient(copied=True), LocalAt(rule.update)
         asks = sides(rounds)[i] == 0 and n > 1
-        neighbors, number = neighbors_of(rounds, i, 0), 0
+        averages, draws = [Average(pairs, j) for j in neighbors_of(rounds, i, 0)], addresses(team.seed, "gossip", i)
         while True:
             yield mix
             yield gradient
             yield update
             for _ in range(self.gossips_per_step if asks else 0):
-                yield Average(pairs, neighbors[address(team.seed, "gossip", i, number) % len(neighbors)])
-                number += 1
+                yield averages[next(draws) % len(averages)]
 
 
 @dataclass(frozen=True, eq=False)

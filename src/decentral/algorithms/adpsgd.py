@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
 from decentral.cluster.pairs import Average, Pairs
 from decentral.errors import check_at_least
-from decentral.randomness import address
+from decentral.randomness import addresses
 from decentral.topology.bipartite import neighbors_of, sides
 from decentral.topology.requirements import Need
 
@@ -66,16 +65,16 @@ class ADPSGD(AsynchronousAlgorithm):
     def program(self, i: int, team: Team) -> Iterator[Operation]:
         """Gradients without end; after each, a worker of the asking side asks."""
         gradient, update = Gradient(copied=True), Local(self.update)
-        pairs = self.place(team)
-        asks, gossip = sides(team.rounds)[i] == 0, count()
-        neighbors = [neighbors_of(team.rounds, i, r) for r in range(team.rounds.period)] if asks else []
+        pairs, rounds, gossip = self.place(team), team.rounds, enumerate(addresses(team.seed, "gossip", i))
+        asks, period = sides(rounds)[i] == 0, rounds.period
+        averages = [[Average(pairs, j) for j in neighbors_of(rounds, i, r)] for r in range(period)] if asks else []
         while True:
             yield gradient
             yield update
             for _ in range(self.gossips_per_step if asks else 0):
-                number = next(gossip)
-                if partners := neighbors[number % len(neighbors)]:
-                    yield Average(pairs, partners[address(team.seed, "gossip", i, number) % len(partners)])
+                number, drawn = next(gossip)
+                if choices := averages[number % period]:
+                    yield choices[drawn % len(choices)]
 
     def average(self, s: State, i: int, j: int, now: float) -> None:
         """x_i, x_j <- (x_i + x_j) / 2."""

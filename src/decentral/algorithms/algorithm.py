@@ -6,6 +6,8 @@ import copy
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
+from decentral.compression.compressor import Compressor, Encoder, Takes
+from decentral.compression.none import NoCompression
 from decentral.optim.optimizer import LocalOptimizer
 from decentral.topology.requirements import Need
 
@@ -77,11 +79,30 @@ class Algorithm(ABC):
     local: LocalOptimizer
     """The local optimizer with its learning rate, bound by `using`. Not configuration, and no state."""
 
-    def using(self, local: LocalOptimizer) -> Self:
-        """A copy of this algorithm that takes its local updates from `local`. To be called before `init`."""
+    compressor: Compressor = NoCompression()
+    """What is sent instead of rows (`compress=`), bound by `using`. Not configuration, and no state."""
+
+    def using(self, local: LocalOptimizer, compressor: Compressor | None = None) -> Self:
+        """A copy of this algorithm that takes its local updates from `local`. To be called before `init`.
+
+        compressor  bound to the rows of the models (`Compressor.bound`); without it rows are sent as they are
+        """
         bound = copy.copy(self)
         bound.local = local
+        if compressor is not None:
+            bound.compressor = compressor
         return bound
+
+    @property
+    def takes(self) -> Takes:
+        """Which compressors it can use: `compress=`."""
+        return Takes.nothing
+
+    @property
+    def encoder(self) -> Encoder:
+        """The compressor, of an algorithm that takes only those that encode a row by itself."""
+        assert isinstance(self.compressor, Encoder)
+        return self.compressor
 
     def revision(self, decays: bool) -> int:
         """Which version of its formula this is, part of a run's id from 2 on: results of an earlier one are not taken
@@ -120,6 +141,10 @@ class Algorithm(ABC):
     def dilution(self, schedule: Rounds) -> float:
         """By which factor a single local update counts less in the long run than with all-reduce, at the same rate."""
         return 1.0
+
+    def readings(self, s: Any) -> Tensor | None:
+        """What compressed messages leave out (`Compressor.readings`) [k, 3], where rows are compressed."""
+        return getattr(s, "readings", None)
 
     def models(self, s: Any) -> Tensor:
         """The models x_i [k, P] of the local workers: what is evaluated, and what a user would deploy."""

@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from decentral.algorithms.states import OnlyModels
+from decentral.algorithms.algorithm import Algorithm
+from decentral.compression.compressor import Takes
 
 if TYPE_CHECKING:
-    from decentral.algorithms.algorithm import Oracle
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows, Shared
     from decentral.network.network import Network
 
 
 @dataclass
-class AllReduce(OnlyModels):
+class AllReduce(Algorithm):
     """All-reduce SGD: the gradients of all workers are averaged in every step (the centralized baseline).
 
         x_i <- x_i + Opt(1/n sum_j g_j)
 
     All workers keep the same model. The RelaySGD and Bagua authors average models instead: `algo=model_averaging`, the
     same for SGD with momentum (everything is linear), another method for Adam. The topology is not used.
+
+    With `compress=` what travels is C(e_j), e_j = g_j + r_j, where the residual r_j is what was left out before (error
+    feedback; Seide et al., Interspeech 2014; Karimireddy et al., ICML 2019, with the local optimizer after the mean):
+
+        x_i <- x_i + Opt(1/n sum_j C(e_j)),   r_j <- e_j - C(e_j)
     """
 
     name: str = "allreduce"
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
 
-    def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
+    class State(NamedTuple):
+        """Models, residuals, what else the compressor remembers and measures, and the local optimizer."""
+
+        x: Rows  # [k, P]
+        r: Rows  # [k, P]; [k, 0] without error feedback
+        memory: Shared
+        readings: Rows
+        opt: Buffers
+
+    @property
+    def takes(self) -> Takes:
+        """All: it needs the mean of what is sent."""
+        return Takes.means
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], r^0 = 0, and the local optimizer before step 0."""
+        C = self.compressor
+        return self.State(x, C.residual(x), C.memory(x, net.n), C.readings(x), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one all-reduce of it, one update."""
-        x, opt = s
-        g = net.mean(oracle(x))  # 1/n sum_j g_j
-        x, opt = self.local.adapt(x, g, opt, t)
-        return self.State(x, opt)
+        g, r, memory = self.compressor.combine(oracle(s.x), s.r, s.memory, net, t)  # 1/n sum_j C(g_j + r_j)
+        x, opt = self.local.adapt(s.x, g, s.opt, t)
+        return self.State(x, r, memory, s.readings, opt)

@@ -126,8 +126,6 @@ class AsyncPushSum(AsynchronousAlgorithm):
 
 def _push(slots: Slots, rounds: Rounds, i: int, round: int) -> Push:
     """What worker i gives to whom in a round: column i of W."""
-    W = rounds.mixing(round)[0]
-    column = W.src == i
-    given = dict(zip(W.dst[column].tolist(), W.weight[column].tolist(), strict=True))
+    given = dict(rounds.mixing(round)[0].column(i))
     own = given.pop(i, 0.0)
-    return Push(slots, tuple(sorted(given.items())), own)
+    return Push(slots, tuple(given.items()), own)

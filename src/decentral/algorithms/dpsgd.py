@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.algorithms.states import OnlyModels
+from decentral.compression.compressor import Takes
 from decentral.optim.rows import add
 from decentral.topology.requirements import Need
 
@@ -33,6 +34,10 @@ class DPSGD(OnlyModels):
     decay, which the paper does not have, acts on y_i, as in BlueFog: there the optimizer steps from what has been
     averaged. W is doubly stochastic, static or time-varying.
     Lost messages: the receiver rescales its remaining weights to their old sum.
+
+    With `compress=` (bf16, int8, sign) models travel rounded; in atc, on a single graph:
+
+        x_i <- y_i + sum_j W_ij (C(y_j) - C(y_i)), y_i = x_i + u_i   which keeps the mean whatever C does
     """
 
     name: str = "dpsgd"
@@ -40,12 +45,17 @@ class DPSGD(OnlyModels):
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 
+    @property
+    def takes(self) -> Takes:
+        """Rounded rows in atc; in awc rows travel during the gradient, as they are."""
+        return Takes.rows if self.mode is Mode.atc else Takes.nothing
+
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
         """One gradient at x_i, one round of averaging."""
         x, opt = s
         if self.mode is Mode.atc:
             y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_j + u_j
-            x = net.mix(y, t)
+            x = self.encoder.mix(y, net, t)
         else:
             mixing = net.begin_mix(x, t)  # sum_j W_ij x_j, on its way
             g = oracle(x)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.relaysgd_thesis import average_of_arrived, check_initial_count
+from decentral.compression.compressor import Takes
 from decentral.optim.rows import add, copy
 from decentral.topology.facts import mean_delay
 from decentral.topology.requirements import Need
@@ -57,6 +58,13 @@ class RelaySGD(Algorithm):
 
     Lost messages (and their counts) are zero, in the average and in what is relayed from them. The counts follow from
     the tree and the losses, so every process computes them and they are not sent.
+
+    With `compress=` (bf16, int8, sign) sums travel rounded; the receiver relays what it has decoded:
+
+        m_{i->j}^t = C(y_i + sum_{l in N_i, l != j} m_{l->i}^{t-1})
+
+    A model is rounded once on every edge of its way, in a sum as large as the models that it holds; nothing makes up
+    for that later, and the average of a worker is off by what all these have left out. Of models, signs leave little.
     """
 
     name: str = "relaysgd"
@@ -78,6 +86,11 @@ class RelaySGD(Algorithm):
     def __post_init__(self) -> None:
         check_initial_count(self.initial_count, divides_by_count=self.fill is Fill.count)
 
+    @property
+    def takes(self) -> Takes:
+        """Rounded rows: sums of models, in which every coordinate counts."""
+        return Takes.rows
+
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], all equal, so that any of them is x^0; m = 0 and c = initial_count."""
         c = net.no_counts() + self.initial_count
@@ -91,7 +104,7 @@ class RelaySGD(Algorithm):
         y, opt = self.local.adapt(x, g, opt, t, out=g, lr=lr)  # y_i = x_i^t + u_i
         if self.overlap:
             x = self.average(y, m, c, s, net)  # of the messages of the step before
-        m, c = net.relay(y, m, t), net.relay_counts(c, t)
+        m, c = self.encoder.relay(y, m, net, t), net.relay_counts(c, t)
         if not self.overlap:
             x = self.average(y, m, c, s, net)
         return self.State(x, m, c, x0, opt)

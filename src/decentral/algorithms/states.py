@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
@@ -11,6 +12,17 @@ if TYPE_CHECKING:
 
     from decentral.algorithms.algorithm import Buffers, Rows
     from decentral.network.network import Network
+
+
+class Start(Enum):
+    """What the neighbours know of a worker's model before step 0: nothing (zero), or the model that all share."""
+
+    initial = "initial"
+    zero = "zero"
+
+    def of(self, x: Tensor) -> Tensor:
+        """The rows [k, P] that they know, for models x [k, P]; new memory."""
+        return x.clone() if self is Start.initial else x.new_zeros(x.shape)
 
 
 class OnlyModels(Algorithm):

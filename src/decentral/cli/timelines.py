@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from decentral.cli.folders import check_writable
+from decentral.config.checks import check_lengths
 from decentral.config.schema import Config
 from decentral.terminal.console import INTERRUPTED, is_leader, say
 
@@ -15,6 +16,8 @@ def work_out(timelines: Sequence[tuple[str, Config]]) -> int:
     from decentral.report import timelines as report
     from decentral.store import RunStore, Status
 
+    for _, config in timelines:
+        check_lengths(config)
     if not is_leader():
         return 0
     jobs = [SimulatedTimeline(config, name=title) for title, config in timelines]

@@ -6,17 +6,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from decentral.cluster.collectives import AllGather, Broadcast
+from decentral.cluster.links import CollectiveName
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from decentral.cluster.changing import ChangingCosts
     from decentral.cluster.compute import GradientTimes
     from decentral.cluster.costs import Exchange as CostedExchange
     from decentral.cluster.costs import LinkCosts
     from decentral.cluster.spans import Spans
-    from decentral.network.delivery import Exchange
+    from decentral.network.delivery import Exchange, Neighbors
     from decentral.topology.rounds import RelayEdges
 
 _STEPS_AT_ONCE = 64
+_ALL_GATHER, _BROADCAST = AllGather(), Broadcast()
 
 
 class Underway(NamedTuple):
@@ -27,17 +32,22 @@ class Underway(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Sender, receiver and piece of every message of an exchange, int64 [E], and what they cost."""
+    """Sender, receiver and piece of every message of an exchange, int64 [E], and what they cost over which links."""
 
     src: np.ndarray
     dst: np.ndarray
     piece: np.ndarray
     plan: CostedExchange
+    costs: LinkCosts
 
     @classmethod
     def along(cls, costs: LinkCosts, src: np.ndarray, dst: np.ndarray, piece: np.ndarray) -> Messages:
         """Those along edges."""
-        return cls(src, dst, piece, costs.plan(src, dst))
+        return cls(src, dst, piece, costs.plan(src, dst), costs)
+
+    def over(self, costs: LinkCosts) -> Messages:
+        """The same, if these are the links now."""
+        return self if self.costs is costs else Messages.along(costs, self.src, self.dst, self.piece)
 
 
 class Clock:
@@ -46,7 +56,7 @@ class Clock:
     A gradient takes its compute time. A message leaves when its sender begins the exchange; a worker goes on once it
     has all of its messages: those of its neighbours, or, with `waits_for_everyone`, once all workers have begun.
     An all-reduce begins with the last of all workers. What is exchanged in the background costs the time that is left
-    when it is waited for.
+    when it is waited for. Links may change from step to step.
     """
 
     def __init__(
@@ -56,8 +66,11 @@ class Clock:
         costs: LinkCosts,
         waits_for_everyone: bool = False,
         spans: Spans | None = None,
+        changing: ChangingCosts | None = None,
     ) -> None:
+        """`changing`: the links of every step, instead of `costs`, where the network changes under way."""
         self.n, self.times, self.costs, self.spans = num_workers, times, costs, spans
+        self.changing = changing
         self.waits_for_everyone = waits_for_everyone
         self.now = np.zeros(num_workers)
         self.compute_s, self.wait_s, self.exchange_s = (np.zeros(num_workers) for _ in range(3))
@@ -66,6 +79,10 @@ class Clock:
         """How many gradients each worker has taken."""
         self.bytes_scale = 1.0
         """How many times as large the rows are in truth as those that are exchanged."""
+        self.used: dict[str, list[float]] = {}
+        """Name of a collective -> how often all have carried it out, and the seconds that it took them."""
+        self.chooses = len(costs.candidates) > 1
+        """Whether which of them are used is decided on the way, so that a record of it says something."""
         self._block: tuple[int, np.ndarray] = (-1, np.empty(0))
         self._relayed: tuple[RelayEdges, Messages] | None = None
 
@@ -73,6 +90,11 @@ class Clock:
     def latest_s(self) -> float:
         """When the last worker is where it is."""
         return float(self.now.max())
+
+    def begin_step(self, t: int) -> None:
+        """Step t begins: until the next one links are as they are now."""
+        if self.changing is not None:
+            self.costs = self.changing.at(t, self.latest_s)
 
     def gradient(self) -> None:
         """Every worker computes its next gradient."""
@@ -95,18 +117,49 @@ class Clock:
             src, dst = (np.concatenate([getattr(graph, end) for graph in graphs]) for end in ("src", "dst"))
             piece = np.repeat(np.arange(len(graphs)), [len(graph) for graph in graphs])
             exchange.memo["messages"] = Messages.along(self.costs, src, dst, piece)
-        return self._neighbors(exchange.memo["messages"], row_bytes)
+        messages = exchange.memo["messages"] = exchange.memo["messages"].over(self.costs)
+        return self._neighbors(messages, row_bytes)
 
     def begin_relay(self, edges: RelayEdges, piece_bytes: Sequence[float]) -> Underway:
         """All begin to send a message over each of their edges, each of its piece's size."""
         if self._relayed is None or self._relayed[0] is not edges:
             self._relayed = edges, Messages.along(self.costs, edges.src, edges.dst, edges.piece)
+        self._relayed = edges, self._relayed[1].over(self.costs)
         return self._neighbors(self._relayed[1], piece_bytes)
 
     def begin_mean(self, num_bytes: float) -> Underway:
         """All begin an all-reduce of rows of so many bytes."""
-        seconds = self.costs.all_reduce_s(self.n, num_bytes * self.bytes_scale)
-        return Underway(np.full(self.n, self.now.max() + seconds), np.full(self.n, seconds))
+        collective, seconds = self.costs.all_reduce(self.n, num_bytes * self.bytes_scale)
+        return self._together(CollectiveName(type(collective)).name, seconds)
+
+    def begin_allgather(self, num_bytes: float) -> Underway:
+        """All begin to tell all others what they have, which is so many bytes at most."""
+        return self._together("allgather", self.allgather_s(num_bytes))
+
+    def begin_broadcast(self, num_bytes: float) -> Underway:
+        """All begin to take part in a broadcast of so many bytes."""
+        return self._together("broadcast", self.broadcast_s(num_bytes))
+
+    def mean_s(self, num_bytes: float) -> float:
+        """How long an all-reduce of rows of so many bytes would take all of them now, if they began together."""
+        return self.costs.all_reduce_s(self.n, num_bytes * self.bytes_scale)
+
+    def allgather_s(self, num_bytes: float) -> float:
+        """The same for an all-gather of what is so many bytes for each."""
+        return self.costs.collective_s(_ALL_GATHER, self.n, num_bytes * self.bytes_scale)
+
+    def broadcast_s(self, num_bytes: float) -> float:
+        """The same for a broadcast of so many bytes."""
+        return self.costs.collective_s(_BROADCAST, self.n, num_bytes * self.bytes_scale)
+
+    def begin_swap(self, neighbors: Neighbors, num_bytes: np.ndarray) -> Underway:
+        """All begin to send to those who hear of them; `num_bytes` [n] are those of each sender's messages."""
+        if "messages" not in neighbors.memo:
+            src, dst = neighbors.src, neighbors.dst
+            neighbors.memo["messages"] = Messages.along(self.costs, src, dst, np.zeros_like(src))
+        messages: Messages = neighbors.memo["messages"].over(self.costs)
+        neighbors.memo["messages"] = messages
+        return self._along(messages, (num_bytes * self.bytes_scale)[messages.src])
 
     def wait(self, underway: Underway) -> None:
         """All go on once an exchange is over for them."""
@@ -132,12 +185,22 @@ class Clock:
         self.now, self.compute_s, self.wait_s, self.exchange_s = (np.array(row, dtype=float) for row in state[:4])
         self.gradients = int(state[4, 0])
 
+    def _together(self, name: str, seconds: float) -> Underway:
+        """It begins with the last of all workers, and takes so long."""
+        used = self.used.setdefault(name, [0, 0.0])
+        used[0] += 1
+        used[1] += seconds
+        return Underway(np.full(self.n, self.now.max() + seconds), np.full(self.n, seconds))
+
     def _neighbors(self, messages: Messages, piece_bytes: Sequence[float]) -> Underway:
+        return self._along(messages, (np.asarray(piece_bytes, dtype=float) * self.bytes_scale)[messages.piece])
+
+    def _along(self, messages: Messages, num_bytes: np.ndarray) -> Underway:
+        """`num_bytes` [E] of each message."""
         if not len(messages.src):
             return Underway(self.now, np.zeros(self.n))
         began = np.full(self.n, self.now.max()) if self.waits_for_everyone else self.now
-        sizes = (np.asarray(piece_bytes, dtype=float) * self.bytes_scale)[messages.piece]
-        ready = messages.plan.ready(began, sizes)
+        ready = messages.plan.ready(began, num_bytes)
         latest = began.copy()
         np.maximum.at(latest, messages.dst, began[messages.src])
         return Underway(ready, np.maximum(ready - latest, 0.0))

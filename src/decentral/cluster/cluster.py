@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
 
+from decentral.cluster.changing import ChangingCosts
 from decentral.cluster.compute import ComputeTimes, GradientTimes
 from decentral.cluster.costs import LinkCosts
 from decentral.cluster.links import Links
+from decentral.cluster.network_changes import NetworkChanges
 from decentral.cluster.stragglers import Stragglers
 from decentral.errors import ConfigError, check_at_least
 
@@ -45,7 +47,16 @@ class VirtualCluster(Cluster):
 
     @abstractmethod
     def costs(self, num_workers: int) -> LinkCosts:
-        """What the links between n workers cost."""
+        """What the links between n workers cost, at first."""
+
+    @property
+    def changes(self) -> str:
+        """What says that links change under way, as key=value; '' if they do not."""
+        return ""
+
+    def changing(self, num_workers: int, seed: int, steps_per_epoch: float | None) -> ChangingCosts | None:
+        """What they cost in every step, if that changes; `steps_per_epoch` is None where there are no epochs."""
+        return None
 
 
 @dataclass
@@ -65,6 +76,7 @@ class Machines(VirtualCluster):
     compute      how long a gradient takes
     stragglers   who is slower than that, in which steps, and by how much
     links        what it costs to send and to copy
+    network      how latency and bandwidth of the links change under way
     waits_for    for whom a worker waits that exchanges rows with neighbours: its neighbors, or everyone, as on
                  the single global clock that the WAGMA paper gives D-PSGD
     num_parameters  of the model whose messages are timed (null: the one that is trained)
@@ -77,6 +89,7 @@ class Machines(VirtualCluster):
     compute: ComputeTimes = field(default_factory=ComputeTimes)
     stragglers: Stragglers = field(default_factory=Stragglers)
     links: Links = field(default_factory=Links)
+    network: NetworkChanges = field(default_factory=NetworkChanges, metadata={"older": NetworkChanges()})
     waits_for: WaitsFor = WaitsFor.neighbors
     num_parameters: int | None = field(default=None, metadata={"older": None})
 
@@ -95,5 +108,16 @@ class Machines(VirtualCluster):
         return GradientTimes(self.compute.open(num_workers), self.stragglers.open(num_workers), num_workers, seed)
 
     def costs(self, num_workers: int) -> LinkCosts:
-        """What the links between n workers cost. Raises ConfigError, see `check`."""
-        return LinkCosts(self.links.open(num_workers), num_workers)
+        """What the links between n workers cost, at first. Raises ConfigError, see `check`."""
+        return ChangingCosts(self.network, self.links, num_workers, seed=0, steps_per_epoch=1.0).first
+
+    @property
+    def changes(self) -> str:
+        """See `VirtualCluster.changes`."""
+        return f"cluster.network.mode={self.network.mode.name}" if self.network.open().changes else ""
+
+    def changing(self, num_workers: int, seed: int, steps_per_epoch: float | None) -> ChangingCosts | None:
+        """What they cost in every step, if that changes. Raises ConfigError, see `ChangingCosts`."""
+        if not self.changes:
+            return None
+        return ChangingCosts(self.network, self.links, num_workers, seed, steps_per_epoch)

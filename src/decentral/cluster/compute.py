@@ -17,6 +17,7 @@ from decentral.cluster.distributions import (
     Lognormal,
     ShiftedPareto,
 )
+from decentral.cluster.measured import Measured
 from decentral.cluster.stragglers import Delays
 from decentral.cluster.trace_file import Trace
 
@@ -34,6 +35,7 @@ class Distribution(Enum):
     length_bucketed = LengthBucketed
     shifted_pareto = ShiftedPareto
     trace = Trace
+    measured = Measured
 
 
 @dataclass
@@ -41,7 +43,7 @@ class ComputeTimes:
     """How long a gradient takes, of each worker and step anew. Seconds; what a distribution needs has to be given.
 
     distribution       constant: mean_s; lognormal: mean_s, sigma; length_bucketed: buckets, seconds_per_token;
-                       shifted_pareto: floor_s, index, scale_s, cap_s; trace: trace
+                       shifted_pareto: floor_s, index, scale_s, cap_s; trace: trace; measured: passes
     mean_s             the mean
     sigma              standard deviation of the logarithm
     buckets            tokens in a batch of each bucket; every worker draws one of them in every step
@@ -51,7 +53,10 @@ class ComputeTimes:
     scale_s            of what is above the floor
     cap_s              the most
     trace              path of a CSV file: lines step,worker,seconds below these words, or a line for each step with a
-                       column for each worker; it begins again when a run is longer
+                       column for each worker; or the directory of a finished run of n workers in n processes with
+                       record_operations=true; it begins again when a run is longer
+    passes             how many gradients of the run itself are timed on this machine before it begins; every gradient
+                       then takes one of these times
     """
 
     distribution: Distribution = Distribution.constant
@@ -64,6 +69,7 @@ class ComputeTimes:
     scale_s: float | None = field(default=None, metadata={"older": None})
     cap_s: float | None = field(default=None, metadata={"older": None})
     trace: str | None = field(default=None, metadata={"older": None, "content": True})
+    passes: int | None = field(default=None, metadata={"older": None})
 
     def open(self, num_workers: int) -> Durations:
         """The distribution. Raises ConfigError for what is missing, out of place or makes no sense for n workers."""
@@ -78,6 +84,8 @@ class GradientTimes:
     def __init__(self, durations: Durations, delays: Delays, num_workers: int, seed: int) -> None:
         self.num_workers = num_workers
         self._durations, self._delays, self._seed = durations, delays, seed
+        self.passes = durations.passes if isinstance(durations, Measured) else 0
+        """How many gradients have to be measured before any time is known."""
         self._block = lru_cache(_BLOCKS_KEPT)(self._draw)
 
     def seconds(self, first: int, last: int) -> np.ndarray:
@@ -87,6 +95,15 @@ class GradientTimes:
     def delays(self, first: int, last: int) -> np.ndarray:
         """What of it is because the worker straggles, in seconds: float64 [last - first, n], >= 0."""
         return self._steps(first, last, lambda number: self._block(number)[1])
+
+    def after(self, number: int) -> GradientTimes:
+        """Those of the gradients from this one on, which are numbered from 0 again."""
+        return _Later(self, number)
+
+    def measured(self, seconds: np.ndarray) -> GradientTimes:
+        """The same, where gradients have been measured that took so long, float64 [passes]."""
+        assert isinstance(self._durations, Measured)
+        return GradientTimes(self._durations.known(seconds), self._delays, self.num_workers, self._seed)
 
     def _steps(self, first: int, last: int, block: Callable[[int], np.ndarray]) -> np.ndarray:
         if not 0 <= first <= last:
@@ -103,3 +120,19 @@ class GradientTimes:
         usual = self._durations.draw(self._seed, first, last, self.num_workers)
         delays = self._delays.draw(self._seed, first, last, usual)
         return usual + delays, delays
+
+
+class _Later(GradientTimes):
+    """Times without the first ones."""
+
+    def __init__(self, times: GradientTimes, number: int) -> None:
+        self.num_workers = times.num_workers
+        self._times, self._number = times, number
+
+    def seconds(self, first: int, last: int) -> np.ndarray:
+        """See `GradientTimes`."""
+        return self._times.seconds(first + self._number, last + self._number)
+
+    def delays(self, first: int, last: int) -> np.ndarray:
+        """See `GradientTimes`."""
+        return self._times.delays(first + self._number, last + self._number)

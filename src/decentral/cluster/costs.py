@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from decentral.cluster.links import CollectiveName
+
 if TYPE_CHECKING:
+    from decentral.cluster.collectives import AllReduce, Collective
     from decentral.cluster.links import OpenLinks
 
 
@@ -21,7 +24,7 @@ class LinkCosts:
         self._links = links
         self._table = links.table.links if links.table is not None else {}
         self._ways = 2 if links.one_port else 1
-        self._alpha, self._beta = self._slowest()
+        self._alpha, self._beta = self.slowest = self._slowest()
         alike = links.inside == links.between or links.workers_per_machine in (1, num_workers)
         self.uniform = not self._table and alike
         """Whether all links are alike."""
@@ -46,21 +49,44 @@ class LinkCosts:
         return self.plan(src, dst).ready(now, num_bytes)
 
     def all_reduce_s(self, num_workers: int, num_bytes: float) -> float:
-        """How long `num_workers` of the workers, who begin together, take for the mean of rows of so many bytes.
+        """How long `num_workers` of the workers, who begin together, take for the mean of rows of so many bytes."""
+        return self.all_reduce(num_workers, num_bytes)[1]
 
-        By the formula of the collective (`collectives`) with alpha the largest latency and beta the most seconds per
+    def all_reduce(self, num_workers: int, num_bytes: float) -> tuple[AllReduce, float]:
+        """How they carry it out, and how long they take: the fastest of `candidates`, the first one on a tie."""
+        timed = ((each, self.collective_s(each, num_workers, num_bytes)) for each in self.candidates)
+        return min(timed, key=lambda one: one[1])
+
+    @property
+    def candidates(self) -> tuple[AllReduce, ...]:
+        """What `cluster.links.collective` leaves to choose from."""
+        return self._links.collective.candidates
+
+    def collective_s(self, collective: Collective, num_workers: int, num_bytes: float) -> float:
+        """How long `num_workers` of the workers, who begin together, take for it.
+
+        By its formula (`collectives`) with alpha the largest latency and beta the most seconds per
         byte of all links between the n workers: the slowest link decides in every phase. Through one port what is
         sent and received at the same time takes twice as long. Where a machine's workers share their way out, L that
         send at the same time are L times as slow on it.
         """
         if num_workers < 2:
             return 0.0
-        collective, beta = self._links.collective, self._beta
+        beta = self._beta
         if self._links.shared and self.num_workers > self._links.workers_per_machine:
             flows = self._links.workers_per_machine if collective.all_at_once else 1
             beta = max(beta, flows * self._links.shared)
         ways = self._ways if collective.both_ways else 1
         return collective.seconds(num_workers, num_bytes, self._alpha, ways * beta)
+
+    def fastest_all_reduce(self, num_workers: int, num_bytes: float) -> str:
+        """The name of the collective that takes least for it; on a tie the first one of `CollectiveName`.
+
+        Only of those that consist of messages between two, which processes can choose from.
+        """
+        choices = [each for each in CollectiveName if each.value.of_messages]
+        named = {each.name: self.collective_s(each.value(), num_workers, num_bytes) for each in choices}
+        return min(named, key=named.__getitem__)
 
     def pair_s(self, i: int, j: int, num_bytes: float) -> float:
         """How long i and j take to exchange so many bytes with each other: latency + N seconds_per_byte of the slower
@@ -73,12 +99,14 @@ class LinkCosts:
 
     def message_s(self, i: int, j: int, num_bytes: float) -> float:
         """How long one message from i to j is on its way."""
+        if self.uniform and i != j:
+            return self._alpha + num_bytes * self._beta
         latency, per_byte = self._link(i, j)
         return latency + num_bytes * per_byte
 
     def hop_s(self, i: int, j: int) -> float:
         """How long a message from i to j takes that has next to no bytes: the latency."""
-        return self._link(i, j)[0]
+        return self._alpha if self.uniform and i != j else self._link(i, j)[0]
 
     def copy_s(self, num_bytes: float) -> float:
         """How long a worker copies so many bytes within its memory."""

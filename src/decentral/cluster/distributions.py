@@ -12,6 +12,8 @@ from decentral.errors import ConfigError
 from decentral.randomness import normal, uniform
 
 _PURPOSE = "cluster: compute"
+_WIDEST = 10.0
+"""Standard deviation of a logarithm: 10 is a factor of 22,000 either way."""
 
 
 class Durations(ABC):
@@ -57,6 +59,11 @@ class Lognormal(Durations):
         """A duration and a standard deviation, both above 0."""
         check_seconds(f"{where}.mean_s", self.mean_s, zero=False)
         check_positive(f"{where}.sigma", self.sigma, "a standard deviation of the logarithm such as 0.3")
+        if self.sigma > _WIDEST:
+            raise ConfigError(
+                f"{where}.sigma={self.sigma:g} makes no sense: times that differ by more than all that is measured; "
+                f"use {_WIDEST:g} at most."
+            )
 
     def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
         """As above."""
@@ -80,6 +87,8 @@ class LengthBucketed(Durations):
         for tokens in self.buckets:
             check_positive(f"{where}.buckets", tokens, "a number of tokens")
         check_seconds(f"{where}.seconds_per_token", self.seconds_per_token, zero=False)
+        longest = self.seconds_per_token * max(self.buckets)
+        check_seconds(f"{where}.seconds_per_token times the longest of {where}.buckets", longest)
 
     def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
         """seconds_per_token times the tokens of the bucket."""

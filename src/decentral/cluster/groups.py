@@ -7,7 +7,7 @@ out versions one after the other.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,17 +74,17 @@ class Result:
 
 @dataclass(slots=True, eq=False)
 class _Version:
-    """A version that some groups have not finished yet."""
+    """A version that some groups have not finished yet, or whose sums somebody may still ask for."""
 
     number: int
+    place: int
+    """How many versions were opened before: every engine carries them out in this order."""
     groups: list[list[int]]
     group_of: list[int]
-    members: list[np.ndarray]
-    """The groups, to index with."""
-    arrived: np.ndarray
-    """When each worker has come, float64 [n]; inf: not yet."""
-    told: np.ndarray
-    """When it is told that the version has begun, float64 [n]; inf: never."""
+    arrived: list[float]
+    """When each worker has come; inf: not yet."""
+    takes_part: list[float]
+    """When each worker comes, or is told that the version has begun, if that is sooner; inf: nobody knows."""
     absent: list[int]
     """How many members of each group have not come."""
     missing: int
@@ -93,19 +93,25 @@ class _Version:
     """Of workers that have overwritten their buffers since they took part: the version, and where the copy is."""
     due: dict[int, float] = field(default_factory=dict)
     """When each group that is not finished begins, as far as is known."""
+    results: dict[int, Result] = field(default_factory=dict)
+    """Of the groups that are finished."""
 
 
 class Meeting:
-    """The state of all groups at a simulated time."""
+    """The state of all groups at a simulated time. All workers ask for the same versions, in ascending order."""
 
     def __init__(self, place: Groups, timeline: Timeline) -> None:
         n = timeline.n
         self.place, self.timeline = place, timeline
         self.published = [-1] * n
-        self.engine_free = np.zeros(n)
-        self.results: list[deque[Result]] = [deque() for _ in range(n)]
-        self.open: dict[int, _Version] = {}
-        self.pending: list[deque[_Version]] = [deque() for _ in range(n)]
+        self.engine_free = [0.0] * n
+        self.carried_out = [0] * n
+        """How many versions the engine of each worker has carried out."""
+        self.versions: dict[int, _Version] = {}
+        self.in_order: dict[int, _Version] = {}
+        """The same, by their place."""
+        self.opened, self.newest = 0, -1
+        """How many versions have been opened, and the number of the last one."""
         self.users: dict[Hashable, int] = {}
         self.postponed: list[tuple[_Version, int]] = []
         self.exchange_s = timeline.costs.all_reduce_s(place.schedule.group_size, timeline.timed_bytes)
@@ -115,14 +121,13 @@ class Meeting:
 
     def publish(self, i: int, version: int, now: float) -> None:
         """Worker i overwrites its send buffer; versions in which it took part before keep what was there."""
-        rows = self.timeline.rows
-        if self.pending[i] and not self.place.waits:
-            one = self.pending[i][0]  # the engine has not begun with those behind it
-            if one.begun and i not in one.kept and self._start(one, i) < now:
-                key = ("kept", one.number, i)
-                one.kept[i] = self.published[i], key
-                if rows is not None:
-                    rows.keep(key, i, self.place.empties)
+        rows, waits = self.timeline.rows, self.place.waits
+        one = None if waits else self.in_order.get(self.carried_out[i])  # the engine has not begun with those behind it
+        if one is not None and one.begun and i not in one.kept and self._start(one, i) < now:
+            key = ("kept", one.number, i)
+            one.kept[i] = self.published[i], key
+            if rows is not None:
+                rows.keep(key, i, self.place.empties)
         if rows is not None:
             rows.local(i, self.place.publish, version)
         self.published[i] = version
@@ -130,22 +135,25 @@ class Meeting:
     def join(self, i: int, version: int, now: float) -> None:
         """Worker i wants the sum of its group in this version, and waits for nothing else."""
         self.publish(i, version, now)
-        known = self.results[i]
-        if known and known[-1].version >= version:
-            for result in known:
-                if result.version >= version:
-                    self._deliver(i, version, now, result)
-                    return
-        one = self.open.get(version) or self._opened(version)
-        group = one.group_of[i]
-        foretold = self._start(one, i) if one.begun and not self.place.waits else now
+        one = self._opened(version) if version > self.newest else self.versions.get(version)
+        done = self.carried_out[i]
+        if one is None or one.place < done:  # it is late, and takes the oldest sum since then that it has kept
+            oldest = done - self.place.depth
+            if one is None or one.place < oldest:
+                one = self.in_order[oldest]
+            self._deliver(i, version, now, one.results[one.group_of[i]])
+            return
+        group, begun, waits = one.group_of[i], one.begun, self.place.waits
+        foretold = self._start(one, i) if begun and not waits else now
         one.arrived[i] = now
-        if self.place.waits:
+        if now < one.takes_part[i]:
+            one.takes_part[i] = now
+        if waits:
             one.absent[group] -= 1
             if not one.absent[group]:
                 one.begun = True
                 self._finish(one, group, now)
-        elif not one.begun:
+        elif not begun:
             if self.place.activator is None or self.place.activator(version) == i:
                 self._begin(one, i, now)
         elif foretold > now and foretold >= one.due[group]:  # it comes before word reaches it, which the group awaits
@@ -153,60 +161,64 @@ class Meeting:
 
     def _opened(self, version: int) -> _Version:
         groups, group_of = self.place.schedule.groups(version)
-        members, absent = [np.array(group) for group in groups], [len(group) for group in groups]
-        arrived, told = np.full((2, self.timeline.n), inf)
-        one = _Version(version, groups, group_of, members, arrived, told, absent, missing=len(groups))
-        self.open[version] = one
-        for pending in self.pending:
-            pending.append(one)
+        never, absent = [inf] * self.timeline.n, [len(group) for group in groups]
+        one = _Version(version, self.opened, groups, group_of, never, never.copy(), absent, missing=len(groups))
+        self.versions[version] = self.in_order[self.opened] = one
+        self.opened, self.newest = self.opened + 1, version
         return one
 
     def _begin(self, one: _Version, i: int, now: float) -> None:
         """Worker i sets a version off: word of it is passed on along a binomial tree."""
         timeline, workers = self.timeline, self._workers
         one.begun = True
-        one.told = now + timeline.costs.latency_s(np.array(i), workers) * self._ones[i ^ workers]
+        told = now + timeline.costs.latency_s(np.array(i), workers) * self._ones[i ^ workers]
+        one.takes_part = list(map(min, one.arrived, told.tolist()))
         timeline.sent(timeline.n - 1, 8 * (timeline.n - 1))
         for group in range(len(one.groups)):
             self._schedule(one, group)
 
     def _schedule(self, one: _Version, group: int) -> None:
         """Let a group begin once all of its members take part."""
-        one.due[group] = float(self._starts(one, group).max())
+        one.due[group] = max(self._starts(one, group))
         self.timeline.at(one.due[group], partial(self._finish, one, group))
 
     def _start(self, one: _Version, j: int) -> float:
-        """When worker j takes part: it comes, or it is told; but its engine has to have finished what was before."""
-        return max(min(one.arrived[j], one.told[j]), self.engine_free[j])  # type: ignore[no-any-return]
+        """When worker j takes part: but its engine has to have finished what was before."""
+        starts, free = one.takes_part[j], self.engine_free[j]
+        return starts if starts > free else free
 
-    def _starts(self, one: _Version, group: int) -> np.ndarray:
+    def _starts(self, one: _Version, group: int) -> list[float]:
         """The same for all members of a group, in their order."""
-        members = one.members[group]
-        return np.maximum(np.minimum(one.arrived[members], one.told[members]), self.engine_free[members])
+        starts, free = one.takes_part, self.engine_free
+        return [starts[j] if starts[j] > free[j] else free[j] for j in one.groups[group]]
 
     def _finish(self, one: _Version, group: int, now: float) -> None:
         """All members of a group have taken part."""
         if group not in one.due and not self.place.waits:
             return  # it began sooner
-        members, timeline, pending = one.groups[group], self.timeline, self.pending
-        if any([pending[j][0] is not one for j in members]):
+        members, carried_out, place = one.groups[group], self.carried_out, one.place
+        if any([carried_out[j] != place for j in members]):
             self.postponed.append((one, group))
             return
         starts = self._starts(one, group)
-        last = int(starts.argmax())
-        begins = float(starts[last])
+        begins = max(starts)
         if begins > now:  # an engine was still busy
             self._schedule(one, group)
             return
         one.due.pop(group, None)
-        timeline.critical[members[last]] += 1
+        self.timeline.critical[members[starts.index(begins)]] += 1
         self._sum(one, group, begins)
         one.missing -= 1
-        if not one.missing:
-            del self.open[one.number]
+        if not one.missing:  # nobody is behind it any more
+            self._forget(place - self.place.depth)
         postponed, self.postponed = self.postponed, []
         for later, its_group in postponed:
-            timeline.at(now, partial(self._finish, later, its_group))
+            self.timeline.at(now, partial(self._finish, later, its_group))
+
+    def _forget(self, place: int) -> None:
+        """No engine can be asked for the version at this place any more."""
+        if (one := self.in_order.pop(place, None)) is not None:
+            del self.versions[one.number]
 
     def _sum(self, one: _Version, group: int, begins: float) -> None:
         """The members of a group add up what they contribute; those who have come go on with it."""
@@ -220,20 +232,21 @@ class Meeting:
         contributed = {j: kept[j][0] if j in kept else published[j] for j in members}
         for version, times in Counter(contributed.values()).items():
             timeline.aged(one.number - version, times)
-        result = Result(one.number, begins, ends, contributed, key)
-        self.engine_free[one.members[group]] = ends
+        one.results[group] = result = Result(one.number, begins, ends, contributed, key)
         if timeline.rows is not None:
-            self.users[key] = len(members)
-        for j, arrived in zip(members, one.arrived[one.members[group]].tolist(), strict=True):
-            known = self.results[j]
-            known.append(result)
-            if len(known) > self.place.depth:
-                oldest = known.popleft()
-                if timeline.rows is not None:
-                    self._drop(oldest.key)
-            self.pending[j].popleft()
-            if arrived < inf:
+            self._replace(one, key, members)
+        for j in members:
+            self.engine_free[j] = ends
+            self.carried_out[j] += 1
+            if (arrived := one.arrived[j]) < inf:
                 self._deliver(j, one.number, arrived, result)
+
+    def _replace(self, one: _Version, key: Hashable, members: list[int]) -> None:
+        """All members keep this sum, and drop the oldest that they have."""
+        self.users[key] = len(members)
+        if (oldest := self.in_order.get(one.place - self.place.depth)) is not None:
+            for j in members:
+                self._drop(oldest.results[oldest.group_of[j]].key)
 
     def _drop(self, key: Hashable) -> None:
         self.users[key] -= 1

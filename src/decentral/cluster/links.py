@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from decentral.cluster.collectives import Collective, Rabenseifner, RecursiveDoubling, Ring, Tree
+from decentral.cluster.collectives import (
+    AllReduce,
+    Auto,
+    Direct,
+    Rabenseifner,
+    RecursiveDoubling,
+    Ring,
+    RingOrTree,
+    Star,
+    Tree,
+)
 from decentral.cluster.link_file import LinkTable, read_links
 from decentral.cluster.settings import check_bandwidth, check_seconds
 from decentral.errors import ConfigError, check_at_least
@@ -27,6 +37,10 @@ class CollectiveName(Enum):
     rabenseifner = Rabenseifner
     ring = Ring
     tree = Tree
+    star = Star
+    direct = Direct
+    auto = Auto
+    ring_or_tree = RingOrTree
 
 
 @dataclass
@@ -38,7 +52,8 @@ class Links:
     ports                   duplex: a worker sends and receives at the same time; one: one after the other. Several
                             messages of a worker go one after the other in both cases
     copy_gbps               what a worker copies within its memory, in Gbit/s; inf: copies cost nothing
-    collective              of an all-reduce: recursive_doubling, rabenseifner, ring or tree
+    collective              of an all-reduce: recursive_doubling, rabenseifner, ring, tree, star or direct; auto: in
+                            every step the fastest of the first four, ring_or_tree: of these two
     workers_per_machine     L: workers i L to i L + L - 1 are on machine i, and the two numbers above are for links
                             inside of it (null: every worker is on a machine of its own)
     between_latency_s       of a link between two machines
@@ -114,7 +129,7 @@ class OpenLinks:
     copy: float
     shared: float
     """Seconds per byte of what a machine's workers share; 0 if they share nothing."""
-    collective: Collective
+    collective: AllReduce
     table: LinkTable | None
     """Links of their own."""
 

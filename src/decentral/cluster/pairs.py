@@ -44,10 +44,9 @@ class _Strands:
     def ask(self, i: int, j: int, now: float) -> None:
         """i and j exchange rows once both strands are idle, and then take the mean."""
         timeline, busy = self.timeline, self.busy_until
-        num_bytes = timeline.bytes_per_row
         ends = max(now, busy[i], busy[j]) + timeline.costs.pair_s(i, j, timeline.timed_bytes)
         busy[i] = busy[j] = self.own_until[i] = ends
-        timeline.sent(2, 2 * num_bytes)
+        timeline.sent(2, 2 * timeline.bytes_per_row)
         timeline.at(ends, partial(self._average, i, j))
 
     def _average(self, i: int, j: int, now: float) -> None:

@@ -38,29 +38,34 @@ class _Slots:
     def __init__(self, place: Slots, timeline: Timeline) -> None:
         self.place, self.timeline = place, timeline
         self.coming: list[dict[int, tuple[float, int]]] = [{} for _ in range(timeline.n)]
+        self.takes = [partial(self._take, i) for i in range(timeline.n)]
 
     def push(self, i: int, shares: Sequence[tuple[int, float]], own: float, now: float) -> None:
         """Leave shares, one after the other through one port; a share for a slot that is not empty stays."""
-        timeline = self.timeline
-        num_bytes, rows, leaves = timeline.bytes_per_row, timeline.rows, now
+        timeline, costs = self.timeline, self.timeline.costs
+        rows, version, leaves = timeline.rows, timeline.drawn[i] - 1, now
+        timeline.sent(len(shares), len(shares) * (timeline.bytes_per_row + 8))
         for j, weight in shares:
-            timeline.sent(1, num_bytes + 8)
-            if i in self.coming[j]:
+            slots = self.coming[j]
+            if i in slots:
                 own += weight
                 continue
-            arrives = leaves + timeline.costs.message_s(i, j, timeline.timed_bytes)
-            leaves = arrives - timeline.costs.hop_s(i, j)
-            self.coming[j][i] = arrives, timeline.drawn[i] - 1
+            arrives = leaves + costs.message_s(i, j, timeline.timed_bytes)
+            leaves = arrives - costs.hop_s(i, j)
+            slots[i] = arrives, version
             if rows is not None:
                 rows.put(("share", i, j), self.place.share, i, weight)
         if rows is not None and own != 1:
             rows.call(self.place.kept, i, own)
 
-    def take(self, i: int, now: float) -> None:
-        """Take all that has arrived."""
+    def _take(self, i: int, now: float) -> None:
+        """Worker i takes all that has arrived."""
         timeline, coming = self.timeline, self.coming[i]
-        for j in sorted(j for j, (arrives, _) in coming.items() if arrives <= now):
-            _, version = coming.pop(j)
+        for j in sorted(coming):
+            arrives, version = coming[j]
+            if arrives > now:
+                continue
+            del coming[j]
             timeline.aged(max(0, timeline.drawn[i] - 1 - version))
             if timeline.rows is not None:
                 timeline.rows.take(("share", j, i), self.place.receive, i)
@@ -92,7 +97,7 @@ class Take(Operation):
 
     def begin(self, timeline: Timeline, i: int, now: float) -> None:
         """Over at once, but after all that others do now."""
-        timeline.defer(i, now, partial(timeline.meeting(self.slots).take, i))
+        timeline.defer(i, timeline.meeting(self.slots).takes[i])
 
     def carry_out(self, host: Host, i: int) -> None:
         """See `Push.carry_out`."""

@@ -19,6 +19,10 @@ class CarriesOut(Protocol):
         """From now on worker i computes its next gradient, at its model as it is now."""
         ...
 
+    def end_gradient(self, i: int) -> None:
+        """Worker i has its gradient."""
+        ...
+
     def local(self, i: int, what: OnRow, *arguments: Any) -> None:
         """what(state, i, the worker's newest gradient, *arguments)."""
         ...

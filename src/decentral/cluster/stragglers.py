@@ -14,6 +14,8 @@ from decentral.errors import ConfigError
 
 _WHERE = "cluster.stragglers"
 _EFFECTS = ("delay_s", "slowdown")
+_SLOWEST = 1e6
+"""More than that is a worker that is gone."""
 
 
 class Mode(Enum):
@@ -75,10 +77,10 @@ class Stragglers:
                 "give one of them, and set the other one to null."
             )
         check_seconds(f"{_WHERE}.delay_s", self.delay_s, zero=False)
-        if self.slowdown is not None and not 1 < self.slowdown < float("inf"):
+        if self.slowdown is not None and not 1 < self.slowdown <= _SLOWEST:
             raise ConfigError(
-                f"{_WHERE}.slowdown={self.slowdown:g} makes no sense: it has to be above 1, such as 10 for a worker "
-                "that takes ten times as long."
+                f"{_WHERE}.slowdown={self.slowdown:g} makes no sense: it has to be above 1 and at most {_SLOWEST:g}, "
+                "such as 10 for a worker that takes ten times as long."
             )
 
 

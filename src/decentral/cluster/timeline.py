@@ -8,8 +8,10 @@ comes out whether or not there are rows to carry its operations out on.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import chain, count
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -26,6 +28,8 @@ Meeting = TypeVar("Meeting", covariant=True)
 _STEPS_AT_ONCE = 64
 _Event = tuple[float, int, int | None, Callable[[float], object] | None]
 """When, in which order at that time, who goes on then, and what is called before."""
+_Deferred = tuple[int | None, Callable[[float], object]]
+"""Who goes on at this time, and what is called before."""
 
 
 class MeetingPlace(Protocol[Meeting]):
@@ -85,24 +89,32 @@ class Timeline:
         self._programs = programs
         self._times = times
         self._blocks: dict[int, list[list[float]]] = {}
-        self._seconds: list[list[float]] = [[]] * self.n  # of the gradients of the block in which each worker is
+        self._seconds = [self._seconds_of(i) for i in range(self.n)]
         self._computing = [False] * self.n
         self._meetings: dict[Any, Any] = {}
         self._number = self.n
         self._heap: list[_Event] = [(0.0, i, i, None) for i in range(self.n)]
+        self._last: deque[_Deferred] = deque()  # after what is in the heap for the same time
 
     def run(self, gradients: float = inf, until_s: float = inf) -> bool:
         """Go on until so many gradients have been completed in all, or to a simulated time; False if all is over.
 
         Whatever happens at the time of the last of these gradients happens, too.
         """
-        heap, programs, computing = self._heap, self._programs, self._computing
-        while heap:
-            now, _, i, call = heap[0]
-            if now > until_s or (now > self.now and self.completed >= gradients):
-                return True
-            heappop(heap)
-            self.now = now
+        heap, last, programs, computing = self._heap, self._last, self._programs, self._computing
+        i: int | None
+        call: Callable[[float], object] | None
+        while heap or last:
+            now = self.now
+            if last and not (heap and heap[0][0] <= now):
+                i, call = last.popleft()
+            else:
+                if heap[0][0] > now:
+                    now = heap[0][0]
+                    if now > until_s or self.completed >= gradients:
+                        return True
+                    self.now = now
+                _, _, i, call = heappop(heap)
             if call is not None:
                 call(now)
             if i is None:
@@ -110,6 +122,8 @@ class Timeline:
             if computing[i]:
                 computing[i] = False
                 self.completed += 1
+                if self.rows is not None:
+                    self.rows.end_gradient(i)
             for operation in programs[i]:
                 ready = operation.begin(self, i, now)
                 if ready is None:
@@ -119,20 +133,19 @@ class Timeline:
                     break
         return False
 
-    def computing(self, i: int) -> bool:
-        """Whether worker i is in a gradient."""
-        return self._computing[i]
+    def _seconds_of(self, i: int) -> Iterator[float]:
+        """How long each gradient of worker i takes, one after the other."""
+        return chain.from_iterable(self._block(number)[i] for number in count())
 
-    def seconds(self, i: int, t: int) -> float:
-        """How long gradient number t of worker i takes."""
-        block, place = divmod(t, _STEPS_AT_ONCE)
-        if block not in self._blocks:
-            first = block * _STEPS_AT_ONCE
-            self._blocks[block] = self._times.seconds(first, first + _STEPS_AT_ONCE).T.tolist()
+    def _block(self, number: int) -> list[list[float]]:
+        """The same of some gradients of all workers: [n][_STEPS_AT_ONCE]."""
+        if number not in self._blocks:
+            first = number * _STEPS_AT_ONCE
+            self._blocks[number] = self._times.seconds(first, first + _STEPS_AT_ONCE).T.tolist()
             oldest = min(self.drawn) // _STEPS_AT_ONCE
             for done in [known for known in self._blocks if known < oldest]:
                 del self._blocks[done]
-        return self._blocks[block][i][place]
+        return self._blocks[number]
 
     def meeting(self, place: MeetingPlace[Meeting]) -> Meeting:
         """The one meeting of all operations with this place, which is compared by identity."""
@@ -148,13 +161,8 @@ class Timeline:
         self._left -= 1
         if self.rows is not None:
             self.rows.begin_gradient(i, copied)
-        t = self.drawn[i]
-        place = t % _STEPS_AT_ONCE
-        if not place:
-            self.seconds(i, t)
-            self._seconds[i] = self._blocks[t // _STEPS_AT_ONCE][i]
-        seconds = self._seconds[i][place]
-        self.drawn[i] = t + 1
+        seconds = next(self._seconds[i])
+        self.drawn[i] += 1
         self._computing[i] = True
         self.compute_s[i] += seconds
         if self.spans is not None:
@@ -163,8 +171,11 @@ class Timeline:
 
     def at(self, time: float, call: Callable[[float], object]) -> None:
         """Call this at a time, after all workers that do something then."""
-        self._number += 1
-        heappush(self._heap, (time, self._number, None, call))
+        if time == self.now:
+            self._last.append((None, call))
+        else:
+            self._number += 1
+            heappush(self._heap, (time, self._number, None, call))
 
     def resume(
         self, i: int, arrived: float, begins: float, ends: float, then: Callable[[float], object] | None
@@ -181,10 +192,9 @@ class Timeline:
             self.spans.add(i, "exchange", arrived + waited, ends)
         heappush(self._heap, (ends, i, i, then))
 
-    def defer(self, i: int, now: float, then: Callable[[float], object]) -> None:
+    def defer(self, i: int, then: Callable[[float], object]) -> None:
         """Let worker i go on after `then`, which happens after what all workers do at this time."""
-        self._number += 1
-        heappush(self._heap, (now, self._number, i, then))
+        self._last.append((i, then))
 
     def sent(self, messages: int, num_bytes: int) -> None:
         """Count messages."""

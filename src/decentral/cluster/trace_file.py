@@ -1,7 +1,8 @@
-"""Times of gradients that were recorded, in a CSV file."""
+"""Times of gradients that were recorded, in a CSV file or by a finished run."""
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,21 +15,25 @@ from decentral.cluster.distributions import Durations
 from decentral.errors import ConfigError
 
 _HEAD = ["step", "worker", "seconds"]
+_OPERATIONS = "operations.jsonl"
+"""What a run with record_operations=true leaves: see `training.operations`."""
 _Rows = list[tuple[int, list[str]]]
 
 
 @dataclass(frozen=True)
 class Trace(Durations):
-    """The times of a file, which begins again at its first step when a run has more steps than it.
+    """The times of a file, or of a run, which begins again at its first step when a run has more steps than it.
 
     Either lines `step,worker,seconds` below these words, or a line for each step with the seconds of worker 0, 1, ...
-    in its columns, which may have names above them.
+    in its columns, which may have names above them. Or the directory of a run between processes, one for each worker,
+    that has recorded its operations: how long its gradients took, with what stragglers slept; where workers took
+    different numbers of gradients, as many of each as all have taken.
     """
 
     trace: str
 
     def check(self, where: str, num_workers: int) -> None:
-        """The file has exactly n workers, and a time for each of them in every step."""
+        """The file, or the run, has exactly n workers, and a time for each of them in every step."""
         self._times(num_workers)
 
     def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
@@ -38,6 +43,13 @@ class Trace(Durations):
 
     def _times(self, num_workers: int) -> np.ndarray:
         path = Path(self.trace).expanduser()
+        if path.is_dir():
+            path /= _OPERATIONS
+            if not path.is_file():
+                raise ConfigError(
+                    f"cluster.compute.trace={self.trace} is a directory without {_OPERATIONS}: give that of a finished "
+                    f"run with record_operations=true and processes={num_workers}, or a CSV file."
+                )
         if not path.is_file():
             raise ConfigError(f"cluster.compute.trace={self.trace} is not a file (looked for {path.absolute()}).")
         facts = path.stat()
@@ -46,6 +58,8 @@ class Trace(Durations):
 
 @lru_cache(maxsize=2)
 def _read_unchanged(name: str, path: Path, num_workers: int, changed: int, size: int) -> np.ndarray:
+    if path.name == _OPERATIONS:
+        return _recorded(name, path, num_workers)
     rows = read_rows("cluster.compute.trace", name, path)
     listed = bool(rows) and rows[0][1] == _HEAD
     if listed or (rows and not any(_number(cell) is not None for cell in rows[0][1])):
@@ -56,6 +70,26 @@ def _read_unchanged(name: str, path: Path, num_workers: int, changed: int, size:
             "line for each step with a column for each worker."
         )
     return _listed(name, rows, num_workers) if listed else _columns(name, rows, num_workers)
+
+
+def _recorded(name: str, path: Path, num_workers: int) -> np.ndarray:
+    """How long the gradients of a run took, in the order in which each worker took them."""
+    said = f"cluster.compute.trace={name}"
+    found: dict[int, list[float]] = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            one = json.loads(line)
+            if one["what"] == "gradient":
+                found.setdefault(int(one["worker"]), []).append(float(one["end_s"]) - float(one["begin_s"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{said}: its {_OPERATIONS} cannot be read ({error}): let the run end first.") from error
+    if sorted(found) != list(range(num_workers)):
+        raise ConfigError(
+            f"{said} is a run with gradients of {len(found)} workers or processes, but num_workers={num_workers}: it "
+            f"has to be one with num_workers={num_workers} and processes={num_workers}."
+        )
+    steps = min(map(len, found.values()))
+    return np.array([found[i][:steps] for i in range(num_workers)]).T
 
 
 def _columns(name: str, rows: _Rows, num_workers: int) -> np.ndarray:

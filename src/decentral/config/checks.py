@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm
 from decentral.cluster.cluster import VirtualCluster
+from decentral.compression.compressor import Takes
+from decentral.compression.none import NoCompression
 from decentral.config.identity import init_directory
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
 from decentral.host.torchrun import under_torchrun
+from decentral.registry import components
 from decentral.store.models import FILE, stored_facts
 from decentral.topology.communication import Communication
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from decentral.algorithms.algorithm import Algorithm
+    from decentral.compression.compressor import Compressor
+    from decentral.topology.rounds import Rounds
 
 
 def resolve(config: Config) -> Config:
@@ -28,6 +35,7 @@ def resolve(config: Config) -> Config:
     """
     from decentral.topology.requirements import check
 
+    _check_evaluation(config)
     config = dataclasses.replace(
         config,
         num_workers=config.task.resolve_num_workers(config),
@@ -61,12 +69,13 @@ def resolve(config: Config) -> Config:
             f"init={config.init} has no {FILE} that can be read in {init_directory(config)}: give the directory of a "
             "finished run that was not made with save=none, or its id."
         )
-    config.network.check_workers(config.num_workers)
+    _check_limits(config)
     if config.simulate is Simulate.training:
         config.task.check(config)
     config.cluster.check(config.num_workers)
     config.algo.check_workers(config.num_workers)
     check_time(config)
+    check_compression(config)
     check_communication(config.algo, config.communication)
     if config.network.drop_probability and config.communication != Communication(every=config.communication.every):
         raise ConfigError(
@@ -78,26 +87,48 @@ def resolve(config: Config) -> Config:
         raise ConfigError(
             f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
             f"algo={config.algo.name}: "
-            "an all-reduce is reliable; message loss is for algorithms that talk to neighbours, such as relaysgd "
-            "or dpsgd."
+            + ("it needs every message" if config.algo.uses_topology else "an all-reduce is reliable")
+            + "; message loss is for algorithms with a rule for it, such as relaysgd or dpsgd."
         )
     config.logger.check()
     return config
+
+
+def _check_evaluation(config: Config) -> None:
+    """Raise ConfigError if both epochs and simulated time are to say when models are evaluated."""
+    every_epochs, every_s = config.evaluation.every_epochs, config.evaluation.every_simulated_s
+    if every_epochs is not None and every_s is not None:
+        raise ConfigError(
+            f"evaluation.every_epochs={every_epochs:g} and evaluation.every_simulated_s={every_s:g} contradict each "
+            "other: give one of them, and set the other one to null."
+        )
+
+
+def _check_limits(config: Config) -> None:
+    """Raise ConfigError for messages between processes that are limited where there are none, or nobody waits."""
+    if config.processes == "1" or config.simulate is Simulate.timeline or is_virtual(config):
+        config.network.check_several(1)
+    if config.network.limited and isinstance(config.algo, AsynchronousAlgorithm):
+        raise ConfigError(
+            f"{config.network.limited} is for methods in rounds: with algo={config.algo.name} nobody waits for "
+            "messages; leave it out, or use simulated time, such as cluster=even."
+        )
 
 
 def check_time(config: Config) -> None:
     """Raise ConfigError for what asks for simulated time where there is none, or for steps where there are none."""
     if config.simulate is Simulate.timeline:
         _check_timeline(config)
+    _check_measured(config)
+    _check_changes(config)
     asked = {
         "stop_after_simulated_s": config.stop_after_simulated_s,
         "evaluation.every_simulated_s": config.evaluation.every_simulated_s,
     }
     for key, value in asked.items():
-        if value is not None and not is_virtual(config):
-            raise ConfigError(
-                f"{key}={value:g} needs simulated time: choose a cluster, such as cluster=even, and one process."
-            )
+        if value is not None and not has_clock(config):
+            alone = ", and one process" if config.algo.asynchronous else ""
+            raise ConfigError(f"{key}={value:g} needs simulated time: choose a cluster, such as cluster=even{alone}.")
     if config.record_operations and (config.processes == "1" or is_virtual(config)):
         raise ConfigError(
             "record_operations=true is for workers that really go on by themselves: choose several processes, such as "
@@ -122,6 +153,37 @@ def check_time(config: Config) -> None:
         )
 
 
+def _check_measured(config: Config) -> None:
+    """Raise ConfigError for times that are measured where a run begins, if nothing is trained in one process."""
+    if not isinstance(config.cluster, VirtualCluster) or config.num_workers is None:
+        return
+    times = config.cluster.gradient_times(config.num_workers, config.seed)
+    if times.passes and not (is_virtual(config) and config.simulate is Simulate.training):
+        times.seconds(0, 1)
+
+
+def _check_changes(config: Config) -> None:
+    """Raise ConfigError for links that change where there are no steps that all take, or no epochs."""
+    if not isinstance(config.cluster, VirtualCluster) or config.num_workers is None or not config.cluster.changes:
+        return
+    if goes_by_itself(config) or not has_clock(config):
+        raise ConfigError(
+            f"{config.cluster.changes} is for methods in rounds: with algo={config.algo.name} workers go on by "
+            "themselves; leave it out."
+        )
+    epochs = None if config.simulate is Simulate.timeline else 1.0
+    config.cluster.changing(config.num_workers, config.seed, epochs)
+
+
+def check_lengths(config: Config) -> None:
+    """Raise ConfigError if a timeline alone does not know how long compressed messages are."""
+    if not config.compress.by_length:
+        raise ConfigError(
+            f"simulate=timeline has no gradients and knows of no layers, on which it depends what compress="
+            f"{config.compress.name} sends: train instead, or use another compressor, such as topk."
+        )
+
+
 def _check_timeline(config: Config) -> None:
     """Raise ConfigError for a timeline alone that does not say of which cluster, and of how many steps."""
     if not is_virtual(config):
@@ -138,8 +200,14 @@ def _check_timeline(config: Config) -> None:
         )
 
 
+def has_clock(config: Config) -> bool:
+    """Whether a run has simulated time: a cluster is described, and who does what when does not depend on the pace of
+    processes."""
+    return isinstance(config.cluster, VirtualCluster) and (is_virtual(config) or not config.algo.asynchronous)
+
+
 def is_virtual(config: Config) -> bool:
-    """Whether a run has simulated time: a cluster is described, and one process has all workers."""
+    """Whether a cluster is described, and one process has all workers."""
     alone = config.processes in ("auto", "1") and not under_torchrun()
     return isinstance(config.cluster, VirtualCluster) and alone
 
@@ -151,6 +219,85 @@ def goes_by_itself(config: Config) -> bool:
     """
     algo = config.algo
     return isinstance(algo, AsynchronousAlgorithm) and (is_virtual(config) or not algo.in_rounds())
+
+
+def check_compression(config: Config) -> None:
+    """Raise ConfigError if the algorithm cannot send what this compressor makes of rows, over these rounds."""
+    algo: Algorithm = config.algo
+    compress: Compressor = config.compress
+    if isinstance(compress, NoCompression):
+        return
+    check_compressor(algo, compress)
+    _check_decisions(config)
+    check_compressed_rounds(algo, compress, config.communication, config.rounds, config.topology.name)
+
+
+def check_compressor(algo: Algorithm, compress: Compressor) -> None:
+    """Raise ConfigError if the algorithm cannot send what this compressor makes of rows."""
+    if isinstance(compress, NoCompression):
+        return
+    if compress.suits(algo.takes):
+        if algo.takes is not Takes.means and not compress.error_feedback:
+            raise ConfigError(
+                f"compress.error_feedback=false makes no difference to algo={algo.name}, which keeps no residuals: "
+                "leave it out."
+            )
+        return
+    all_of_them: dict[str, Any] = components("compression")
+    others = [name for name, cls in all_of_them.items() if name != "none" and cls.suits(algo.takes)]
+    found, use = "sends rows as they are", "leave it out"
+    if others:
+        found, use = _kind_of_messages(algo), f"use {' or '.join(others)}, or leave it out"
+    raise ConfigError(f"compress={compress.name} cannot be used with algo={algo.name}, which {found}: {use}.")
+
+
+def _kind_of_messages(algo: Algorithm) -> str:
+    from decentral.topology.requirements import Need
+
+    if algo.takes is not Takes.rows:
+        return "needs messages of another kind"
+    sent = "relays sums of models" if Need.tree in algo.needs else "sends models"
+    return f"{sent}, so that every coordinate needs a number in every message"
+
+
+def _check_decisions(config: Config) -> None:
+    """Raise ConfigError if a compressor is to decide something on the way that it cannot know."""
+    compress: Compressor = config.compress
+    if not (compress.chooses or compress.adapts):
+        return
+    said = f"compress.adapt={config.compress.adapt.name}" if compress.adapts else f"compress={compress.name}"
+    if not has_clock(config):
+        raise ConfigError(
+            f"{said} decides by what links cost, which nobody says here: choose a cluster, such as "
+            "cluster=slow_network."
+        )
+    if compress.adapts and config.algo.takes is not Takes.means:
+        raise ConfigError(
+            f"{said} is for methods that average what all workers send, and algo={config.algo.name} is none: use "
+            "algo=allreduce, or leave it out."
+        )
+    if compress.adapts and config.simulate is Simulate.timeline:
+        raise ConfigError(f"{said} goes by gradients, and simulate=timeline has none: leave it out.")
+
+
+def check_compressed_rounds(
+    algo: Algorithm,
+    compress: Compressor,
+    communication: Communication,
+    rounds: Callable[[], Rounds],
+    topology: str,
+) -> None:
+    """Raise ConfigError if compressed messages between neighbours cannot go the way that is asked for."""
+    from decentral.topology.requirements import Need, check
+
+    if not algo.uses_topology or Need.tree in algo.needs:
+        return  # what is relayed over trees is encoded piece by piece; `check_communication` says the rest
+    if communication != Communication():
+        raise ConfigError(
+            f"compress={compress.name} cannot be used with other rounds than one in every step: leave out "
+            "communication."
+        )
+    check(rounds(), {Need.whole}, f"{algo.name} compress={compress.name}", topology)
 
 
 def check_communication(algo: Algorithm, communication: Communication) -> None:

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from decentral.config.parsing import build
-from decentral.config.renamed import new_choice, with_moved, with_new_names
+from decentral.config.renamed import new_choice, with_moved, with_new_names, without_gone
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components, sources
@@ -55,6 +55,7 @@ def from_dict(values: dict[str, Any]) -> Config:
     written = values.pop("own", {})
     values.setdefault("launcher", {"name": "local"})  # as in files that are older than launchers
     values.setdefault("cluster", {"name": "none"})
+    values.setdefault("compress", {"name": "none"})
     for group, package in GROUPS.items():
         choices = components(package)
         name = new_choice(values[group]["name"], choices)
@@ -66,5 +67,5 @@ def from_dict(values: dict[str, Any]) -> Config:
             raise ConfigError(f"{group}={name}: {source['file']} is not what it was when this was written.")
         values[group] = build(cls, with_new_names(cls, values[group] | {"name": name}), group)
     for node, cls in NODES.items():
-        values[node] = build(cls, with_new_names(cls, values.get(node, {})), node)
+        values[node] = build(cls, with_new_names(cls, without_gone(cls, values.get(node, {}), node)), node)
     return build(Config, values, "")

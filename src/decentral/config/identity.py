@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.cluster.cluster import VirtualCluster
+from decentral.compression.none import NoCompression
 from decentral.config import renamed
 from decentral.config.files import plain
 from decentral.config.schema import NODES, Config
@@ -46,6 +47,8 @@ def identity(config: Config) -> dict[str, Any]:
         known["communication"] = component_identity(config.communication)
     if own := component_identity(config.evaluation):
         known["evaluation"] = own
+    if not isinstance(config.compress, NoCompression):
+        known["compress"] = component_identity(config.compress)
     if isinstance(config.cluster, VirtualCluster):
         known["cluster"] = component_identity(config.cluster)
     if config.init is not None:

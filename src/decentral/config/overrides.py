@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
-from decentral.config.renamed import is_old, new_override
+from decentral.config.renamed import instead_of_gone, is_old, new_override
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components
@@ -109,6 +109,8 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
         raise ConfigError(f"there is no setting '{key}'.{suggest(head, (*_KEYS, 'experiment'))}")
     if parts and head not in (*GROUPS, *NODES):
         raise ConfigError(f"{head} is one value and has no part '{'.'.join(parts)}': write {head}=...")
+    if parts and head in NODES and (sentence := instead_of_gone(NODES[head], key)):
+        raise ConfigError(sentence)
     inside = _parts(head, parts[0]) if parts else []
     if len(parts) == 1 and inside and not value.startswith("{"):
         raise ConfigError(f"{key} is a group of settings: write {key}.{inside[0]}=... or {key}.{inside[1]}=...")
@@ -181,6 +183,8 @@ def _unknown(key: str, error: Any) -> str:
         return "the file of this experiment is no experiment: its first line has to be '# @package _global_'."
     if not group:
         return f"there is no setting '{key}'.{suggest(key, _KEYS)}"
+    if sentence := instead_of_gone(error.object_type, key):
+        return sentence
     known = [f.name for f in dataclasses.fields(error.object_type) if f.name != "name" and not is_old(f)]
     owner = f"{group}={error.parent_node.name}" if group in GROUPS else group
     return f"{owner} has no setting '{name}'.{suggest(name, known)}" if known else f"{owner} has no settings."

@@ -5,6 +5,9 @@ values of the field `name` of a component are what a choice is called, and {"was
 another part of the configuration. A command line with an old name gets a warning, files with one are read, and the
 identity of a run is computed with the old names. (A member of an Enum has its old name as an alias of Python's;
 `values_were` is then for the identity.)
+
+What is no setting any more a class says in `gone`: key -> (the value with which it did nothing, what to use instead).
+Stored configurations may have it with that value; anywhere else it is refused.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, field, fields, make_dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple, get_type_hints
+
+from decentral.errors import ConfigError
 
 _OLD = "old"
 
@@ -84,6 +89,25 @@ def with_new_names(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     keys = {str(f.metadata["was"]): f.name for f in fields(cls) if "was" in f.metadata}
     renamed = {keys.get(key, key): value for key, value in values.items()}
     return {key: _new_value(cls, key, value) for key, value in renamed.items()}
+
+
+def without_gone(cls: type, values: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """The values of a stored configuration, less those that did nothing and are no settings any more.
+
+    Raises ConfigError for one that did something.
+    """
+    gone: Mapping[str, tuple[Any, str]] = getattr(cls, "gone", {})
+    for key, (idle, _) in gone.items():
+        if values.get(key, idle) != idle:
+            raise ConfigError(instead_of_gone(cls, f"{place}.{key}") or "")
+    return {key: value for key, value in values.items() if key not in gone}
+
+
+def instead_of_gone(cls: type, key: str) -> str | None:
+    """What to say of a key of a class that was a setting once; None if it was not."""
+    name = key.rpartition(".")[2]
+    gone: Mapping[str, tuple[Any, str]] = getattr(cls, "gone", {})
+    return f"{key} is no setting any more: {gone[name][1]}." if name in gone else None
 
 
 def new_override(override: str, groups: Mapping[str, Mapping[str, type]], nodes: Mapping[str, type], top: type) -> str:

@@ -31,6 +31,7 @@ GROUPS = {
     "model": "models",
     "optim": "optim",
     "schedule": "lr_schedules",
+    "compress": "compression",
     "cluster": "cluster",
     "logger": "training.loggers",
     "launcher": "scheduling.launchers",
@@ -79,6 +80,7 @@ class Config:
     model: Any = None
     optim: Any = None
     schedule: Any = None
+    compress: Any = None
     cluster: Any = None
     logger: Any = None
     launcher: Any = None
@@ -169,9 +171,14 @@ class Config:
     def rounds(self) -> Rounds:
         """Who talks to whom in every step: the topology, and what `communication` does to its rounds.
 
-        Raises ConfigError where there is no such thing for so many workers.
+        A worker that is alone with a method that has no use for the topology needs none. Raises ConfigError where there
+        is no such thing for so many workers.
         """
         assert self.num_workers is not None
+        if self.num_workers == 1 and not self.algo.uses_topology:
+            from decentral.topology.chain import Chain
+
+            return self.communication.schedule(Chain(), 1)
         return self.communication.schedule(self.topology, self.num_workers)
 
 

@@ -132,6 +132,11 @@ class Checks:
         """With settings that win over the user's."""
         return compose(_last_wins([*self._problem(), *_QUIETLY, *self.overrides, *settings]), self.config_dir)
 
+    def _as_rows(self, *settings: str) -> Config:
+        """The same without what the user says of compression: what is compared with SGD is the method on rows."""
+        overrides = [word for word in self.overrides if not word.lstrip("+").startswith(("compress=", "compress."))]
+        return replace(self, overrides=tuple(overrides))._elsewhere(*settings)
+
     def _problem(self) -> list[str]:
         """The small one that the algorithm is for, unless the user has chosen another task."""
         if self._chosen("task"):
@@ -215,7 +220,7 @@ class Checks:
         settings = self._as_sgd()
         for topology, n in (("complete", 5), ("chain", 2)):  # on a tree, all are neighbours only if they are two
             try:
-                config = self._elsewhere(*settings, *_plain_sgd(), f"topology={topology}", f"num_workers={n}")
+                config = self._as_rows(*settings, *_plain_sgd(), f"topology={topology}", f"num_workers={n}")
             except ConfigError:
                 continue
             self._compare(config, f"on topology={topology}")
@@ -227,7 +232,7 @@ class Checks:
         if self.base.algo.needs_samples:
             raise NotAsked(_TRAINS)
         alone = ("topology=chain", "num_workers=1", "task.zeta2=0")
-        self._compare(self._elsewhere(*settings, *_plain_sgd(), *alone), "with one worker")
+        self._compare(self._as_rows(*settings, *_plain_sgd(), *alone), "with one worker")
         return " ".join(settings)
 
     def _as_sgd(self) -> list[str]:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decentral.compression.row_layout import RowLayout
 from decentral.config.schema import Config
 from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
@@ -137,4 +138,4 @@ class Impulses:
 def simulated(config: Config, x: Tensor, oracle: Any) -> Stepper:
     """The algorithm in this process with learning rate 1, from the models x [n, P]."""
     net = LocalNetwork(config.rounds(), Losses(0.0, config.seed))
-    return Stepper(with_rate(config, lambda t: 1.0), net, oracle, x)
+    return Stepper(with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1])), net, oracle, x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +27,10 @@ class DataSet(ABC):
 
         Raises ConfigError if the folder is missing, malformed or empty.
         """
+
+    def nominal(self) -> DataDescription | None:
+        """What they are known to be where no files are given; None where that is not known."""
+        return None
 
     def files_digest(self) -> str:
         """What the identity of a run has to know of the files beside the settings, such as a digest; '' if nothing."""
@@ -59,9 +63,11 @@ class Loaded(ABC):
     train_labels: np.ndarray  # [N] int64, for the partition
     num_classes: int
     num_test: int
+    reads_ahead: ClassVar[bool] = True
+    """Whether batches that are drawn one after the other come sooner than those that are asked for at random."""
 
     @abstractmethod
-    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Batches:
+    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
         """Images [k, B, C, H, W] float32, normalised and augmented, and labels [k, B] int64, for start <= step < stop.
 
         `workers` are the global numbers of the k rows of `order(step)`. The augmentation of an image depends on

@@ -52,6 +52,13 @@ class ImageNet(DataSet):
         shape = (3, self.image_size, self.image_size)
         return ImageData(shape=shape, num_classes=len(tree.classes), num_train=num_train, num_test=num_test)
 
+    def nominal(self) -> ImageData | None:
+        """The images of ILSVRC 2012, unless a path says which ones are meant."""
+        if self.path is not None:
+            return None
+        shape = (3, self.image_size, self.image_size)
+        return ImageData(shape=shape, num_classes=1000, num_train=1_281_167, num_test=50_000)
+
     def prepare(self) -> None:
         """Nothing to prepare but the check of the folders: a broken image is named when it is met."""
         find_tree(self.path, self.single_folder)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from decentral.compression.row_layout import RowLayout
 from decentral.config.identity import component_identity
 from decentral.jobs.computation import SeededComputation
 from decentral.randomness import normal
@@ -42,7 +43,9 @@ class ConsensusRounds(SeededComputation):
         net = local_network(self.config)
         x = starts(net.n, self.dimension, seed)
         mean = x.mean(0)
-        stepper = Stepper(with_rate(self.config, lambda t: 1.0), net, no_gradient, x.clone())
+        stepper = Stepper(
+            with_rate(self.config, lambda t: 1.0, RowLayout.flat(self.dimension)), net, no_gradient, x.clone()
+        )
         errors = [error(x, mean)]
         for _ in range(self.rounds):
             stepper.step()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from decentral.compression.row_layout import RowLayout
 from decentral.config.identity import component_identity, identity
 from decentral.config.schema import Config
 from decentral.jobs.computation import Computation
@@ -71,7 +72,7 @@ def measured_correction(config: Config) -> float:
     with torch.no_grad():
         net = local_network(config)
         start = torch.zeros(net.n, 1, dtype=torch.float64)
-        stepper = Stepper(with_rate(config, lambda t: 1.0), net, once, start)
+        stepper = Stepper(with_rate(config, lambda t: 1.0, RowLayout.flat(1)), net, once, start)
         while stepper.t < _MAX_STEPS:
             stepper.step()
             x = stepper.models

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from decentral.cluster.cluster import VirtualCluster
+from decentral.cluster.cluster import Machines, VirtualCluster
 from decentral.config.identity import component_identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
@@ -55,6 +55,43 @@ class SimulatedTime(SeededComputation):
             "mean_age": age / contributions if contributions else None,
             "stale_share": stale / contributions if contributions else None,
         }
+
+
+@dataclass(frozen=True)
+class TimesOverLinks(SeededComputation):
+    """The same over how many times as long slow workers take, and over the bandwidth of the links.
+
+    A line of times.jsonl for each seed: {"seed", "step_s": for each slowdown, the seconds for each bandwidth}.
+    """
+
+    steps: int = 100
+    slowdowns: tuple[float, ...] = ()
+    gbps: tuple[float, ...] = ()
+
+    folder: ClassVar[str] = "times_over_links"
+    lines: ClassVar[str] = "times.jsonl"
+
+    def parameters(self) -> dict[str, Any]:
+        """Seeds, steps and places, and the topology where the run's identity leaves it out."""
+        places = {"slowdowns": list(self.slowdowns), "gbps": list(self.gbps)}
+        over = component_identity(self.config.topology)
+        return {"seeds": list(self.seeds), "steps": self.steps, **places, "over": over}
+
+    def line(self, seed: int) -> dict[str, Any]:
+        """As above."""
+        return {"step_s": [[self._step_s(seed, slowdown, gbps) for gbps in self.gbps] for slowdown in self.slowdowns]}
+
+    def _step_s(self, seed: int, slowdown: float, gbps: float) -> float:
+        from decentral.training.timing import timed
+
+        cluster = cluster_of(self.config)
+        if not isinstance(cluster, Machines):
+            raise ConfigError("this cluster has no bandwidth and no slow workers to be changed: use cluster=machines.")
+        stragglers = replace(cluster.stragglers, slowdown=slowdown)
+        cluster = replace(cluster, stragglers=stragglers, links=replace(cluster.links, bandwidth_gbps=gbps))
+        assert cluster.num_parameters is not None
+        config = replace(self.config, seed=seed, cluster=cluster)
+        return timed(config, self.steps, cluster.num_parameters).step_s
 
 
 @dataclass(frozen=True)

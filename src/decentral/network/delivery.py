@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,17 @@ class Exchange:
     memo: dict[Any, Any] = field(default_factory=dict)  # what a network works out from this once
 
 
+@dataclass
+class Neighbors:
+    """Who hears of whom in a round, whatever the piece: worker dst[e] of worker src[e], int64 [E], sorted by
+    (dst, src); and how many messages each worker has sent for it, int64 [n], those among them that got lost."""
+
+    src: np.ndarray
+    dst: np.ndarray
+    num_sent: np.ndarray
+    memo: dict[Any, Any] = field(default_factory=dict)  # what a network works out from this once
+
+
 def exchange(
     matrices: tuple[MixingMatrix, ...], split: Split, sent: tuple[MixingMatrix, ...] | None = None
 ) -> Exchange:
@@ -56,6 +68,7 @@ class Delivery:
         self.rounds, self.losses = rounds, losses
         self._planned: dict[tuple[int, bool], list[Exchange]] = {}
         self._shares: dict[int, Exchange] = {}
+        self._neighbors: dict[int, Neighbors] = {}
         self._lost: tuple[RelayEdges, int, np.ndarray] | None = None  # the newest answer of `undelivered`
 
     def matrix(self, round: int, piece: int, lazy: bool, push: bool = False) -> MixingMatrix:
@@ -110,6 +123,21 @@ class Delivery:
             self._shares[key] = exchange(sent, split)
         return self._shares[key]
 
+    def neighbors(self, round: int) -> Neighbors:
+        """The edges of all pieces of a round, each once. Kept over rounds unless messages get lost."""
+        key, n = round % self.rounds.period, self.rounds.num_workers
+        if key in self._neighbors:
+            return self._neighbors[key]
+        planned = self.rounds.mixing(round)
+        came = _edges([self.matrix(round, h, lazy=False) for h in range(len(planned))])
+        sent = _edges(planned) if self.losses.probability else came
+        found = Neighbors(came % n, came // n, np.bincount(sent % n, minlength=n))
+        if not self.losses.probability:
+            if len(self._neighbors) >= _ROUNDS_KEPT:
+                del self._neighbors[next(iter(self._neighbors))]
+            self._neighbors[key] = found
+        return found
+
     def apply(self, w: np.ndarray, round: int) -> np.ndarray:
         """W w of each piece, with the losses of this round: float64 [n, d] -> the same."""
         phases = self.rounds.phases(round)
@@ -139,6 +167,11 @@ class Delivery:
             lost = np.flatnonzero(self.losses.lost(round, edges.piece, edges.src, edges.dst))
             self._lost = edges, round, lost
         return self._lost[2]
+
+
+def _edges(matrices: Sequence[MixingMatrix]) -> np.ndarray:
+    """dst * n + src of the edges of any of them, ascending, each once."""
+    return np.unique(np.concatenate([W.graph.dst * W.num_workers + W.graph.src for W in matrices]))
 
 
 def in_one(phases: list[Phase]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from decentral.network import gathered, kernels
-from decentral.network.delivery import Exchange, Losses
+from decentral.network.delivery import Exchange, Losses, Neighbors
 from decentral.network.network import Network
+from decentral.network.payload import Known, Payload, Sizes
 from decentral.topology.rounds import Rounds, slices
 
 
@@ -74,6 +75,29 @@ class LocalNetwork(Network):
                     incoming = [old[place] for place in into]
                     self._relay_block(block[i], incoming, [fresh[reverse[edges[place]]] for place in into])
         return m
+
+    def _everybodys_sizes(self, payloads: Sequence[Payload]) -> list[Sizes]:
+        return [payload.sizes for payload in payloads]
+
+    def _sizes_of_one(self, payload: Payload | None, root: int) -> Sizes:
+        assert payload is not None
+        return payload.sizes
+
+    def _allgather(self, payloads: Sequence[Payload], known: Known) -> list[Payload]:
+        return list(payloads)
+
+    def _broadcast(self, payload: Payload | None, root: int, known: Known) -> Payload:
+        assert payload is not None
+        return payload
+
+    def _swap(self, payloads: Sequence[Payload], neighbors: Neighbors, known: Known) -> list[dict[int, Payload]]:
+        found: list[dict[int, Payload]] = [{} for _ in payloads]
+        for j, i in zip(neighbors.src.tolist(), neighbors.dst.tolist(), strict=True):
+            found[i][j] = payloads[j]
+        return found
+
+    def _relay_payloads(self, payloads: Sequence[Payload], sizes: Sequence[Sizes]) -> list[Payload]:
+        return [payloads[back] for back in self._reverse]
 
     def _relay_table(self, num_coordinates: int) -> gathered.RelayTable:
         if num_coordinates not in self._relay_tables:

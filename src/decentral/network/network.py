@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -14,8 +13,8 @@ from torch import Tensor
 
 from decentral.network import gathered, kernels
 from decentral.network.delivery import Delivery, Exchange, Losses, exchange
-from decentral.network.layout import EdgeLayout
 from decentral.network.mixing import Mixing
+from decentral.network.payload_verbs import PayloadVerbs
 from decentral.network.products import Product
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds, Split, slices
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from decentral.cluster.clock import Clock, Underway
 
 
-class Network(EdgeLayout, ABC):
-    """The verbs: what an algorithm can do with the rows of its local workers.
+class Network(PayloadVerbs, ABC):
+    """The verbs: what an algorithm can do with the rows of its local workers; with other things: `PayloadVerbs`.
 
     Rows are [k, ..., P]: the last dimension is that of the model, cut in d pieces by the topology; whatever lies in
     between travels in the same message. A verb owns the rows it is given and may return them (donation). Messages on
@@ -44,8 +43,6 @@ class Network(EdgeLayout, ABC):
         self.reliable = losses.probability == 0
         self.bytes_sent = 0
         self.messages_sent = 0
-        self.delay_s = 0.0
-        """How long this process sleeps before each round of communication: a straggler."""
         self.clock: Clock | None = None
         """Simulated time, which every verb puts forward; None: nobody asks for it."""
         self.scratch = kernels.Scratch()
@@ -69,7 +66,6 @@ class Network(EdgeLayout, ABC):
         Several may be on their way, which all processes begin in the same order. Of a round of several exchanges the
         first is in the background.
         """
-        self._straggle()
         exchanges = self.delivery.planned(round, lazy)
         for each in exchanges:
             self._count_exchange(each, x)
@@ -77,14 +73,12 @@ class Network(EdgeLayout, ABC):
 
     def mix_with(self, x: Tensor, W: MixingMatrix | np.ndarray) -> Tensor:
         """x_i <- sum_j W_ij x_j with a matrix, maybe dense [n, n], that depends on data, the same on all processes."""
-        self._straggle()
         once = exchange((MixingMatrix.of(W),), Split.contiguous)
         self._count_exchange(once, x)
         return Mixing(self._begin_timed, x, [once], halve=False).wait()
 
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
-        self._straggle()
         self._count_mean(x)
         if self.clock is not None:
             self.clock.wait(self.clock.begin_mean(_row_bytes(x)))
@@ -102,7 +96,6 @@ class Network(EdgeLayout, ABC):
         its sender, whatever W, if it is lost, or if its receiver has not taken the one before. A message is a share of
         a row, and 8 bytes for that of p; one that stays is counted.
         """
-        self._straggle()
         shares = self.delivery.shares(round)
         self._count_exchange(shares, x)
         self.bytes_sent += 8 * sum(shares.num_messages)
@@ -128,7 +121,6 @@ class Network(EdgeLayout, ABC):
 
         Both m are indexed by the receiver: row e holds the last message over edge e = (i -> j) to a local j.
         """
-        self._straggle()
         widths = self.piece_widths(y.shape[-1])
         for num_edges, width in zip(self._edges_of_piece, widths, strict=True):
             self._count(num_edges, width * y.element_size())
@@ -186,6 +178,16 @@ class Network(EdgeLayout, ABC):
     def no_messages(self, x: Tensor) -> Tensor:
         """Zero messages on all local edges for rows like x [k, P]: [E, ceil(P / d)]."""
         return x.new_zeros(len(self.local_edges), max(self.piece_widths(x.shape[-1])))
+
+    def outgoing(self, y: Tensor, m: Tensor) -> list[Tensor]:
+        """What is to go back over each local edge e = (i -> j): y_j + sum_{l in N_j, l != i} m_{l->j}, each [P_h].
+
+        For those who send something else than these sums; `relay` does both. y [k, P] is left as it is; the sums lie
+        in it or in m [E, ceil(P / d)], which is donated.
+        """
+        going: dict[int, Tensor] = {}
+        self._add_up(y, m, going)
+        return [going[row] for row in range(len(m))]
 
     # -- small numbers that every process computes for all workers, so that they are never sent ------------------------
 
@@ -264,12 +266,28 @@ class Network(EdgeLayout, ABC):
             memo["terms", h] = kernels.Terms.of(W, self.workers)
         kernels.mix(x, memo["terms", h], remote, self.scratch)
 
+    def _add_up(self, y: Tensor, m: Tensor, going: dict[int, Tensor]) -> None:
+        """What goes back over each local edge, to the rows `going` by edge; where none is given it is written over the
+        messages m that have come, or is the row of y itself, and noted there."""
+        pieces, widths = self.rounds.slices(y.shape[-1]), self.piece_widths(y.shape[-1])
+        for (edges, stars), piece, width in zip(self.stars, pieces, widths, strict=True):
+            source = y[:, piece]
+            for i, into in stars:
+                alone = len(into) == 1 and source[i].is_contiguous()
+                for place, over in zip(into, kernels.places(len(into)), strict=True):
+                    going.setdefault(edges[place], source[i] if alone else m[edges[into[over]], :width])
+            for columns in kernels.blocks(width, 2 * len(edges) + len(y), m):
+                block, old = source[:, columns].unbind(0), m[:, :width][:, columns].unbind(0)
+                for i, into in stars:
+                    incoming = [old[edges[place]] for place in into]
+                    self._relay_block(block[i], incoming, [going[edges[place]][columns] for place in into])
+
     def _relay_block(self, y: Tensor, incoming: Sequence[Tensor], outgoing: Sequence[Tensor]) -> None:
         """`kernels.relay_from` with scratch memory."""
         rows = kernels.scratch_rows(len(incoming))
         kernels.relay_from(y, incoming, outgoing, self._relay_scratch.rows(y, rows, len(y)) if rows else ())
 
-    # -- accounts, time and delays -------------------------------------------------------------------------------------
+    # -- accounts and simulated time -----------------------------------------------------------------------------------
 
     def _begin_timed(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
         """`_begin`, and in simulated time, too, if anybody asks for it."""
@@ -290,10 +308,6 @@ class Network(EdgeLayout, ABC):
         between = math.prod(x.shape[1:-1]) * x.element_size()
         pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
         return clock.begin(exchange, [len(range(x.shape[-1])[piece]) * between for piece in pieces])
-
-    def _straggle(self) -> None:
-        if self.delay_s:
-            time.sleep(self.delay_s)
 
     def _count_exchange(self, exchange: Exchange, x: Tensor) -> None:
         if not exchange.pieces:

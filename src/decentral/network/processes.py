@@ -12,10 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from decentral.errors import ConfigError
 from decentral.network import kernels
-from decentral.network.delivery import Exchange, Losses
+from decentral.network.collectives.all_reduce import AllReduce, Peers
+from decentral.network.collectives.choose import Fastest, chosen
+from decentral.network.delivery import Exchange, Losses, Neighbors
 from decentral.network.network import Network
-from decentral.network.settings import NetworkSettings
+from decentral.network.payload import Known, Payload, Sizes
+from decentral.network.payload_transfer import PayloadTransfer
+from decentral.network.settings import CollectiveChoice, NetworkSettings
 from decentral.network.transports.choose import open_transport
 from decentral.network.transports.transport import CutEdge, Row, Transport
 from decentral.network.windows.pushes import Pushes
@@ -82,10 +87,13 @@ class ProcessNetwork(Network):
         self._pushes: Pushes | None = None
         self.tell_pushes: Callable[[str, int, list[int]], object] | None = None
         """See `Window.tell`."""
+        self.fastest: Fastest | None = None
+        """What decides for `network.collective=auto`: a model of the network, the same on all processes."""
         self._settled = True
         self._cut_edges_of: dict[int, list[CutEdge]] = {}  # by the length of rows
         self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
         self.owner = np.repeat(np.arange(len(layout)), [len(workers) for workers in layout])
+        self._transfer = PayloadTransfer(transport, layout, rank, device)
 
     @property
     def wire_bytes(self) -> int:
@@ -128,6 +136,10 @@ class ProcessNetwork(Network):
 
     def _push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
         if self._pushes is None:
+            if self.settings.limited:
+                raise ConfigError(
+                    f"{self.settings.limited} is for methods whose messages are waited for: leave it out."
+                )
             self._pushes = Pushes(self.settings, self.rounds, self.layout, x, self.tell_pushes)
         self._settled = False
         return self._pushes.push(x, p, shares)
@@ -146,9 +158,37 @@ class ProcessNetwork(Network):
 
     def _mean(self, x: Tensor) -> Tensor:
         kernels.total_rows(x)
-        self.transport.total(x[0], 1 / self.n)
+        if (collective := self._collective(x[0])) is None:
+            self.transport.total(x[0], 1 / self.n)
+        else:
+            collective.total(x[0].view(-1), 1 / self.n, Peers(self.transport, self.rank, len(self.layout), x.device))
         x[1:] = x[0]
         return x
+
+    def _collective(self, row: Tensor) -> AllReduce | None:
+        """None: the transport's own. Where that cannot be limited: a ring."""
+        if self.settings.collective is CollectiveChoice.library:
+            own = self.transport.limiter is None or self.transport.limits_totals
+            return None if own else chosen(CollectiveChoice.ring, 0, None)
+        return chosen(self.settings.collective, row.numel() * row.element_size(), self.fastest)
+
+    def _everybodys_sizes(self, payloads: Sequence[Payload]) -> list[Sizes]:
+        return self._transfer.everybodys_sizes(payloads)
+
+    def _sizes_of_one(self, payload: Payload | None, root: int) -> Sizes:
+        return self._transfer.sizes_of_one(payload, root)
+
+    def _allgather(self, payloads: Sequence[Payload], known: Known) -> list[Payload]:
+        return self._transfer.allgather(payloads, known)
+
+    def _broadcast(self, payload: Payload | None, root: int, known: Known) -> Payload:
+        return self._transfer.broadcast(payload, root, known)
+
+    def _swap(self, payloads: Sequence[Payload], neighbors: Neighbors, known: Known) -> list[dict[int, Payload]]:
+        return self._transfer.swap(payloads, neighbors, known)
+
+    def _relay_payloads(self, payloads: Sequence[Payload], sizes: Sequence[Sizes]) -> list[Payload]:
+        return self._transfer.over_edges(payloads, self.edges, sizes)
 
     def _begin(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
         if not exchange.pieces:
@@ -189,22 +229,12 @@ class ProcessNetwork(Network):
     def _relay(self, y: Tensor, m: Tensor) -> Tensor:
         if not len(m):
             return m
-        pieces, widths = self.rounds.slices(y.shape[-1]), self.piece_widths(y.shape[-1])
+        widths = self.piece_widths(y.shape[-1])
         cut = self._cut_edges_for(y.shape[-1])
         fresh, remote = self.transport.open(m, cut)
         going = {edge.row: place for edge, place in zip(cut, remote, strict=True) if place is not None}
         going |= {row: fresh[back, : widths[h]] for row, back, h in self._inner_edges}
-        for (edges, stars), piece, width in zip(self.stars, pieces, widths, strict=True):
-            source = y[:, piece]
-            for i, into in stars:
-                alone = len(into) == 1 and source[i].is_contiguous()
-                for place, over in zip(into, kernels.places(len(into)), strict=True):
-                    going.setdefault(edges[place], source[i] if alone else m[edges[into[over]], :width])
-            for columns in kernels.blocks(width, 2 * len(edges) + len(y), m):
-                block, old = source[:, columns].unbind(0), m[:, :width][:, columns].unbind(0)
-                for i, into in stars:
-                    incoming = [old[edges[place]] for place in into]
-                    self._relay_block(block[i], incoming, [going[edges[place]][columns] for place in into])
+        self._add_up(y, m, going)
         self.transport.deliver(cut, [going[edge.row] for edge in cut])
         return fresh
 

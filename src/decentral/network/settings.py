@@ -5,8 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, ClassVar
 
 from decentral.errors import ConfigError
+
+_INSTEAD = (
+    "cluster.stragglers says who is slower, as in processes=4 cluster=two_delayed cluster.stragglers.delay_s=0.05"
+)
 
 
 class Carrier(Enum):
@@ -15,6 +20,18 @@ class Carrier(Enum):
     auto = "auto"
     shared_memory = "shared_memory"
     torch = "torch"
+
+
+class CollectiveChoice(Enum):
+    """How processes carry out an all-reduce."""
+
+    library = "library"
+    auto = "auto"
+    ring = "ring"
+    tree = "tree"
+    recursive_doubling = "recursive_doubling"
+    rabenseifner = "rabenseifner"
+    star = "star"
 
 
 @dataclass
@@ -26,15 +43,22 @@ class NetworkSettings:
     timeout_s           how long a process waits for another one before the run fails
     transport           what carries rows between processes: shared_memory (all on one Linux host, on CPUs), torch
                         (torch.distributed: gloo or nccl), or auto: shared memory wherever it can be
-    stragglers          numbers of workers whose process sleeps before each round of communication
-    straggler_delay_s   for how long
+    collective          how processes carry out an all-reduce: library is what the transport has for it; ring, tree,
+                        recursive_doubling, rabenseifner or star are made of messages between two; auto takes the one
+                        that a model of the network says is fastest for rows of this size, where there is one
+    latency_ms          how much later than it would every message to another process arrives, in milliseconds
+    bandwidth_gbps      how many Gbit/s a process sends at most, to all others together (null: as many as it can)
     """
 
     drop_probability: float = 0.0
     timeout_s: float = field(default=120.0, metadata={"volatile": True})
     transport: Carrier = field(default=Carrier.auto, metadata={"volatile": True})
-    stragglers: list[int] = field(default_factory=list, metadata={"older": []})
-    straggler_delay_s: float = field(default=0.0, metadata={"older": 0.0})
+    collective: CollectiveChoice = field(default=CollectiveChoice.library, metadata={"volatile": True})
+    latency_ms: float = field(default=0.0, metadata={"older": 0.0})
+    bandwidth_gbps: float | None = field(default=None, metadata={"older": None})
+
+    gone: ClassVar[dict[str, tuple[Any, str]]] = {"stragglers": ([], _INSTEAD), "straggler_delay_s": (0.0, _INSTEAD)}
+    """Settings that were here once, see `config.renamed`."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.drop_probability < 1:
@@ -44,28 +68,32 @@ class NetworkSettings:
             )
         if not 0 < self.timeout_s <= 1e6:
             raise ConfigError(f"network.timeout_s={self.timeout_s:g} has to be a number of seconds, up to 1e6.")
-        self._check_stragglers()
-
-    def _check_stragglers(self) -> None:
-        if not (math.isfinite(self.straggler_delay_s) and 0 <= self.straggler_delay_s <= 1e6):
+        if not (math.isfinite(self.latency_ms) and 0 <= self.latency_ms <= 1e6):
             raise ConfigError(
-                f"network.straggler_delay_s={self.straggler_delay_s:g} has to be a number of seconds from 0 to 1e6."
+                f"network.latency_ms={self.latency_ms:g} has to be a number of milliseconds from 0 to 1e6."
             )
-        if bool(self.stragglers) != bool(self.straggler_delay_s):
+        if self.bandwidth_gbps is not None and not 1e-9 <= self.bandwidth_gbps < math.inf:
             raise ConfigError(
-                f"network.stragglers={self.stragglers} and network.straggler_delay_s={self.straggler_delay_s:g} belong "
-                "together: name workers, such as [3], and for how many seconds they sleep in each round."
+                f"network.bandwidth_gbps={self.bandwidth_gbps:g} has to be a number of Gbit/s from 1e-9 "
+                "upwards, or null for as many as there are."
             )
 
-    def check_workers(self, num_workers: int) -> None:
-        """Raises ConfigError if a straggler is none of so many workers."""
-        for worker in self.stragglers:
-            if not 0 <= worker < num_workers:
-                raise ConfigError(
-                    f"network.stragglers={self.stragglers} names worker {worker}, but with num_workers={num_workers} "
-                    f"they are numbered 0 to {num_workers - 1}."
-                )
+    @property
+    def limited(self) -> str:
+        """What is slower than it could be, as key=value; '' for nothing."""
+        if self.bandwidth_gbps is not None:
+            return f"network.bandwidth_gbps={self.bandwidth_gbps:g}"
+        return f"network.latency_ms={self.latency_ms:g}" if self.latency_ms else ""
 
-    def delay_s(self, workers: range) -> float:
-        """How long a process that hosts these workers sleeps before each round."""
-        return self.straggler_delay_s if any(worker in workers for worker in self.stragglers) else 0.0
+    @property
+    def seconds_per_byte(self) -> float:
+        """At the limited bandwidth."""
+        return 0.0 if self.bandwidth_gbps is None else 8e-9 / self.bandwidth_gbps
+
+    def check_several(self, processes: int) -> None:
+        """Raises ConfigError if messages are limited and there is one process, so that there are none."""
+        if self.limited and processes == 1:
+            raise ConfigError(
+                f"{self.limited} is for messages between processes, and in one process nothing crosses: use several, "
+                "such as processes=4. (In simulated time, cluster.links says what messages cost.)"
+            )

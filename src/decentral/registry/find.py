@@ -30,6 +30,7 @@ CONTRACTS = {
     "models": "models.model.Model",
     "optim": "optim.optimizer.Optimizer",
     "lr_schedules": "lr_schedules.schedule.LearningRateSchedule",
+    "compression": "compression.compressor.Compressor",
     "cluster": "cluster.cluster.Cluster",
     "gradients": "gradients.execution.Execution",
     "training.loggers": "training.loggers.logger.Logger",

@@ -30,6 +30,8 @@ class Entry:
     """'algorithm|topology|setting', or ''."""
     wanted: int = 0
     """How many runs there are in the end; 0: not known, or those that there are."""
+    never: int = 0
+    """How many have ended without a value, as they have not come to the target."""
 
     @property
     def unfinished(self) -> str:
@@ -108,4 +110,5 @@ def _entry(labels: dict[str, str], metric: str, rows: list[Any], of: str, wanted
         rates=tuple(sorted({rate for rate in rates if rate is not None and math.isfinite(rate)})),
         published=next((row["published"] for row in rows if row["published"]), ""),
         wanted=wanted,
+        never=sum(row["status"] == "not reached" and not math.isfinite(row[of]) for row in rows),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ def describe(run_dir: Path) -> str:
     if {"algo", "topology"} <= config.keys():
         algo = components("algorithms").get(name["algo"])
         parts.append(f"{name['algo']} on {name['topology']}" if getattr(algo, "uses_topology", True) else name["algo"])
+    if words := compression_words(config.get("compress")):
+        parts.append(words)
     parts += [f"{name['model']} on {name['data']}" if "data" in used else name["task"]] if task else []
     if "partition" in used:
         alpha = config["partition"].get("alpha")
@@ -81,6 +84,24 @@ def describe(run_dir: Path) -> str:
     return f"{', '.join(parts) or run_dir.name}: {status}"
 
 
+def compression_words(compress: Any) -> str:
+    """What is sent instead of rows, with the settings that are not as usual: 'compress=topk keep=0.01'; '' for rows."""
+    if not _name(compress):
+        return ""
+    cls: Any = components("compression").get(_name(compress))
+    usual = vars(cls()) if cls is not None else {}
+    told = {key: value for key, value in compress.items() if key != "name" and _plain(usual.get(key)) != value}
+    return " ".join([f"compress={_name(compress)}", *(f"{key}={_shown(value)}" for key, value in told.items())])
+
+
+def _plain(value: Any) -> Any:
+    return value.name if isinstance(value, Enum) else value
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def cluster_words(cluster: Any) -> str:
     """The virtual cluster of a configuration: 'cluster: constant 0.16 s, exactly 2 stragglers'; '' if there is none."""
     if not _name(cluster):
@@ -93,7 +114,7 @@ def cluster_words(cluster: Any) -> str:
     if mode == "none":
         return f"cluster: {usual}"
     count = stragglers.get("count") or len(stragglers.get("workers") or ()) or ""
-    return f"cluster: {usual}, {' '.join(filter(None, (mode, str(count))))} stragglers"
+    return f"cluster: {usual}, {' '.join(filter(None, (mode, str(count))))} straggler{'' if count == 1 else 's'}"
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:

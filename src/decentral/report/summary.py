@@ -17,6 +17,7 @@ from decentral.store.files import read_json
 from decentral.terminal.text import aligned, duration, in_bytes
 
 _MISSING = "-"
+_RATIOS_TOLD = 5
 
 
 def summary(run_dir: Path) -> str:
@@ -96,6 +97,8 @@ def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
         f"Steps:    {how_far} in {duration(wall_s)}",
         *_times(facts),
         *simulated(facts, step),
+        *_collectives(facts),
+        *_ratios(facts),
         f"Sent:     {in_bytes(sent / max(1, len(workers)))} by a worker, on average",
     ]
 
@@ -121,7 +124,7 @@ def simulated(facts: dict[str, Any], steps: int) -> list[str]:
     shares = facts.get("simulated_shares") or {}
     total = sum(float(mean) for mean, _, _ in shares.values())
     if not steps or total <= 0:
-        return []
+        return _staleness(facts)
     seconds = float(facts["simulated_s"])
     words = []
     for part, (mean, least, most) in shares.items():
@@ -130,11 +133,35 @@ def simulated(facts: dict[str, Any], steps: int) -> list[str]:
             between = " to ".join(f"{100 * value / total:.0f}" for value in (least, most))
             told += f" ({between} %, worker {facts['waits_least']} the least)"
         words.append(told)
-    found = [f"Simulated: {duration(seconds)}; per step {short(seconds / steps)}: {', '.join(words)}"]
+    return [
+        f"Simulated: {duration(seconds)}; per step {short(seconds / steps)}: {', '.join(words)}",
+        *_staleness(facts),
+    ]
+
+
+def _collectives(facts: dict[str, Any]) -> list[str]:
+    """Which collectives were chosen on the way, how often, and what they took."""
+    found = facts.get("collectives") or {}
+    words = [
+        f"{name.replace('_', ' ')} {times} time{'' if times == 1 else 's'} ({short(spent)})"
+        for name, (times, spent) in found.items()
+    ]
+    return [f"Chosen:   {', '.join(words)}"] if words else []
+
+
+def _ratios(facts: dict[str, Any]) -> list[str]:
+    """Which shares of the coordinates were decided on, and when."""
+    found = facts.get("ratios") or []
+    words = [f"{keep:.3g} from step {step}" for step, keep in found[-_RATIOS_TOLD:]]
+    before = f"{len(found) - _RATIOS_TOLD} others, " if len(found) > _RATIOS_TOLD else ""
+    explored = facts.get("explored")
+    return [f"Sending:  {before}{', '.join(words)} (explored {explored} times)"] if words else []
+
+
+def _staleness(facts: dict[str, Any]) -> list[str]:
+    """How old contributions were, where that is known: in a virtual cluster and between processes."""
     ages = {int(age): times for age, times in (facts.get("staleness") or {}).items()}
-    if ages:
-        found.append(f"Staleness: {staleness_words(ages)}{_critical(facts)}")
-    return found
+    return [f"Staleness: {staleness_words(ages)}{_critical(facts)}"] if ages else []
 
 
 def staleness_words(ages: dict[int, int]) -> str:

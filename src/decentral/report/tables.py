@@ -112,11 +112,13 @@ def show(value: float, table: Table) -> str:
 
 
 def cell(entry: Entry | None, grid: Grid, table: Table) -> str:
-    """For example '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)'; '-' where nothing was run; '*' at the edge of its
-    grid."""
+    """For example '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)', 'never' where no run got to its target; '-' where
+    nothing was run; '*' at the edge of its grid."""
     if entry is None:
         return "-"
     wanted = entry.wanted or grid.runs
+    if not entry.values and entry.never == wanted:
+        return "never"
     if not entry.values:
         return f"diverged ({entry.diverged} of {wanted})" if entry.diverged else f"n/a ({entry.runs} of {wanted} runs)"
     text = show(entry.mean, table)
@@ -125,6 +127,7 @@ def cell(entry: Entry | None, grid: Grid, table: Table) -> str:
     if entry.at_edge:
         text += "*"
     notes = [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
+    notes += [f"{entry.never} of {entry.runs} never"] if entry.never else []
     notes += [f"{entry.runs} of {wanted} runs"] if entry.runs < wanted else []
     return f"{text} ({', '.join(notes)})" if notes else text
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.compression.compressor import Compressor
+from decentral.compression.none import NoCompression
 from decentral.errors import ConfigError
 from decentral.network.network import Network
 from decentral.script.parameters import ParameterRow
@@ -145,18 +147,23 @@ def _l2(optimizer: Optimizer, group: dict[str, Any]) -> float:
 class AlgorithmStep:
     """The steps of an algorithm. Between them the parameters are `algorithm.models(state)`, in that very memory."""
 
-    def __init__(self, net: Network, parameters: ParameterRow, inner: Optimizer, algorithm: Algorithm) -> None:
+    def __init__(
+        self, net: Network, parameters: ParameterRow, inner: Optimizer, algorithm: Algorithm, compressor: Compressor
+    ) -> None:
+        """`compressor` is bound to the rows of these parameters."""
         self.net, self.inner, self.round = net, inner, 0
         self.accumulating, self.away = False, False  # nothing is sent before `step` anyhow
         self._parameters = parameters
-        self._algorithm = algorithm.using(TorchRule(inner, parameters))
+        self._algorithm = algorithm.using(TorchRule(inner, parameters), compressor)
         self._asked = False
         self._set(self._algorithm.init(parameters.row, net))
 
     @property
     def name(self) -> str:
         """As `decentral.wrap` was told."""
-        return f"algo={self._algorithm!r}"
+        compressor = self._algorithm.compressor
+        sent = "" if isinstance(compressor, NoCompression) else f", compress={compressor!r}"
+        return f"algo={self._algorithm!r}{sent}"
 
     @property
     def rows(self) -> list[Tensor]:
@@ -183,10 +190,12 @@ class AlgorithmStep:
         self._parameters.require_in_place()
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the optimizer's state: the round and the algorithm's tensors of this rank."""
+        """What a checkpoint holds beside the optimizer's state: the round and the algorithm's tensors of this rank, the
+        residuals of compression among them."""
         self.settle()
         tensors = {name: value.clone() for name, value in self._tensors().items()}
-        return {"round": self.round, "algorithm": type(self._algorithm).__name__, "state": tensors}
+        algorithm, compress = type(self._algorithm).__name__, self._algorithm.compressor.name
+        return {"round": self.round, "algorithm": algorithm, "compress": compress, "state": tensors}
 
     def load(self, state: dict[str, Any]) -> None:
         """What `state` gave, into the memory that is there. Raises ValueError if it is not of this algorithm."""
@@ -194,6 +203,9 @@ class AlgorithmStep:
         name = type(self._algorithm).__name__
         if state.get("algorithm") != name:
             raise ValueError(f"this state_dict is of {state.get('algorithm', 'a mode')}, not of {name} as wrapped here")
+        compress, other = self._algorithm.compressor.name, state.get("compress", "none")
+        if compress != other:
+            raise ValueError(f"this state_dict is of {name} with compress='{other}', not of compress='{compress}'")
         own, saved = self._tensors(), state["state"]
         for key in own.keys() | saved.keys():
             mine, other = (tuple(each[key].shape) if key in each else None for each in (own, saved))

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Sequence
-from typing import Any, cast, get_type_hints
+from typing import Any, NamedTuple, cast, get_type_hints
 
 import numpy as np
 
 from decentral.algorithms.algorithm import Algorithm
+from decentral.compression.compressor import Compressor
+from decentral.compression.none import NoCompression
 from decentral.config.parsing import convert
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
@@ -86,6 +89,56 @@ def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
     return algorithm
 
 
+class Compression(NamedTuple):
+    """What is sent instead of rows, before the model's layout is known."""
+
+    compressor: Compressor
+    seed: int
+    steps_per_epoch: float
+
+
+def compression_from(compress: object, settings: dict[str, Any] | None) -> Compression:
+    """`compress` is the name of a compressor, with its settings, or a `Compressor`, or None.
+
+    The settings may say more than the compressor's own: `seed` (0), from which what is random in messages follows, and
+    `steps_per_epoch`, in which `warmup_epochs` are counted.
+
+    Raises:
+        ConfigError: a name, a setting or a value that does not exist, settings for an object or for nothing,
+            `warmup_epochs` without `steps_per_epoch`.
+    """
+    if settings is not None and not isinstance(settings, dict):
+        raise ConfigError(f"compress_settings has to be a dict, such as {{'keep': 0.01}}, not {settings!r}.")
+    own = dict(settings or {})
+    if compress is None and own:
+        raise ConfigError("compress_settings are those of a compressor: give compress= too, such as compress='topk'.")
+    seed = convert(int, own.pop("seed", 0), "compress.seed")
+    steps_per_epoch = convert(float, own.pop("steps_per_epoch", math.nan), "compress.steps_per_epoch")
+    if steps_per_epoch <= 0:
+        raise ConfigError(f"compress.steps_per_epoch={steps_per_epoch:g} has to be a number of steps above 0.")
+    if compress is None:
+        compressor: Compressor = NoCompression()
+    elif isinstance(compress, str):
+        compressor = cast(Compressor, _by_name("compression", compress, own, ("seed", "steps_per_epoch")))
+    elif not isinstance(compress, Compressor):
+        raise ConfigError(
+            "compress has to be the name of a compressor or a decentral.compression.compressor.Compressor, not "
+            f"{type(compress).__name__}."
+        )
+    elif own:
+        raise ConfigError(
+            "compress_settings belong to the name of a compressor; here compress is an object, with its own."
+        )
+    else:
+        compressor = compress
+    if getattr(compressor, "warmup_epochs", 0.0) and math.isnan(steps_per_epoch):
+        raise ConfigError(
+            "warmup_epochs counts epochs, of which an optimizer in a script knows nothing: say how many steps one has, "
+            "as in compress_settings={'warmup_epochs': 5, 'steps_per_epoch': 391}."
+        )
+    return Compression(compressor, seed, 1.0 if math.isnan(steps_per_epoch) else steps_per_epoch)
+
+
 def _one_peer_of(settings: dict[str, Any]) -> Topology:
     """One peer at a time over the edges of the matrix `graph`; the other settings are those of the weights."""
     matrices = _numbers(settings["graph"])
@@ -119,7 +172,7 @@ class OnePeerOf(OnePeer):
         return [(Graph.of(self.edges),)]
 
 
-_KEYS = {"topology": "topology", "algorithms": "algo"}
+_KEYS = {"topology": "topology", "algorithms": "algo", "compression": "compress"}
 
 
 def _by_name(package: str, name: str, settings: dict[str, Any], others: Sequence[str]) -> object:
@@ -201,11 +254,11 @@ def _check_sums(rounds: Sequence[np.ndarray]) -> None:
         )
 
 
-_SETTING = re.compile(r"\b(?:topology|communication|algo)\.(\w+)=(\w[\w.]*)")
+_SETTING = re.compile(r"\b(?:topology|communication|algo|compress)\.(\w+)=(\w[\w.]*)")
 
 
 def in_a_script(sentence: str, algo: bool = False) -> str:
-    """`topology.weights=metropolis` is weights='metropolis' in a call.
+    """`topology.weights=metropolis` is weights='metropolis' in a call, and `compress=topk` is compress='topk'.
 
     `algo=sgp` is mode='push_sum', or algo='sgp' for somebody who speaks of algorithms.
     """
@@ -219,4 +272,5 @@ def in_a_script(sentence: str, algo: bool = False) -> str:
     sentence = (
         re.sub(r"\balgo=(\w+)", r"algo='\1'", sentence) if algo else sentence.replace("algo=sgp", "mode='push_sum'")
     )
+    sentence = re.sub(r"\bcompress=(\w+)", r"compress='\1'", sentence)
     return re.sub(r"topology=matrices with num_workers=\d+", "the given matrices", sentence)

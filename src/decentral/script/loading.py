@@ -166,5 +166,6 @@ def _last(directory: Path) -> dict[str, Any]:
     rows = read_metrics(directory)
     step = max((row["step"] for row in rows), default=0)
     last = [row for row in rows if row["step"] == step and isinstance(row["worker"], str)]
-    place = {key: last[0][key] for key in ("step", "epoch", "wall_s", "bytes_sent") if last and key in last[0]}
+    axes = ("step", "epoch", "wall_s", "simulated_s", "bytes_sent")
+    place = {key: last[0][key] for key in axes if last and key in last[0]}
     return place | {f"{row['split']} {row['metric']} ({row['worker']})": row["value"] for row in last}

@@ -13,7 +13,10 @@ from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.allreduce import AllReduce
 from decentral.algorithms.dpsgd import DPSGD
 from decentral.algorithms.sgp import SGP
-from decentral.config.checks import check_communication
+from decentral.compression.compressor import Compressor
+from decentral.compression.none import NoCompression
+from decentral.compression.row_layout import RowLayout
+from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
 from decentral.errors import ConfigError, suggest
 from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
@@ -21,7 +24,7 @@ from decentral.network.network import Network
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.script.agreement import Proposal, agree
 from decentral.script.algorithm import AlgorithmStep
-from decentral.script.components import algorithm_from, in_a_script
+from decentral.script.components import Compression, algorithm_from, compression_from, in_a_script
 from decentral.script.joining import join
 from decentral.script.modes import Mode, ModeStep
 from decentral.script.optimizer import DecentralizedOptimizer
@@ -50,6 +53,8 @@ def wrap(
     mode: str | None = None,
     algo: str | Algorithm | None = None,
     algo_settings: dict[str, Any] | None = None,
+    compress: str | Compressor | None = None,
+    compress_settings: dict[str, Any] | None = None,
     overlap: bool | None = None,
     bucket_mb: float | None = None,
     broadcast_from: int | None = 0,
@@ -67,6 +72,9 @@ def wrap(
     algo             instead of a mode, an algorithm of `decentral-run`, by name (relaysgd, d2, gradient_tracking,
                      qg_dpsgd, sgp, ...) or as an object: the same steps, with `optimizer` as the local rule u = Opt(g)
     algo_settings    the settings of the algorithm of that name, as in algo_settings={"fill": "previous"}
+    compress         with algo=: what is sent instead of rows (topk, int8, powersgd, ...), by name or as an object
+    compress_settings  those of the compressor of that name, as in compress_settings={"keep": 0.01}; also "seed", and
+                     "steps_per_epoch" for "warmup_epochs"
     overlap          whether rows travel during the forward and backward passes. None: in awc, where that is always
                      right. In atc, parameters are then updated during the backward pass: gradients cannot be clipped
                      first, and `with optimizer.accumulate():` has to stand around all but the last backward of a step
@@ -85,7 +93,7 @@ def wrap(
         if joined is not None and (settings or not (topology is _USUAL or topology is joined)):
             raise ConfigError("topology and its settings belong to decentral.join: give wrap either those or peers=.")
         _check_arguments(model, optimizer, broadcast_from, group)
-        how = _how(mode, algo, algo_settings, overlap, bucket_mb, group)
+        how = _how(mode, algo, algo_settings, compress, compress_settings, overlap, bucket_mb, group)
         proposal = proposal._replace(content=f"{_described(model, optimizer)}, {how}, {broadcast_from=}")
     except (ConfigError, TypeError, ValueError, AttributeError) as error:  # the others have to hear of it
         proposal = proposal._replace(problem=str(error))
@@ -94,13 +102,20 @@ def wrap(
         broadcast([tensor.data for tensor in tensors_of(model)], broadcast_from)
     trained = {parameter for each in optimizer.param_groups for parameter in each["params"]}
     parameters = [p for p in model.parameters() if travels(p, trained)]
-    if isinstance(how, Algorithm):
+    if isinstance(how, _Steps):
+        compressor, seed, steps_per_epoch = how.compression
         row = ParameterRow(parameters)
+        bound = compressor.bound(_layout(model, parameters), seed, steps_per_epoch)
         net = _network([row.row], group)
-        return DecentralizedOptimizer(group, net, model, AlgorithmStep(net, row, optimizer, how))
+        return DecentralizedOptimizer(group, net, model, AlgorithmStep(net, row, optimizer, how.algorithm, bound))
     flat = FlatParameters(parameters, round(how.bucket_mb * _MB))
     net = _network([bucket.row for bucket in flat.buckets], group)
     return DecentralizedOptimizer(group, net, model, ModeStep(net, model, flat, optimizer, how.mode, how.overlap))
+
+
+class _Steps(NamedTuple):
+    algorithm: Algorithm
+    compression: Compression
 
 
 class _Mode(NamedTuple):
@@ -113,10 +128,12 @@ def _how(
     mode: str | None,
     algo: str | Algorithm | None,
     algo_settings: dict[str, Any] | None,
+    compress: str | Compressor | None,
+    compress_settings: dict[str, Any] | None,
     overlap: bool | None,
     bucket_mb: float | None,
     peers: Peers,
-) -> Algorithm | _Mode:
+) -> _Steps | _Mode:
     """What a step is to be; ConfigError for what does not fit together, or not to the topology."""
     if algo is not None:
         if mode is not None:
@@ -124,7 +141,12 @@ def _how(
                 f"mode='{mode}' and algo= are two ways to say what a step is: give one. (An algorithm's own mode is "
                 "algo_settings={'mode': 'awc'}.)"
             )
-        return _checked_algorithm(algo, algo_settings, overlap, bucket_mb, peers)
+        algorithm = _checked_algorithm(algo, algo_settings, overlap, bucket_mb, peers)
+        return _Steps(algorithm, _checked_compression(compress, compress_settings, algorithm, peers))
+    if compress is not None or compress_settings:
+        raise ConfigError(
+            "compress= is for algo=, such as algo='allreduce' or algo='choco': a mode sends its rows as they are."
+        )
     if algo_settings:
         raise ConfigError("algo_settings are those of an algorithm: give algo= too.")
     mode = "atc" if mode is None else mode
@@ -169,6 +191,26 @@ def _checked_algorithm(
     return algorithm
 
 
+def _checked_compression(
+    compress: str | Compressor | None, settings: dict[str, Any] | None, algorithm: Algorithm, peers: Peers
+) -> Compression:
+    try:
+        found = compression_from(compress, settings)
+        if not isinstance(found.compressor, NoCompression):
+            check_compressor(algorithm, found.compressor)
+            if found.compressor.chooses or found.compressor.adapts:
+                raise ConfigError(
+                    f"compress={found.compressor.name!r} with these settings decides by what links cost, which a "
+                    "script does not say: use decentral-run with a cluster, or another compressor, such as 'topk'."
+                )
+            check_compressed_rounds(
+                algorithm, found.compressor, peers.communication, lambda: peers.schedule, peers.topology.name
+            )
+    except ConfigError as error:
+        raise ConfigError(in_a_script(str(error), algo=True)) from None
+    return found
+
+
 def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int | None, peers: Peers) -> None:
     """Raise ConfigError for what is wrong on this rank."""
     if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
@@ -198,6 +240,12 @@ def _described(model: nn.Module, optimizer: Optimizer) -> str:
     names = [f"{name} {list(p.shape)} {p.dtype}" for name, p in model.named_parameters() if travels(p, trained)]
     buffers = [f"{name} {list(buffer.shape)}" for name, buffer in model.named_buffers()]
     return f"a model that trains {', '.join(names)}, with the buffers {', '.join(buffers) or 'none'}"
+
+
+def _layout(model: nn.Module, parameters: Sequence[nn.Parameter]) -> RowLayout:
+    """Where these parameters of the model lie in their row."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return RowLayout(tuple(names[p] for p in parameters), tuple(tuple(p.shape) for p in parameters))
 
 
 def _network(rows: Sequence[Tensor], peers: Peers) -> Network:

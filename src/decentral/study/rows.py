@@ -30,5 +30,8 @@ def points(columns: Mapping[str, list[Any]], only: Mapping[str, list[Any]]) -> l
 
 
 def overrides_of(point: Mapping[str, Any], keys: Mapping[str, str]) -> list[str]:
-    """What a combination says to decentral-run; `keys` has the keys of labels that are not called like theirs."""
-    return [f"{keys.get(label, label)}={value}" for label, value in point.items()]
+    """What a combination says to decentral-run; `keys` has the keys of labels that are not called like theirs.
+
+    A label without a value, '', says nothing: what it stands for does not exist in that row.
+    """
+    return [f"{keys.get(label, label)}={value}" for label, value in point.items() if value != ""]

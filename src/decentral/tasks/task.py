@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from decentral.compression.row_layout import RowLayout
 from decentral.errors import ConfigError
 from decentral.store.metadata import Metric
 from decentral.tasks.evaluation import WHOLE, Scope
@@ -156,6 +157,10 @@ class Problem(ABC):
         {} where no `nn.Module` is trained: x then says little without its problem, and no models are kept.
         """
         return {}
+
+    def layout(self, x: Tensor) -> RowLayout:
+        """The parameters of a model x [P], one after the other; by default it is one vector."""
+        return RowLayout.flat(len(x))
 
     def averaged_buffers(self, x: Tensor) -> dict[str, Tensor]:
         """The buffers of the averaged model x [P], such as batch statistics that were recomputed for it."""

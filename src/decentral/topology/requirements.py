@@ -25,6 +25,7 @@ _PUSH_SUM = "an algorithm with push-sum, such as algo=sgp"
 class Need(Enum):
     """Properties of the rounds of a topology, checked in this order.
 
+    - whole: models travel in one piece.
     - static: the same matrices in every round.
     - undirected: every edge has its opposite.
     - connected: over one period, every worker's messages can reach every other one, in every piece.
@@ -38,6 +39,7 @@ class Need(Enum):
       even length with metropolis weights sit exactly there, where the RelaySGD paper runs D2: equality passes.
     """
 
+    whole = "whole"
     static = "static"
     undirected = "undirected"
     connected = "connected"
@@ -82,6 +84,12 @@ def _matrices(rounds: Rounds) -> Iterator[MixingMatrix]:
             if len(seen) < _MATRICES_REMEMBERED:
                 seen[id(found[0])] = found[0]
             yield from found
+
+
+def _whole(rounds: Rounds, where: str) -> str | None:
+    if rounds.num_pieces == 1:
+        return None
+    return f"sends whole models, but {where} cuts them in {rounds.num_pieces} pieces: use a single graph, such as ring"
 
 
 def _static(rounds: Rounds, where: str) -> str | None:
@@ -220,6 +228,7 @@ def _largest_edge_weight(rounds: Rounds) -> float:
 
 
 _CHECKS: dict[Need, Callable[[Rounds, str], str | None]] = {
+    Need.whole: _whole,
     Need.static: _static,
     Need.undirected: _undirected,
     Need.connected: _connected,

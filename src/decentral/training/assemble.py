@@ -14,21 +14,27 @@ from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
 from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import Machines, VirtualCluster, WaitsFor
 from decentral.cluster.compute import ComputeTimes, GradientTimes
+from decentral.cluster.costs import LinkCosts
 from decentral.cluster.links import Links
-from decentral.config.checks import goes_by_itself, is_virtual
+from decentral.compression.row_layout import RowLayout
+from decentral.config.checks import goes_by_itself, has_clock, is_virtual
 from decentral.config.identity import init_directory
 from decentral.config.schema import Config
 from decentral.host.allocator import keep_freed_memory
+from decentral.network.collectives.choose import Fastest
 from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
+from decentral.network.settings import CollectiveChoice
 from decentral.network.world import World
 from decentral.optim.optimizer import LocalRule
 from decentral.store.models import AVERAGED, load_models
 from decentral.tasks.task import Problem
 from decentral.terminal.text import duration
+from decentral.training.adaptive import AdaptiveStepper
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.checkpoint import state_fields
+from decentral.training.measuring import with_measured
 from decentral.training.operations import Operations
 from decentral.training.oracle import GradientOracle
 from decentral.training.sleep import Sleep
@@ -116,7 +122,6 @@ def assemble(config: Config, world: World) -> Run:
     assert config.num_workers is not None and config.evaluation.every_epochs is not None
     keep_freed_memory()
     net = open_network(config, world)
-    net.delay_s = config.network.delay_s(net.workers)
     problem = config.task.open(config, net.workers, world.device)
     x0 = problem.init()
     if config.init is not None:
@@ -125,7 +130,8 @@ def assemble(config: Config, world: World) -> Run:
     total_steps = config.steps or max(1, round(config.epochs * problem.steps_per_epoch))
     trace = Trace(total_steps, net.n, x) if config.trace and world.leader else None
     oracle = GradientOracle(problem, net.workers, world.device)
-    algorithm = with_rate(config, learning_rate(config, problem.steps_per_epoch))
+    lr = learning_rate(config, problem.steps_per_epoch)
+    algorithm = with_rate(config, lr, problem.layout(x0), problem.steps_per_epoch)
     stepper = open_stepper(config, algorithm, net, oracle, x, total_steps)
     state_fields(stepper.state)  # a state that cannot be stored is refused now, not at the first checkpoint
     return Run(
@@ -151,21 +157,40 @@ def open_stepper(
     if not (by_itself or is_virtual(config)):
         return Stepper(algorithm, net, oracle, x)
     cluster = config.cluster if isinstance(config.cluster, VirtualCluster) else equally_fast()
-    times, costs = cluster.gradient_times(net.n, config.seed), cluster.costs(net.n)
+    times = with_measured(cluster.gradient_times(net.n, config.seed), config, oracle.problem, x)
+    costs = cluster.costs(net.n)
     if by_itself:
         assert isinstance(algorithm, AsynchronousAlgorithm)
         team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
-        return AsynchronousStepper(algorithm, net, oracle, x, team, (times, costs), cluster.num_parameters)
-    oracle.clock = net.clock = Clock(net.n, times, costs, cluster.waits_for is WaitsFor.everyone)
+        stepper = AsynchronousStepper(algorithm, net, oracle, x, team, (times, costs), cluster.num_parameters)
+        stepper.tells_time = has_clock(config)
+        return stepper
+    oracle.clock = net.clock = clock_of(config, cluster, times, oracle.problem.steps_per_epoch, x.shape[1])
+    return in_step(algorithm, net, oracle, x)
+
+
+def in_step(algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor) -> Stepper:
+    """What takes steps with all workers together."""
+    return (AdaptiveStepper if algorithm.compressor.adapts else Stepper)(algorithm, net, oracle, x)
+
+
+def clock_of(
+    config: Config, cluster: VirtualCluster, times: GradientTimes, steps_per_epoch: float, num_parameters: int
+) -> Clock:
+    """The clock of a method in rounds, the same on every process: it goes by numbers that all of them know."""
+    n = times.num_workers
+    changing = cluster.changing(n, config.seed, steps_per_epoch)
+    clock = Clock(n, times, cluster.costs(n), cluster.waits_for is WaitsFor.everyone, changing=changing)
+    clock.chooses |= config.compress.chooses
     if cluster.num_parameters is not None:
-        net.clock.bytes_scale = cluster.num_parameters / x.shape[1]
-    return Stepper(algorithm, net, oracle, x)
+        clock.bytes_scale = cluster.num_parameters / num_parameters
+    return clock
 
 
 def between_processes(
     config: Config, algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor, total_steps: int
 ) -> Stepper | ThreadedStepper:
-    """The same between processes, where stragglers sleep."""
+    """The same between processes, where stragglers sleep; methods in rounds have the same clock there."""
     cluster = config.cluster if isinstance(config.cluster, VirtualCluster) else equally_fast()
     times = cluster.gradient_times(net.n, config.seed)
     sleep = Sleep(times) if isinstance(config.cluster, VirtualCluster) else None
@@ -174,9 +199,11 @@ def between_processes(
     oracle.recorded = Operations() if config.record_operations else None
     if not (isinstance(algorithm, AsynchronousAlgorithm) and goes_by_itself(config)):
         oracle.sleep = sleep
+        if has_clock(config):
+            oracle.clock = net.clock = clock_of(config, cluster, times, oracle.problem.steps_per_epoch, x.shape[1])
         if oracle.recorded is not None and isinstance(net, ProcessNetwork):
             net.tell_pushes = oracle.recorded.pushed
-        return Stepper(algorithm, net, oracle, x)
+        return in_step(algorithm, net, oracle, x)
     from decentral.network.asynchronous.mail import PostOffice
 
     team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
@@ -212,10 +239,28 @@ def open_network(config: Config, world: World, *, loses: bool = True) -> Network
     """
     rounds, losses = config.rounds(), Losses(config.network.drop_probability if loses else 0.0, config.seed)
     if not world.distributed:
+        config.network.check_several(1)
         return LocalNetwork(rounds, losses)
     from decentral.network.processes import join
 
-    return join(rounds, losses, world.device, world.rank, world.size, config.network)
+    net = join(rounds, losses, world.device, world.rank, world.size, config.network)
+    net.fastest = fastest_collective(config, world.size)
+    return net
+
+
+def fastest_collective(config: Config, num_processes: int) -> Fastest | None:
+    """What decides for `network.collective=auto`, by the cost model: of the limits of messages between processes, or
+    else of the cluster that is described. None where neither is."""
+    settings = config.network
+    if settings.limited:
+        links = Links(settings.latency_ms * 1e-3, settings.bandwidth_gbps or math.inf, copy_gbps=math.inf)
+        costs = LinkCosts(links.open(num_processes), num_processes)
+    elif isinstance(config.cluster, VirtualCluster):
+        assert config.num_workers is not None
+        costs = config.cluster.costs(config.num_workers)
+    else:
+        return None
+    return lambda num_bytes: CollectiveChoice[costs.fastest_all_reduce(num_processes, num_bytes)]
 
 
 def local_network(config: Config) -> LocalNetwork:
@@ -223,9 +268,11 @@ def local_network(config: Config) -> LocalNetwork:
     return LocalNetwork(config.rounds(), Losses(0.0, config.seed))
 
 
-def with_rate(config: Config, lr: Callable[[int], float]) -> Algorithm:
-    """The configured algorithm with the configured local optimizer, and this learning rate: step -> gamma_t."""
-    algorithm: Algorithm = config.algo.using(LocalRule(config.optim, lr))
+def with_rate(config: Config, lr: Callable[[int], float], layout: RowLayout, steps_per_epoch: float = 1.0) -> Algorithm:
+    """The configured algorithm with the configured local optimizer, this learning rate, step -> gamma_t, and the
+    configured compression of rows of this layout."""
+    compressor = config.compress.bound(layout, config.seed, steps_per_epoch)
+    algorithm: Algorithm = config.algo.using(LocalRule(config.optim, lr), compressor)
     return algorithm
 
 

@@ -130,6 +130,10 @@ class ThreadedStepper:
         """Nothing is simulated."""
         return {}
 
+    def choices(self) -> dict[str, Any]:
+        """Nothing is decided on the way."""
+        return {}
+
     def lateness(self) -> Lateness:
         """How old contributions to sums of groups were, up to the last pause; for whom others waited is not known."""
         return Lateness(dict(sorted(self._ages.items())), [])

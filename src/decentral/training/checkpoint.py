@@ -24,6 +24,8 @@ def to_part(state: Any, problem: Problem, oracle: GradientOracle, net: Network) 
     """This process's part: its workers and edges, the rows of both, and what is the same everywhere."""
     part: dict[str, Any] = {"workers": [net.workers.start, net.workers.stop], "rows": {}, "edges": {}, "shared": {}}
     for name, kind, value in state_fields(state):
+        if _is_empty(value):
+            continue
         if kind == "Buffers":
             part["rows"] |= {f"{name}.{i}": buffer for i, buffer in enumerate(value)}
         elif kind == "EdgeRows":
@@ -35,6 +37,7 @@ def to_part(state: Any, problem: Problem, oracle: GradientOracle, net: Network) 
     part["problem"] = problem.state()
     if net.clock is not None:
         part["clock"] = torch.from_numpy(net.clock.state())
+        part["collectives"] = net.clock.used
     return part
 
 
@@ -48,6 +51,8 @@ def from_parts(
         _copy_cut(parts, "rows", "workers", name, net.workers, value)
 
     for name, kind, value in state_fields(state):
+        if _is_empty(value):
+            continue
         if kind == "Buffers":
             for i, buffer in enumerate(value):
                 restore_rows(f"{name}.{i}", buffer)
@@ -61,6 +66,7 @@ def from_parts(
         restore_rows(f"buffer {name}", value)
     if net.clock is not None:
         net.clock.load_state(parts[0]["clock"].numpy())
+        net.clock.used = parts[0].get("collectives", {})  # those that are older have none
     entries = {
         worker: entry
         for part in parts  # those that are older have no "problem"
@@ -75,6 +81,11 @@ def from_parts(
         return
     for name, value in oracle.rows().items():
         restore_rows(name, value)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether there is nothing to remember: the residuals of what is sent as it is."""
+    return isinstance(value, Tensor) and value.numel() == 0
 
 
 def state_fields(state: Any) -> list[tuple[str, str, Any]]:

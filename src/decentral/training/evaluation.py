@@ -20,12 +20,21 @@ from decentral.training.oracle import TrainLosses
 
 CONSENSUS = Metric("model", "consensus_distance", larger_is_better=None)
 TRAIN_LOSS = Metric("train", "loss")
+MESSAGES = (
+    Metric("message", "gain", larger_is_better=None),
+    Metric("message", "gain_of_norms", larger_is_better=None),
+    Metric("message", "compression_error", larger_is_better=None),
+    Metric("message", "density", larger_is_better=None, unit="%"),
+)
+"""Of compressed messages C(e): ||C(e)||^2 / ||e||^2, its root, ||e - C(e)||^2 / ||e||^2, and the share of coordinates
+that are sent."""
 _LOOKED_AT = 16  # coordinates, before all of them
 
 
-def recorded(problem: Problem) -> list[Metric]:
+def recorded(problem: Problem, compressed: bool) -> list[Metric]:
     """The metrics that an evaluation of this problem records, what a run is judged by first."""
-    return [*problem.metrics, replace(TRAIN_LOSS, unit=problem.loss_unit), CONSENSUS]
+    messages = MESSAGES if compressed else ()
+    return [*problem.metrics, replace(TRAIN_LOSS, unit=problem.loss_unit), CONSENSUS, *messages]
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,7 @@ class Evaluation:
     averaged: Tensor  # [M]
     train_loss: TrainLosses  # of all n workers, since the last evaluation
     consensus: float  # 1/n sum_i ||x_i - mean x||^2
+    readings: Tensor | None = None  # [n, 3], of compressed messages: see `Compressor.readings`
 
     @property
     def diverged(self) -> bool:
@@ -77,7 +87,18 @@ class Evaluation:
             add(TRAIN_LOSS, "mean", self.train_losses.mean().item())
             add(TRAIN_LOSS, "worst", self.train_losses.max().item())
         add(CONSENSUS, "mean", self.consensus)
+        for metric, values in self._messages():
+            for worker, value in enumerate(values.tolist()):
+                add(metric, worker, value)
+            add(metric, "mean", values.mean().item())
         return found
+
+    def _messages(self) -> list[tuple[Metric, Tensor]]:
+        """What is known of compressed messages [n], once some have been measured."""
+        if self.readings is None or not self.readings.any():
+            return []
+        gain, error, density = self.readings.unbind(1)
+        return list(zip(MESSAGES, (gain, gain.sqrt(), error, density), strict=True))
 
     def summary(self) -> dict[str, float]:
         """One number for each (split, metric, aggregate), for loggers and the status file."""
@@ -86,7 +107,14 @@ class Evaluation:
 
 
 def evaluate(
-    problem: Problem, x: Tensor, net: Network, train_loss: TrainLosses, part: int, parts: int, scope: Scope = WHOLE
+    problem: Problem,
+    x: Tensor,
+    net: Network,
+    train_loss: TrainLosses,
+    part: int,
+    parts: int,
+    scope: Scope = WHOLE,
+    readings: Tensor | None = None,
 ) -> Evaluation:
     """Evaluate the models x [k, P] of the local workers, together with the other processes: this is `part` of `parts`.
 
@@ -104,19 +132,22 @@ def evaluate(
         share[0] = own[0]
     else:
         share[0] = problem.average_statistics(mean, part, parts, scope)
+    some = readings is not None and readings.numel() > 0
     columns = [
         own,
         share,
         train_loss.mean[:, None],
         train_loss.drawn.double()[:, None],
         squared_distances(x, mean).cpu()[:, None],
+        readings if some and readings is not None else own.new_zeros(len(own), 0, dtype=torch.float64),
     ]
-    statistics, shares, losses, drawn, distances = net.gather(torch.cat(columns, dim=1)).split(
+    statistics, shares, losses, drawn, distances, messages = net.gather(torch.cat(columns, dim=1)).split(
         [column.shape[1] for column in columns], dim=1
     )
     workers, averaged = problem.finish(statistics), problem.finish(shares.sum(0))
     everyone = TrainLosses(losses[:, 0], drawn[:, 0] > 0)
-    return Evaluation(problem.metrics, workers, averaged, everyone, distances.mean().item())
+    read = messages if some else None
+    return Evaluation(problem.metrics, workers, averaged, everyone, distances.mean().item(), read)
 
 
 def first_equal(x: Tensor, buffers: Mapping[str, Tensor]) -> list[int]:

@@ -46,9 +46,11 @@ class Operations:
         self._pushes: Counter[int] = Counter()
         self._zero_ns = time.monotonic_ns()
 
-    def begin(self) -> None:
-        """All processes begin together now."""
-        self._zero_ns = time.monotonic_ns()
+    def begin(self, zero_ns: int | None = None) -> None:
+        """All processes begin together now, or at a time of `time.monotonic_ns`, which a host's processes share; what
+        was kept before is forgotten."""
+        self._zero_ns = time.monotonic_ns() if zero_ns is None else zero_ns
+        self.found.clear()
 
     @contextmanager
     def during(self, worker: int, what: str, number: int, facts: dict[str, Any]) -> Iterator[None]:

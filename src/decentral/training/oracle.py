@@ -45,6 +45,10 @@ class GradientOracle:
         """[k]: the same at the last evaluation."""
         self.losses = torch.zeros(len(workers), dtype=torch.float64, device=device)
         """[k]: the losses since the last evaluation, added up."""
+        self.early = torch.zeros_like(self.losses)
+        """[k]: the losses of gradients that are computed, but not over in simulated time: see `over`."""
+        self.is_early = np.zeros(len(workers), dtype=bool)
+        """[k]: whose last gradient is such a one."""
         self.clock: Clock | None = None
         """Simulated time, which a gradient of all workers puts forward; None: nobody asks for it."""
         self.sleep: Sleep | None = None
@@ -67,6 +71,19 @@ class GradientOracle:
                 return self._of_all(x)
         return self._of_all(x) if workers is None else self._of_some(x, list(workers))
 
+    def ahead(self, x: Tensor, places: list[int]) -> Tensor:
+        """The same of some workers, whose losses count from when their gradients are `over`: [r, P] -> [r, P]."""
+        loss, g = self._computed(x, places)
+        self.early[places] = loss.to(self.early)
+        self.is_early[places] = True
+        return g
+
+    def over(self, place: int) -> None:
+        """The gradient of this worker, if it was computed ahead, is over: from now on its loss counts."""
+        if self.is_early[place]:
+            self.losses[place] += self.early[place]
+            self.is_early[place] = False
+
     def _of_all(self, x: Tensor) -> Tensor:
         if self.sleep is not None:
             self._sleep(self.sleep.seconds(self.workers, int(self.draws[0])))
@@ -80,12 +97,17 @@ class GradientOracle:
         return g
 
     def _of_some(self, x: Tensor, places: list[int]) -> Tensor:
+        loss, g = self._computed(x, places)
+        self.losses[places] += loss
+        return g
+
+    def _computed(self, x: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
+        """Losses [r] and gradients [r, P]."""
         began = time.perf_counter()
         loss, g = self.problem.gradient(x, self.draws[places], places)
-        self.losses[places] += loss
         self.draws[places] += _ONE
         self.seconds += time.perf_counter() - began
-        return g
+        return loss, g
 
     def _sleep(self, seconds: float) -> None:
         if seconds > 0:
@@ -100,13 +122,14 @@ class GradientOracle:
 
     def recent_loss(self) -> float:
         """The loss per draw since the last evaluation, mean over the local workers. Waits for the device."""
-        drawn = np.maximum(self.draws - self.draws_before, 1)
+        drawn = np.maximum(self.draws - self.is_early - self.draws_before, 1)
         return float((self.losses.cpu().numpy() / drawn).mean())
 
     def take_losses(self) -> TrainLosses:
         """The losses of the local workers since the last call."""
-        drawn = torch.from_numpy(self.draws - self.draws_before)
+        counted = self.draws - self.is_early
+        drawn = torch.from_numpy(counted - self.draws_before)
         mean = (self.losses / drawn.to(self.losses)).cpu()
         self.losses.zero_()
-        self.draws_before[:] = self.draws
+        self.draws_before[:] = counted
         return TrainLosses(mean, drawn > 0)

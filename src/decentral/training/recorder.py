@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decentral.cluster.trace_events import write_spans
-from decentral.config.checks import is_virtual
+from decentral.config.checks import has_clock
 from decentral.config.files import as_dict, dump
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
@@ -79,7 +79,7 @@ class Recorder:
         if r.algorithm.asynchronous and self.world.size > 1:
             facts["asynchronous"] = True
         self.store.write_provenance(facts | {"restarts": self.store.restarts} | dict(r.problem.facts) | r.net.facts)
-        self.store.describe(recorded(r.problem))
+        self.store.describe(recorded(r.problem, r.algorithm.readings(r.stepper.state) is not None))
         r.problem.save_tables(self.store.path)
         self.sink = Guarded(self.config.logger, run_id(self.config), as_dict(self.config), self.store.path)
 
@@ -109,7 +109,7 @@ class Recorder:
         place = {"step": t, "epoch": epoch, "wall_s": round(r.wall_s, 6), "bytes_sent": r.net.bytes_sent}
         if r.stepper.simulated_s is not None:
             place["simulated_s"] = round(r.stepper.simulated_s, 9)
-        self.store.append(found.rows(**place))
+        self.store.append([*found.rows(**place), *chosen_rows(r.stepper.choices(), place)])
         if self.sink is not None:
             self.sink.log(t, found.summary() | {"epoch": epoch, "bytes_sent": float(r.net.bytes_sent)})
         metric = found.metrics[0]
@@ -159,7 +159,11 @@ class Recorder:
             facts |= self._time(r, status)
         else:
             facts |= late_facts(r.stepper.lateness())
-        if notes := [*r.notes, *(self.config.topology.notes() if r.algorithm.uses_topology else ())]:
+        if notes := [
+            *_ended(r, status, step),
+            *r.notes,
+            *(self.config.topology.notes() if r.algorithm.uses_topology else ()),
+        ]:
             facts["notes"] = notes
         self.store.set_status(status, step=step, epoch=step / r.problem.steps_per_epoch, **facts)
         if status in (Status.done, Status.diverged):
@@ -171,12 +175,14 @@ class Recorder:
 
     def _time(self, r: Run, status: Status) -> dict[str, Any]:
         """What is known of simulated time at the end; the beginning of the timeline becomes a file."""
-        if is_virtual(self.config) and status in (Status.done, Status.diverged):
+        if has_clock(self.config) and not self.config.compress.adapts and status in (Status.done, Status.diverged):
             x = r.stepper.models
             with self.store.in_place():
-                write_spans(self.store.path, spans_of(self.config, r.total_steps, x.shape[1], x.dtype))
+                size, per_epoch = x.shape[1], r.problem.steps_per_epoch
+                write_spans(self.store.path, spans_of(self.config, r.total_steps, size, x.dtype, per_epoch))
         assert r.stepper.simulated_s is not None
-        return {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())
+        facts = {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())
+        return facts | r.stepper.choices()
 
     def keep_operations(self, parts: Sequence[bytes]) -> None:
         """Write what the processes have recorded."""
@@ -197,6 +203,14 @@ class Recorder:
             self.sink.close(Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed)
 
 
+def _ended(r: Run, status: Status, step: int) -> list[str]:
+    """That time ended the run before its steps did, if so."""
+    stop_s = r.config.stop_after_simulated_s
+    if status is not Status.done or stop_s is None or step == r.total_steps:
+        return []
+    return [f"stop_after_simulated_s={stop_s:g} ended the run after {step} of {r.total_steps} steps"]
+
+
 def time_facts(accounts: Mapping[str, np.ndarray], lateness: Lateness | None) -> dict[str, Any]:
     """What a run's status says of simulated time, from the seconds of each worker [n].
 
@@ -209,6 +223,18 @@ def time_facts(accounts: Mapping[str, np.ndarray], lateness: Lateness | None) ->
     if least < most:
         facts["waits_least"] = int(accounts["wait"].argmin())
     return facts | late_facts(lateness)
+
+
+def chosen_rows(choices: dict[str, Any], place: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was decided on the way (`Stepper.choices`), for the metrics of an evaluation: how often each collective has
+    been carried out so far, and the share of coordinates that is sent from now on."""
+    found = {("collective", name): times for name, (times, _) in choices.get("collectives", {}).items()}
+    if choices.get("ratios"):
+        found["message", "keep"] = choices["ratios"][-1][1]
+    return [
+        place | {"worker": "mean", "split": split, "metric": name, "value": float(value)}
+        for (split, name), value in found.items()
+    ]
 
 
 def late_facts(lateness: Lateness | None) -> dict[str, Any]:

@@ -126,7 +126,10 @@ def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progres
         trace(r, 0)
     r.evaluated_s = r.stepper.simulated_s or 0.0
     scope = Scope(None if r.ends_at(t) else r.examples_on_the_way, progress.doing)
-    found = evaluate(r.problem, r.stepper.models, r.net, train_loss, r.world.rank, r.world.size, scope)
+    part = r.world.rank, r.world.size
+    found = evaluate(
+        r.problem, r.stepper.models, r.net, train_loss, *part, scope, r.algorithm.readings(r.stepper.state)
+    )
     recorder.record(r, t, found, progress)
     return found
 

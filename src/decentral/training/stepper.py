@@ -29,6 +29,8 @@ class Stepper:
 
     def step(self) -> None:
         """Take a step."""
+        if self.net.clock is not None:
+            self.net.clock.begin_step(self.t)
         self.state = self.algorithm.step(self.state, self.oracle, self.net, self.t)
         self.t += 1
 
@@ -62,6 +64,16 @@ class Stepper:
     def lateness(self) -> Lateness | None:
         """Nobody is late where all step together."""
         return None
+
+    def choices(self) -> dict[str, Any]:
+        """What was decided on the way, for the records: {} where nothing was.
+
+        collectives  name -> [how often all carried it out, the simulated seconds that this took them]
+        """
+        clock = self.net.clock
+        if clock is None or not clock.chooses:
+            return {}
+        return {"collectives": {name: [int(times), round(spent, 9)] for name, (times, spent) in clock.used.items()}}
 
     @property
     def waited_s(self) -> float:

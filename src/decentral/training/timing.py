@@ -16,9 +16,11 @@ from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import VirtualCluster, WaitsFor
 from decentral.cluster.spans import Span, Spans
 from decentral.cluster.timeline import Lateness, Timeline
+from decentral.compression.row_layout import RowLayout
 from decentral.config.checks import goes_by_itself
 from decentral.config.schema import Config
 from decentral.training.assemble import local_network, mean_seconds, with_rate
+from decentral.training.measuring import kept
 from decentral.training.stepper import Stepper
 
 WORKERS_KEPT, STEPS_KEPT = 128, 40
@@ -65,40 +67,54 @@ def timed(
     spans: Spans | None = None,
     first: int | None = None,
     dtype: torch.dtype = torch.float32,
+    after: int = 0,
+    steps_per_epoch: float | None = None,
 ) -> Timed:
     """The time of `num_steps` steps of the configured method, with messages of so many parameters, in its cluster.
 
     spans   what is asked to keep who did what when
     first   only look at so many of these steps
     dtype   of the parameters
+    after   gradients take as long as those after so many of each worker
+    steps_per_epoch  None: there are no epochs
+
+    Raises ConfigError if the network changes by epochs, and there are none.
     """
     cluster, n = config.cluster, config.num_workers
     assert isinstance(cluster, VirtualCluster) and n is not None
-    times, costs = cluster.gradient_times(n, config.seed), cluster.costs(n)
+    times, costs = kept(cluster.gradient_times(n, config.seed), config).after(after), cluster.costs(n)
     num_parameters, first = cluster.num_parameters or num_parameters, min(first or num_steps, num_steps)
     if isinstance(config.algo, AsynchronousAlgorithm) and goes_by_itself(config):
         team = Team(config.rounds(), num_steps, config.seed, mean_seconds(times))
-        programs = [config.algo.program(i, team) for i in range(n)]
-        found = Timeline(programs, times, costs, dtype.itemsize * num_parameters, None, n * num_steps, None, spans)
         with _undisturbed():
+            programs = [config.algo.program(i, team) for i in range(n)]
+            found = Timeline(programs, times, costs, dtype.itemsize * num_parameters, None, n * num_steps, None, spans)
             found.run() if first == num_steps else found.run(gradients=n * first)
         return Timed(found.now, found.completed, found.bytes_sent, found.accounts(), found.ages, found.critical)
     net = local_network(config)
-    clock = net.clock = Clock(n, times, costs, cluster.waits_for is WaitsFor.everyone, spans)
-    x = torch.zeros(n, net.rounds.num_pieces, dtype=dtype)  # a coordinate for each piece
+    changing = cluster.changing(n, config.seed, steps_per_epoch)
+    clock = net.clock = Clock(n, times, costs, cluster.waits_for is WaitsFor.everyone, spans, changing)
+    each = min(num_parameters, config.compress.smallest_row)
+    x = torch.zeros(n, net.rounds.num_pieces * each, dtype=dtype)
     clock.bytes_scale = num_parameters / x.shape[1]
     with torch.no_grad(), _undisturbed():
-        stepper = Stepper(with_rate(config, lambda t: 1.0), net, _Instant(clock), x)
+        stepper = Stepper(with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1])), net, _Instant(clock), x)
         for _ in range(first):
             stepper.step()
     sent = net.bytes_sent * clock.bytes_scale
     return Timed(clock.latest_s, n * first, sent, clock.accounts(), {}, [])
 
 
-def spans_of(config: Config, num_steps: int, num_parameters: int, dtype: torch.dtype = torch.float32) -> list[Span]:
+def spans_of(
+    config: Config,
+    num_steps: int,
+    num_parameters: int,
+    dtype: torch.dtype = torch.float32,
+    steps_per_epoch: float | None = None,
+) -> list[Span]:
     """What the first workers do in the first of these steps."""
     spans = Spans(WORKERS_KEPT)
-    timed(config, num_steps, num_parameters, spans, STEPS_KEPT, dtype)
+    timed(config, num_steps, num_parameters, spans, STEPS_KEPT, dtype, steps_per_epoch=steps_per_epoch)
     return spans.found
 
 

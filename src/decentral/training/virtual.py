@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -24,13 +24,25 @@ if TYPE_CHECKING:
     from decentral.training.oracle import GradientOracle
 
 
+class Gradients(Protocol):
+    """What rows need of an oracle, see `GradientOracle`."""
+
+    def ahead(self, x: Tensor, places: list[int]) -> Tensor:
+        """Gradients of these workers that are not over yet."""
+        ...
+
+    def over(self, place: int) -> None:
+        """The gradient of this worker is over."""
+        ...
+
+
 class VirtualRows:
     """See `cluster.rows.CarriesOut`. Gradients are computed when the first of them is needed: all that have begun.
 
     A gradient is that of a model as it was when the gradient began, so that it makes no difference when it is computed.
     """
 
-    def __init__(self, algorithm: AsynchronousAlgorithm, state: Any, oracle: GradientOracle, *, together: bool) -> None:
+    def __init__(self, algorithm: AsynchronousAlgorithm, state: Any, oracle: Gradients, *, together: bool) -> None:
         """`together`: gradients of several workers at once are cheaper than one by one."""
         self.algorithm, self.state, self.oracle, self.together = algorithm, state, oracle, together
         self.begun: dict[int, bool] = {}
@@ -50,6 +62,11 @@ class VirtualRows:
             if not len(self.copies):
                 self.copies = torch.empty_like(models)
             self.copies[i].copy_(models[i])
+
+    def end_gradient(self, i: int) -> None:
+        """See `CarriesOut`."""
+        self.gradient(i)
+        self.oracle.over(i)
 
     def gradient(self, i: int) -> Tensor:
         """The newest gradient [P] of worker i."""
@@ -104,13 +121,15 @@ class VirtualRows:
         if len(workers) == 1:
             i = workers[0]
             at = self.copies if self.begun[i] else models
-            self.g[i] = self.oracle(at[i : i + 1], workers)[0]
+            self.g[i] = self.oracle.ahead(at[i : i + 1], workers)[0]
+        elif len(workers) == len(models) and len(set(self.begun.values())) == 1:
+            self.g.copy_(self.oracle.ahead(self.copies if self.begun[0] else models, workers))
         else:
             at = models[workers]
             if any(self.begun[i] for i in workers):
                 copied = torch.tensor([self.begun[i] for i in workers])
                 at[copied] = self.copies[[i for i in workers if self.begun[i]]]
-            self.g[workers] = self.oracle(at, workers)
+            self.g[workers] = self.oracle.ahead(at, workers)
         for i in workers:
             del self.begun[i]
         self.there.update(workers)
@@ -141,6 +160,8 @@ class AsynchronousStepper:
         self.rows = VirtualRows(algorithm, self.state, oracle, together=together)
         self.t = 0
         """How many times n gradients have been taken."""
+        self.tells_time = True
+        """Whether seconds mean something: not where nobody has described a cluster."""
         self.timeline = self._begin(self.rows)
 
     def step(self) -> None:
@@ -173,9 +194,9 @@ class AsynchronousStepper:
         return self.algorithm.models(self.state)
 
     @property
-    def simulated_s(self) -> float:
+    def simulated_s(self) -> float | None:
         """Where the cluster is in simulated time."""
-        return self.timeline.now
+        return self.timeline.now if self.tells_time else None
 
     def accounts(self) -> dict[str, np.ndarray]:
         """What each worker has spent its simulated time on, in seconds: float64 [n] each."""
@@ -184,6 +205,10 @@ class AsynchronousStepper:
     def lateness(self) -> Lateness | None:
         """How old what the workers had from each other was, and who was waited for."""
         return self.timeline.lateness()
+
+    def choices(self) -> dict[str, Any]:
+        """Nothing is decided on the way."""
+        return {}
 
     def on_the_way(self) -> dict[str, Any]:
         """What is neither in the state nor follows from the timeline: gradients and messages, for a checkpoint."""
@@ -195,6 +220,9 @@ class AsynchronousStepper:
             found["g"] = self.rows.g[there]
         if copied:
             found["copies"] = self.rows.copies[copied]
+        oracle = self.oracle
+        if oracle.is_early.any():
+            found["early"] = [torch.from_numpy(oracle.is_early.copy()), oracle.early.clone()]
         return {"underway": found}
 
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
@@ -211,6 +239,10 @@ class AsynchronousStepper:
         if on_the_way["copied"]:
             rows.copies = torch.empty_like(models)
             rows.copies[on_the_way["copied"]] = on_the_way["copies"]
+        if "early" in on_the_way:
+            is_early, losses = on_the_way["early"]
+            self.oracle.is_early[:] = is_early.numpy()
+            self.oracle.early.copy_(losses)
         rows.there = set(on_the_way["there"])
         rows.begun = {i: copied for i, copied in follower.begun.items() if i not in rows.there}
         rows.underway = {key: tuple(on_the_way["messages"][repr(key)]) for key in follower.underway}
@@ -238,6 +270,9 @@ class _Follower:
 
     def begin_gradient(self, i: int, copied: bool) -> None:
         self.begun[i] = copied
+
+    def end_gradient(self, i: int) -> None:
+        pass
 
     def local(self, i: int, what: OnRow, *arguments: Any) -> None:
         pass

@@ -54,6 +54,13 @@ _OTHERS = (
     Method("model_averaging", ("algo=model_averaging", "topology=ring")),
 )
 
+_COMPRESSED = (
+    Method("allreduce, top-k 1 %", (*_ALLREDUCE.settings, "compress=topk", "compress.keep=0.01")),
+    Method("choco, ring, top-k 1 %", ("algo=choco", "topology=ring", "compress=topk", "compress.keep=0.01")),
+    Method("beer, ring, top-k 1 %", ("algo=beer", "topology=ring", "compress=topk", "compress.keep=0.01")),
+    Method("motef, ring, top-k 1 %", ("algo=motef", "topology=ring", "compress=topk", "compress.keep=0.01")),
+)
+
 _BLUEFOG = (
     Method("dpsgd awc, ring", (*_RING.settings, "algo.mode=awc")),
     Method("dmsgd, ring", ("algo=dmsgd", "topology=ring")),
@@ -77,7 +84,7 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case("narrow VGG-11, batch 32", "narrow", (8, 4), 32, (_FEW, _OTHERS, _BLUEFOG), 5, True),
+    Case("narrow VGG-11, batch 32", "narrow", (8, 4), 32, (_FEW, _OTHERS, _BLUEFOG, _COMPRESSED), 5, True),
     Case("narrow VGG-11, batch 8", "narrow", (8,), 8, (_FEW,), 7, True),
     Case("VGG-11, batch 32", "vgg11", (8, 4), 32, (_FEW,), 2, True),
     Case("ResNet-50, batch 2", "resnet50", (8, 4), 2, (_FEW[:1], _FEW[1:2], _FEW[2:]), 2, False),

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from decentral.benchmarks.baselines.sleeping import Sleeping, Still
 from decentral.benchmarks.harness.benchmark import Benchmark, Effort, Findings, Table, Target
 from decentral.jobs.timing.group import Together, Turns, in_group
+from decentral.jobs.timing.sleeping import Sleeping, Still
 
 if TYPE_CHECKING:
     from decentral.config.schema import Config

@@ -104,6 +104,7 @@ def _one(config: Config, rank: int, P: int) -> tuple[float, float]:
 
     from decentral.benchmarks.baselines.meter import Meter
     from decentral.benchmarks.baselines.silent import Silent
+    from decentral.compression.row_layout import RowLayout
     from decentral.jobs.timing.verbs import ready
     from decentral.network.delivery import Losses
     from decentral.network.processes import ProcessNetwork, split_workers
@@ -112,7 +113,7 @@ def _one(config: Config, rank: int, P: int) -> tuple[float, float]:
 
     device, layout = torch.device("cpu"), split_workers(_N, _N)
     net = ProcessNetwork(config.topology.schedule(_N), Losses(0.0, 0), device, rank, layout, Silent())
-    stepper = Stepper(with_rate(config, lambda t: 0.1), net, ready(P), torch.zeros(1, P))
+    stepper = Stepper(with_rate(config, lambda t: 0.1, RowLayout.flat(P)), net, ready(P), torch.zeros(1, P))
     for _ in range(_STEPS):
         meter = Meter()
         with meter:

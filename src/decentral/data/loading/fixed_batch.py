@@ -24,7 +24,7 @@ class FixedBatch(Loaded):
         self.device, self.seed, self.info = torch.device(device), seed, info
         self.train_labels, self.num_classes, self.num_test = train_labels, info.num_classes, info.num_test
 
-    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Batches:
+    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
         """See `Loaded`; of `order` only the size of its batches counts."""
         drawn: dict[int, tuple[Tensor, Tensor]] = {}
         for step in range(start, stop):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -29,6 +29,8 @@ class InMemory(Loaded):
     one is a hash of (seed, worker, step, position), computed for the whole batch at once, the same on every device.
     `mean` and `std` are per channel, in units of the stored bytes. Nothing here waits for the device.
     """
+
+    reads_ahead: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class InMemory(Loaded):
         if not self._augment and 4 * self._images.numel() <= SMALL_BYTES:
             self._images = self._normalise(self._images)
 
-    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Batches:
+    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
         """See `Loaded`; every batch is a new tensor."""
         for step in range(start, stop):
             rows = order(step)
@@ -85,7 +87,7 @@ class InMemory(Loaded):
     def close(self) -> None:
         """Nothing to stop: the memory goes with the object."""
 
-    def _crop_and_flip(self, images: Tensor, workers: range, step: int) -> Tensor:
+    def _crop_and_flip(self, images: Tensor, workers: Sequence[int], step: int) -> Tensor:
         """[k B, C, H, W] uint8 -> the same, every image in its own variant: one gather from the padded batch."""
         shifts = 2 * self.pad + 1
         positions = np.arange(len(images) // len(workers))

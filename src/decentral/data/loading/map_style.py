@@ -45,7 +45,7 @@ class MapStyle(Loaded):
         self._tensors = _tensors(train, self.device)
         self._kept: dict[int, tuple[Tensor, int]] = {}
 
-    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Batches:
+    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
         """See `Loaded`; every batch is a new tensor."""
         for step in range(start, stop):
             rows = order(step)

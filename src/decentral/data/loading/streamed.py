@@ -113,7 +113,7 @@ class Streamed(Loaded):
         self._labels = torch.from_numpy(self.train_labels)
         self._normalise = Normalise(normalisation.mean, normalisation.std, self.device)
 
-    def train_batches(self, order: Order, workers: range, start: int, stop: int) -> Batches:
+    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
         """See `Loaded`. Raises ConfigError that names a broken image."""
         ahead: deque[Tensor] = deque()  # what the loaders were asked for and the caller has not got yet
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decentral.compression.row_layout import RowLayout
 from decentral.config.schema import Config
 from decentral.jobs.ensembles.members import Member
 from decentral.network.local import LocalNetwork
@@ -87,7 +88,7 @@ class Ensemble:
         self._rates = self._of_coordinates(self.lr)
         gamma: Callable[[int], Any] = lambda t: self._rates * config.schedule.factor(t, 1.0)  # noqa: E731
         x = stack.x0.reshape(1, -1).repeat(net.n, 1)
-        self.stepper = Stepper(with_rate(config, gamma), net, self.gradient, x)
+        self.stepper = Stepper(with_rate(config, gamma, RowLayout.flat(x.shape[1])), net, self.gradient, x)
 
     def _of_coordinates(self, lr: Tensor) -> Tensor:
         """The members' learning rates [B] as those of all coordinates [1, B d]."""

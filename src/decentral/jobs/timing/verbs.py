@@ -79,11 +79,12 @@ class _Step(Work):
     def __init__(self, config: Config, num_coordinates: int, world: World) -> None:
         import torch
 
+        from decentral.compression.row_layout import RowLayout
         from decentral.training.assemble import open_network, with_rate
         from decentral.training.stepper import Stepper
 
         self.net = open_network(config, world, loses=False)
-        algorithm = with_rate(config, lambda t: config.lr)
+        algorithm = with_rate(config, lambda t: config.lr, RowLayout.flat(num_coordinates))
         self.stepper = Stepper(algorithm, self.net, ready(num_coordinates), torch.ones(1, num_coordinates))
 
     def __call__(self) -> None:

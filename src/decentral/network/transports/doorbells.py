@@ -48,6 +48,18 @@ class Doorbells:
                 except BlockingIOError:
                     self._make_room(peer)
 
+    def ring_from_a_thread(self, peer: int, kind: int) -> None:
+        """The same from a thread that must not listen, as another one does."""
+        connection = self._sockets.get(peer)
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile: whoever waits for it hears of that
+            while connection is not None:
+                try:
+                    os.write(connection.fileno(), bytes([kind]))
+                    return
+                except BlockingIOError:
+                    if not select.select([], [connection], [], self.timeout_s)[1]:
+                        return  # whoever waits for this bell has no more patience either
+
     def wait(self, peer: int, kind: int, count: int) -> None:
         """Until `peer` has rung `count` times since the group was made."""
         if self._heard[peer, kind] >= count:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
+from threading import Event
 from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from decentral.network.transports.limiter import Limiter
 
 _TAG = 1 << 20  # apart from the tags of scheduled rounds
 _KEPT = 16
@@ -49,6 +52,36 @@ class Message(NamedTuple):
     values: Tensor
     peer: int
     tag: int = _TAG
+
+
+class Late:
+    """A message that is sent when it is due to arrive."""
+
+    def __init__(self, limiter: Limiter, message: Message) -> None:
+        self._message = message
+        self._gone = Event()
+        self._works: list[Work] = []
+        self._error: Exception | None = None
+        limiter.later(message.values.numel() * message.values.element_size(), self._send)
+
+    def wait(self) -> None:
+        """Until it has gone. Raises what torch.distributed raised."""
+        self._gone.wait()
+        if self._error is not None:
+            raise self._error
+        wait(self._works)
+
+    def is_completed(self) -> bool:
+        """Whether it has gone."""
+        return self._gone.is_set()
+
+    def _send(self) -> None:
+        try:
+            self._works = post([self._message], [])
+        except Exception as error:
+            self._error = error
+        finally:
+            self._gone.set()
 
 
 class Spare:

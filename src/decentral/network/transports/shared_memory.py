@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import ClassVar
 
@@ -14,10 +15,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentral.network.transports.doorbells import READY, Doorbells
-from decentral.network.transports.transport import CutEdge, Row, Shared, Transport
+from decentral.network.transports.limiter import Limits
+from decentral.network.transports.staging import SENT, Staging
+from decentral.network.transports.transport import CPU, CutEdge, Expected, Parcel, Row, Shared, Transport
 
 _MAILBOXES_KEPT = 8
-_MOST_BOARDS = 254  # a bell is a byte
+_FIRST_BOARD = SENT + 1
+_MOST_BOARDS = 256 - _FIRST_BOARD  # a bell is a byte
 
 
 def possible() -> bool:
@@ -111,8 +115,10 @@ class SharedMemory(Transport):
 
     name: ClassVar[str] = "shared_memory"
 
-    def __init__(self, layout: Sequence[range], timeout_s: float) -> None:
-        super().__init__()
+    limits_totals: ClassVar[bool] = True
+
+    def __init__(self, layout: Sequence[range], timeout_s: float, limits: Limits | None = None) -> None:
+        super().__init__(limits)
         self.layout, self.rank = layout, dist.get_rank()
         self.bells = Doorbells(timeout_s)
         self.others = [p for p in range(len(layout)) if p != self.rank]
@@ -120,6 +126,7 @@ class SharedMemory(Transport):
         self._boards: dict[tuple[object, ...], list[_Board]] = {}
         self._mailboxes: list[list[Tensor]] = []  # by process: [2, E_p, W]
         self._totals: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor]]] = {}
+        self._staging = Staging(self.bells, lambda shapes, dtype: Segments(shapes, dtype).tensors, self._announce)
 
     @property
     def waited_s(self) -> float:
@@ -134,12 +141,15 @@ class SharedMemory(Transport):
         own = board.rows[self.rank]
         for worker, piece in dict.fromkeys((row.worker, row.piece) for row in sends):
             own[worker][..., pieces[piece]].copy_(x[worker][..., pieces[piece]])
+        going: dict[int, int] = {}
         for row in sends:
-            self._count(x[row.worker][..., pieces[row.piece]])
-        readers = sorted({row.peer for row in sends})
+            part = x[row.worker][..., pieces[row.piece]]
+            self._count(part)
+            going[row.peer] = going.get(row.peer, 0) + part.numel() * part.element_size()
+        readers = sorted(going)
         for peer in readers:
             board.shown[peer] = board.shown.get(peer, 0) + 1
-            self.bells.ring(peer, READY)
+            self._announce(peer, READY, going[peer])
         board.readers, board.busy = {peer: board.shown[peer] for peer in readers}, True
         received = [
             board.rows[row.peer][row.worker - self.layout[row.peer].start][..., pieces[row.piece]] for row in receives
@@ -157,41 +167,79 @@ class SharedMemory(Transport):
 
     def deliver(self, edges: Sequence[CutEdge], outgoing: Sequence[Tensor]) -> None:
         """See `Transport`."""
-        for message in outgoing:
+        going: dict[int, int] = {}
+        for edge, message in zip(edges, outgoing, strict=True):
             self._count(message)
-        peers = sorted({edge.peer for edge in edges})
-        self._tell(peers, peers)
+            going[edge.peer] = going.get(edge.peer, 0) + message.numel() * message.element_size()
+        self._tell(dict(sorted(going.items())))
 
     def total(self, x: Tensor, factor: float) -> Tensor:
         """See `Transport`: everybody shows its row, adds up its share of the columns, and shows that."""
         row = x.view(-1)
         terms, sums = self._total(row)
         terms[self.rank].copy_(row)
-        self._tell(self.others, self.others)
         bounds = [len(row) * p // len(self.layout) for p in range(len(self.layout) + 1)]
-        shares = [slice(*bound) for bound in pairwise(bounds)]
+        shares, width = [slice(*bound) for bound in pairwise(bounds)], row.element_size()
+        self._tell({p: (bounds[p + 1] - bounds[p]) * width for p in self.others})
         ours, mine = shares[self.rank], sums[self.rank]
         torch.add(terms[0][ours], terms[1][ours], out=mine[: ours.stop - ours.start])
         for term in terms[2:]:
             mine[: ours.stop - ours.start].add_(term[ours])
-        self._tell(self.others, self.others)
+        self._tell(dict.fromkeys(self.others, (ours.stop - ours.start) * width))
         for share, part in zip(shares, sums, strict=True):
             torch.mul(part[: share.stop - share.start], factor, out=row[share])
         return x
 
+    def reserve(self, num_bytes: int, num_parcels: int = 1) -> None:
+        """See `Transport`."""
+        self._staging.reserve(num_bytes, num_parcels)
+
+    def exchange(
+        self,
+        parcels: Sequence[Parcel],
+        expected: Sequence[Expected],
+        device: torch.device = CPU,
+        unchanged: bool = False,
+    ) -> list[Tensor]:
+        """See `Transport`. Copied once, whatever the number of those who read it."""
+        return self._staging.exchange(parcels, expected)
+
+    def done(self) -> None:
+        """See `Transport`."""
+        self._staging.done()
+
+    def spread(self, parcel: Parcel | None, root: int, num_bytes: int, device: torch.device = CPU) -> Tensor | None:
+        """See `Transport`. Without limits all read it where `root` has laid it."""
+        if self.limiter is not None:
+            return super().spread(parcel, root, num_bytes, device)
+        if parcel is not None:
+            self.count(len(parcel.peers), len(parcel.peers) * num_bytes)
+            self.exchange([parcel], [], device)
+            return None
+        return self.exchange([], [Expected(root, num_bytes)], device)[0]
+
     def close(self) -> None:
         """Hang up and let go of the memory."""
+        super().close()
         self.bells.close()
+        self._staging.close()
         self._boards.clear()
         self._mailboxes.clear()
         self._totals.clear()
 
-    def _tell(self, readers: Sequence[int], writers: Sequence[int]) -> None:
-        """Say that what was written is there, and wait for what others write."""
-        for peer in readers:
-            self.bells.ring(peer, READY)
-        for peer, count in self._await(writers).items():
+    def _tell(self, going: dict[int, int]) -> None:
+        """Say to processes that so many bytes are there for them, and wait for what they write."""
+        for peer, num_bytes in going.items():
+            self._announce(peer, READY, num_bytes)
+        for peer, count in self._await(list(going)).items():
             self.bells.wait(peer, READY, count)
+
+    def _announce(self, peer: int, kind: int, num_bytes: int) -> None:
+        """Ring when so many bytes have arrived: at once, unless there are limits."""
+        if self.limiter is None:
+            self.bells.ring(peer, kind)
+        else:
+            self.limiter.later(num_bytes, partial(self.bells.ring_from_a_thread, peer, kind))
 
     def _await(self, writers: Sequence[int]) -> dict[int, int]:
         """How often each of them has to have rung for what it writes next."""
@@ -214,7 +262,7 @@ class SharedMemory(Transport):
             )
         with contextlib.suppress(ConnectionError):  # who waits for somebody that is gone hears of it then
             self.bells.hear()  # others may be unable to ring until we do, and a new board needs all of them
-        boards.append(_Board(Segments(shapes, x.dtype).tensors, READY + 1 + number, {}, {}))
+        boards.append(_Board(Segments(shapes, x.dtype).tensors, _FIRST_BOARD + number, {}, {}))
         return boards[-1]
 
     def _mailbox(self, m: Tensor) -> tuple[list[Tensor], int]:

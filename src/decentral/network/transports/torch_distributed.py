@@ -10,8 +10,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentral.network.transports.posting import Message, Work, post, wait
-from decentral.network.transports.transport import CutEdge, Row, Shared, Transport
+from decentral.network.transports.limiter import Limits
+from decentral.network.transports.posting import Late, Message, Work, post, wait
+from decentral.network.transports.transport import (
+    CPU,
+    CutEdge,
+    Expected,
+    Parcel,
+    Row,
+    Shared,
+    Transport,
+    aligned,
+    grown,
+)
+
+_PARCEL_TAG = 1 << 21  # apart from the tags of rows, and of what windows send
 
 
 class _Posted(Shared):
@@ -39,11 +52,15 @@ class TorchDistributed(Transport):
 
     name: ClassVar[str] = "torch"
 
-    def __init__(self) -> None:
-        super().__init__()
+    limits_totals: ClassVar[bool] = False
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        super().__init__(limits)
         self._buffers: dict[tuple[object, ...], Tensor] = {}
         self._spare: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
         self._fresh: Tensor | None = None
+        self._flat: dict[str, Tensor] = {}
+        self._going: list[Work] = []
         self._waited_s = 0.0
         self.busy: set[int] = set()
         """The numbers of the sets of buffers that rows on their way use."""
@@ -91,6 +108,59 @@ class TorchDistributed(Transport):
         self._waited_s += time.perf_counter() - began
         return x.mul_(factor)
 
+    def reserve(self, num_bytes: int, num_parcels: int = 1) -> None:
+        """See `Transport`; everybody looks after its own memory."""
+        return None
+
+    def exchange(
+        self,
+        parcels: Sequence[Parcel],
+        expected: Sequence[Expected],
+        device: torch.device = CPU,
+        unchanged: bool = False,
+    ) -> list[Tensor]:
+        """See `Transport`. A parcel of one part is sent from where it lies, of several from a copy.
+
+        What came can be read until the next exchange in which something comes.
+        """
+        packed = [parcel for parcel in parcels if not _lies(parcel)]
+        copies = iter(self._cut("packed", [parcel.num_bytes for parcel in packed], device))
+        spare = iter(self._cut("came", [parcel.num_bytes for parcel in expected if parcel.place is None], device))
+        received = [next(spare) if parcel.place is None else parcel.place for parcel in expected]
+        sends = []
+        for parcel in parcels:
+            values = parcel.parts[0] if _lies(parcel) else next(copies)
+            if not _lies(parcel):
+                parcel.pack(values)
+            sends += [Message(values, peer, _PARCEL_TAG + parcel.number) for peer in parcel.peers]
+        receives = [
+            Message(place, parcel.peer, _PARCEL_TAG + parcel.number)
+            for place, parcel in zip(received, expected, strict=True)
+        ]
+        if unchanged and not packed and device.type == "cpu":
+            coming = self._go([], receives)
+            self._going += self._go(sends, [])
+            self.wait(coming)
+        else:
+            self.wait(self._go(sends, receives))
+        return received
+
+    def done(self) -> None:
+        """See `Transport`."""
+        self.wait(self._going)
+        self._going = []
+
+    def _cut(self, use: str, lengths: Sequence[int], device: torch.device) -> list[Tensor]:
+        """Places of so many bytes in memory that is used again, and grows when it has to."""
+        total = sum(map(aligned, lengths))
+        if use not in self._flat or len(self._flat[use]) < total or self._flat[use].device != device:
+            self._flat[use] = torch.empty(grown(total), dtype=torch.uint8, device=device)
+        found, start = [], 0
+        for length in lengths:
+            found.append(self._flat[use][start : start + length])
+            start += aligned(length)
+        return found
+
     def wait(self, works: Sequence[Work]) -> None:
         """Until all of them are finished."""
         began = time.perf_counter()
@@ -110,4 +180,15 @@ class TorchDistributed(Transport):
     def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Work]:
         for message in sends:
             self._count(message.values)
-        return post(sends, receives)
+        return self._go(sends, receives)
+
+    def _go(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Work]:
+        if self.limiter is None:
+            return post(sends, receives)
+        works: list[Work] = [Late(self.limiter, message) for message in sends if message.values.numel()]
+        return [*post([], receives), *works]
+
+
+def _lies(parcel: Parcel) -> bool:
+    """Whether it can be sent from where it lies."""
+    return len(parcel.parts) == 1 and parcel.parts[0].is_contiguous()

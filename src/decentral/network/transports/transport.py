@@ -6,7 +6,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from decentral.network.transports.binomial import binomial_tree
+from decentral.network.transports.limiter import Limiter, Limits
+
+CPU = torch.device("cpu")
+ALIGNED = 64
+"""Parcels begin at multiples of so many bytes."""
+
+
+def aligned(num_bytes: int) -> int:
+    """The next place at which a parcel can begin."""
+    return -(-num_bytes // ALIGNED) * ALIGNED
+
+
+def grown(num_bytes: int) -> int:
+    """How much memory to take where so much is needed and sizes keep changing: a power of two, so that it is taken
+    seldom, and never more than twice as much."""
+    return 1 << max(12, (num_bytes - 1).bit_length())
 
 
 class Row(NamedTuple):
@@ -32,6 +52,40 @@ class CutEdge(NamedTuple):
     back_tag: int  # of the message that goes
 
 
+class Parcel(NamedTuple):
+    """Bytes on their way to the processes `peers`: those of one-dimensional `parts`, one after the other.
+
+    Parts of wide numbers come first, and where messages are limited the first of `peers` has it first. `number` tells
+    the parcels of a process in an exchange from each other.
+    """
+
+    parts: Sequence[Tensor]
+    peers: Sequence[int]
+    number: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """How many there are."""
+        return sum(part.numel() * part.element_size() for part in self.parts)
+
+    def pack(self, place: Tensor) -> None:
+        """Write them into `place`, uint8 [num_bytes]."""
+        start = 0
+        for part in self.parts:
+            end = start + part.numel() * part.element_size()
+            place[start:end].view(part.dtype).copy_(part)
+            start = end
+
+
+class Expected(NamedTuple):
+    """A parcel of so many bytes from process `peer`, which numbers it so; `place`, uint8, may take it up at once."""
+
+    peer: int
+    num_bytes: int
+    number: int = 0
+    place: Tensor | None = None
+
+
 class Shared(ABC):
     """Rows on their way."""
 
@@ -50,7 +104,12 @@ class Transport(ABC):
     name: ClassVar[str]
     """For the records: what `network.transport` calls it."""
 
-    def __init__(self) -> None:
+    limits_totals: ClassVar[bool]
+    """Whether `total`, too, is made of messages that can be limited."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        """`limits` make every message to another process late."""
+        self.limiter = Limiter(limits) if limits is not None else None
         self.wire_bytes = 0
         self.wire_messages = 0
 
@@ -81,10 +140,51 @@ class Transport(ABC):
     def total(self, x: Tensor, factor: float) -> Tensor:
         """x_p <- factor times the sum over processes q of x_q, for one row x [..., P] on each process; in place."""
 
-    def close(self) -> None:
-        """Release what is held."""
+    @abstractmethod
+    def reserve(self, num_bytes: int, num_parcels: int = 1) -> None:
+        """From now on no process gives more than that to one `exchange`. All processes say so, and the same."""
+
+    @abstractmethod
+    def exchange(
+        self,
+        parcels: Sequence[Parcel],
+        expected: Sequence[Expected],
+        device: torch.device = CPU,
+        unchanged: bool = False,
+    ) -> list[Tensor]:
+        """Send parcels, and wait for those that come: uint8 [num_bytes] each, in the order of `expected`.
+
+        They can be read until the next `exchange` or `done`; they may lie in the places that were offered. Not every
+        process has to take part in it. Not counted. With `unchanged`, nothing of what is sent changes before it has
+        come or `done` has been called, and nobody waits for it here.
+        """
+
+    def done(self) -> None:
+        """What came in the last `exchange` is not needed any more: said by those who take part in no other soon. What
+        was sent `unchanged` may change after this."""
         return None
 
+    def spread(self, parcel: Parcel | None, root: int, num_bytes: int, device: torch.device = CPU) -> Tensor | None:
+        """A parcel of so many bytes from process `root`, which alone has it, to all: uint8 [num_bytes]; None there.
+
+        Along a binomial tree. All processes call this at once, after `reserve`. Counted.
+        """
+        parent, children = binomial_tree(dist.get_rank(), dist.get_world_size(), root)
+        came = None if parent is None else self.exchange([], [Expected(parent, num_bytes)], device)[0].clone()
+        parts = [came] if came is not None else parcel.parts if parcel is not None else []
+        self.count(len(children), len(children) * num_bytes)
+        self.exchange([Parcel(parts, children)], [], device)
+        return came
+
+    def close(self) -> None:
+        """Release what is held, once everything that was sent has arrived."""
+        if self.limiter is not None:
+            self.limiter.close()
+
+    def count(self, num_messages: int, num_bytes: int) -> None:
+        """This process sends so many messages that have so many bytes together."""
+        self.wire_messages += num_messages
+        self.wire_bytes += num_bytes
+
     def _count(self, row: Tensor) -> None:
-        self.wire_bytes += row.numel() * row.element_size()
-        self.wire_messages += 1
+        self.count(1, row.numel() * row.element_size())

@@ -23,7 +23,7 @@ class ComparisonRow(Row):
 
     lr                  where its search for a learning rate begins (or its rate, where nothing is tuned)
     lrs                 the same for single values of the first column, if they differ
-    only                columns that it is compared at, if not all: {alpha: [0.01]}
+    only                columns that it is compared at, if not all: {alpha: [0.01]}; {keep: ['']}: at none of them
     worker              whose model counts in this row, if not `measure.worker`: another look at the same runs
     """
 

@@ -38,6 +38,8 @@ class StragglerCell(JobCell[Race]):
     slowdown: float
     asynchronous: bool
     target: float
+    axis: str = "wall_s"
+    """Of the curves: where seconds belong."""
 
     @property
     def sharing(self) -> int:
@@ -67,7 +69,7 @@ class StragglerCell(JobCell[Race]):
         for line in self._lines():
             for who, workers in _groups(line["workers"]).items():
                 errors = [(t, max(_error_at(one, t) for one in workers)) for t in times]
-                points = [Point(error, {"wall_s": t}) for t, error in errors if math.isfinite(error)]
+                points = [Point(error, {self.axis: t}) for t, error in errors if math.isfinite(error)]
                 yield Curve(self.labels | {"who": who}, ERROR, "", line["seed"], points)
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -98,6 +100,7 @@ class Straggler(Study):
     dimension: int = 1000
 
     timed: ClassVar[frozenset[str]] = frozenset({"network.transport"})
+    axis: ClassVar[str] = "wall_s"
 
     def __post_init__(self) -> None:
         for key in ("pause_s", "duration_s", "target"):
@@ -116,13 +119,21 @@ class Straggler(Study):
         cells: list[Cell] = []
         for row, config in zip(self.rows, configs, strict=True):
             _check(config)
-            config = replace(without_seed_and_rate(config), processes=str(config.num_workers), device="cpu")
-            settings = RaceSettings(self.pause_s, self.duration_s, self.dimension)
-            job = Race(config, f"race, {row.topology}", tuple(self.seeds), tuple(self.slowdowns), settings)
+            job = self.job(without_seed_and_rate(config), f"race, {row.topology}")
             for (asynchronous, method), slowdown in product(METHODS.items(), self.slowdowns):
                 labels: Labels = {"method": method, "topology": row.topology, "slowdown": slowdown, "who": ""}
-                cells.append(StragglerCell(labels, job, slowdown, asynchronous, self.target))
+                cells.append(StragglerCell(labels, job, slowdown, asynchronous, self.target, self.axis))
         return cells
+
+    def job(self, config: Config, title: str) -> Race:
+        """A race between processes, one for each worker."""
+        config = replace(config, processes=str(config.num_workers), device="cpu")
+        return Race(config, title, tuple(self.seeds), tuple(self.slowdowns), self.settings)
+
+    @property
+    def settings(self) -> RaceSettings:
+        """Of every race."""
+        return RaceSettings(self.pause_s, self.duration_s, self.dimension)
 
 
 def _check(config: Config) -> None:

@@ -40,9 +40,9 @@ class BatchOrder:
         """The indices [k, B] of this draw; B is smaller in the last batch of an epoch if that is not dropped."""
         return self._batches(range(len(self.parts)), draw)
 
-    def of(self, i: int) -> Callable[[int], Tensor]:
-        """The same of local worker i alone: draw -> [1, B]."""
-        return lambda draw: self._batches((i,), draw)
+    def of(self, *local: int) -> Callable[[int], Tensor]:
+        """The same of some local workers alone: draw -> [r, B]."""
+        return lambda draw: self._batches(local, draw)
 
     def _batches(self, local: Iterable[int], draw: int) -> Tensor:
         epoch, batch = divmod(draw, self.steps_per_epoch)

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from decentral.compression.row_layout import RowLayout
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Workload
 from decentral.gradients.passes.memory_format import MemoryFormat, forward_examples
@@ -87,7 +88,9 @@ class Classification(Problem):
             inputs, targets = self.next_batch(int(draws[0]))
             self.data_s += time.perf_counter() - began
             return self._gradient(x, inputs, targets, draws, places)
-        batches = [self.batch_of(i, int(draw)) for i, draw in zip(places, draws, strict=True)]
+        began = time.perf_counter()
+        batches = self._batches(places, draws.tolist())
+        self.data_s += time.perf_counter() - began
         if len({images.shape for images, _ in batches}) == 1:
             images, labels = (torch.cat(each) for each in zip(*batches, strict=True))
             return self._gradient(x, images, labels, draws, places)
@@ -141,6 +144,10 @@ class Classification(Problem):
         """Parameters and buffers [...] by name, those of the module's `state_dict`."""
         return dict(zip(self.models.names, self.models.views(x), strict=True)) | dict(buffers)
 
+    def layout(self, x: Tensor) -> RowLayout:
+        """Those of the module."""
+        return RowLayout(tuple(self.models.names), tuple(map(tuple, self.models.shapes)))
+
     def averaged_buffers(self, x: Tensor) -> dict[str, Tensor]:
         """With batch statistics recomputed on training images."""
         self.average.bind(x[None])
@@ -185,6 +192,20 @@ class Classification(Problem):
             order, worker = self.order.of(i), self.workers[i : i + 1]
             self._streams[i] = _Stream(lambda start: self.data.train_batches(order, worker, start, 2**62))
         return self._streams[i](draw)
+
+    def _batches(self, places: Sequence[int], draws: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """The batches of local workers that are not equally far, in their order: each [1, B, ...], or all in one."""
+        if self.data.reads_ahead:
+            return [self.batch_of(i, draw) for i, draw in zip(places, draws, strict=True)]
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        for draw in set(draws):
+            together = [i for i, its in zip(places, draws, strict=True) if its == draw]
+            numbers = [self.workers[i] for i in together]
+            images, labels = next(self.data.train_batches(self.order.of(*together), numbers, draw, draw + 1))
+            if len(together) == len(places):
+                return [(images, labels)]
+            found |= zip(together, zip(images.split(1), labels.split(1), strict=True), strict=True)
+        return [found[i] for i in places]
 
     def _statistics_batches(self) -> Iterator[Tensor]:
         """Training images of all workers, always the same ones, in batches of about the same size."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Choco(OnlyModels):
+class Partway(OnlyModels):
     """Gossip that goes only part of the way to the neighbours' mean, as CHOCO-SGD does with its compressed messages.
 
         y_i = x_i + u_i
@@ -28,7 +28,7 @@ class Choco(OnlyModels):
     step_size    gamma in the paper, above 0 and at most 1; 1 is D-PSGD
     """
 
-    name: str = "choco"
+    name: str = "partway"
     step_size: float = 0.5
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar[dict[str, Any] | None] = {"step_size": 1.0}

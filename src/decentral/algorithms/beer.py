@@ -1,0 +1,102 @@
+"""BEER."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.states import Start
+from decentral.compression.compressor import Takes
+from decentral.compression.gossip import send
+from decentral.errors import check_between
+from decentral.optim.rows import add, copy, sub
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.network.network import Network
+
+
+@dataclass
+class BEER(Algorithm):
+    """BEER: gradient tracking whose two vectors travel as compressed differences.
+
+        x^{t+1} = x^t + gamma (W h^t - h^t) - eta v^t
+        h^{t+1} = h^t + C(x^{t+1} - h^t)
+        v^{t+1} = v^t + gamma (W p^t - p^t) + g^{t+1} - g^t
+        p^{t+1} = p^t + C(v^{t+1} - p^t)
+
+    from v^0 = g^0 and p^0 = 0, rows of all workers under W. Zhao, Li, Li, Richtarik & Chi, NeurIPS 2022 (there H and G
+    are these h and p), Algorithm 1. Two messages to each neighbour in a step. The mean of v is the mean of the last
+    gradients, always, for any C; without noise it reaches the optimum at a constant rate however different the data
+    are. With C = id it is gradient tracking with W_gamma = I + gamma (W - I); with one worker, SGD.
+
+    The local optimizer gets v in place of a gradient; weight decay is part of g. Gradients of two steps are of two
+    samples, as in the authors' numpy code. A step here is: gradient, v, its message, x, its message. As in CHOCO-SGD
+    a worker keeps sums of what it hears, for which W has to be the same in every round.
+
+    gamma   consensus step size, from 0 to 1; smaller for stronger compression
+    start   h^0: zero as in the paper, or the x^0 that all share. The first step mixes nothing either way
+    """
+
+    name: str = "beer"
+    gamma: float = 0.4
+    start: Start = Start.zero
+    usual_topology: ClassVar[str] = "ring"
+    survives_loss: ClassVar[bool] = False
+    needs: ClassVar[frozenset[Need]] = frozenset(
+        {Need.whole, Need.static, Need.doubly_stochastic, Need.symmetric, Need.connected}
+    )
+    as_sgd: ClassVar = None
+
+    class State(NamedTuple):
+        """Models and tracked gradients, what others know of both, its mixtures, last gradients, what is left out."""
+
+        x: Rows  # [k, P], and so are all others
+        h: Rows
+        Wh: Rows
+        v: Rows
+        p: Rows
+        Wp: Rows
+        m: Rows  # g^t; MoTEF: the momentum
+        readings: Rows
+        opt: Buffers
+
+    def __post_init__(self) -> None:
+        check_between("algo.gamma", self.gamma, 0.0, 1.0)
+
+    @property
+    def takes(self) -> Takes:
+        """Whatever encodes a row."""
+        return Takes.payloads
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], h^0, zeros, and the local optimizer before step 0."""
+        h, zero = self.start.of(x), x.new_zeros
+        v, p, Wp, m = zero(x.shape), zero(x.shape), zero(x.shape), zero(x.shape)
+        return self.State(x, h, h.clone(), v, p, Wp, m, self.compressor.readings(x), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One gradient, two compressed messages to each neighbour, of v from step 1 on."""
+        x, h, Wh, v, p, Wp, m, readings, opt = s
+        g = self.local.regularised(oracle(x), x)
+        v = sub(v, m)  # v^t = v^{t-1} + gamma (W p - p) + m^t - m^{t-1}
+        m = self.momentum(g, m, t)
+        v = add(v, m)
+        if t > 0:
+            v = add(v, sub(Wp, p, out=g), self.gamma)
+            heard = send(self.encoder, sub(v, p, out=g), net, t)
+            p, Wp = heard.add_own(p), heard.add_mixed(Wp)
+        d, opt = self.local.direction(copy(v, out=g), opt, t)
+        x = sub(x, d, self.local.lr(t))
+        x = add(x, sub(Wh, h, out=g), self.gamma)
+        heard = send(self.encoder, sub(x, h, out=g), net, t, message=1)
+        h, Wh = heard.add_own(h), heard.add_mixed(Wh)
+        return self.State(x, h, Wh, v, p, Wp, m, readings, opt)
+
+    def momentum(self, g: Tensor, m: Tensor, t: int) -> Tensor:
+        """m^t from g^t and m^{t-1}: the gradient itself."""
+        return copy(g, out=m)

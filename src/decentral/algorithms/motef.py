@@ -1,0 +1,39 @@
+"""MoTEF."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from decentral.algorithms.beer import BEER
+from decentral.errors import check_share
+from decentral.optim.rows import add, copy, scale
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass
+class MoTEF(BEER):
+    """MoTEF: BEER that tracks momenta instead of gradients, so that noise does not stand in the way.
+
+        m^{t+1} = (1 - lam) m^t + lam g^{t+1},   v^{t+1} = v^t + gamma (W p^t - p^t) + m^{t+1} - m^t
+
+    from m^0 = v^0 = g^0; all else as in `beer`, which is lam = 1. Islamov, Gao & Stich, ICLR 2025. Its noise floor
+    falls with the number of workers, BEER's does not. (The class that the authors released starts with m = 0 and
+    v = g^0, after which the mean of v is never that of m; their solver for synthetic problems is right.)
+
+    lam     weight of the new gradient, above 0 and at most 1; the authors' scripts have 0.001 to 0.1
+    """
+
+    name: str = "motef"
+    lam: float = 0.1
+    as_sgd: ClassVar = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_share("algo.lam", self.lam)
+
+    def momentum(self, g: Tensor, m: Tensor, t: int) -> Tensor:
+        """m^t = (1 - lam) m^{t-1} + lam g^t, from m^0 = g^0."""
+        return add(scale(m, 1 - self.lam), g, self.lam) if t else copy(g, out=m)

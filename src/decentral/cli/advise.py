@@ -1,0 +1,127 @@
+"""The console command `decentral-advise`: which method is fast for this model on this network?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from decentral.cli.options import SETTINGS, Options
+from decentral.config.composition import folders_of
+from decentral.config.overrides import checked
+from decentral.errors import ConfigError
+from decentral.registry import own
+from decentral.terminal.console import INTERRUPTED, REFUSED, report_error, say
+
+_HELP = """\
+decentral-advise [key=value ...] [--json] [--output FILE] [--config-dir FOLDER]
+
+Predicts, without training, how long a step takes and what a worker sends in it, for all-reduce as
+DistributedDataParallel does it (float32 and bf16), gossip, local steps, WAGMA, RelaySGD and compressed messages, and
+prints them by time. Models and data are described as for decentral-run; there need be no data.
+
+decentral-advise model=resnet50 data=imagenet num_workers=16 cluster=slow_network
+decentral-advise model=cnn data=digits processes=4
+
+With cluster=, gradients and links take what it says. Without, they are measured on this machine, for about 30 s: passes
+of the model, latency and bandwidth between processes= local processes (by default one per core, at least two), and two
+whole steps, from which the error of the prediction follows. num_workers= then says for how many workers it is worked
+out (by default as many). Encoding and decoding are always measured here.
+
+--json         print the result as JSON, and nothing else, on the standard output
+--output FILE  write the JSON to a file, too
+Exit status: 0 done, 2 refused.
+"""
+_MOST_PROCESSES = 64
+_COMPARED = ("algo", "topology", "compress", "communication", "simulate", "steps", "epochs")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `decentral-advise`. Exit status: 0 done, 2 refused, 130 interrupted."""
+    try:
+        sys.exit(_carry_out(list(sys.argv[1:] if arguments is None else arguments)))
+    except ConfigError as error:
+        report_error(str(error), "decentral-advise")
+        sys.exit(REFUSED)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def _carry_out(arguments: list[str]) -> int:
+    parser = Options("decentral-advise", "overrides", SETTINGS)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("-cd", "--config-dir")
+    options = parser.parse_intermixed_args(arguments)
+    if options.help:
+        say(_HELP.rstrip())
+        return 0
+    own.use(None)
+    folders = folders_of(options.config_dir)
+    _check_compared(options.overrides)
+    words = checked(options.overrides, folders)  # before anything heavy is imported
+    processes, words = _taken_processes(words)
+    if options.output is not None:
+        _check_output(options.output)
+    return _show(options, words, processes)
+
+
+def _show(options: argparse.Namespace, words: list[str], processes: int | None) -> int:
+    from decentral.jobs.advice.advise import advise
+    from decentral.jobs.advice.text import text
+    from decentral.store.files import encode, write_text
+
+    found = advise(words, processes, options.config_dir, _tell)
+    told = json.dumps(encode(found.facts()), indent=2)
+    say(told if options.json else text(found))
+    if options.output is not None:
+        write_text(options.output, told + "\n")
+    return 0
+
+
+def _tell(sentence: str) -> None:
+    """Progress: not on the standard output, which is the result's."""
+    print(f"{sentence} ...", file=sys.stderr, flush=True)
+
+
+def _check_compared(words: Sequence[str]) -> None:
+    """Raise ConfigError for what every method has its own of."""
+    for word in words:
+        key = word.lstrip("+~").partition("=")[0]
+        if key.partition(".")[0] in _COMPARED:
+            raise ConfigError(
+                f"{word} cannot be set here: decentral-advise compares methods, each with its own; describe the "
+                "model, the data and the cluster."
+            )
+
+
+def _taken_processes(words: Sequence[str]) -> tuple[int | None, list[str]]:
+    """How many processes are to be measured, and the other words."""
+    given = [word.partition("=")[2] for word in words if word.startswith("processes=")]
+    others = [word for word in words if not word.startswith("processes=")]
+    if not given or given[-1] == "auto":
+        return None, others
+    cluster = [word for word in words if word.startswith("cluster=") and word != "cluster=none"]
+    if cluster:
+        raise ConfigError(
+            f"processes={given[-1]} are measured where no network is described: leave it out, or {cluster[-1]}."
+        )
+    if not given[-1].isdigit() or not 2 <= int(given[-1]) <= _MOST_PROCESSES:
+        raise ConfigError(
+            f"processes={given[-1]} makes no sense: links are measured between 2 to {_MOST_PROCESSES} processes."
+        )
+    return int(given[-1]), others
+
+
+def _check_output(path: Path) -> None:
+    from decentral.cli.folders import check_writable
+
+    if path.is_dir():
+        raise ConfigError(f"--output {path} is a folder: give the name of a file.")
+    check_writable("--output", str(path), path.parent)
+
+
+if __name__ == "__main__":
+    main()

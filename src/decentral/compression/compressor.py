@@ -1,0 +1,303 @@
+"""The contract of a compressor: the configuration group `compress=`."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+from decentral.compression.address import Address
+from decentral.compression.row_layout import RowLayout
+from decentral.compression.scratch import Scratch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+    from torch import Tensor
+
+    from decentral.cluster.clock import Clock
+    from decentral.network.network import Network
+    from decentral.network.payload import Payload, Sizes
+
+
+MEASURED_EVERY = 10
+"""How often it is measured what messages leave out, in steps: it takes some passes over memory."""
+
+
+class Takes(Enum):
+    """Which compressors an algorithm can use."""
+
+    nothing = "nothing"
+    rows = "rows"
+    """Those that give every coordinate a number (`fills`): what is sent is a row, rounded."""
+    payloads = "payloads"
+    """Those that encode a row by itself (`Encoder`): any message from one worker to others."""
+    means = "means"
+    """All: it needs the mean of all workers, and leaves to the compressor how it is formed (`combine`)."""
+
+
+class Collectives(Protocol):
+    """What a compressor asks of the network: `decentral.network.network.Network` has it."""
+
+    n: int
+    workers: range
+    """The local ones."""
+
+    @property
+    def clock(self) -> Clock | None:
+        """Simulated time, which knows what collectives cost; None: nobody does."""
+        ...
+
+    def mean(self, x: Tensor) -> Tensor:
+        """x_i <- 1/n sum_j x_j, in place, for the rows x [k, M] of the local workers."""
+        ...
+
+    def broadcast(self, payload: Payload | None, root: int, sizes: Sizes | None = None) -> Payload:
+        """That of worker `root`, on every process; the others give None."""
+        ...
+
+    def allgather(self, payloads: Sequence[Payload], sizes: Sizes | None = None) -> list[Payload]:
+        """The payloads of all n workers, in their order, from those of the local ones."""
+        ...
+
+
+class Compressor(ABC):
+    """What a message says instead of a dense row: a dataclass whose fields are its configuration.
+
+    It works on rows [P] of a given layout once it is `bound`. Whatever it remembers between steps is handed to it and
+    comes back, so that it is part of the algorithm's state: the residuals r [k, P] of error feedback, one row for each
+    local worker, and a `memory` [M] that all workers share (PowerSGD's Q). Both start where `residual` and `memory`
+    say. What it keeps otherwise is memory to work in.
+    """
+
+    name: str
+    """What `compress=` calls it; each compressor sets it in its fields."""
+
+    fills: ClassVar[bool] = False
+    """Whether every coordinate gets a number, so that what arrives is a row that is rounded, not one with holes."""
+
+    adds: ClassVar[bool] = False
+    """Whether the mean of encoded payloads, number by number, is the encoded mean: an all-reduce can carry them."""
+
+    by_length: ClassVar[bool] = True
+    """Whether how much it sends follows from how long rows are, whatever is in them and however it is cut in layers."""
+
+    chooses: ClassVar[bool] = False
+    """Whether it decides in every step by what links cost, and so needs to know that."""
+
+    error_feedback: bool
+    """Whether what was not sent is added to the next gradient: e = g + r, send C(e), r <- e - C(e)."""
+
+    layout: RowLayout
+    """Of the rows that it is bound to; this, and what follows, is no configuration."""
+
+    seed: int
+    steps_per_epoch: float
+
+    scratch: Scratch
+    """Memory that is used again in every step."""
+
+    _readings: Any = None
+    _always = False
+
+    @property
+    def adapts(self) -> bool:
+        """Whether its settings are decided on the way, by the run."""
+        return False
+
+    @classmethod
+    def suits(cls, takes: Takes) -> bool:
+        """Whether an algorithm that takes these can use it."""
+        return takes is Takes.means
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for settings that make no sense."""
+        return
+
+    def bound(self, layout: RowLayout, seed: int, steps_per_epoch: float = 1.0) -> Self:
+        """A copy for rows of this layout. Raises ConfigError if it cannot compress such rows.
+
+        seed             everything random follows from it, and from the address of a row
+        steps_per_epoch  for what is configured in epochs
+        """
+        bound = copy.copy(self)
+        bound.layout, bound.seed, bound.steps_per_epoch = layout, seed, steps_per_epoch
+        bound.scratch = Scratch()
+        return bound
+
+    @property
+    def smallest_row(self) -> int:
+        """How long a row of nothing is, at least, whose message is as large a part of it as that of a long row."""
+        return 1000
+
+    def residual(self, x: Tensor) -> Tensor:
+        """The residuals r of the workers with the rows x [k, P] before step 0: zeros [k, P]; without error feedback
+        [k, 0]."""
+        return x.new_zeros(x.shape if self.error_feedback else (len(x), 0))
+
+    def memory(self, x: Tensor, num_workers: int) -> Tensor:
+        """What else it remembers between steps, the same for all n workers, before step 0: [M], by default nothing."""
+        return x.new_zeros(0)
+
+    def readings(self, x: Tensor) -> Tensor:
+        """What the messages of the workers with the rows x [k, P] were like when that was measured last.
+
+        float64 [k, 3], for each ||C(e)||^2 / ||e||^2, ||e - C(e)||^2 / ||e||^2 and the share of coordinates that are
+        sent: zeros before step 0, and written to in every tenth step, from step 0 on. An algorithm asks for them
+        once, in `init`, and has them in its state.
+        """
+        import torch
+
+        self._readings = torch.zeros(len(x), 3, dtype=torch.float64)
+        return self._readings
+
+    def measures(self, t: int) -> bool:
+        """Whether the messages of step t are measured, for those who asked for `readings`."""
+        return self._readings is not None and (self._always or t % MEASURED_EVERY == 0)
+
+    def measure_always(self, always: bool) -> None:
+        """From now on measure in every step, or as usual."""
+        self._always = always
+
+    def read(self, place: int, e: Tensor, sent: float, left: float, density: float) -> None:
+        """Note ||C(e)||^2, ||e - C(e)||^2 and the share of coordinates that are sent, of local worker `place`."""
+        assert self._readings is not None
+        total = float(e.dot(e))
+        shares = (sent / total, left / total) if total else (1.0, 0.0)
+        self._readings[place] = self._readings.new_tensor([*shares, density])
+
+    def error_fed(self, g: Tensor, r: Tensor) -> Tensor:
+        """e = g + r [k, P] in the memory of r, or g itself where there is no error feedback."""
+        return r.add_(g) if self.error_feedback else g
+
+    @abstractmethod
+    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Collectives, t: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The mean of what all workers sent in step t, in place of their gradients:
+
+            e_i = g_i + r_i,   g_i <- 1/n sum_j C(e_j),   r_i <- e_i - C(e_i)
+
+        for rows g, r [k, P] of the local workers, donated. Returns g, r and the memory. Without error feedback e = g,
+        and r [k, 0] stays as it is. Every process calls this in the same step.
+        """
+
+
+class Encoder(Compressor):
+    """A compressor that encodes a row by itself, without hearing of the others.
+
+    What `encode` returns lies in memory that is overwritten when the same worker's row of the same message, in another
+    step, is encoded.
+    """
+
+    _of_pieces: dict[tuple[tuple[int, int, int], ...], list[Self]]
+
+    def bound(self, layout: RowLayout, seed: int, steps_per_epoch: float = 1.0) -> Self:
+        """See `Compressor.bound`."""
+        bound = super().bound(layout, seed, steps_per_epoch)
+        bound._of_pieces = {}
+        return bound
+
+    def of_pieces(self, pieces: Sequence[slice]) -> list[Self]:
+        """The same for each of these pieces of its rows, with the same memory to work in."""
+        if len(pieces) == 1:
+            return [self]
+        key = tuple(piece.indices(self.layout.num_coordinates) for piece in pieces)
+        if key not in self._of_pieces:
+            found = [self.bound(self.layout.cut(piece), self.seed, self.steps_per_epoch) for piece in pieces]
+            for each in found:
+                each.scratch = self.scratch
+            self._of_pieces[key] = found
+        return self._of_pieces[key]
+
+    @classmethod
+    def suits(cls, takes: Takes) -> bool:
+        """Whatever sends payloads can use it, and what sends rows if all coordinates get a number."""
+        return takes in (Takes.payloads, Takes.means) or (takes is Takes.rows and cls.fills)
+
+    def squares_of_sent(self, payload: Payload, e: Tensor, at: Address) -> tuple[float, float]:
+        """||C(e)||^2 and ||e - C(e)||^2 for the payload C(e) of e [P], which is left as it is."""
+        sent = self.scratch.take("sent", len(e), e).zero_()
+        self.add_decoded(payload, sent, at)
+        square = float(sent.dot(sent))
+        sent.sub_(e)
+        return square, float(sent.dot(sent))
+
+    def measure(self, payloads: Sequence[Payload], e: Tensor, here: Sequence[Address]) -> None:
+        """Note what the payloads of the rows e [k, P] of the local workers leave out, in a step that is measured."""
+        for place, (payload, row, at) in enumerate(zip(payloads, e, here, strict=True)):
+            if self.measures(at.step) and at.message == 0:
+                sent, left = self.squares_of_sent(payload, row, at)
+                self.read(place, row, sent, left, self.density(payload))
+
+    def density(self, payload: Payload) -> float:
+        """The share of the coordinates that a payload has numbers for."""
+        return 1.0 if self.fills else len(payload.tensors["values"]) / self.layout.num_coordinates
+
+    @abstractmethod
+    def sizes(self, step: int, dtype: torch.dtype) -> Sizes | None:
+        """What every payload of this step looks like, of rows with numbers of type `dtype`; None: that depends on the
+        rows."""
+
+    @abstractmethod
+    def encode(self, e: Tensor, at: Address) -> Payload:
+        """C(e) of a row e [P], which is left as it is and shares no memory with the payload.
+
+        A number in e that is infinite or no number leaves a mark in the payload: what is decoded has such a number.
+        """
+
+    @abstractmethod
+    def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
+        """out <- out + weight times the row [P] that the payload of worker and step `at` stands for, in place."""
+
+    def subtract_sent(self, payload: Payload, e: Tensor, at: Address) -> None:
+        """e <- e - C(e) in place, for the payload C(e) of e [P]: what error feedback keeps."""
+        self.add_decoded(payload, e, at, -1.0)
+
+    def mix(self, x: Tensor, net: Network, t: int) -> Tensor:
+        """x_i <- x_i + sum_j W_ij (C(x_j) - C(x_i)) with W of round t, in place: gossip of rounded rows [k, P].
+
+        Where W is doubly stochastic the mean is kept whatever C does, and what is equal stays equal.
+        """
+        from decentral.compression.gossip import send
+
+        heard = send(self, x, net, t)
+        return heard.add_own(heard.add_mixed(x), -1.0)
+
+    def relay(self, y: Tensor, m: Tensor, net: Network, t: int) -> Tensor:
+        """m_{i->j} <- C(y_i + sum_{l in N_i, l != j} m_{l->i}), delivered: sums are rounded on every edge.
+
+        y [k, P] is left as it is, m [E, ceil(P / d)] is donated. For those that give every coordinate a number.
+        """
+        from decentral.compression.relaying import relay
+
+        return relay(self, y, m, net, t)
+
+    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Collectives, t: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Compressor.combine`: by an all-reduce of the payloads' numbers if they add up, else by all-gather."""
+        e = self.error_fed(g, r)
+        here = [Address(worker, t) for worker in net.workers]
+        payloads = [self.encode(row, at) for row, at in zip(e, here, strict=True)]
+        self.measure(payloads, e, here)
+        if self.error_feedback:
+            for payload, row, at in zip(payloads, e, here, strict=True):
+                self.subtract_sent(payload, row, at)
+        mean = g[0].zero_()
+        if self.adds:
+            self.add_decoded(self._mean(payloads, net), mean, here[0])
+        else:
+            for j, payload in enumerate(net.allgather(payloads, self.sizes(t, g.dtype))):
+                self.add_decoded(payload, mean, Address(j, t), 1 / net.n)
+        g[1:] = mean
+        return g, r, memory
+
+    def _mean(self, payloads: Sequence[Payload], net: Collectives) -> Payload:
+        """The payload of the mean, by an all-reduce of the one tensor that each of them has."""
+        import torch
+
+        from decentral.network.payload import Payload
+
+        name, like = next(iter(payloads[0].tensors.items()))
+        rows = self.scratch.take("rows", len(payloads) * len(like), like).view(len(payloads), -1)
+        torch.stack([payload.tensors[name] for payload in payloads], out=rows)
+        return Payload({name: net.mean(rows)[0]})

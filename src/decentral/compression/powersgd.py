@@ -1,0 +1,189 @@
+"""PowerSGD: every matrix as a product of two thin ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.compression.compressor import Collectives, Compressor
+from decentral.errors import check_at_least
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class _Matrix(NamedTuple):
+    """A parameter that is compressed: where it lies in a row, and what its thin matrices are."""
+
+    number: int
+    part: slice
+    rows: int
+    columns: int
+    rank: int
+    left: slice
+    """Where its P [rows, rank] lies in the first message."""
+    right: slice
+    """Where its Q [columns, rank] lies in the second one, and in the memory."""
+
+
+@dataclass
+class PowerSGD(Compressor):
+    """Low-rank approximation by one power iteration, warm-started (Vogels, Karimireddy & Jaggi, NeurIPS 2019).
+
+        for each parameter with two dimensions or more, as a matrix M_i [a, b] of worker i (a: its first dimension),
+        M_i = e_i there:
+        P = orthonormal(1/n sum_i M_i Q),   Q_i = M_i^T P,   Q <- 1/n sum_i Q_i,   C(e_i) = P Q_i^T,   mean = P Q^T
+
+    rank  how many columns P and Q have
+
+    Q is the memory: shared by all workers, at first normal by (seed, parameter), then that of the step before. It
+    needs two all-reduces, of which the second waits for the first, and so is no encoding of one worker's row: only
+    methods that average all workers can use it. All else (biases) is sent as it is, in the first all-reduce.
+
+    Bytes of the messages: 4 (rank (a + b) summed over matrices + everything else) for float32 rows, each all-reduced.
+    An entry that is infinite or no number makes the mean of its parameter so.
+
+    Departures. A matrix for which the thin ones are no smaller is sent as it is. P comes from a QR decomposition, not
+    from Gram and Schmidt's with 1e-8 added: it is orthonormal where M has a lower rank, too. A column of Q that is 0,
+    because a gradient was, begins again: it would stay 0. The residual is the worker's own, M_i - P Q_i^T, as the
+    paper's Algorithm 2 says; the authors' code keeps M_i - P Q^T, which has the same mean over workers.
+    """
+
+    name: str = "powersgd"
+    error_feedback: bool = True
+    rank: int = 2
+    by_length: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("compress.rank", self.rank)
+
+    def memory(self, x: Tensor, num_workers: int) -> Tensor:
+        """All Q before step 0, one after the other."""
+        import torch
+
+        from decentral.randomness import torch_generator
+
+        found = [x.new_zeros(0)]
+        for matrix in self._matrices():
+            generator = torch_generator("cpu", self.seed, "powersgd", matrix.number)
+            size = matrix.columns * matrix.rank
+            found.append(torch.randn(size, generator=generator, dtype=torch.float64).to(x))
+        return torch.cat(found)
+
+    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Collectives, t: int) -> tuple[Tensor, Tensor, Tensor]:
+        """See `Compressor.combine` and the formula."""
+        e, matrices = self.error_fed(g, r), self._matrices()
+        p = net.mean(self._left(e, memory, matrices))
+        for matrix in matrices:
+            _view(p[0], matrix.left, matrix.rank).copy_(_orthonormal(_view(p[0], matrix.left, matrix.rank)))
+        q = self._right(e, p[0], matrices)
+        if self.measures(t):
+            self._measure(e, p[0], q, matrices)
+        if self.error_feedback:
+            self._subtract_sent(e, p[0], q, matrices)
+        if matrices:
+            q = net.mean(q)
+        self._write(g[0], p[0], q[0], matrices)
+        g[1:] = g[0]
+        return g, r, self._begun_again(memory.copy_(q[0]), matrices)
+
+    def _left(self, e: Tensor, memory: Tensor, matrices: list[_Matrix]) -> Tensor:
+        """M_i Q of all matrices, then what is sent as it is: [k, M]."""
+        import torch
+
+        rest = self._rest(matrices)
+        width = max(last.stop for last in (slice(0), *(one.left for one in matrices), *(place for _, place in rest)))
+        p = self.scratch.take("left", len(e) * width, e).view(len(e), width)
+        for row, out in zip(e, p, strict=True):
+            for matrix in matrices:
+                Q = _view(memory, matrix.right, matrix.rank)
+                torch.mm(_view(row, matrix.part, matrix.columns), Q, out=_view(out, matrix.left, matrix.rank))
+            for part, place in rest:
+                out[place] = row[part]
+        return p
+
+    def _right(self, e: Tensor, p: Tensor, matrices: list[_Matrix]) -> Tensor:
+        """M_i^T P of all matrices: [k, M]."""
+        import torch
+
+        width = matrices[-1].right.stop if matrices else 0
+        q = self.scratch.take("right", len(e) * width, e).view(len(e), width)
+        for row, out in zip(e, q, strict=True):
+            for matrix in matrices:
+                M, P = _view(row, matrix.part, matrix.columns), _view(p, matrix.left, matrix.rank)
+                torch.mm(M.t(), P, out=_view(out, matrix.right, matrix.rank))
+        return q
+
+    def _subtract_sent(self, e: Tensor, p: Tensor, q: Tensor, matrices: list[_Matrix]) -> None:
+        """M_i <- M_i - P Q_i^T, and 0 where everything was sent."""
+        for row, own in zip(e, q, strict=True):
+            for matrix in matrices:
+                P, Q = _view(p, matrix.left, matrix.rank), _view(own, matrix.right, matrix.rank)
+                _view(row, matrix.part, matrix.columns).addmm_(P, Q.t(), alpha=-1)
+        for part, _ in self._rest(matrices):
+            e[:, part] = 0
+
+    def _measure(self, e: Tensor, p: Tensor, q: Tensor, matrices: list[_Matrix]) -> None:
+        """Note what was left out: the share of the numbers that travel stands for that of the coordinates."""
+        left = self.scratch.take("left out", e.numel(), e).view(e.shape).copy_(e)
+        self._subtract_sent(left, p, q, matrices)
+        for place, (row, rest) in enumerate(zip(e, left, strict=True)):
+            missed = float(rest.dot(rest))
+            sent = float(row.dot(row)) - 2 * float(row.dot(rest)) + missed
+            self.read(place, row, sent, missed, (len(p) + q.shape[1]) / len(row))
+
+    def _write(self, out: Tensor, p: Tensor, q: Tensor, matrices: list[_Matrix]) -> None:
+        """P Q^T of all matrices, and what was sent as it is, to the row `out`."""
+        import torch
+
+        for matrix in matrices:
+            P, Q = _view(p, matrix.left, matrix.rank), _view(q, matrix.right, matrix.rank)
+            torch.mm(P, Q.t(), out=_view(out, matrix.part, matrix.columns))
+        for part, place in self._rest(matrices):
+            out[part] = p[place]
+
+    def _begun_again(self, memory: Tensor, matrices: list[_Matrix]) -> Tensor:
+        """The memory, with columns of Q that are 0 as they were before step 0."""
+        import torch
+
+        first = self.scratch.remember("first", (memory.dtype, memory.device), lambda: self.memory(memory, 1))
+        for matrix in matrices:
+            Q, Q0 = _view(memory, matrix.right, matrix.rank), _view(first, matrix.right, matrix.rank)
+            torch.where((Q == 0).all(0), Q0, Q, out=Q)
+        return memory
+
+    def _matrices(self) -> list[_Matrix]:
+        """The parameters that are compressed."""
+        found: list[_Matrix] = []
+        left = right = 0
+        for number, (shape, part) in enumerate(zip(self.layout.shapes, self.layout.slices, strict=True)):
+            a, b = (shape[0], math.prod(shape[1:])) if len(shape) > 1 else (0, 0)
+            rank = min(self.rank, a, b)
+            if rank * (a + b) < a * b:
+                ends = left + a * rank, right + b * rank
+                found.append(_Matrix(number, part, a, b, rank, slice(left, ends[0]), slice(right, ends[1])))
+                left, right = ends
+        return found
+
+    def _rest(self, matrices: list[_Matrix]) -> list[tuple[slice, slice]]:
+        """The parameters that are sent as they are: where they lie in a row, and in the first message."""
+        compressed = {matrix.number for matrix in matrices}
+        start, found = matrices[-1].left.stop if matrices else 0, []
+        for number, part in enumerate(self.layout.slices):
+            if number not in compressed:
+                found.append((part, slice(start, start := start + part.stop - part.start)))
+        return found
+
+
+def _view(row: Tensor, part: slice, columns: int) -> Tensor:
+    """A part of a row as a matrix with so many columns."""
+    return row[part].view(-1, columns)
+
+
+def _orthonormal(P: Tensor) -> Tensor:
+    """Orthonormal columns [a, rank] that span those of P, or more if these are dependent."""
+    import torch
+
+    return torch.linalg.qr(P).Q

@@ -1,0 +1,91 @@
+"""The share of the coordinates that is sent, and how it gets there."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from decentral.compression.adaptation import CANDIDATES, Adapt, check_candidates
+from decentral.compression.compressor import Compressor
+from decentral.errors import ConfigError, check_at_least, check_range
+
+if TYPE_CHECKING:
+    import torch
+
+    from decentral.cluster.clock import Clock
+
+_LONGEST = 1 << 20
+"""Of which a single number is next to nothing."""
+
+
+@dataclass
+class Ratio(Compressor):
+    """Sends k of the P coordinates in step t, at least one:
+
+        k = max(1, floor(P keep_t)),   keep_t = 1 - (1 - keep) t / T  for t < T,  then keep
+
+    with T = warmup_epochs in whole steps: the first step of a warm-up sends everything.
+
+    adapt          none, or how keep is decided after the warm-up, and again when the network or the gain changes (see
+                   `training/adaptive.py`): knee, of communication time and of 1 / gain; throughput, the least time of a
+                   step over its gain
+    candidates     ratios whose gain is measured
+    explore_steps  for so many steps each
+    grid           how many ratios between the least and the largest of them are compared; 0: the candidates alone
+    """
+
+    name: str
+    error_feedback: bool = True
+    keep: float = 0.1
+    warmup_epochs: float = 0.0
+    adapt: Adapt = field(default=Adapt.none, metadata={"older": Adapt.none})
+    candidates: list[float] = field(default_factory=lambda: list(CANDIDATES), metadata={"older": list(CANDIDATES)})
+    explore_steps: int = field(default=10, metadata={"older": 10})
+    grid: int = field(default=100, metadata={"older": 100})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.keep <= 1:
+            raise ConfigError(
+                f"compress.keep={self.keep:g} makes no sense: it is the share of the coordinates that is sent, above 0 "
+                "and at most 1, such as 0.1 or 0.01."
+            )
+        check_range("compress.warmup_epochs", self.warmup_epochs, 0.0, float("inf"))
+        check_candidates(self.candidates)
+        check_at_least("compress.explore_steps", self.explore_steps)
+        check_at_least("compress.grid", self.grid, 0)
+
+    @property
+    def adapts(self) -> bool:
+        """Whether `keep` is decided on the way."""
+        return self.adapt is not Adapt.none
+
+    @property
+    def warmup_steps(self) -> int:
+        """T."""
+        return int(self.warmup_epochs * self.steps_per_epoch)
+
+    @property
+    def smallest_row(self) -> int:
+        """See `Compressor.smallest_row`: k is keep P there, and a thousandth of the row at least, or one number."""
+        return min(_LONGEST, math.ceil(max(1, math.ceil(1000 * self.keep)) / self.keep))
+
+    def ratio(self, step: int) -> float:
+        """keep_t of step t = 0, 1, ..."""
+        steps = self.warmup_steps
+        return 1 - (1 - self.keep) * step / steps if step < steps else self.keep
+
+    def count(self, num_coordinates: int, step: int) -> int:
+        """How many of so many coordinates are sent in this step."""
+        return max(1, int(num_coordinates * self.ratio(step)))
+
+    def send_share(self, keep: float) -> None:
+        """From now on, and once a warm-up is over, send this share."""
+        self.keep = keep
+
+    @abstractmethod
+    def planned_s(self, clock: Clock, step: int, dtype: torch.dtype) -> float:
+        """How many simulated seconds `combine` takes in this step, over the links as they are now, for workers who
+        begin together with rows of this type."""

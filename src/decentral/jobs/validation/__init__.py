@@ -1,0 +1,1 @@
+"""How far simulated time can be trusted: what real workers did, and what the clock makes of it."""

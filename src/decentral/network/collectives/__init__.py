@@ -1,0 +1,1 @@
+"""All-reduces between processes, made of messages from one to another."""

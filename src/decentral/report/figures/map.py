@@ -1,0 +1,281 @@
+"""Where which line is the best, over two numeric labels: a coloured map with named regions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from decentral.errors import ConfigError, suggest
+from decentral.report import style
+from decentral.report.figures import canvas
+from decentral.report.figures.figure import Line, StudyFigure
+from decentral.report.figures.output import SCREEN, Output
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from decentral.report.results import Results
+
+_PALE = 0.6
+"""How much white there is in the colour of a place where others are as good."""
+_LEVELS = (1.1, 1.25, 1.5, 2, 3, 5, 8, 12, 20, 50, 100)
+_DARK = 0.55
+"""Colours that are darker than this have white letters on them."""
+_MOST_TICKS = 10
+_LEAST_NAMED = 0.03
+"""Share of a map that a region needs to have its name on it."""
+
+
+class Region(NamedTuple):
+    """What `Map` draws of a panel."""
+
+    x: list[float]
+    y: list[float]
+    keys: list[tuple[str, ...]]
+    """The lines that there are."""
+    best: np.ndarray
+    """int [len(y), len(x)]: which of them is the best one; -1 where nothing is known."""
+    ahead: np.ndarray
+    """float64 [len(y), len(x)]: how many times as good as the second."""
+    gain: np.ndarray | None
+    """The same of the line `against`."""
+
+
+@dataclass
+class Map(StudyFigure):
+    """values.csv: at every place (x, y), of which line the mean over seeds is the best; a colour for each line.
+
+    Places at which the second is nearly as good are pale. Contours: how many times as good the best is as another line.
+
+    x, y      labels that are numbers
+    close     a place is pale where the second is at most this share behind
+    against   a line, the values of `lines` separated by commas; '': no lines of equal gain
+    """
+
+    name: str = "map"
+    x: str = ""
+    y: str = ""
+    close: float = 0.01
+    against: str = ""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (self.x and self.y and self.lines):
+            raise ConfigError(f"the figure '{self.file}' needs `x`, `y` and `lines`: labels of the study.")
+        if not 0 <= self.close < 1:
+            raise ConfigError(f"the figure '{self.file}' has close={self.close:g}, which is no share from 0 to 1.")
+
+    def data(self, results: Results) -> list[Line]:
+        """For each combination of panel and lines and each y the values over x; y is the last word of the key."""
+        table = self.selected(results.values[results.values["chosen"]], results, (self.x, self.y))
+        found: list[Line] = []
+        for panel, line, part in self.parts(table):
+            part = part.assign(x=self._numbers(part, self.x, results), y=self._numbers(part, self.y, results))
+            for y, row in part.sort_values(["y", "x"]).groupby("y"):
+                row = row.assign(number=row.groupby("x").cumcount())
+                wide = row.pivot(index="x", columns="number", values="value").dropna(axis=0, how="all")
+                center, _, _ = self.aggregate(wide)
+                found.append(
+                    Line(panel, (*line, f"{y:g}"), list(wide.index), center, **self.counted(row, wide, results))
+                )
+        return found
+
+    def _numbers(self, table: pandas.DataFrame, label: str, results: Results) -> pandas.Series:
+        import pandas
+
+        numbers = pandas.to_numeric(table[label], errors="coerce")
+        if numbers.isna().any():
+            wrong = table[label][numbers.isna()].iloc[0]
+            raise ConfigError(
+                f"study {results.study}: the figure '{self.file}' is a map over {label}, but {wrong} is no number."
+            )
+        return numbers
+
+    def regions(self, results: Results, lines: list[Line]) -> dict[str, Region]:
+        """Panel -> what is drawn there. Raises ConfigError if nobody knows which end of the metric is the better one,
+        or there is no line `against`."""
+        metric = self.metric or results.metric
+        larger = results.larger_is_better(metric)
+        if larger is None:
+            raise ConfigError(
+                f"study {results.study}: the figure '{self.file}' asks where {metric} is best, but neither larger nor "
+                "smaller is better: choose another metric."
+            )
+        panels = dict.fromkeys(line.panel for line in lines)
+        return {panel: self._region([line for line in lines if line.panel == panel], larger) for panel in panels}
+
+    def _region(self, lines: list[Line], larger: bool) -> Region:
+        import numpy as np
+
+        keys = list(dict.fromkeys(line.key[:-1] for line in lines))
+        x = sorted({place for line in lines for place in line.x})
+        y = sorted({float(line.key[-1]) for line in lines})
+        cost = np.full((len(keys), len(y), len(x)), math.inf)
+        for line in lines:
+            at = keys.index(line.key[:-1]), y.index(float(line.key[-1])), [x.index(place) for place in line.x]
+            values = np.array(line.y)
+            cost[at] = 1 / values if larger else values
+        cost[np.isnan(cost)] = math.inf
+        ranked = np.sort(cost, axis=0)
+        known = np.isfinite(ranked[0])
+        best = np.where(known, cost.argmin(axis=0), -1)
+        least = np.where(known, ranked[0], math.nan)
+        second = ranked[1] if len(keys) > 1 else np.full_like(least, math.inf)
+        return Region(x, y, keys, best, second / least, self._gain(keys, cost, least))
+
+    def _gain(self, keys: list[tuple[str, ...]], cost: np.ndarray, least: np.ndarray) -> np.ndarray | None:
+        if not self.against:
+            return None
+        names = [",".join(key) for key in keys]
+        if self.against not in names:
+            raise ConfigError(f"the figure '{self.file}' has against={self.against}.{suggest(self.against, names)}")
+        gain: np.ndarray = cost[names.index(self.against)] / least
+        return gain
+
+    def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
+        """A panel for each value of `panels`, beside each other; below them what the colours are."""
+        regions = self.regions(results, lines)
+        plain = [line._replace(key=line.key[:-1]) for line in lines]
+        colours = {key: colour for (_, key), colour in canvas.colours(self, plain).items()}
+        legends: list[Sequence[Artist]] = [
+            self._legend(regions, colours),
+            self._signs(regions),
+            canvas.notes(self, results, lines, output),
+        ]
+        width = output.width or (6.4 if len(regions) == 1 else 4.3 * len(regions) + 0.4)
+        body = min(3.9, 0.95 * width / len(regions))
+        drawn = canvas.blank(width, body, canvas.heads(self, results, plain), legends, output)
+        axes = drawn.subplots(1, len(regions), squeeze=False, sharey=True)[0]
+        letters = 6.0 if output.small else 8.5
+        for ax, (panel, region) in zip(axes, regions.items(), strict=True):
+            self._fill(ax, region, colours, letters)
+            ax.set_title(style.pretty(self.panels, panel) if self.panels else "", loc="left")
+            ax.set_xlabel(self.xlabel or style.heading(self.x))
+            ax.tick_params(labelsize=letters - 0.5)
+        axes[0].set_ylabel(self.ylabel or style.heading(self.y))
+        return drawn
+
+    def _fill(self, ax: Axes, region: Region, colours: dict[tuple[str, ...], str], letters: float) -> None:
+        import numpy as np
+        from matplotlib.colors import to_rgb
+        from matplotlib.ticker import FixedLocator, NullLocator
+
+        picture = np.ones((*region.best.shape, 3))
+        for number, key in enumerate(region.keys):
+            colour = np.array(to_rgb(colours[key]))
+            mine = region.best == number
+            picture[mine] = colour
+            picture[mine & (region.ahead <= 1 + self.close)] = _PALE + (1 - _PALE) * colour
+        edges = _edges(region.x, self.logx), _edges(region.y, self.logy)
+        ax.pcolormesh(*edges, picture, edgecolors=(1, 1, 1, 0.35), linewidth=0.4)
+        if self.logx:
+            ax.set_xscale("log")
+        if self.logy:
+            ax.set_yscale("log")
+        for axis, places in ((ax.xaxis, region.x), (ax.yaxis, region.y)):
+            every = -(-len(places) // _MOST_TICKS)
+            axis.set_major_locator(FixedLocator(places[::every]))
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+        if region.gain is not None and min(region.best.shape) > 1:
+            self._contours(ax, region, letters)
+        self._names(ax, region, picture, letters)
+
+    def _contours(self, ax: Axes, region: Region, letters: float) -> None:
+        """Lines of equal gain, with their numbers."""
+        import numpy as np
+
+        assert region.gain is not None
+        gain = np.where(np.isfinite(region.gain), region.gain, np.nan)
+        levels = [one for one in _LEVELS if np.nanmin(gain) < one < np.nanmax(gain)]
+        if levels:
+            drawn = ax.contour(region.x, region.y, gain, levels=levels, colors="white", linewidths=0.9)
+            texts = ax.clabel(drawn, fmt=lambda value: f"{value:g}x", fontsize=letters - 1)
+            for text in texts:
+                text.set_path_effects(_halo("#222222"))
+
+    def _names(self, ax: Axes, region: Region, picture: np.ndarray, letters: float) -> None:
+        """What a region is, at its place that is farthest from its border; regions of few places have the legend."""
+        import numpy as np
+        from scipy.ndimage import distance_transform_edt, label
+
+        ny, nx = region.best.shape
+        for number, key in enumerate(region.keys):
+            parts, count = label(region.best == number)
+            for part in range(1, count + 1):
+                mine = parts == part
+                if mine.sum() < max(2.0, _LEAST_NAMED * mine.size):
+                    continue
+                inside = distance_transform_edt(np.pad(mine, 1))[1:-1, 1:-1]
+                wide = np.array([[_run(mine[row], column) for column in range(nx)] for row in range(ny)])
+                row, column = np.unravel_index((wide + inside).argmax(), mine.shape)
+                dark = float(picture[row, column].mean()) < _DARK
+                ax.text(
+                    region.x[column],
+                    region.y[row],
+                    canvas.said(self, key),
+                    ha="center",
+                    va="center",
+                    fontsize=letters + 0.5,
+                    fontweight="bold",
+                    color="white" if dark else "#222222",
+                    path_effects=_halo("#222222" if dark else "white"),
+                    clip_on=True,
+                    zorder=6,
+                )
+
+    def _legend(self, regions: dict[str, Region], colours: dict[tuple[str, ...], str]) -> list[Artist]:
+        """A colour for everyone who is the best somewhere."""
+        from matplotlib.patches import Patch
+
+        keys = dict.fromkeys(key for region in regions.values() for key in region.keys)
+        winners = {
+            region.keys[number] for region in regions.values() for number in set(region.best.ravel().tolist()) - {-1}
+        }
+        return [Patch(facecolor=colours[key], label=canvas.said(self, key)) for key in keys if key in winners]
+
+    def _signs(self, regions: dict[str, Region]) -> list[Artist]:
+        """What pale places and lines are, where there are some."""
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        found: list[Artist] = []
+        if any((region.ahead <= 1 + self.close).any() for region in regions.values()):
+            text = f"pale: the second is less than {100 * self.close:g} % behind"
+            found.append(Patch(facecolor="#DDDDDD", label=text))
+        if self.against:
+            found.append(Line2D([], [], ls="none", label=f"lines: how many times as good as {self.against}"))
+        return found
+
+
+def _edges(places: list[float], log: bool) -> np.ndarray:
+    """Where the fields of a map end whose middles are these: half way to the next one."""
+    import numpy as np
+
+    middle = np.log(places) if log else np.array(places)
+    if len(middle) == 1:
+        middle = np.array([middle[0] - 0.5, middle[0] + 0.5])
+        return np.exp(middle) if log else middle
+    between = (middle[1:] + middle[:-1]) / 2
+    edges = np.concatenate([[2 * middle[0] - between[0]], between, [2 * middle[-1] - between[-1]]])
+    return np.exp(edges) if log else edges
+
+
+def _run(row: np.ndarray, column: int) -> float:
+    """How far the field `column` of a row is from the next one that is False, to the left or to the right; 0 if it is
+    False itself."""
+    left = next((step for step in range(column + 1) if not row[column - step]), column + 1)
+    right = next((step for step in range(len(row) - column) if not row[column + step]), len(row) - column)
+    return float(min(left, right))
+
+
+def _halo(colour: str) -> list[Any]:
+    from matplotlib.patheffects import withStroke
+
+    return [withStroke(linewidth=1.6, foreground=colour)]

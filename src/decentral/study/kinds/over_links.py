@@ -1,0 +1,148 @@
+"""Time to a target over bandwidth and latency, of methods in which all wait for all: trained once, timed everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from decentral.algorithms.allreduce import AllReduce
+from decentral.cluster.cluster import Machines
+from decentral.cluster.compute import Distribution
+from decentral.cluster.links import CollectiveName
+from decentral.cluster.network_changes import Mode as Changes
+from decentral.cluster.stragglers import Mode
+from decentral.config.schema import Config
+from decentral.errors import ConfigError, check_between
+from decentral.jobs.computation import without_seed_and_rate
+from decentral.jobs.link_factors import LinkFactors
+from decentral.scheduling.job import Job
+from decentral.store import Status
+from decentral.study.kinds.comparison import Comparison, ComparisonRow
+from decentral.study.kinds.comparison_cell import TunedCell
+from decentral.study.study import Cell, Labels, Meaning, Value
+
+BANDWIDTH, LATENCY = "gbps", "latency_ms"
+
+
+@dataclass
+class LinkRow(ComparisonRow):
+    """A method of the comparison.
+
+    overlap     share of a gradient's time during which an exchange goes on beside it, from 0 to 1
+    """
+
+    overlap: float = 0.0
+
+
+@dataclass
+class LinkCell(TunedCell):
+    """A tuned method, with the time that its runs would have taken on other links.
+
+    A run of s steps takes s C + s a alpha + V beta: C of a gradient, a latencies alpha of each step, and V bytes, as
+    often as the collective sends them, at beta seconds per byte. The job says C and a; V follows from the run's own
+    time, and is what it really sent. With overlap o an exchange of a step costs what is left of it after o C.
+    """
+
+    factors: LinkFactors | None = None
+    overlap: float = 0.0
+    gbps: tuple[float, ...] = ()
+    latency_ms: tuple[float, ...] = ()
+
+    def jobs(self) -> list[Job]:
+        """Those of the comparison, and the one that says C and a."""
+        assert self.factors is not None
+        return [*super().jobs(), self.factors]
+
+    def values(self) -> list[Value]:
+        """The steps to the target, which no link changes; then the time at each place, of the runs that count."""
+        found = super().values()
+        if self.factors is None or self.factors.finished() is not Status.done:
+            return found
+        (known,) = self.factors.found()
+        by_id = {job.id: job for job in self._made.values()}
+        for value in [value for value in found if value.chosen]:
+            own = replace(self.measure, axis="simulated_s").of(by_id[value.run].directory)
+            for gbps, latency_ms, seconds in self._times(value.value, own.value, known):
+                place: Labels = {BANDWIDTH: gbps, LATENCY: latency_ms}
+                nothing: dict[str, Any] = {"worst": None, "mean": None, "averaged": None, "wall_s": 0.0}
+                found.append(
+                    value._replace(
+                        labels=value.labels | place, value=seconds, metric=own.label, at_edge=False, **nothing
+                    )
+                )
+        return found
+
+    def meanings(self) -> dict[str, Meaning]:
+        """As the runs say; less time is better."""
+        timed = replace(self.measure, axis="simulated_s")
+        done = [job for job in self._made.values() if self._result(job) is not None][:1]
+        return super().meanings() | {one.label: one.meaning for one in (timed.of(job.directory) for job in done)}
+
+    def _times(self, steps: float, seconds: float, known: dict[str, float]) -> Iterator[tuple[float, float, float]]:
+        """(Gbit/s, ms, seconds to the target) of a run that took so many steps and seconds; nan where it never did."""
+        cluster = self.final.config.cluster
+        assert isinstance(cluster, Machines)
+        links = cluster.links
+        assert links.latency_s is not None and links.bandwidth_gbps is not None
+        gradient_s, latencies = known["gradient_s"], known["latencies"]
+        volume = (seconds - steps * (gradient_s + latencies * links.latency_s)) * links.bandwidth_gbps / 8e-9
+        for latency_ms in self.latency_ms:
+            for gbps in self.gbps:
+                exchange = steps * latencies * 1e-3 * latency_ms + volume * 8e-9 / gbps
+                yield gbps, latency_ms, steps * gradient_s + max(0.0, exchange - self.overlap * steps * gradient_s)
+
+
+@dataclass
+class OverLinks(Comparison):
+    """A comparison of all-reduce SGD with compressors, whose runs are timed on many links.
+
+    measure     has to_reach; its axis is step
+    gbps, latency_ms    of all links: the labels of the map
+    """
+
+    name: str = "over_links"
+    cell: ClassVar[type[TunedCell]] = LinkCell
+    rows: list[LinkRow] = field(default_factory=list)  # type: ignore[assignment]
+    gbps: list[float] = field(default_factory=list)
+    latency_ms: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            check_between("overlap", row.overlap, 0.0, 1.0)
+        for key in ("gbps", "latency_ms"):
+            numbers = getattr(self, key)
+            if not numbers or min(numbers) <= 0 or not all(map(math.isfinite, numbers)):
+                raise ConfigError(f"{key}={numbers} makes no sense: give finite numbers above 0.")
+        if self.measure.to_reach is None or self.measure.axis != "step":
+            raise ConfigError("measure has to be steps to a target here: give to_reach, and axis: step.")
+        if self.columns:
+            raise ConfigError(f"columns={list(self.columns)} cannot be used here: the columns are gbps and latency_ms.")
+
+    def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
+        """Row by row."""
+        cells = super().cells(overrides, config_dir)
+        for row, cell in zip(self.rows, cells, strict=True):
+            assert isinstance(cell, LinkCell)
+            config = cell.final.config
+            _check(config)
+            cell.labels |= {BANDWIDTH: "", LATENCY: ""}
+            cell.factors = LinkFactors(without_seed_and_rate(config), f"{row.method}, latencies")
+            cell.overlap, cell.gbps, cell.latency_ms = row.overlap, tuple(self.gbps), tuple(self.latency_ms)
+        return cells
+
+
+def _check(config: Config) -> None:
+    """Raises ConfigError where the time on other links does not follow from that on some."""
+    cluster = config.cluster
+    if not isinstance(config.algo, AllReduce):
+        raise ConfigError("algo has to be allreduce here: who waits for whom depends on the links for other methods.")
+    even = isinstance(cluster, Machines) and cluster.compute.distribution is Distribution.constant
+    if not (even and isinstance(cluster, Machines) and cluster.stragglers.mode is Mode.none):
+        raise ConfigError("the cluster needs gradients that all take the same time here: use cluster=even.")
+    if cluster.links.workers_per_machine not in (None, 1) or cluster.network.mode is not Changes.constant:
+        raise ConfigError("all links have to be alike here, all the time: leave out cluster.network and machines.")
+    chosen = cluster.links.collective in (CollectiveName.auto, CollectiveName.ring_or_tree)
+    if chosen or config.compress.chooses or config.compress.adapts:
+        raise ConfigError("what is sent, and how, must not depend on the links here: name a collective and a share.")

@@ -1,0 +1,179 @@
+"""Steps of a run that decides on its way which share of the coordinates is sent: `compress.adapt=`."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from decentral.compression.adaptation import changed, gains_at, grid
+from decentral.compression.compressor import MEASURED_EVERY
+from decentral.compression.ratio import Ratio
+from decentral.training.stepper import Stepper
+
+if TYPE_CHECKING:
+    from decentral.algorithms.algorithm import Algorithm
+    from decentral.cluster.clock import Clock
+    from decentral.network.network import Network
+    from decentral.training.oracle import GradientOracle
+
+_READINGS = 5
+"""How many readings of the gain are averaged before it is compared: a reading is one step in ten."""
+_STEPS_AVERAGED = 256
+
+
+class AdaptiveStepper(Stepper):
+    """`Stepper`, with a ratio c that is decided after the warm-up, and again when the network or the gain changes.
+
+    Exploring: for each candidate `explore_steps` steps of training from where the run is, with the gain
+    ||C(e)||^2 / ||e||^2 of every step and worker averaged. Afterwards everything is as before: models, optimizer,
+    residuals, what else the compressor remembers, draws and losses of the oracle, and the buffers of the problem. The
+    simulated time and the bytes that it takes are counted, as they are taken.
+
+    Deciding: the rule compares the communication time of the compressor's `combine` over the links as they are now,
+    by the clock's formulas, and the gain, interpolated in log c, at the ratios of a grid.
+
+    When: latency or seconds per byte of the slowest link differ by a tenth from those of the last decision: decide
+    again, as gains do not depend on the network. The gain over 50 steps differs by a tenth from that over the first 50
+    steps after the last decision: explore, and decide again.
+
+    The authors' code of "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks" does
+    otherwise: it explores on batches of the test data with residuals begun anew and uninitialised, restores models but
+    no momentum, fits an exponential to the costs, which it knows (off by 110 % at the strongest
+    compression), and a quotient of exponentials to the gains, solves with NSGA-II for one unknown, takes any change of
+    its schedule for a change of the network, and decides only then: never after the first exploration, nor after one
+    that the gain has led to.
+    """
+
+    def __init__(self, algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor) -> None:
+        super().__init__(algorithm, net, oracle, x)
+        assert isinstance(algorithm.compressor, Ratio) and net.clock is not None
+        self.compressor: Ratio = algorithm.compressor
+        self.clock: Clock = net.clock
+        self.gradients = oracle
+        self.size, self.dtype = x.shape[1], x.dtype
+        self.gains: list[float] = []
+        """Of each candidate, as explored last."""
+        self.links: tuple[float, float] = (0.0, 0.0)
+        """Latency and seconds per byte at the last decision."""
+        self.readings: list[float] = []
+        """Of the gain, since it was compared last."""
+        self.usual: float | None = None
+        """The gain over the first steps after the last decision."""
+        self.ratios: list[list[float]] = []
+        """[step, ratio] of each decision."""
+        self.explored = 0
+
+    def step(self) -> None:
+        """Take a step, after exploring and deciding where it is time to."""
+        if self.t >= self.compressor.warmup_steps:
+            self.clock.begin_step(self.t)
+            if not self.gains:
+                self._explore()
+                self._decide()
+            elif any(map(changed, self.clock.costs.slowest, self.links)):
+                self._decide()
+        super().step()
+        if self.gains and (self.t - 1) % MEASURED_EVERY == 0:
+            self._compare(self._gain())
+
+    def choices(self) -> dict[str, Any]:
+        """See `Stepper.choices`.
+
+        ratios    [step, share of coordinates from then on] of each decision
+        explored  how often candidates were tried out
+        """
+        if not self.ratios:
+            return super().choices()
+        return super().choices() | {"ratios": [[int(t), c] for t, c in self.ratios], "explored": self.explored}
+
+    def on_the_way(self) -> dict[str, Any]:
+        """What was measured and decided so far."""
+        names = ("gains", "links", "readings", "usual", "ratios", "explored")
+        return {"adaptive": {name: getattr(self, name) for name in names}}
+
+    def go_on_from(self, step: int, part: dict[str, Any]) -> None:
+        """See `Stepper.go_on_from`."""
+        super().go_on_from(step, part)
+        for name, value in part["adaptive"].items():
+            setattr(self, name, value)
+        if self.ratios:
+            self.compressor.send_share(self.ratios[-1][1])
+
+    def _gain(self) -> float:
+        """||C(e)||^2 / ||e||^2 as read last, mean over all workers; the same on every process."""
+        found = self.algorithm.readings(self.state)
+        assert found is not None
+        return self.net.gather(found)[:, 0].mean().item()
+
+    def _compare(self, gain: float) -> None:
+        """Take a reading of the gain into account."""
+        self.readings.append(gain)
+        if len(self.readings) < _READINGS:
+            return
+        mean = sum(self.readings) / len(self.readings)
+        self.readings = []
+        if self.usual is None:
+            self.usual = mean
+        elif changed(mean, self.usual):
+            self.gains = []  # before the next step they are explored again
+
+    def _decide(self) -> None:
+        """Take the ratio that is best by the rule, over the links as they are now."""
+        c = self.compressor
+        ratios = grid(c.candidates, c.grid)
+        seconds = []
+        for ratio in ratios.tolist():
+            c.send_share(ratio)
+            seconds.append(c.planned_s(self.clock, self.t, self.dtype))
+        gain = gains_at(ratios, c.candidates, self.gains)
+        best = c.adapt.value().best(np.array(seconds), gain, self._compute_s())
+        c.send_share(float(ratios[best]))
+        self.ratios.append([self.t, float(ratios[best])])
+        self.links, self.readings, self.usual = self.clock.costs.slowest, [], None
+
+    def _compute_s(self) -> float:
+        """How long the slowest worker's gradient takes in a step, on average over the first ones."""
+        return float(self.clock.times.seconds(0, _STEPS_AVERAGED).max(axis=1).mean())
+
+    def _explore(self) -> None:
+        """Find out the gain of every candidate; afterwards all is as it was, but for time and bytes."""
+        c, steps = self.compressor, self.compressor.explore_steps
+        before, keep = _Before(self.state, self.gradients), c.keep
+        c.measure_always(True)
+        for ratio in c.candidates:
+            c.send_share(ratio)
+            state, total = copied(self.state), 0.0
+            for t in range(self.t, self.t + steps):
+                state = self.algorithm.step(state, self.gradients, self.net, t)
+                total += self._gain()
+            self.gains.append(total / steps)
+            before.restore()
+        c.measure_always(False)
+        c.send_share(keep)
+        self.explored += 1
+
+
+class _Before:
+    """What a step changes beside the rows that it is given: draws, losses, buffers, readings."""
+
+    def __init__(self, state: Any, oracle: GradientOracle) -> None:
+        self._problem = oracle.problem
+        self._live = [*oracle.rows().values(), *oracle.problem.buffers().values(), state.readings]
+        self._kept = [each.clone() for each in self._live]
+        self._state = copy.deepcopy(oracle.problem.state())
+
+    def restore(self) -> None:
+        """All of it is as it was."""
+        for live, kept in zip(self._live, self._kept, strict=True):
+            live.copy_(kept)
+        if self._state:
+            self._problem.load_state(copy.deepcopy(self._state))
+
+
+def copied(state: Any) -> Any:
+    """A state with memory of its own, of an algorithm's `State`."""
+    copies = [each.clone() if isinstance(each, Tensor) else tuple(buffer.clone() for buffer in each) for each in state]
+    return type(state)(*copies)

@@ -1,0 +1,252 @@
+"""`decentral-advise`: what a step is predicted to take, what is advised, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decentral.cli import advise as cli
+from decentral.cluster.links import CollectiveName
+from decentral.compression.row_layout import RowLayout
+from decentral.config.composition import compose
+from decentral.jobs.advice.advise import CAUTION, advise
+from decentral.jobs.advice.coding import in_means
+from decentral.jobs.advice.machine import Machine, MeasuredLinks, fitted
+from decentral.jobs.advice.methods import METHODS, Case, InMeans, Overlapped
+from decentral.jobs.advice.text import text
+from decentral.jobs.advice.workload import Passes, backward_share, layout_of
+from decentral.registry import components
+from decentral.training.timing import timed
+
+MODEL = ["model=mlp", "data=digits"]
+LAYOUT = RowLayout(("weight", "bias"), ((300, 200), (200,)))
+N, P = 4, LAYOUT.num_coordinates
+CLUSTER = ["cluster=machines", "cluster.compute.mean_s=0.3", "cluster.links.copy_gbps=inf"]
+
+
+def on(latency_s: float, bandwidth_gbps: float, *more: str) -> list[str]:
+    links = [f"cluster.links.latency_s={latency_s}", f"cluster.links.bandwidth_gbps={bandwidth_gbps}"]
+    return [*CLUSTER, *links, *more]
+
+
+def case(cluster: list[str], *words: str, layout: RowLayout = LAYOUT, backward: float = 2 / 3) -> Case:
+    timeline = ["simulate=timeline", "steps=8", f"num_workers={N}", *cluster]
+    return Case(compose([*timeline, *words]), layout, backward, 8)
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    with pytest.raises(SystemExit) as exit:
+        cli.main(arguments)
+    return exit.value.code, *capsys.readouterr()
+
+
+# -- predictions -------------------------------------------------------------------------------------------------------
+
+
+def test_an_all_reduce_is_hidden_behind_the_backward_pass_but_for_the_last_bucket():
+    """A ring of alpha = 1 ms: 6 ms of latency for a bucket and 2 (n - 1)/n N beta for its bytes."""
+    layout = RowLayout(("x",), ((25_000_000,),))  # 4 buckets of 25 MB
+    ddp = Overlapped("DDP", ())
+    fast = case(on(1e-3, 100), "algo=allreduce", layout=layout)
+    bucket_s = 6 * (1e-3 + 25e6 / N * 8e-9 / 100)
+    found = ddp.predict(fast)
+    assert found.step_s == pytest.approx(0.3 + bucket_s)
+    assert found.bytes_per_step == pytest.approx(2 * 3 / 4 * 100e6)
+    slow = case(on(1e-3, 1), "algo=allreduce", layout=layout)
+    bucket_s = 6 * (1e-3 + 25e6 / N * 8e-9)
+    assert bucket_s > 0.05  # the network is what limits: it is busy from the first bucket on
+    assert ddp.predict(slow).step_s == pytest.approx(0.1 + 0.2 / 4 + 4 * bucket_s)
+    nothing_hidden = ddp.predict(slow._replace(backward=0.0))
+    assert nothing_hidden.step_s == pytest.approx(0.3 + 4 * bucket_s)
+
+
+def test_overlap_is_never_slower_than_an_all_reduce_after_the_gradient_in_one_bucket():
+    delayed = ["cluster.stragglers.mode=exactly", "cluster.stragglers.count=1", "cluster.stragglers.delay_s=0.2"]
+    given = case(on(1e-4, 0.01, *delayed), "algo=allreduce")
+    after = timed(given.config, 8, P)
+    assert Overlapped("DDP", ()).predict(given).step_s == pytest.approx(after.step_s)
+    assert after.step_s > 0.5  # everybody waits for the one that is delayed
+
+
+@pytest.mark.parametrize(
+    ("compress", "verbs", "bytes_per_worker"),
+    [
+        ("none", 1, 2 * 3 / 4 * 4 * P),
+        ("bf16", 1, 2 * 3 / 4 * 2 * P),
+        ("topk", 1, 3 * 8 * (P // 10)),
+        ("int8", 1, 3 * (P + 4 * math.ceil(P / 2048))),
+        ("powersgd", 2, 2 * 3 / 4 * 4 * (2 * 500 + 200)),
+        ("artopk", 2, 3 / 4 * 4 * (P // 10) + 2 * 3 / 4 * 4 * (P // 10)),
+    ],
+)
+def test_bytes_of_a_compressed_mean_are_those_of_its_verbs(compress: str, verbs: int, bytes_per_worker: float):
+    found = in_means(components("compression")[compress](), LAYOUT, N)
+    assert len(found.sent) == verbs
+    assert found.bytes_per_worker == pytest.approx(bytes_per_worker)
+    assert found.work_s > 0
+
+
+def test_a_compressed_mean_takes_the_gradient_the_coding_and_its_collectives():
+    given = case(on(1e-3, 0.1), "algo=allreduce", "compress=topk", "compress.keep=0.1")
+    found = InMeans("top-k", ()).predict(given)
+    gathered = 2 * 1e-3 + 3 * 8 * (P // 10) * 8e-9 / 0.1  # log2 n alpha + (n - 1) N beta
+    assert found.coding_s > 0
+    assert found.step_s == pytest.approx(0.3 + found.coding_s + gathered)
+
+
+def test_every_method_is_predicted_or_says_why_not():
+    given = ["num_workers=8", "cluster=slow_network", *MODEL]
+    told: list[str] = []
+    found = advise(given, None, None, told.append)
+    assert {row.method.title for row in found.rows} | set(found.impossible) == {method.title for method in METHODS}
+    assert len(told) == len(METHODS)
+    assert not found.impossible
+    times = [row.prediction.step_s for row in found.rows]
+    assert times == sorted(times) and times[0] >= 0.16
+    assert all(row.prediction.bytes_per_step > 0 and row.error is None for row in found.rows)
+    assert found.layout == layout_of(found.config) and len(found.layout.shapes) > 1
+
+
+def test_the_time_of_methods_without_compression_is_that_of_a_timeline():
+    found = advise(["num_workers=8", "cluster=slow_network", *MODEL], None, None, lambda _: None)
+    for row in found.rows:
+        if row.method.title.startswith(("D-PSGD on", "WAGMA", "RelaySGD")):
+            words = ["simulate=timeline", "steps=200", "num_workers=8", "cluster=slow_network", *row.method.words]
+            clock = timed(compose(words), 200, found.layout.num_coordinates)
+            assert row.prediction.step_s == pytest.approx(clock.step_s)
+            assert row.prediction.bytes_per_step == pytest.approx(clock.bytes_sent / clock.gradients)
+
+
+# -- the advice --------------------------------------------------------------------------------------------------------
+
+
+def test_where_the_network_is_fast_the_answer_is_distributed_data_parallel():
+    found = advise([*MODEL, "num_workers=8", "cluster=even"], None, None, lambda _: None)
+    assert found.use_ddp and found.verdict.startswith("Use DistributedDataParallel")
+    assert found.facts()["use_ddp"] is True and CAUTION in text(found)
+
+
+def test_where_the_network_is_slow_it_is_not():
+    large = ["cluster=slow_network", "cluster.num_parameters=2000000"]
+    found = advise([*MODEL, "num_workers=8", *large], None, None, lambda _: None)
+    best, ddp = found.rows[0], found.best_ddp
+    assert not found.use_ddp and best.prediction.step_s < ddp.prediction.step_s / 1.1
+    assert f"'{best.method.title}' is predicted to take" in found.verdict
+    (why,) = found.impossible.values()
+    assert "the shapes of the parameters" in why
+
+
+def test_images_that_are_not_there_are_taken_to_be_what_they_are_known_to_be(capsys, tmp_path: Path):
+    given = ("model=resnet50", "data=imagenet", "num_workers=4", "cluster=slow_network")
+    assert layout_of(compose([*given, "simulate=timeline", "steps=8"])).num_coordinates == 25_557_032
+    code, _, told = command(capsys, *given, f"data.path={tmp_path / 'nowhere'}")
+    assert code == 2 and "nowhere" in told and told.count("\n") == 1
+
+
+# -- what is measured --------------------------------------------------------------------------------------------------
+
+
+def test_latency_and_bandwidth_follow_from_two_exchanges_and_the_collective_from_a_third():
+    alpha, beta, small, large = 2e-4, 8e-9 / 5, 4 * 256, 4 * 250_000
+    for n, collective in ((2, CollectiveName.tree), (8, CollectiveName.recursive_doubling), (8, CollectiveName.ring)):
+        d = min(n - 1, 2)
+        seconds = {"mix small": alpha + d * small * beta, "mix large": alpha + d * large * beta, "copy": 1e-3}
+        seconds["mean large"] = collective.value().seconds(n, large, alpha, beta)
+        found = fitted(seconds, n, large)
+        assert found.latency_s == pytest.approx(alpha)
+        assert found.bandwidth_gbps == pytest.approx(5)
+        assert found.copy_gbps == pytest.approx(8e-9 * large / 1e-3)
+        taken = CollectiveName[found.collective].value().seconds(n, large, alpha, beta)
+        assert taken == pytest.approx(seconds["mean large"])
+
+
+def test_the_backward_share_is_a_share_whatever_the_noise():
+    assert [backward_share(3.0, 1.0), backward_share(1.0, 1.2), backward_share(1.0, 0.0)] == [
+        pytest.approx(2 / 3),
+        0,
+        1,
+    ]
+
+
+def test_the_error_is_that_of_steps_between_as_many_workers_as_processes(monkeypatch: pytest.MonkeyPatch):
+    """Two processes whose ring takes 0.1 + 0.01 s for a step; 8 workers are what is asked for."""
+    links = MeasuredLinks(0.01, math.inf, math.inf, "ring")
+    machine = Machine(Passes(0.1, 0.5), links, 2, {"dpsgd": 0.105, "allreduce": 0.24})
+    monkeypatch.setattr("decentral.jobs.advice.advise.measure", lambda *_: machine)
+    found = advise([*MODEL, "device=cpu", "num_workers=8"], 2, None, lambda _: None)
+    errors = {row.method.check: row.error for row in found.rows if row.error is not None}
+    assert errors == {"dpsgd": pytest.approx(0.11 / 0.105 - 1), "allreduce": pytest.approx(0.12 / 0.24 - 1)}
+    assert found.config.num_workers == 8 and found.backward == 0.5
+    assert "wrong by up to 50 %" in text(found) and found.facts()["doubt"] in text(found)
+    assert found._replace(rows=[row for row in found.rows if row.method.check != "allreduce"]).doubt == ""
+    assert "-50 %" in text(found) and "not checked" in text(found)
+    unmeasured = advise([*MODEL, "device=cpu"], 2, None, lambda _: None)
+    assert unmeasured.config.num_workers == 2
+
+
+@pytest.mark.slow
+def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    file = tmp_path / "advice.json"
+    code, out, told = command(capsys, *MODEL, "device=cpu", "processes=2", "--json", "--output", str(file))
+    assert code == 0, told
+    found: dict[str, Any] = json.loads(out)
+    assert json.loads(file.read_text()) == found
+    assert found["num_workers"] == found["measured"]["processes"] == 2
+    assert found["measured"]["latency_s"] > 0 and found["measured"]["bandwidth_gbps"] > 0
+    assert found["gradient_s"] > 0 and 0 <= found["backward_share"] <= 1
+    checked = {each["settings"][0] for each in found["methods"] if each["error"] is not None}
+    assert checked == {"algo=allreduce", "algo=dpsgd"}
+    assert "measuring passes of model=mlp" in told
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def test_the_table_says_what_was_not_checked_and_json_says_the_same(capsys: pytest.CaptureFixture[str]):
+    given = (*MODEL, "num_workers=4", "cluster=even")
+    code, out, told = command(capsys, *given)
+    assert code == 0 and "not checked" in out and "predicting: WAGMA ..." in told and CAUTION in out
+    code, out, _ = command(capsys, *given, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["cluster"] == "even" and found["measured"] is None
+    assert all(each["error"] is None and each["step_s"] >= 0.16 for each in found["methods"])
+
+
+def test_help_says_what_is_measured(capsys: pytest.CaptureFixture[str]):
+    code, out, err = command(capsys, "--help")
+    assert (code, err) == (0, "") and "for about 30 s" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["modle=mlp"], "modle"),
+        (["algo=wagma", "cluster=even"], "algo=wagma cannot be set here: decentral-advise compares methods"),
+        (["compress.keep=0.1", "cluster=even"], "compress.keep=0.1 cannot be set here"),
+        (["cluster=even", "processes=4"], "leave it out, or cluster=even"),
+        (["processes=1"], "links are measured between 2 to 64 processes"),
+        (["processes=many"], "processes=many makes no sense"),
+        (["cluster.links.latency_s=1"], "is about a cluster, and none is chosen"),
+        (["cluster=even", "num_workers=1"], "num_workers=1 has nobody to talk to"),
+        (["task=quadratics", "device=cpu"], "task=quadratics has no model whose passes could be measured"),
+        (["cluster=machines"], "is missing|is not given|needs"),
+        (["cluster=even", "--output", "."], "--output . is a folder"),
+        (["--jsno"], "--jsno is no option. Did you mean '--json'"),
+    ],
+)
+def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], told: str):
+    code, out, err = command(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("decentral-advise: ") and err.count("\n") == 1
+    assert any(part in err for part in told.split("|"))
+
+
+def test_another_number_of_workers_is_another_case():
+    given = case(on(1e-3, 1), "algo=allreduce")
+    more = given._replace(config=replace(given.config, num_workers=16))
+    assert Overlapped("DDP", ()).predict(more).step_s > Overlapped("DDP", ()).predict(given).step_s

@@ -1,0 +1,364 @@
+"""What every compressor has to do: sizes, addressed randomness, error feedback, numbers that are none, `combine`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from decentral.algorithms.allreduce import AllReduce
+from decentral.compression.address import Address
+from decentral.compression.artopk import Select
+from decentral.compression.compressor import Compressor, Encoder, Takes
+from decentral.compression.row_layout import RowLayout
+from decentral.config.composition import compose
+from decentral.config.files import dump, load
+from decentral.config.identity import identity, run_id
+from decentral.errors import ConfigError
+from decentral.network.payload import Payload, Sizes
+from decentral.registry import components
+
+LAYOUT = RowLayout(("conv", "bias", "head", "scale"), ((8, 3, 3, 3), (8,), (10, 12), ()))  # 216 + 8 + 120 + 1
+P, SEED, STEPS_PER_EPOCH = LAYOUT.num_coordinates, 5, 10.0
+ENCODERS = sorted(name for name, cls in components("compression").items() if issubclass(cls, Encoder))
+ROWS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+
+
+def bound(name: str, layout: RowLayout = LAYOUT, **settings: Any) -> Any:
+    return components("compression")[name](**settings).bound(layout, SEED, STEPS_PER_EPOCH)
+
+
+def rows(k: int = 1, dtype: torch.dtype = torch.float32, seed: int = 0, size: int = P) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=(k, size))).to(dtype)
+
+
+def decoded(compressor: Encoder, payload: Payload, like: Tensor, at: Address) -> Tensor:
+    out = torch.zeros_like(like)
+    compressor.add_decoded(payload, out, at)
+    return out
+
+
+class Together:
+    """A network of one process: all n workers are local."""
+
+    def __init__(self, n: int) -> None:
+        self.n, self.workers, self.sizes = n, range(n), list[Sizes | None]()
+        self.means: list[int] = []
+        self.clock = None
+
+    def mean(self, x: Tensor) -> Tensor:
+        self.means.append(x.shape[1])
+        return x.copy_(x.mean(0, keepdim=True))
+
+    def allgather(self, payloads: Sequence[Payload], sizes: Sizes | None = None) -> list[Payload]:
+        assert all(sizes in (None, payload.sizes) for payload in payloads)
+        self.sizes.append(sizes)
+        return [Payload({name: part.clone() for name, part in one.tensors.items()}) for one in payloads]
+
+    def broadcast(self, payload: Payload | None, root: int, sizes: Sizes | None = None) -> Payload:
+        assert payload is not None and sizes in (None, payload.sizes)
+        return Payload({name: part.clone() for name, part in payload.tensors.items()})
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@ROWS
+def test_sizes_are_those_of_the_payloads_in_every_step(name: str, dtype: torch.dtype) -> None:
+    compressor = bound(name)
+    for step in (0, 3, 40):
+        sizes = compressor.sizes(step, dtype)
+        for number in range(3):
+            payload = compressor.encode(rows(dtype=dtype, seed=number)[0], Address(number, step))
+            assert sizes in (None, payload.sizes)
+            assert all(part.dim() == 1 and part.is_contiguous() for part in payload.tensors.values())
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@ROWS
+def test_a_row_is_left_as_it_is_and_shares_nothing_with_its_payload(name: str, dtype: torch.dtype) -> None:
+    compressor, e, at = bound(name), rows(dtype=dtype)[0], Address(1, 2)
+    before = e.clone()
+    payload = compressor.encode(e, at)
+    once = decoded(compressor, payload, e, at)
+    assert torch.equal(e, before)
+    e.zero_()
+    assert torch.equal(decoded(compressor, payload, before, at), once)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@ROWS
+def test_decoding_adds_the_weighted_row(name: str, dtype: torch.dtype) -> None:
+    compressor, e, out, at = bound(name), rows(dtype=dtype)[0], rows(dtype=dtype, seed=1)[0], Address(0, 4)
+    payload = compressor.encode(e, at)
+    expected = out + 0.25 * decoded(compressor, payload, e, at)
+    compressor.add_decoded(payload, out, at, 0.25)
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@ROWS
+def test_what_was_sent_and_what_is_left_are_the_row(name: str, dtype: torch.dtype) -> None:
+    compressor, e, at = bound(name), rows(dtype=dtype)[0], Address(3, 1)
+    left = e.clone()
+    payload = compressor.encode(e, at)
+    compressor.subtract_sent(payload, left, at)
+    again = left + decoded(compressor, payload, e, at)
+    if name in ROUNDS:  # a row minus a multiple of another number is rounded
+        torch.testing.assert_close(again, e, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)
+    else:
+        assert torch.equal(again, e)
+
+
+ROUNDS = {"int8", "sign"}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_randomness_is_that_of_the_seed_the_worker_and_the_step(name: str) -> None:
+    e, first, second = rows()[0], bound(name), bound(name)
+    second.encode(rows(seed=9)[0], Address(0, 8))  # what came before does not count
+    one = first.encode(e, Address(2, 3)).tensors
+    other = second.encode(e, Address(2, 3)).tensors
+    assert all(torch.equal(one[part], other[part]) for part in one)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("place", [0, 100, P - 1])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_no_finite_number_arrives_as_none(name: str, place: int, value: float) -> None:
+    compressor, e, at = bound(name), rows()[0], Address(0, 0 if name == "none" else 50)
+    e[place] = value
+    assert not decoded(compressor, compressor.encode(e, at), e, at).isfinite().all()
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("value", [0.0, 1.0, -3.0])
+def test_rows_with_equal_entries(name: str, value: float) -> None:
+    compressor, at = bound(name), Address(0, 7)
+    e = torch.full((P,), value)
+    found = decoded(compressor, compressor.encode(e, at), e, at)
+    assert found.isfinite().all()
+    assert not found[e == 0].any()
+    sent = found[found != 0]
+    torch.testing.assert_close(sent, torch.full_like(sent, value))
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_payloads_of_two_workers_are_held_at_once(name: str) -> None:
+    compressor, both = bound(name), rows(2)
+    first = compressor.encode(both[0], Address(0, 1))
+    alone = decoded(compressor, first, both[0], Address(0, 1))
+    compressor.encode(both[1], Address(1, 1))
+    assert torch.equal(decoded(compressor, first, both[0], Address(0, 1)), alone)
+
+
+@pytest.mark.parametrize("name", sorted(components("compression")))
+@pytest.mark.parametrize("feedback", [True, False])
+def test_all_workers_get_the_mean_of_what_was_sent(name: str, feedback: bool) -> None:
+    """Over some steps the sum of what was applied and the mean residual is that of the gradients."""
+    if name == "none":
+        return
+    n, dtype = 3, torch.float64
+    compressor: Compressor = bound(name, error_feedback=feedback)
+    net: Any = Together(n)
+    x = rows(n, dtype)
+    r, memory = compressor.residual(x), compressor.memory(x, n)
+    assert r.shape == (n, P if feedback else 0) and not r.any()
+    total, applied = torch.zeros(P, dtype=dtype), torch.zeros(P, dtype=dtype)
+    for t in range(4):
+        g = rows(n, dtype, seed=10 + t)
+        total += g.mean(0)
+        g, r, memory = compressor.combine(g, r, memory, net, t)
+        assert torch.equal(g, g[:1].expand(n, P)) and g.any()
+        applied += g[0]
+    if feedback:
+        tolerance = 2**-5 if name == "bf16" else 1e-12  # the mean of bf16 numbers is one
+        torch.testing.assert_close(applied + r.mean(0), total, rtol=tolerance, atol=tolerance)
+
+
+def test_ar_topk_takes_everybody_in_turn_or_who_has_the_largest_gradient() -> None:
+    """The places that are sent are one worker's, the same for all."""
+    n, k = 3, 4
+    for select, chosen in (("star", [0, 1, 2, 0]), ("var", [2, 2, 2, 2])):
+        compressor: Compressor = bound("artopk", keep=k / P, select=Select[select], error_feedback=False)
+        net: Any = Together(n)
+        memory = compressor.memory(rows(n), n)
+        for t, b in enumerate(chosen):
+            g = rows(n, seed=t) * torch.tensor([[1.0], [2.0], [3.0]])
+            largest = g[b].abs().topk(k).indices
+            expected = torch.zeros(P).index_copy_(0, largest, g[:, largest].mean(0))
+            found, _, memory = compressor.combine(g, g.new_zeros(n, 0), memory, net, t)
+            torch.testing.assert_close(found, expected.expand(n, P))
+
+
+def test_ar_topk_waits_for_its_window_as_the_authors_code_does() -> None:
+    compressor: Compressor = bound("artopk", keep=1 / P, select=Select.var, wait_for_window=True, window_steps=3)
+    net: Any = Together(2)
+    r, memory = compressor.residual(rows(2)), compressor.memory(rows(2), 2)
+    sent = []
+    for t in range(4):
+        g = torch.zeros(2, P)
+        g[0, 0], g[1, 1] = 1.0, 5.0
+        g, r, memory = compressor.combine(g, torch.zeros_like(r), memory, net, t)
+        sent.append(int(g[0].abs().argmax()))
+    assert sent == [0, 0, 1, 1]
+
+
+def test_what_messages_leave_out_is_measured_in_every_tenth_step() -> None:
+    compressor: Compressor = bound("topk", keep=2 / P)
+    net: Any = Together(1)
+    g = torch.zeros(1, P)
+    readings = compressor.readings(g)
+    assert not readings.any()
+    g[0, :3] = torch.tensor([4.0, 2.0, 1.0])
+    for t in range(11):
+        compressor.combine(g.clone(), torch.zeros(1, P), g.new_zeros(0), net, t)
+        expected = [20 / 21, 1 / 21, 2 / P] if t < 10 else [1.0, 0.0, 2 / P]
+        torch.testing.assert_close(readings, torch.tensor([expected], dtype=torch.float64))
+        if t == 9:
+            g[0, 2] = 0.0
+
+
+@pytest.mark.parametrize(
+    "pieces", [[slice(0, None, 2), slice(1, None, 2)], [slice(0, 220), slice(220, P)], [slice(0, 0), slice(0, P)]]
+)
+def test_pieces_of_a_row_have_their_share_of_each_parameter(pieces: list[slice]) -> None:
+    numbers = torch.repeat_interleave(torch.arange(4), torch.tensor([216, 8, 120, 1]))
+    for piece in pieces:
+        held, count = torch.unique(numbers[piece], return_counts=True)
+        layout = LAYOUT.cut(piece)
+        assert layout.names == tuple(LAYOUT.names[number] for number in held.tolist())
+        assert layout.shapes == tuple((length,) for length in count.tolist())
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8", "sign"])
+def test_messages_of_one_worker_are_held_at_once(name: str) -> None:
+    compressor, both = bound(name), rows(2)
+    here = [Address(1, 0, message) for message in (0, 1)]
+    payloads = [compressor.encode(row, at) for row, at in zip(both, here, strict=True)]
+    assert torch.equal(
+        decoded(compressor, payloads[0], both[0], here[0]),
+        decoded(bound(name), bound(name).encode(both[0], here[0]), both[0], here[0]),
+    )
+
+
+def test_no_compression_is_an_all_reduce() -> None:
+    net: Any = Together(3)
+    g = rows(3)
+    expected = g.mean(0)
+    found, r, memory = bound("none").combine(g, g.new_zeros(3, 0), g.new_zeros(0), net, 0)
+    torch.testing.assert_close(found, expected.expand(3, P))
+    assert net.means == [P] and not net.sizes and r.shape == (3, 0) and memory.shape == (0,)
+
+
+# -- the configuration -------------------------------------------------------------------------------------------------
+
+SMALL = ("task=quadratics", "algo=allreduce", "num_workers=4")
+
+
+def test_nothing_is_compressed_unless_somebody_says_so() -> None:
+    config = compose(SMALL)
+    assert config.compress == components("compression")["none"]() and "compress" not in identity(config)
+    older = dump(config).replace("compress:\n  name: none\n", "")
+    assert "compress" not in older and load(older) == config
+
+
+def test_a_compressor_counts_with_its_settings() -> None:
+    known = {"name": "topk", "keep": 0.1, "error_feedback": True, "warmup_epochs": 0.0, "index_bytes": 4}
+    assert identity(compose([*SMALL, "compress=topk"]))["compress"] == known
+    settings = ("keep=0.2", "error_feedback=false", "warmup_epochs=1", "index_bytes=8")
+    others = [run_id(compose([*SMALL, "compress=topk", f"compress.{one}"])) for one in settings]
+    assert len({run_id(compose(SMALL)), run_id(compose([*SMALL, "compress=topk"])), *others}) == 6
+
+
+def test_an_algorithm_takes_nothing_rows_payloads_or_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    for takes, known in TAKEN.items():
+        monkeypatch.setattr(AllReduce, "takes", takes)
+        for name in sorted(components("compression")):
+            if name in known:
+                assert compose([*SMALL, f"compress={name}", "cluster=even"]).compress.name == name
+            else:
+                with pytest.raises(ConfigError, match=f"compress={name} cannot be used with algo=allreduce, which"):
+                    compose([*SMALL, f"compress={name}"])
+
+
+TAKEN = {
+    Takes.nothing: {"none"},
+    Takes.rows: {"none", "bf16", "int8", "sign"},
+    Takes.payloads: set(ENCODERS),
+    Takes.means: set(components("compression")),
+}
+
+
+def test_a_relay_of_sums_takes_no_holes() -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose(["task=quadratics", "algo=relaysgd", "compress=topk"])
+    words = (
+        "compress=topk cannot be used with algo=relaysgd, which relays sums of models, so that every coordinate needs "
+        "a number in every message: use bf16 or int8 or sign, or leave it out."
+    )
+    assert str(refused.value) == words
+    with pytest.raises(ConfigError, match="algo=dpsgd, which sends models, so that every coordinate needs a number"):
+        compose(["task=quadratics", "algo=dpsgd", "compress=topk"])
+    assert compose(["task=quadratics", "algo=relaysgd", "topology=dbt", "compress=int8"]).compress.name == "int8"
+
+
+HALF = '''"""A compressor of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decentral.compression.sparse import SparseRatio
+
+
+@dataclass
+class FirstK(SparseRatio):
+    """The first k entries."""
+
+    name: str = "firstk"
+
+    def places(self, e, at):
+        """0, ..., k - 1."""
+        import torch
+
+        return torch.arange(self.count(len(e), at.step))
+'''
+
+
+def test_one_of_ones_own_is_chosen_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AllReduce, "takes", Takes.payloads)
+    (tmp_path / "compression").mkdir()
+    (tmp_path / "compression" / "firstk.py").write_text(HALF)
+    config = compose([*SMALL, "compress=firstk", "compress.keep=0.5"], str(tmp_path))
+    compressor, e = config.compress.bound(RowLayout.flat(4), 0), torch.arange(1.0, 5.0)
+    assert decoded(compressor, compressor.encode(e, Address(0, 0)), e, Address(0, 0)).tolist() == [1, 2, 0, 0]
+    assert "own source" in identity(config)["compress"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["compress=topk", "compress.keep=0"], "compress.keep=0 makes no sense: it is the share of the coordinates"),
+        (["compress=topk", "compress.keep=2"], "compress.keep=2 makes no sense: it is the share of the coordinates"),
+        (["compress=topk", "compress.keep=nan"], "compress.keep=nan makes no sense"),
+        (["compress=topk", "compress.warmup_epochs=-1"], "compress.warmup_epochs=-1 makes no sense"),
+        (["compress=topk", "compress.index_bytes=2"], "compress.index_bytes=2 makes no sense: an index is an integer"),
+        (["compress=randomk", "compress.keep=0"], "compress.keep=0 makes no sense"),
+        (["compress=powersgd", "compress.rank=0"], "compress.rank=0 makes no sense: it has to be at least 1"),
+        (["compress=mstopk", "compress.samplings=0"], "compress.samplings=0 makes no sense"),
+        (["compress=int8", "compress.block=0"], "compress.block=0 makes no sense"),
+        (["compress=threshold", "compress.threshold=0"], "compress.threshold=0 makes no sense: it is the magnitude"),
+        (["compress=threshold", "compress.threshold=inf"], "compress.threshold=inf makes no sense"),
+        (["compress=threshold", "compress.keep=0.1"], "compress=threshold has no setting 'keep'"),
+        (["compress=randomk", "compress.unbiased=true"], "compress.unbiased=true sends P / k times the value"),
+        (["compress.keep=0.1"], "compress=none has no settings"),
+        (["compress=top"], "compress=top does not exist. Did you mean 'topk'?"),
+    ],
+)
+def test_the_command_line_says_what_is_wrong_with_a_compressor(overrides: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        compose([*SMALL, *overrides])
