@@ -25,6 +25,7 @@ class Batched(Execution):
     def passes(self, workload: Workload) -> Passes:
         """A pass for each group of workers. Raises ConfigError unless the model is a plain sequence of known layers."""
         from decentral.gradients.passes.layers import refusal, sequence
+        from decentral.gradients.passes.replayed import replayed
         from decentral.gradients.passes.side_by_side import SideBySide
         from decentral.gradients.passes.sizes import call_sizes
 
@@ -37,6 +38,5 @@ class Batched(Execution):
         layers = sequence(workload.models.modules[0])
         assert layers is not None
         sizes = call_sizes(layers, workload.batch_shape, workload.precision)
-        return SideBySide(
-            workload.models, layers, sizes.workers_at_once(workload.models.device), workload.precision, workload.loss
-        )
+        at_once = sizes.workers_at_once(workload.models.device)
+        return replayed(SideBySide(workload.models, layers, at_once, workload.precision, workload.loss))

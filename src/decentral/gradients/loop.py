@@ -20,5 +20,6 @@ class Loop(Execution):
     def passes(self, workload: Workload) -> Passes:
         """A pass for each worker in turn; there is no model that it refuses."""
         from decentral.gradients.passes.one_by_one import OneByOne
+        from decentral.gradients.passes.replayed import replayed
 
-        return OneByOne(workload.models, workload.precision, workload.loss)
+        return replayed(OneByOne(workload.models, workload.precision, workload.loss))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
 
 from decentral.gradients.execution import Loss
+from decentral.gradients.passes.lanes import Lanes
 from decentral.gradients.passes.memory_format import MemoryFormat
 from decentral.gradients.passes.passes import Passes
 from decentral.gradients.passes.worker_models import WorkerModels, random_state
@@ -22,13 +23,14 @@ class OneByOne(Passes):
     rows is one worker's activations and one worker's gradient.
     """
 
-    execution: ClassVar[str] = "loop"
+    execution: str = "loop"
 
     def __init__(self, models: WorkerModels, precision: Precision, loss: Loss) -> None:
         self.models, self.precision, self.loss = models, precision, loss
         self.memory_format = MemoryFormat(models.modules[0], models.device)
         self.draws: bool | None = None
         """Whether a forward pass draws random numbers: known after the first one."""
+        self.lanes = Lanes()
         self.g = torch.empty(0)
         self._gradients: list[list[Tensor]] = []
 
@@ -45,15 +47,31 @@ class OneByOne(Passes):
         precise = self.precision.forward(device)
         with torch.enable_grad(), self.precision.training(device):
             for j, i in enumerate(workers):
-                if self.draws is not False:
-                    seed(j)
-                before = random_state(device) if self.draws is None else []
-                with precise:
-                    outputs = models.modules[i](self.memory_format(inputs[j]))
-                if self.draws is None:
-                    self.draws = not all(map(torch.equal, before, random_state(device)))
-                loss = self.loss(outputs.to(x.dtype), targets[j])
-                gradients = torch.autograd.grad(loss, models.leaves[i], materialize_grads=True)
-                torch._foreach_copy_(self._gradients[j], gradients)
-                losses.append(loss.detach())
+                with self.lanes(j):
+                    losses.append(self._one(j, i, x.dtype, inputs[j], targets[j], seed, precise))
+        self.lanes.join()
         return torch.stack(losses), self.g[: len(workers)]
+
+    def _one(
+        self,
+        j: int,
+        i: int,
+        dtype: torch.dtype,
+        inputs: Tensor,
+        targets: Tensor,
+        seed: Callable[[int], None],
+        precise: AbstractContextManager[object],
+    ) -> Tensor:
+        """The loss of worker i, whose gradient goes to row j."""
+        models, device = self.models, self.models.device
+        if self.draws is not False:
+            seed(j)
+        before = random_state(device) if self.draws is None else []
+        with precise:
+            outputs = models.modules[i](self.memory_format(inputs))
+        if self.draws is None:
+            self.draws = not all(map(torch.equal, before, random_state(device)))
+        loss: Tensor = self.loss(outputs.to(dtype), targets)
+        gradients = torch.autograd.grad(loss, models.leaves[i], materialize_grads=True)
+        torch._foreach_copy_(self._gradients[j], gradients)
+        return loss.detach()

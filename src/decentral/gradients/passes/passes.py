@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -12,7 +11,7 @@ from torch import Tensor
 class Passes(ABC):
     """The forward and backward passes of r of the k local workers, at models that are the rows of x [r, P]."""
 
-    execution: ClassVar[str]
+    execution: str
     """What `execution=` calls this way, for the run's records."""
 
     @abstractmethod

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.gradients.execution import Loss
+from decentral.gradients.passes.lanes import Lanes
 from decentral.gradients.passes.layers import forward
 from decentral.gradients.passes.passes import Passes
 from decentral.gradients.passes.worker_models import WorkerModels
@@ -23,13 +24,15 @@ class SideBySide(Passes):
     The gradients are copied into the rows of g. What lives beside the rows is one group's activations and gradients.
     """
 
-    execution: ClassVar[str] = "batched"
+    execution: str = "batched"
+    draws: ClassVar[bool] = False
 
     def __init__(
         self, models: WorkerModels, layers: Sequence[nn.Module], workers_at_once: int, precision: Precision, loss: Loss
     ) -> None:
         self.models, self.layers, self.precision, self.loss = models, layers, precision, loss
         self.workers_at_once = workers_at_once
+        self.lanes = Lanes()
         self.g = torch.empty(0)
         self._groups: dict[int, tuple[list[slice], list[list[Tensor]], Tensor]] = {}
         self._leaves: dict[tuple[int, tuple[int, ...], int], list[list[Tensor]]] = {}

@@ -1,0 +1,125 @@
+"""The passes of a GPU, recorded once and then replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decentral.gradients.passes.lanes import Lanes
+from decentral.gradients.passes.one_by_one import OneByOne
+from decentral.gradients.passes.passes import Passes
+from decentral.gradients.passes.side_by_side import SideBySide
+
+_CALLS_FIRST = 3  # until libraries have set up what they need, and have chosen their kernels
+_LANES = 8  # streams: so many workers at a time
+_PLACES = 4  # of x, with batches of a shape and workers: each has a recording with memory of its own
+
+
+def replayed(passes: OneByOne | SideBySide) -> Passes:
+    """On a GPU `passes`, recorded; elsewhere themselves."""
+    return Replayed(passes, _LANES) if passes.models.device.type == "cuda" else passes
+
+
+@dataclass
+class Recording:
+    """A CUDA graph, where it reads its batch, and where it leaves losses [r] and gradients [r, P].
+
+    `generators` are what its forward passes draw from, one for each worker; none if they draw nothing.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Tensor
+    targets: Tensor
+    generators: list[torch.Generator]
+    losses: Tensor
+    g: Tensor
+
+    def __call__(self, inputs: Tensor, targets: Tensor, seed: Callable[[int], None]) -> tuple[Tensor, Tensor]:
+        """Copies the batch, addresses the draws, and launches everything at once."""
+        self.inputs.copy_(inputs)
+        self.targets.copy_(targets)
+        if self.generators:
+            with drawing_from(self.generators, inputs.device) as choose:
+                for j in range(len(self.generators)):
+                    choose(j)
+                    seed(j)
+        self.graph.replay()
+        return self.losses, self.g
+
+
+class Replayed(Passes):
+    """The same kernels as `passes`, launched as one CUDA graph, in which workers are computed in `lanes` at a time.
+
+    Hundreds of kernels of a few microseconds for each worker take far longer to launch one after the other than to
+    compute. A graph holds addresses: it is recorded for each place of x, each shape of the batch and each choice of
+    workers, after the first calls, which are carried out as usual. Random numbers are those of the usual passes: each
+    worker draws from a generator of its own, which is seeded before the launch.
+    """
+
+    def __init__(self, passes: OneByOne | SideBySide, lanes: int) -> None:
+        self.passes, self.lanes, self.execution = passes, lanes, passes.execution
+        self._calls: dict[tuple[object, ...], int] = {}
+        self._recordings: dict[tuple[object, ...], Recording] = {}
+
+    def __call__(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, workers: Sequence[int], seed: Callable[[int], None]
+    ) -> tuple[Tensor, Tensor]:
+        """See `Passes`."""
+        key = (x.data_ptr(), x.stride(), inputs.shape, inputs.dtype, targets.shape, targets.dtype, tuple(workers))
+        if key not in self._recordings:
+            self._calls[key] = self._calls.get(key, 0) + 1
+            if self._calls[key] <= _CALLS_FIRST or len(self._recordings) == _PLACES:
+                return self.passes(x, inputs, targets, workers, seed)
+            self._recordings[key] = self._record(x, inputs, targets, workers)
+        return self._recordings[key](inputs, targets, seed)
+
+    def _record(self, x: Tensor, inputs: Tensor, targets: Tensor, workers: Sequence[int]) -> Recording:
+        graph, inputs, targets = torch.cuda.CUDAGraph(), inputs.clone(), targets.clone()
+        generators = [torch.Generator(x.device) for _ in workers] if self.passes.draws else []
+        for generator in generators:
+            graph.register_generator_state(generator)
+        self.passes.models.bind(x, workers)
+        torch.cuda.synchronize(x.device)
+        with drawing_from(generators, x.device) as choose, torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            self.passes.lanes = StreamLanes(x.device, self.lanes)
+            losses, g = self.passes(x, inputs, targets, workers, choose)
+            self.passes.lanes = Lanes()
+        return Recording(graph, inputs, targets, generators, losses, g)
+
+
+@contextmanager
+def drawing_from(generators: Sequence[torch.Generator], device: torch.device) -> Iterator[Callable[[int], None]]:
+    """Within this, a function that lets the device's default generator be the j-th of these."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    default = torch.cuda.default_generators[index]
+    before = default.graphsafe_get_state()
+
+    def choose(j: int) -> None:
+        default.graphsafe_set_state(generators[j])
+
+    try:
+        yield choose
+    finally:
+        default.graphsafe_set_state(before)
+
+
+class StreamLanes(Lanes):
+    """Streams that take turns: they begin after what the current one has been told to do before."""
+
+    def __init__(self, device: torch.device, count: int) -> None:
+        self._device, self._streams = device, [torch.cuda.Stream(device) for _ in range(count)]
+        for stream in self._streams:
+            stream.wait_stream(torch.cuda.current_stream(device))
+
+    def __call__(self, turn: int) -> AbstractContextManager[object]:
+        """See `Lanes`."""
+        return torch.cuda.stream(self._streams[turn % len(self._streams)])
+
+    def join(self) -> None:
+        """See `Lanes`."""
+        for stream in self._streams:
+            torch.cuda.current_stream(self._device).wait_stream(stream)
