@@ -354,3 +354,10 @@ def test_at_scale_smoke_no_claim_is_judged(tmp_path: Path) -> None:
     claim = {"says": "So.", "kind": "close", "first": {"alpha": "1"}, "second": {"alpha": "1"}, "within": 100}
     line = verdicts(tmp_path, {"claims": [claim]}, table1(), scale="smoke")["So."]
     assert line["verdict"] == "not run" and "only shows that the study works" in line["why"]
+
+
+def test_a_study_of_some_cells_is_held_against_their_numbers_alone() -> None:
+    keys = ["relaysgd+momentum|dbt|alpha=0.01", "qg-dpsgd|ring|alpha=0.01"]
+    assert [one.key for one in published.numbers("relaysum", "table1", keys)] == keys
+    with pytest.raises(ConfigError, match=r"no number qg-dpsgd\|ring\|alpha=0\.02"):
+        published.numbers("relaysum", "table1", ["qg-dpsgd|ring|alpha=0.02"])

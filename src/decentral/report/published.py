@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -54,14 +55,21 @@ def papers() -> dict[str, Paper]:
     return {row["paper"]: Paper(row["short"], row["title"]) for row in _read("papers.csv")}
 
 
-def numbers(paper: str, item: str) -> list[PublishedNumber]:
-    """The numbers of an item, in the paper's order. Raises ConfigError if there is no such paper or item."""
+def numbers(paper: str, item: str, keys: Sequence[str] = ()) -> list[PublishedNumber]:
+    """The numbers of an item, in the paper's order: those with these keys, or all.
+
+    Raises ConfigError if there is no such paper, item or key.
+    """
     found = [_number(row) for row in _rows(paper) if row["item"] == item]
     if not found:
         raise ConfigError(
             f"published.item={item} is not in the published numbers of {paper}.{suggest(item, items(paper))}"
         )
-    return found
+    known = [one.key for one in found]
+    wrong = next((key for key in keys if key not in known), None)
+    if wrong is not None:
+        raise ConfigError(f"published.keys: {item} of {paper} has no number {wrong}.{suggest(wrong, known)}")
+    return [one for one in found if one.key in keys] if keys else found
 
 
 def items(paper: str) -> list[str]:

@@ -57,6 +57,7 @@ class Published:
     """The published numbers to compare with.
 
     item       of the paper's file in decentral/published
+    keys       of the numbers of the item that this study is about, as its rows and columns name them; [] for all
     scales     at which our numbers can be compared
     because    why this tolerance
     """
@@ -65,6 +66,7 @@ class Published:
     tolerance: Tolerance
     because: str
     scales: list[str] = field(default_factory=lambda: ["paper"])
+    keys: list[str] = field(default_factory=list)
 
 
 @dataclass

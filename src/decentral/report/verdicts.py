@@ -77,7 +77,7 @@ def judge_numbers(results: Results) -> list[Verdict]:
     spec = results.spec.published
     if spec is None:
         return []
-    theirs = numbers(str(results.facts.get("paper", "")), spec.item)
+    theirs = numbers(str(results.facts.get("paper", "")), spec.item, spec.keys)
     if not results.comparable:
         return [_not_run(one, spec, results.incomparable) for one in theirs]
     ours: dict[str, list[Entry]] = {}
@@ -97,7 +97,7 @@ def unknown_keys(results: Results) -> list[str]:
 
 def not_run(paper: str, published: Published, why: str) -> list[Verdict]:
     """The verdicts on the numbers of an item of which nothing was run."""
-    return [_not_run(one, published, why) for one in numbers(paper, published.item)]
+    return [_not_run(one, published, why) for one in numbers(paper, published.item, published.keys)]
 
 
 def as_csv(verdicts: list[Verdict]) -> str:
