@@ -94,9 +94,9 @@ def _through_hydra(options: argparse.Namespace, arguments: list[str], folders: l
     import hydra
 
     from decentral.cli.sweep import exit_status, refuse_too_many
-    from decentral.config.overrides import checked, with_usual_topology
+    from decentral.config.overrides import checked, with_usual
 
-    overrides = with_usual_topology(checked(options.overrides, folders, several=True), folders)
+    overrides = with_usual(checked(options.overrides, folders, several=True), folders)
     if options.multirun:
         refuse_too_many(overrides, options.config_dir)
     register_schema()

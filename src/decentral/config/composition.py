@@ -139,9 +139,9 @@ def _compose_one(
     pieces: _Pieces,
     made: Mapping[str, Any],
 ) -> Config:
-    from decentral.config.overrides import CHOICES, checked, with_usual_topology
+    from decentral.config.overrides import CHOICES, checked, with_usual
 
-    overrides = with_usual_topology(checked(given, folders), folders)
+    overrides = with_usual(checked(given, folders), folders)
     choices = tuple(o for o in overrides if o.partition("=")[0] in CHOICES)
     with blame.named(), explained(overrides):
         values = _with_values(pieces.together(choices), [o for o in overrides if o not in choices])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import NoneType
@@ -65,18 +65,30 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
     return plain
 
 
-def with_usual_topology(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """The overrides, and the topology that their algorithm is usually run on if neither they nor their experiment say
-    anything of one."""
-    keys = {override.partition("=")[0].partition(".")[0]: override.partition("=")[2] for override in overrides}
-    known = _choices_of_experiment(keys.get("experiment", "null").strip("'\""), folders)
-    chosen = components(GROUPS["algo"]).get(keys.get("algo", known.get("algo", "")).strip("'\""))
+def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """The overrides, and what is usual for their task and algorithm where neither they nor their experiment say
+    anything of it: settings of the task (`Task.usual`), and the topology of the algorithm."""
+    said = {override.partition("=")[0]: override.partition("=")[2] for override in overrides}
+    known = _said_by_experiment(said.get("experiment", "null").strip("'\""), folders)
+    before, after = [], []
+    task = components(GROUPS["task"]).get(_choice("task", said, known))
+    for key, value in getattr(task, "usual", {}).items():
+        if key not in {*said, *known}:
+            before.append(f"{key}={value}")
+    chosen = components(GROUPS["algo"]).get(_choice("algo", said, known))
     usual = getattr(chosen, "usual_topology", "")
-    return list(overrides) if "topology" in {*keys, *known} or not usual else [*overrides, f"topology={usual}"]
+    if usual and "topology" not in {*(key.partition(".")[0] for key in said), *known}:
+        after.append(f"topology={usual}")
+    return [*before, *overrides, *after]
 
 
-def _choices_of_experiment(experiment: str, folders: Sequence[Path]) -> dict[str, str]:
-    """Group -> choice, as the file of the experiment has them; what is wrong with it Hydra says."""
+def _choice(group: str, said: Mapping[str, str], known: Mapping[str, str]) -> str:
+    return said.get(group, known.get(group, "")).strip("'\"")
+
+
+def _said_by_experiment(experiment: str, folders: Sequence[Path]) -> dict[str, str]:
+    """Key -> value ("" for what is no choice of a group), as the file of the experiment has them; what is wrong with
+    it Hydra says."""
     import yaml
 
     file = next((path for f in reversed(folders) if (path := f / "experiment" / f"{experiment}.yaml").is_file()), None)
@@ -84,10 +96,11 @@ def _choices_of_experiment(experiment: str, folders: Sequence[Path]) -> dict[str
         found = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
     except (OSError, ValueError, yaml.YAMLError):
         return {}
-    defaults = found.get("defaults") if isinstance(found, dict) else None
-    words = [one for one in defaults or [] if isinstance(one, dict)]
+    if not isinstance(found, dict):
+        return {}
+    words = [one for one in found.get("defaults") or [] if isinstance(one, dict)]
     choices = {str(key).rpartition("/")[2].split()[-1]: str(value) for one in words for key, value in one.items()}
-    return choices | {str(key): "" for key in found or {} if key in GROUPS and key not in choices}
+    return {str(key): "" for key in found} | choices
 
 
 def _check_key(override: str, folders: Sequence[Path]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from decentral.data.description import DataDescription
 
     Order = Callable[[int], Tensor]
-    """order(step) -> LongTensor [k, B] on the CPU: the images of each local worker. Pure: it may be called ahead."""
-    Batches = Generator[tuple[Tensor, Tensor], None, None]
+    """order(step) -> LongTensor [k, B] on the CPU: the examples of each local worker. Pure: it may be called ahead."""
+    Batch = tuple[Any, Any]
+    """Inputs and targets [k, B, ...]; lists of k where workers have batches of different shapes."""
+    Batches = Generator[Batch, None, None]
 
 
 class DataSet(ABC):
@@ -60,25 +62,27 @@ class DataSet(ABC):
 class Loaded(ABC):
     """A data set on a device."""
 
-    train_labels: np.ndarray  # [N] int64, for the partition
-    num_classes: int
+    train_labels: np.ndarray  # [N] int64, for the partition: the classes, or where an example comes from
+    num_classes: int  # how many different labels there may be
     num_test: int
     reads_ahead: ClassVar[bool] = True
     """Whether batches that are drawn one after the other come sooner than those that are asked for at random."""
 
     @abstractmethod
     def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
-        """Images [k, B, C, H, W] float32, normalised and augmented, and labels [k, B] int64, for start <= step < stop.
+        """Inputs [k, B, ...] and targets [k, B, ...], for start <= step < stop.
 
-        `workers` are the global numbers of the k rows of `order(step)`. The augmentation of an image depends on
-        (seed, worker, step, position in the row) only: not on the other workers of this process, on how far ahead
-        batches are read, or on the device. Close the iterator to stop whatever it started before it is exhausted.
+        Images are [k, B, C, H, W] float32, normalised and augmented, texts [k, B, L] int64, filled up to the longest
+        of the k B; labels are [k, B] int64. `workers` are the global numbers of the k rows of `order(step)`. The
+        augmentation of an example depends on (seed, worker, step, position in the row) only: not on the other workers
+        of this process, on how far ahead batches are read, or on the device. Close the iterator to stop whatever it
+        started before it is exhausted.
         """
 
     def test_batches(
         self, batch_size: int, chosen: Tensor | None = None, part: int = 0, parts: int = 1
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images [b, C, H, W] float32, normalised, and labels [b] int64, in a fixed order; the last may be smaller.
+        """Inputs [b, ...], not augmented, and targets [b, ...], in a fixed order; the last batch may be smaller.
 
         All of the test set, or those `chosen` (LongTensor of numbers); of these batches every `parts`-th, from number
         `part` on.
@@ -90,7 +94,7 @@ class Loaded(ABC):
 
     @abstractmethod
     def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images and labels, as above, for each of these batches: LongTensors [b] of numbers in the test set."""
+        """Inputs and targets, as above, for each of these batches: LongTensors [b] of numbers in the test set."""
 
     @abstractmethod
     def close(self) -> None:

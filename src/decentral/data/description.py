@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -47,3 +48,41 @@ class ImageData(LabelledData):
 
     kind: ClassVar[str] = "images"
     shape: tuple[int, int, int]
+
+
+PADDING = 0
+"""The token that fills up sequences that are shorter than others of their batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenData(DataDescription):
+    """Sequences of tokens, whole numbers below `vocabulary`: [size, L] int64, filled up at the end with `PADDING`.
+
+    vocabulary    how many tokens there are, with `PADDING`
+    longest       tokens in a sequence at most
+    usual         tokens in a sequence, about; infinity where that is not known
+    """
+
+    kind: ClassVar[str] = "sequences of tokens"
+    vocabulary: int
+    longest: int
+    usual: float = math.inf
+
+    def batch_shape(self, size: int) -> tuple[int, ...]:
+        """Of the longest sequences: [size, longest]."""
+        return size, self.longest
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTokens(TokenData):
+    """Texts in tokens, each of one of several classes: labels are 0 ... num_classes - 1."""
+
+    kind: ClassVar[str] = "texts with labels"
+    num_classes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextTokens(TokenData):
+    """Pieces of running text in tokens; the target of a token is the one that follows it."""
+
+    kind: ClassVar[str] = "running text"

@@ -38,5 +38,4 @@ class Batched(Execution):
         layers = sequence(workload.models.modules[0])
         assert layers is not None
         sizes = call_sizes(layers, workload.batch_shape, workload.precision)
-        at_once = sizes.workers_at_once(workload.models.device)
-        return replayed(SideBySide(workload.models, layers, at_once, workload.precision, workload.loss))
+        return replayed(SideBySide(workload, layers, sizes.workers_at_once(workload.models.device)))

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 
 class Loss(Protocol):
-    """The task's loss, such as torch's `cross_entropy`: of each target, their mean or their sum."""
+    """The task's loss, such as torch's `cross_entropy`: of each target, their mean or their sum.
+
+    Targets that are ignored have the loss 0, and no part in the mean.
+    """
 
     def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
         """Outputs [B, ...] of a model and targets [B, ...] -> a number, or [B, ...] with reduction="none"."""
@@ -27,12 +30,14 @@ class Workload(NamedTuple):
     batch_shape   of what one worker's model takes in a step, such as (B, C, H, W) for images
     precision     of the arithmetic
     loss          what is minimised, its mean over the batch
+    ignored       targets of this value count for nothing, in the loss as in its mean: the padding of sequences, say
     """
 
     models: WorkerModels
     batch_shape: tuple[int, ...]
     precision: Precision
     loss: Loss
+    ignored: int | None = None
 
 
 class Execution(ABC):

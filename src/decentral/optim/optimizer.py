@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from decentral.optim.rows import add, copy, scale, sub
+from decentral.errors import ConfigError
+from decentral.optim.rows import add, clip, copy, scale, sub
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,9 +25,15 @@ class Optimizer(ABC):
     """
 
     weight_decay: float
+    clip_norm: float | None = None
+    """c: gradients g of workers with ||g|| > c are made that long, g <- g c / (||g|| + 1e-6), each worker's by itself;
+    as `torch.nn.utils.clip_grad_norm_`. Before weight decay. What algorithms hand to the local optimizer is what is
+    clipped: a worker's own gradient, or the mean of all with an algorithm that averages gradients."""
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
-        """The gradient with weight decay, g + weight_decay x [k, P], in the memory of g."""
+        """The gradient, clipped and with weight decay, c(g) + weight_decay x [k, P], in the memory of g."""
+        if self.clip_norm is not None:
+            g = clip(g, self.clip_norm)
         return add(g, x, alpha=self.weight_decay) if self.weight_decay else g
 
     @abstractmethod
@@ -38,6 +46,12 @@ class Optimizer(ABC):
 
         d lies in the memory of g or is one of the buffers: the caller may read it, and overwrite g.
         """
+
+
+def check_clip_norm(value: float | None) -> None:
+    """Raise ConfigError unless it is a positive number, or None."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise ConfigError(f"optim.clip_norm={value:g} makes no sense: it has to be above 0, or null for no clipping.")
 
 
 class LocalOptimizer(Protocol):

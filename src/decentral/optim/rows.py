@@ -44,6 +44,14 @@ def copy(x: Tensor, out: Tensor) -> Tensor:
     return out.copy_(x)
 
 
+def clip(x: Tensor, norm: float) -> Tensor:
+    """Each row x_i [P] of x [k, P] times min(1, norm / (||x_i|| + 1e-6)), in the memory of x: 3 passes over memory."""
+    import torch
+
+    lengths = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x.mul_((norm / (lengths + 1e-6)).clamp_(max=1.0))
+
+
 def _sum(x: Tensor, y: Tensor, alpha: float | Tensor, sign: float, out: Tensor) -> Tensor:
     import torch
 

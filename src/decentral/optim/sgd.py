@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from decentral.errors import ConfigError, check_range
-from decentral.optim.optimizer import Buffers, Optimizer
+from decentral.optim.optimizer import Buffers, Optimizer, check_clip_norm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class SGD(Optimizer):
     """Stochastic gradient descent, with heavy-ball or Nesterov momentum and weight decay.
 
-        g <- g + weight_decay x
+        g <- min(1, clip_norm / ||g||) g + weight_decay x          clip_norm: null for none
         m <- momentum m + g                       m^0 = 0, no dampening
         u  = -lr m                                heavy ball
         u  = -lr (g + momentum m)                 nesterov
@@ -28,10 +28,12 @@ class SGD(Optimizer):
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    clip_norm: float | None = field(default=None, metadata={"older": None})
 
     def __post_init__(self) -> None:
         check_range("optim.momentum", self.momentum, 0.0, 1.0)
         check_range("optim.weight_decay", self.weight_decay, 0.0, float("inf"))
+        check_clip_norm(self.clip_norm)
         if self.nesterov and self.momentum == 0:
             raise ConfigError("optim.nesterov=true needs momentum: set optim.momentum, for example to 0.9.")
 

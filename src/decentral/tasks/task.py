@@ -31,6 +31,10 @@ class Task(ABC):
     eval_every_epochs: ClassVar[float] = 1.0
     """How often to evaluate unless told otherwise."""
 
+    usual: ClassVar[Mapping[str, str]] = {}
+    """Settings that this task has unless told otherwise, where those of conf/config.yaml do not suit it: key -> value,
+    as on a command line. Each holds unless the command line or its experiment says anything of that key."""
+
     has_samples: ClassVar[bool] = True
     """Whether x - gradient(x) is a sample in the space of the models (relay_mean averages those)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ class OneByOne(Passes):
     """
 
     execution: str = "loop"
+    takes_lists: bool = True
 
     def __init__(self, models: WorkerModels, precision: Precision, loss: Loss) -> None:
         self.models, self.precision, self.loss = models, precision, loss
@@ -35,7 +37,12 @@ class OneByOne(Passes):
         self._gradients: list[list[Tensor]] = []
 
     def __call__(
-        self, x: Tensor, inputs: Tensor, targets: Tensor, workers: Sequence[int], seed: Callable[[int], None]
+        self,
+        x: Tensor,
+        inputs: Tensor | Sequence[Any],
+        targets: Tensor | Sequence[Tensor],
+        workers: Sequence[int],
+        seed: Callable[[int], None],
     ) -> tuple[Tensor, Tensor]:
         """For each worker in turn: its module's forward pass, the loss, the backward pass, a copy into its row of g."""
         models, device = self.models, self.models.device

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -14,12 +15,21 @@ class Passes(ABC):
     execution: str
     """What `execution=` calls this way, for the run's records."""
 
+    takes_lists: bool = False
+    """Whether workers may have batches of different shapes: then inputs and targets are lists of r."""
+
     @abstractmethod
     def __call__(
-        self, x: Tensor, inputs: Tensor, targets: Tensor, workers: Sequence[int], seed: Callable[[int], None]
+        self,
+        x: Tensor,
+        inputs: Any,
+        targets: Any,
+        workers: Sequence[int],
+        seed: Callable[[int], None],
     ) -> tuple[Tensor, Tensor]:
         """Mean losses [r] and their gradients g [r, P], for inputs [r, B, ...], such as images [r, B, C, H, W], and
-        targets [r, B, ...], such as labels [r, B].
+        targets [r, B, ...], such as labels [r, B]; or, where this `takes_lists`, for lists of r. Then inputs[j] is what
+        the module of row j takes as its argument, a tensor or a tuple of them.
 
         `workers` are the places of the r workers among the local ones, each once. g is the same memory in every call,
         which the caller may overwrite until the next. `seed(j)` addresses the randomness of the worker of row j; it is

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -61,14 +62,17 @@ class Replayed(Passes):
     """
 
     def __init__(self, passes: OneByOne | SideBySide, lanes: int) -> None:
-        self.passes, self.lanes, self.execution = passes, lanes, passes.execution
+        self.passes, self.lanes = passes, lanes
+        self.execution, self.takes_lists = passes.execution, passes.takes_lists
         self._calls: dict[tuple[object, ...], int] = {}
         self._recordings: dict[tuple[object, ...], Recording] = {}
 
     def __call__(
-        self, x: Tensor, inputs: Tensor, targets: Tensor, workers: Sequence[int], seed: Callable[[int], None]
+        self, x: Tensor, inputs: Any, targets: Any, workers: Sequence[int], seed: Callable[[int], None]
     ) -> tuple[Tensor, Tensor]:
-        """See `Passes`."""
+        """See `Passes`. Batches of tokens are of another length in every step, so that nothing is recorded of them."""
+        if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
+            return self.passes(x, inputs, targets, workers, seed)
         key = (x.data_ptr(), x.stride(), inputs.shape, inputs.dtype, targets.shape, targets.dtype, tuple(workers))
         if key not in self._recordings:
             self._calls[key] = self._calls.get(key, 0) + 1

@@ -8,12 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from decentral.gradients.execution import Loss
+from decentral.gradients.execution import Workload
 from decentral.gradients.passes.lanes import Lanes
 from decentral.gradients.passes.layers import forward
 from decentral.gradients.passes.passes import Passes
-from decentral.gradients.passes.worker_models import WorkerModels
-from decentral.gradients.precision import Precision
 
 _PLACES = 2  # how many places of x are remembered, for algorithms in which two of them take turns
 
@@ -27,10 +25,9 @@ class SideBySide(Passes):
     execution: str = "batched"
     draws: ClassVar[bool] = False
 
-    def __init__(
-        self, models: WorkerModels, layers: Sequence[nn.Module], workers_at_once: int, precision: Precision, loss: Loss
-    ) -> None:
-        self.models, self.layers, self.precision, self.loss = models, layers, precision, loss
+    def __init__(self, workload: Workload, layers: Sequence[nn.Module], workers_at_once: int) -> None:
+        self.models, self.layers, self.precision = workload.models, layers, workload.precision
+        self.loss, self.ignored = workload.loss, workload.ignored
         self.workers_at_once = workers_at_once
         self.lanes = Lanes()
         self.g = torch.empty(0)
@@ -55,10 +52,17 @@ class SideBySide(Passes):
                 with precise:
                     outputs = forward(self.layers, inputs[group], leaves)
                 each = self.loss(outputs.to(x.dtype).flatten(0, 1), targets[group].flatten(0, 1), reduction="none")
-                loss = each.reshape(len(targets[group]), -1).mean(1)
+                loss = self._means(each, targets[group])
                 torch._foreach_copy_(views, torch.autograd.grad(loss.sum(), leaves))
                 losses.append(loss.detach())
         return torch.cat(losses), g
+
+    def _means(self, losses: Tensor, targets: Tensor) -> Tensor:
+        """The mean losses [c] of a group, from those of all its targets [c, B, ...]; without those that are ignored."""
+        each = losses.reshape(len(targets), -1)
+        if self.ignored is None:
+            return each.mean(1)
+        return each.sum(1) / (targets != self.ignored).flatten(1).sum(1)
 
     def groups(self, r: int) -> list[slice]:
         """The groups of r rows, of about the same size."""

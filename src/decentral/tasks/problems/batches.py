@@ -1,14 +1,25 @@
-"""Which images a worker draws when: a pure function, whatever the number of processes."""
+"""Which examples a worker draws when: a pure function, whatever the number of processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from decentral.randomness import torch_generator
+
+
+class DrawOrder(Protocol):
+    """`order(draw)` -> for each local worker what it draws, as `Loaded.train_batches` of the data wants to be told."""
+
+    def __call__(self, draw: int) -> Any:
+        """Of all k local workers: indices [k, B], say."""
+
+    def of(self, *local: int) -> Callable[[int], Any]:
+        """The same of some local workers alone: draw -> [r, B]."""
 
 
 class BatchOrder:

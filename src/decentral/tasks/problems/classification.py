@@ -1,129 +1,48 @@
-"""The problem behind task=images: cross-entropy of one model per worker on that worker's images."""
+"""The problem behind task=images and task=text: cross-entropy of one model per worker on that worker's examples."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decentral.compression.row_layout import RowLayout
-from decentral.errors import ConfigError
-from decentral.gradients.execution import Workload
-from decentral.gradients.passes.memory_format import MemoryFormat, forward_examples
-from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
-from decentral.gradients.precision import float32
-from decentral.models.statistics import has_batch_statistics, recompute_batch_statistics
-from decentral.randomness import address, torch_generator
-from decentral.registry import components
 from decentral.store.metadata import Metric
-from decentral.tasks.evaluation import WHOLE, Scope
-from decentral.tasks.problems.batches import BatchOrder
-from decentral.tasks.task import Problem
+from decentral.tasks.problems.supervised import Supervised
 
 if TYPE_CHECKING:
     from decentral.config.schema import Config
-    from decentral.data.dataset import Batches
-    from decentral.tasks.images import Images
-
-_STATISTICS_BATCH_SIZE = 64
+    from decentral.tasks.supervised import SupervisedTask
 
 
-class Classification(Problem):
-    """Per-worker gradients at models that are views of the rows, computed as `execution` says."""
+class Classification(Supervised):
+    """Which of several classes an example is of."""
 
     loss = staticmethod(F.cross_entropy)
-    loss_unit = "nats"
+    num_statistics = 3
 
-    def __init__(self, task: Images, config: Config, workers: range, device: torch.device) -> None:
-        assert config.num_workers is not None
-        self.task, self.config, self.workers, self.device, self.seed = task, config, workers, device, config.seed
-        self.data = config.data.load(device, config.seed)
-        self.indices = config.partition.indices(self.data.train_labels, config.num_workers, config.seed)
-        self.order = BatchOrder(
-            self.indices, workers, config.batch_size, config.seed, reshuffle=task.reshuffle, drop_last=task.drop_last
-        )
-        self.steps_per_epoch = float(self.order.steps_per_epoch)
+    def __init__(
+        self,
+        task: SupervisedTask,
+        config: Config,
+        workers: range,
+        device: torch.device,
+        *,
+        statistics_examples: int = 0,
+    ) -> None:
+        super().__init__(task, config, workers, device, statistics_examples=statistics_examples)
         self.metrics = (
             Metric("test", "accuracy", larger_is_better=True, unit="%", chance=1 / self.data.num_classes),
             Metric("test", "loss", unit=self.loss_unit),
         )
-        info = config.data.inspect()
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(address(config.seed, "initial model"))
-            template = config.model.build(info)
-        self.dtype = config.precision.dtype
-        template.to(self.dtype)
-        self.models = WorkerModels(template, len(workers), device)
-        self.average = WorkerModels(template, 1, device)
-        self.memory_format = MemoryFormat(template, device)
-        execution = components("gradients")[config.execution]()
-        batch_shape = info.batch_shape(config.batch_size)
-        self.forward_examples = forward_examples(template, batch_shape, device)
-        self.passes = execution.passes(Workload(self.models, batch_shape, config.precision, self.loss))
-        self.facts = {"execution": self.passes.execution}
-        self._x0 = flat(template).to(device)
-        self._buffers = self.models.buffers()
-        self._streams: dict[int | None, _Stream] = {}
-        self.notes = config.data.notes()
-        if has_batch_statistics(template):
-            recomputed = f"averaged model: batch-norm statistics recomputed on {task.statistics_images} training images"
-            self.notes = (*self.notes, recomputed)
 
-    def init(self) -> Tensor:
-        """The model as it was built [P]; to be asked for once."""
-        x0, self._x0 = self._x0, self._x0[:0]
-        return x0
-
-    def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
-        """Cross-entropies [r] and their gradients [r, P], by the passes of `execution`."""
-        places = range(len(self.workers)) if workers is None else workers
-        if workers is None and (draws == draws[0]).all():
-            began = time.perf_counter()
-            inputs, targets = self.next_batch(int(draws[0]))
-            self.data_s += time.perf_counter() - began
-            return self._gradient(x, inputs, targets, draws, places)
-        began = time.perf_counter()
-        batches = self._batches(places, draws.tolist())
-        self.data_s += time.perf_counter() - began
-        if len({images.shape for images, _ in batches}) == 1:
-            images, labels = (torch.cat(each) for each in zip(*batches, strict=True))
-            return self._gradient(x, images, labels, draws, places)
-        losses, g = x.new_empty(len(batches)), torch.empty_like(x)  # some are at the smaller batch that ends an epoch
-        for j, (images, labels) in enumerate(batches):
-            row = slice(j, j + 1)
-            losses[row], g[row] = self._gradient(x[row], images, labels, draws[row], places[row])
-        return losses, g
-
-    def _gradient(
-        self, x: Tensor, images: Tensor, labels: Tensor, draws: np.ndarray, places: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        def seed(j: int) -> None:
-            seed_draws(self.device, self.seed, self.workers[places[j]], int(draws[j]))
-
-        return self.passes(x, images.to(self.dtype), labels, places, seed)
-
-    def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
-        """Of the test examples, for local workers' own models: correct, sum of cross-entropies, count: [r, 3]."""
-        places = range(len(self.workers)) if workers is None else workers
-        self.models.bind(x)
-        modules = {f"worker {self.workers[i]}": self.models.modules[i] for i in places}
-        return self._test(modules, scope, 0, 1)
-
-    def average_statistics(self, x: Tensor, part: int, parts: int, scope: Scope = WHOLE) -> Tensor:
-        """The same of one averaged model [P] on this part's batches of the test examples: [3]."""
-        self.average.bind(x[None])
-        (module,) = self.average.modules
-        with float32(self.device):
-            recompute_batch_statistics(module, self._statistics_batches())
-        found = self._test({"averaged model": module}, scope, part, parts)[0]
-        self.average.release()
-        return found
+    def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
+        """Correct, sum of cross-entropies, count: [3]."""
+        total[0] += (outputs.argmax(1) == targets).sum()
+        total[1] += self.loss(outputs, targets, reduction="sum")
+        total[2] += len(targets)
 
     def finish(self, statistics: Tensor) -> Tensor:
         """Accuracy and mean cross-entropy: [..., 3] -> [..., 2]."""
@@ -135,135 +54,3 @@ class Classification(Problem):
 
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
         save_table(counts, directory / "partition.csv")
-
-    def buffers(self) -> dict[str, Tensor]:
-        """Batch-norm statistics [k, ...]."""
-        return self._buffers
-
-    def model_tensors(self, x: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters and buffers [...] by name, those of the module's `state_dict`."""
-        return dict(zip(self.models.names, self.models.views(x), strict=True)) | dict(buffers)
-
-    def layout(self, x: Tensor) -> RowLayout:
-        """Those of the module."""
-        return RowLayout(tuple(self.models.names), tuple(map(tuple, self.models.shapes)))
-
-    def averaged_buffers(self, x: Tensor) -> dict[str, Tensor]:
-        """With batch statistics recomputed on training images."""
-        self.average.bind(x[None])
-        (module,) = self.average.modules
-        with float32(self.device):
-            recompute_batch_statistics(module, self._statistics_batches())
-        found = {name: buffer.clone() for name, buffer in module.named_buffers() if name in self._buffers}
-        self.average.release()
-        return found
-
-    def begin_with(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """See `Problem.begin_with`."""
-        shapes = dict(zip(self.models.names, map(tuple, self.models.shapes), strict=True))
-        shapes |= {name: tuple(rows.shape[1:]) for name, rows in self._buffers.items()}
-        theirs = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        for name in sorted(shapes.keys() | theirs.keys()):
-            if shapes.get(name) != theirs.get(name):
-                raise ConfigError(
-                    f"init={self.config.init} is a run of another model than model={self.config.model.name}: its "
-                    f"{name} is {list(theirs.get(name, ())) if name in theirs else 'missing'}, here it is "
-                    f"{list(shapes[name]) if name in shapes else 'missing'}."
-                )
-        for name, rows in self._buffers.items():
-            rows.copy_(tensors[name])
-        return torch.cat([tensors[name].reshape(-1) for name in self.models.names]).to(self.device, self.dtype)
-
-    def close(self) -> None:
-        """Stop loaders."""
-        for stream in self._streams.values():
-            stream.close()
-        self.data.close()
-
-    def next_batch(self, draw: int) -> tuple[Tensor, Tensor]:
-        """The batches [k, B, ...] that all local workers draw, equally far; draw by draw they are read ahead."""
-        if None not in self._streams:
-            self._streams[None] = _Stream(lambda start: self.data.train_batches(self.order, self.workers, start, 2**62))
-        return self._streams[None](draw)
-
-    def batch_of(self, i: int, draw: int) -> tuple[Tensor, Tensor]:
-        """The batch [1, B, ...] that local worker i draws, however far the others are."""
-        if i not in self._streams:
-            order, worker = self.order.of(i), self.workers[i : i + 1]
-            self._streams[i] = _Stream(lambda start: self.data.train_batches(order, worker, start, 2**62))
-        return self._streams[i](draw)
-
-    def _batches(self, places: Sequence[int], draws: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """The batches of local workers that are not equally far, in their order: each [1, B, ...], or all in one."""
-        if self.data.reads_ahead:
-            return [self.batch_of(i, draw) for i, draw in zip(places, draws, strict=True)]
-        found: dict[int, tuple[Tensor, Tensor]] = {}
-        for draw in set(draws):
-            together = [i for i, its in zip(places, draws, strict=True) if its == draw]
-            numbers = [self.workers[i] for i in together]
-            images, labels = next(self.data.train_batches(self.order.of(*together), numbers, draw, draw + 1))
-            if len(together) == len(places):
-                return [(images, labels)]
-            found |= zip(together, zip(images.split(1), labels.split(1), strict=True), strict=True)
-        return [found[i] for i in places]
-
-    def _statistics_batches(self) -> Iterator[Tensor]:
-        """Training images of all workers, always the same ones, in batches of about the same size."""
-        N, wanted = len(self.data.train_labels), self.task.statistics_images
-        picks = torch.randint(N, (1, wanted), generator=torch_generator("cpu", self.seed, "batch statistics"))
-        batches = picks.tensor_split(-(-wanted // _STATISTICS_BATCH_SIZE), dim=1)
-        for images, _ in self.data.train_batches(batches.__getitem__, range(1), 0, len(batches)):
-            yield self.memory_format(images[0].to(self.dtype))
-
-    def _test(self, modules: dict[str, torch.nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
-        """Over this part's batches of the test examples: correct, sum of cross-entropies, count: [modules, 3].
-
-        A forward pass is on no more examples of a batch than are fast (`forward_examples`).
-        """
-        totals = torch.zeros(len(modules), 3, dtype=torch.float64, device=self.device)
-        for module in modules.values():
-            module.eval()
-        chosen = None if scope.examples is None else self._test_examples(scope.examples)
-        num_batches = len(
-            range(part, -(-(scope.examples or self.data.num_test) // self.config.evaluation.batch_size), parts)
-        )
-        piece = self.forward_examples or self.config.evaluation.batch_size
-        with torch.no_grad(), float32(self.device):
-            batches = self.data.test_batches(self.config.evaluation.batch_size, chosen, part, parts)
-            for number, (images, labels) in enumerate(batches):
-                totals[:, 2] += len(labels)
-                images = self.memory_format(images.to(self.dtype))
-                for total, (name, module) in zip(totals, modules.items(), strict=True):
-                    scope.tell(f"evaluating {name}, batch {number + 1} of {num_batches}")
-                    for inputs, targets in zip(images.split(piece), labels.split(piece), strict=True):
-                        logits = module(inputs)
-                        total[0] += (logits.argmax(1) == targets).sum()
-                        total[1] += self.loss(logits, targets, reduction="sum")
-        for module in modules.values():
-            module.train()
-        return totals.cpu()
-
-    def _test_examples(self, number: int) -> Tensor:
-        """So many test examples, always the same ones, in their order."""
-        generator = torch_generator("cpu", self.seed, "test examples")
-        return torch.randperm(self.data.num_test, generator=generator)[:number].sort().values
-
-
-class _Stream:
-    """Batches by the number of their draw; one after the other they come from an iterator that may read ahead."""
-
-    def __init__(self, batches_from: Callable[[int], Batches]) -> None:
-        self._batches_from, self._next = batches_from, -1
-        self._batches: Batches | None = None
-
-    def __call__(self, draw: int) -> tuple[Tensor, Tensor]:
-        if draw != self._next or self._batches is None:
-            self.close()
-            self._batches = self._batches_from(draw)
-        self._next = draw + 1
-        return next(self._batches)
-
-    def close(self) -> None:
-        """Stop what reads ahead."""
-        if self._batches is not None:
-            self._batches.close()
