@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from decentral.data.description import DataDescription, ImageData
+from decentral.data.description import DataDescription, ImageData, LabelledTokens, NextTokens
 from decentral.errors import ConfigError
 from decentral.registry import components
 
@@ -44,7 +44,8 @@ class Model(ABC):
     def build(self, data: Any) -> nn.Module:
         """A new module for data of the kind that it takes: in train mode, on the CPU, in float32.
 
-        For images [B, C, H, W] it gives logits [B, num_classes]. The initial values come from torch's global generator,
+        For images [B, C, H, W] and for texts [B, L] it gives logits [B, num_classes], for running text [B, L] logits
+        [B, L, vocabulary]. The initial values come from torch's global generator,
         and nothing else does: the caller seeds it.
         """
 
@@ -73,3 +74,15 @@ class ImageModel(Model):
             f"(model={', '.join(fitting)}) or larger images (other data=, "
             f"or data.image_size={self.min_image_size} where data= has it)."
         )
+
+
+class TextModel(Model):
+    """An architecture that sorts texts into classes. What is filled up with padding has no part in it."""
+
+    takes: ClassVar[type[DataDescription]] = LabelledTokens
+
+
+class LanguageModel(Model):
+    """An architecture that predicts the next token at every place of a text."""
+
+    takes: ClassVar[type[DataDescription]] = NextTokens

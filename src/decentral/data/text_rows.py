@@ -1,0 +1,91 @@
+"""Rows of CSV and JSONL files, with the file and line of what is wrong with one."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from decentral.errors import ConfigError, suggest
+
+
+class Row(NamedTuple):
+    """What stands in the columns that were asked for."""
+
+    where: str
+    """The file and the line in which it ends, in words."""
+    values: list[str]
+
+
+def utf8_lines(path: Path) -> Iterator[str]:
+    """The lines of a file, with their ends. Raises ConfigError for bytes that are not UTF-8, with the line."""
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise ConfigError(
+                        f"data.path: {path}, line {number}: byte {error.start + 1} is not UTF-8: convert the file, for "
+                        "example with iconv."
+                    ) from None
+    except OSError as error:
+        raise ConfigError(f"data.path: {path} cannot be read: {error.strerror or error}.") from error
+
+
+def read_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[Row]:
+    """These columns of a file, row by row: of CSV by name (the first line is the header) or, for files without a
+    header, by number from 0; of JSONL by name.
+
+    Raises ConfigError for a missing column, a row that is too short, or what is no CSV or JSON, with file and line.
+    """
+    yield from (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, columns)
+
+
+def _csv_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[Row]:
+    reader = csv.reader(utf8_lines(path), strict=True)
+    try:
+        header = next(reader, []) if any(isinstance(column, str) for column in columns) else []
+        places = [_place(path, column, header) if isinstance(column, str) else column for column in columns]
+        for row in reader:
+            if not row:
+                continue
+            where = f"{path}, line {reader.line_num}"
+            if max(places) >= len(row):
+                raise ConfigError(
+                    f"data.path: {where}: there are {len(row)} columns, and {max(places) + 1} are needed: quote texts "
+                    "with commas in them."
+                )
+            yield Row(where, [row[place] for place in places])
+    except csv.Error as error:
+        raise ConfigError(
+            f"data.path: {path}, line {reader.line_num}: this is no CSV that can be read ({error}): quote texts, and "
+            f"keep each below {csv.field_size_limit():,} characters."
+        ) from None
+
+
+def _place(path: Path, column: str, header: list[str]) -> int:
+    if column not in header:
+        near = suggest(column, header)
+        raise ConfigError(f"data.path: {path}, line 1: there is no column '{column}', only {', '.join(header)}.{near}")
+    return header.index(column)
+
+
+def _json_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[Row]:
+    for number, line in enumerate(utf8_lines(path), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise ConfigError(f"data.path: {where}: this is no JSON ({error}).") from None
+        if not isinstance(found, dict):
+            raise ConfigError(f"data.path: {where}: a line has to be a JSON object with keys, not {line.strip()[:20]}.")
+        for column in map(str, columns):
+            if column not in found:
+                near = suggest(column, list(found))
+                raise ConfigError(f"data.path: {where}: there is no '{column}', only {', '.join(found)}.{near}")
+        yield Row(where, [str(found[str(column)]) for column in columns])

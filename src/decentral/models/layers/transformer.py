@@ -1,0 +1,101 @@
+"""Transformers: blocks with layer normalisation before each part, and the models that are made of them."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from decentral.data.description import PADDING
+
+
+class Block(nn.Module):
+    """x <- x + attention(norm(x)), then x <- x + W2 gelu(W1 norm(x)): [B, L, d] -> [B, L, d]."""
+
+    def __init__(self, dim: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.hidden_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
+        self.queries_keys_values, self.joined = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+        self.hidden, self.output = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
+        """mask [B, 1, 1, L]: which tokens are looked at; causal: only those up to the one that looks."""
+        together = self.queries_keys_values(self.attention_norm(x))
+        q, k, v = together.unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        found = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal)
+        x = x + self.dropout(self.joined(found.transpose(1, 2).flatten(2)))
+        return x + self.dropout(self.output(F.gelu(self.hidden(self.hidden_norm(x)))))
+
+
+class TextEncoder(nn.Module):
+    """Tokens [B, L] -> logits [B, num_classes]; see model=text_transformer."""
+
+    def __init__(
+        self,
+        vocabulary: int,
+        longest: int,
+        num_classes: int,
+        dim: int,
+        layers: int,
+        heads: int,
+        hidden: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.tokens, self.places = _embeddings(vocabulary, longest, dim)
+        self.blocks = nn.ModuleList(Block(dim, heads, hidden, dropout) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, num_classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B, num_classes] for tokens [B, L]."""
+        there = tokens != PADDING
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x, there[:, None, None], causal=False)
+        weights = there.to(x.dtype)[..., None]
+        return self.head(self.norm((x * weights).sum(1) / weights.sum(1)))
+
+
+class NextToken(nn.Module):
+    """Tokens [B, L] -> logits [B, L, vocabulary] of the tokens that follow; see model=char_transformer.
+
+    Padding is at the end, where no token looks.
+    """
+
+    def __init__(
+        self, vocabulary: int, longest: int, dim: int, layers: int, heads: int, hidden: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.tokens, self.places = _embeddings(vocabulary, longest, dim)
+        self.blocks = nn.ModuleList(Block(dim, heads, hidden, dropout) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(dim), nn.Linear(dim, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B, L, vocabulary] for tokens [B, L]."""
+        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x, None, causal=True)
+        return self.head(self.norm(x))
+
+
+class Recurrent(nn.Module):
+    """Tokens [B, L] -> logits [B, L, vocabulary], by an LSTM; see model=char_lstm."""
+
+    def __init__(self, vocabulary: int, dim: int, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, dim)
+        self.lstm = nn.LSTM(dim, hidden, layers, batch_first=True)
+        self.head = nn.Linear(hidden, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B, L, vocabulary] for tokens [B, L]; every sequence begins with a state of zeros."""
+        return self.head(self.lstm(self.tokens(tokens))[0])
+
+
+def _embeddings(vocabulary: int, longest: int, dim: int) -> tuple[nn.Embedding, nn.Embedding]:
+    """Of tokens and of places, N(0, 0.02^2) in the beginning, as in GPT-2 (Radford et al., 2019)."""
+    tokens, places = nn.Embedding(vocabulary, dim), nn.Embedding(longest, dim)
+    for embedding in (tokens, places):
+        nn.init.normal_(embedding.weight, std=0.02)
+    return tokens, places
