@@ -24,6 +24,11 @@ class DataDescription(ABC):
     def batch_shape(self, size: int) -> tuple[int, ...]:
         """The shape of what a model takes in one call, a batch of `size` examples: [size, ...]."""
 
+    @property
+    def num_labels(self) -> int:
+        """How many different labels a partition finds: classes, or sources; 1 where there is no such thing."""
+        return 1
+
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledData(DataDescription):
@@ -40,6 +45,11 @@ class LabelledData(DataDescription):
     def batch_shape(self, size: int) -> tuple[int, ...]:
         """[size, *shape]."""
         return size, *self.shape
+
+    @property
+    def num_labels(self) -> int:
+        """The classes."""
+        return self.num_classes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,9 +90,21 @@ class LabelledTokens(TokenData):
     kind: ClassVar[str] = "texts with labels"
     num_classes: int
 
+    @property
+    def num_labels(self) -> int:
+        """The classes."""
+        return self.num_classes
+
 
 @dataclass(frozen=True, kw_only=True)
 class NextTokens(TokenData):
-    """Pieces of running text in tokens; the target of a token is the one that follows it."""
+    """Pieces of running text in tokens, each from one of several sources; the target of a token is the one that follows
+    it."""
 
     kind: ClassVar[str] = "running text"
+    num_sources: int = 1
+
+    @property
+    def num_labels(self) -> int:
+        """The sources."""
+        return self.num_sources

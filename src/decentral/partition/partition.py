@@ -31,6 +31,10 @@ class Partition(ABC):
                 f"least one: choose num_workers <= {num_train}."
             )
 
+    def check_labels(self, num_labels: int, num_workers: int) -> None:
+        """Raise ConfigError if samples with so many different labels cannot be dealt to `num_workers`."""
+        return None
+
 
 def class_counts(labels: np.ndarray, indices: list[np.ndarray], num_classes: int) -> np.ndarray:
     """How many samples of each class each worker holds: [n, C] int64."""

@@ -44,8 +44,9 @@ class SupervisedTask(Task):
                 f"as data={self.example_data} has."
             )
         config.model.check(info)
-        config.partition.check(info.num_train, config.num_workers)
         assert config.num_workers is not None
+        config.partition.check(info.num_train, config.num_workers)
+        config.partition.check_labels(info.num_labels, config.num_workers)
         share = info.num_train // config.num_workers
         if self.drop_last and share < config.batch_size:
             raise ConfigError(

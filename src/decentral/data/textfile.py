@@ -1,0 +1,99 @@
+"""Running text from files of your own, or from Python's documentation."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from decentral.data.running_text import RunningText, Source
+from decentral.data.text_rows import utf8_lines
+from decentral.data.tokens import RunningTokens
+from decentral.errors import ConfigError, check_at_least
+
+
+@dataclass
+class TextFile(RunningText):
+    """Running text: a file, a folder of files, or else the documentation of this Python's language.
+
+    Every file of a folder is a source (hidden ones and folders in it are left out); a single file is cut into
+    `sections` of equal length. Without `path` the sources are the topics of Python's `help`, about 460,000 characters
+    that every installation has in its module pydoc_data.topics (Python Software Foundation License): another Python has
+    a few other words in it, and gives another run.
+
+    path         a file or a folder, in UTF-8
+    sections     into how many sources a single file is cut
+    tokens       characters, or bpe, trained on the training parts
+    vocabulary   tokens at most, with padding and unknown
+    longest      tokens in a window
+    test_share   how much of the end of each source is for testing
+    """
+
+    name: str = "textfile"
+    tokens: RunningTokens = RunningTokens.characters
+    sections: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least("data.sections", self.sections)
+
+    def sources(self) -> list[Source]:
+        """Files by name, sections in their order, or topics by name."""
+        if self.path is None:
+            return [Source(name, text) for name, text in sorted(_documentation().items())]
+        files = self._files()
+        texts = ["".join(utf8_lines(file)) for file in files]
+        for file, text in zip(files, texts, strict=True):
+            if not text.strip():
+                raise ConfigError(f"data.path: {file} is empty: remove it, or write something in it.")
+        if len(files) > 1 or Path(str(self.path)).expanduser().is_dir():
+            return [Source(file.name, text) for file, text in zip(files, texts, strict=True)]
+        (text,) = texts
+        bounds = [round(len(text) * part / self.sections) for part in range(self.sections + 1)]
+        if len(text) < 2 * self.sections:
+            raise ConfigError(f"data.path={self.path} has only {len(text)} characters for {self.sections} sections.")
+        return [Source(f"section {part}", text[bounds[part] : bounds[part + 1]]) for part in range(self.sections)]
+
+    def stamp(self) -> str:
+        """The files with sizes and times; of the documentation, what it says."""
+        if self.path is None:
+            return self.files_digest()
+        return str([(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in self._files()])
+
+    def files_digest(self) -> str:
+        """Of the documentation, which is not the same in every Python."""
+        return "" if self.path is not None else _documentation_digest()
+
+    def notes(self) -> tuple[str, ...]:
+        """Which text it is."""
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return () if self.path is not None else (f"text: the documentation of Python {version}",)
+
+    def _files(self) -> list[Path]:
+        path = Path(str(self.path)).expanduser()
+        if path.is_file():
+            return [path]
+        found = sorted(file for file in path.glob("*") if file.is_file() and not file.name.startswith("."))
+        if not found:
+            what = "has no files" if path.is_dir() else "is no file and no folder"
+            raise ConfigError(f"data.path={self.path} {what}: give a file, or a folder of files, in UTF-8.")
+        return found
+
+
+@cache
+def _documentation() -> dict[str, str]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise ConfigError(
+            "data=textfile without data.path takes the documentation in Python's module pydoc_data, which is missing "
+            "here: give a file or a folder as data.path."
+        ) from None
+    return dict(topics)
+
+
+@cache
+def _documentation_digest() -> str:
+    return hashlib.sha256(repr(sorted(_documentation().items())).encode()).hexdigest()[:16]
