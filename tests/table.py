@@ -181,13 +181,22 @@ TOPOLOGIES: dict[str, TopologyCase] = {
 
 TASKS: dict[str, tuple[str, ...]] = {
     "images": ("data=digits", "model=mlp", "model.hidden=[8]", "batch_size=8", "alpha=1"),
+    "language": (
+        *("data=textfile", "data.longest=16", "evaluation.examples=40", "partition=natural", "batch_size=4"),
+        *("model=char_transformer", "model.dim=8", "model.heads=2", "model.hidden=8", "model.layers=1"),
+    ),
     "mean_estimation": ("task.dimension=3", "schedule=inverse", "lr=1"),
     "quadratics": ("task.dimension=4", "task.noise=0.1"),
     "regression": ("task.dimension=3", "task.loss=logistic"),
+    "text": (
+        *("data=synthetic_text", "data.num_train=400", "data.num_test=60", "data.words=50", "data.longest=12"),
+        *("model=text_transformer", "model.dim=8", "model.heads=2", "model.hidden=8", "batch_size=8", "alpha=1"),
+    ),
 }
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = {
     "adam": ("optim=adam", "optim.weight_decay=0.01"),
+    "adamw": ("optim=adamw", "optim.weight_decay=0.01", "optim.clip_norm=0.5"),
     "sgd": ("optim=nesterov", "optim.weight_decay=0.01"),
 }
 

@@ -13,6 +13,7 @@ from decentral.lr_schedules.inverse import Inverse
 from decentral.lr_schedules.multistep import MultiStep
 from decentral.optim import rows
 from decentral.optim.adam import Adam
+from decentral.optim.adamw import AdamW
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
 from decentral.registry import components
@@ -40,6 +41,9 @@ RULES = {
         torch.optim.Adam,
         {"betas": (0.5, 0.7), "eps": 1e-3, "weight_decay": 0.1},
     ),
+    "adamw": (AdamW(weight_decay=0.1), torch.optim.AdamW, {"weight_decay": 0.1}),
+    "clipped": (SGD(weight_decay=0.1, clip_norm=2.0), torch.optim.SGD, {"weight_decay": 0.1}),
+    "adamw, clipped": (AdamW(clip_norm=1.0), torch.optim.AdamW, {"weight_decay": 0.01}),
 }
 
 
@@ -55,6 +59,8 @@ def test_a_rule_is_that_of_torch_for_every_worker_with_a_rate_that_changes(name)
         g = torch.from_numpy(np.random.default_rng(t).normal(size=(K, P)))
         for row, gradient, optimizer in zip(theirs, g.clone(), optimizers, strict=True):
             row.grad, optimizer.param_groups[0]["lr"] = gradient, rate(t)
+            if rule.clip_norm is not None:
+                torch.nn.utils.clip_grad_norm_([row], rule.clip_norm)
             optimizer.step()
         u, buffers = local(g, x, buffers, t)
         x = x + u
@@ -71,6 +77,12 @@ def test_a_rule_works_in_the_memory_of_the_gradient_and_leaves_the_model_alone(n
     assert u.data_ptr() == g.data_ptr()
     assert torch.equal(x, torch.ones(K, P))
     assert [buffer.data_ptr() for buffer in after] == [buffer.data_ptr() for buffer in buffers]
+
+
+@pytest.mark.parametrize("norm", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_norm_to_clip_at_that_makes_no_sense_is_refused(norm):
+    with pytest.raises(ConfigError, match=r"optim.clip_norm=\S+ makes no sense: it has to be above 0"):
+        SGD(clip_norm=norm)
 
 
 @pytest.mark.parametrize("rates", [0.3, torch.linspace(0.1, 0.5, P, dtype=torch.float64)[None]])

@@ -87,7 +87,7 @@ def test_an_optimizer_goes_on_bit_for_bit(start, name):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_goes_on_bit_for_bit(start, name):
-    epochs = "evaluation.every_epochs=0.5" if name == "images" else "evaluation.every_epochs=5"
+    epochs = f"evaluation.every_epochs={0.5 if 'model' in components('tasks')[name].uses else 5}"
     overrides = [
         f"task={name}",
         *TASKS[name],

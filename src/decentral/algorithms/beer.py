@@ -90,7 +90,7 @@ class BEER(Algorithm):
             v = add(v, sub(Wp, p, out=g), self.gamma)
             heard = send(self.encoder, sub(v, p, out=g), net, t)
             p, Wp = heard.add_own(p), heard.add_mixed(Wp)
-        d, opt = self.local.direction(copy(v, out=g), opt, t)
+        d, opt = self.local.direction(copy(v, out=g), x, opt, t)
         x = sub(x, d, self.local.lr(t))
         x = add(x, sub(Wh, h, out=g), self.gamma)
         heard = send(self.encoder, sub(x, h, out=g), net, t, message=1)

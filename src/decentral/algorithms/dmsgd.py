@@ -66,7 +66,7 @@ class DmSGD(Algorithm):
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one round of averaging of two vectors."""
         x, m, lr = s.xm[:, 0], s.xm[:, 1], self.local.lr(t)
-        g, opt = self.local.direction(self.local.regularised(oracle(x), x), s.opt, t)
+        g, opt = self.local.direction(self.local.regularised(oracle(x), x), x, s.opt, t)
         if self.form is Form.ying:
             x = sub(x, m, alpha=lr)  # x_j - lr m_j^t
         m = add(scale(m, self.beta), g)  # beta m_j + g_j

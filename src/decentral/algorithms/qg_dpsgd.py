@@ -53,7 +53,7 @@ class QGDPSGD(WithMomentum):
         b = add(g, m, alpha=beta)  # beta m + g
         if self.nesterov:
             b = sub(scale(b, 1 + beta), m, alpha=beta)  # g + beta b, since g = b - beta m
-        d, opt = self.local.direction(b, opt, t)
+        d, opt = self.local.direction(b, x, opt, t)
         x_next = net.mix(sub(x, d, alpha=lr, out=b), t)
         if not is_zero(lr):
             kept = beta if self.a is None else 1 - self.a

@@ -24,7 +24,7 @@ IDENTITY_VERSION = 2
 _ALWAYS = ("algo", "topology", "task", "optim", "schedule", "network")
 _KEYS = (
     *("lr", "seed", "num_workers", "epochs", "steps", "stop_after_simulated_s", "trace"),
-    *("batch_size", "precision"),  # where the task uses what they belong to
+    *("batch_size", "accumulate", "precision"),  # where the task uses what they belong to
 )
 
 

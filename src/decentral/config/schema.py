@@ -89,7 +89,8 @@ class Config:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     alpha: float = _key(0.1, "heterogeneity of the workers' data: Dirichlet concentration, smaller is more different")
     lr: float = _key(0.1, "learning rate gamma")
-    batch_size: int = _key(32, "images per worker and step", group="data")
+    batch_size: int = _key(32, "images, texts, ... per worker and gradient", group="data")
+    accumulate: int = _key(1, "gradients per worker and step, of which the mean is taken", older=1)
     seed: int = _key(0, "everything random follows from it")
     num_workers: int | None = _key(None, "n, whatever the number of processes (null: the task's, usually 16)")
     epochs: float = _key(200.0, "passes over the data (tasks without data: steps)")
@@ -141,7 +142,7 @@ class Config:
         _positive("epochs", self.epochs, "a number of passes over the data")
         if self.epochs > _MOST_EPOCHS:
             raise ConfigError(f"epochs={self.epochs:g} never ends: {_MOST_EPOCHS:g} is the most.")
-        for key in ("num_workers", "steps", "batch_size", "max_combinations"):
+        for key in ("num_workers", "steps", "batch_size", "accumulate", "max_combinations"):
             check_at_least(key, getattr(self, key))
         if not 0 <= self.seed < 2**62:
             raise ConfigError(f"seed={self.seed} makes no sense: it has to be from 0 to 2^62 - 1.")

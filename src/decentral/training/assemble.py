@@ -31,6 +31,7 @@ from decentral.optim.optimizer import LocalRule
 from decentral.store.models import AVERAGED, load_models
 from decentral.tasks.task import Problem
 from decentral.terminal.text import duration
+from decentral.training.accumulated import Accumulated
 from decentral.training.adaptive import AdaptiveStepper
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.checkpoint import state_fields
@@ -123,6 +124,8 @@ def assemble(config: Config, world: World) -> Run:
     keep_freed_memory()
     net = open_network(config, world)
     problem = config.task.open(config, net.workers, world.device)
+    if config.accumulate > 1:
+        problem = Accumulated(problem, config.accumulate)
     x0 = problem.init()
     if config.init is not None:
         x0 = problem.begin_with(load_models(init_directory(config)).models[AVERAGED])

