@@ -17,12 +17,20 @@ from decentral.config.composition import compose, conf_directory
 from decentral.config.files import dump, load
 from decentral.config.identity import identity, run_directory, run_id
 from decentral.config.schema import GROUPS, NODES, Config
+from decentral.data.description import LabelledTokens, NextTokens
 from decentral.registry import components
-from table import ALGORITHMS, ASYNCHRONOUS, FREE, TOPOLOGIES, topology_overrides
+from table import ALGORITHMS, ASYNCHRONOUS, FREE, TASKS, TOPOLOGIES, topology_overrides
 
 CONF = conf_directory()
 CHOICES = [(group, file.stem) for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
 COMPONENTS = [(group, name) for group, package in GROUPS.items() for name in components(package)]
+OF_TASK = {LabelledTokens: "text", NextTokens: "language"}
+TEXTS = {
+    "agnews": ("text", ("train.csv", "test.csv"), '"1","a title","some news"\n' * 60),
+    "shakespeare": ("language", ("play_gut.txt",), "\n\nROMEO.\n" + "What light through yonder window breaks?\n" * 300),
+    "textfolder": ("text", ("train.csv", "test.csv"), "text,label\ngood,a\nbad,b\n" * 60),
+}
+"""Data from files -> the task, and files with what they read."""
 QUADRATICS = ("task=quadratics", "algo=dpsgd", "topology=ring")
 IMAGES = ("task=images", "algo=dpsgd", "topology=ring")
 
@@ -43,6 +51,20 @@ def needs(tmp_path):
             return ["algo=allreduce", *(["cluster=slow_network"] if components("compression")[option].chooses else [])]
         if group == "cluster":
             return [word for word in FREE if option == "machines" and not word.startswith("cluster=")]
+        if group == "task" and option in TASKS:
+            return [*TASKS[option], "algo=dpsgd", "topology=ring", "num_workers=4"]
+        if group == "partition" and option == "natural":
+            return ["num_workers=4"]  # there are no more than ten classes of digits
+        if group == "data" and option in TEXTS:
+            task, files, content = TEXTS[option]
+            for file in files:
+                (tmp_path / file).write_text(content)
+            return [f"task={task}", f"data.path={tmp_path}", "partition=iid", "num_workers=2", "batch_size=1"]
+        takes = components("models")[option].takes if group == "model" else None
+        if takes in OF_TASK:
+            return [f"task={OF_TASK[takes]}"]
+        if group == "data" and option.startswith(("synthetic_text", "textfile")):
+            return [f"task={'text' if option == 'synthetic_text' else 'language'}"]
         if group == "model" or (group == "data" and option in ("imagefolder", "imagenet")):
             for split in ("train", "test", "val"):
                 folder = tmp_path / split / "cat"
