@@ -18,7 +18,7 @@ from decentral.store import RunStore
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 EXAMPLES = CHECKOUT / "examples"
-DOCS = (CHECKOUT / "docs" / "own_components.md").read_text()
+DOCS = "".join((CHECKOUT / "docs" / name).read_text() for name in ("own_components.md", "tasks.md"))
 QUICK = (
     "device=cpu",
     "progress=false",
@@ -51,6 +51,13 @@ CASES = {
     ),
     "own_package": Example(
         ("algo=pairwise", "algo.period=3", "topology=wheel", *QUADRATICS[1:]), "topology=wheel", "A ring of workers"
+    ),
+    "own_task": Example(
+        (
+            "--config-dir", "mine", "task=ordered", "data=digits", "model=mlp", "model.hidden=[8]", "batch_size=8",
+            "topology=ring", "algo=dpsgd", "lr=0.01", "steps=12", "precision=fp64",
+        ),
+        "task=ordered", "Labels 0, 1, 2, ... that are in order",
     ),
 }  # fmt: skip
 
@@ -89,7 +96,7 @@ def values(run: Path) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "name", ["own_algorithm", *(pytest.param(one, marks=pytest.mark.slow) for one in ("own_model", "own_package"))]
+    "name", ["own_task", *(pytest.param(one, marks=pytest.mark.slow) for one in CASES if one != "own_task")]
 )
 def test_it_is_the_same_with_one_process_and_with_two(folder: Path, name: str) -> None:
     found = []
