@@ -51,20 +51,20 @@ def passes(run: Run) -> Callable[[], None]:
     less.
     """
     import torch
-    import torch.nn.functional as F
 
     config, problem = run.config, run.problem
-    images, labels = problem.next_batch(0)  # type: ignore[attr-defined]
+    inputs, targets = problem.next_batch(0)  # type: ignore[attr-defined]
+    minimised = problem.loss  # type: ignore[attr-defined]
     info = config.data.inspect()
     template = config.model.build(info)
-    models = [deepcopy(template) for _ in images]
-    work = [(model, list(model.parameters()), images[i], labels[i]) for i, model in enumerate(models)]
+    models = [deepcopy(template) for _ in inputs]
+    work = [(model, list(model.parameters()), inputs[i], targets[i]) for i, model in enumerate(models)]
 
     def compute() -> None:
         with torch.enable_grad():
             for model, parameters, x, y in work:
                 with config.precision.forward(run.world.device):
-                    loss = F.cross_entropy(model(x), y)
+                    loss = minimised(model(x), y)
                 torch.autograd.grad(loss, parameters)
 
     return compute
