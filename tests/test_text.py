@@ -132,6 +132,15 @@ def test_loop_gives_the_gradient_of_autograd_and_batched_agrees_or_refuses(name)
     torch.testing.assert_close(other, (losses, g), rtol=0, atol=1e-10)
 
 
+def test_small_bags_of_words_are_computed_side_by_side_and_large_ones_are_not():
+    for words, way in ((500, "batched"), (5000, "loop")):
+        config = configure(
+            "task=text", "data=synthetic_text", f"data.words={words}", "data.num_train=320", "model=fasttext",
+            "algo=dpsgd", "topology=ring", "num_workers=8", "alpha=1", "batch_size=32",
+        )  # fmt: skip
+        assert config.task.open(config, range(8), CPU).facts["execution"] == way
+
+
 def test_a_batch_of_another_length_for_each_worker_is_one_call_of_the_loop():
     module, _ = module_and_data("text_transformer")
     x = flat(module).repeat(2, 1)

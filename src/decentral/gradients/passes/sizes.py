@@ -14,6 +14,8 @@ from decentral.gradients.precision import Precision
 _CONVOLUTION, _PRODUCT = 6e6, 1e6
 """Multiplications in a layer's call for one worker from which on a CPU computes workers as fast one by one as together:
 below, setting up a convolution, or any call, takes as long as the arithmetic."""
+_BAG = 3e6
+"""The same of a mean of embeddings, in multiplications of the product that workers side by side take for it."""
 _LEAST_ROWS = 32  # a product of so few rows or fewer takes as long as reading its weights
 _CPU_BYTES, _GPU_BYTES = 1.25e6, 256e6
 """What the largest tensor of workers side by side should take: what a core's cache holds; little of a GPU's memory."""
@@ -37,10 +39,18 @@ class CallSizes(NamedTuple):
         return max(_LEAST_WORKERS[self.convolutions], int(room / self.largest_bytes))
 
 
+def _from_which_on(layer: nn.Module) -> float:
+    """So many multiplications for one worker are as fast in a call of their own."""
+    if isinstance(layer, nn.Conv2d):
+        return _CONVOLUTION
+    return _BAG if isinstance(layer, nn.EmbeddingBag) else _PRODUCT
+
+
 def call_sizes(layers: Sequence[nn.Module], batch_shape: tuple[int, ...], precision: Precision) -> CallSizes:
     """From one forward pass of a batch, (B, C, H, W) of images, on torch's `meta` device: it computes nothing."""
     batch_size = batch_shape[0]
-    x = torch.empty(batch_shape, device="meta")
+    tokens = isinstance(layers[0], nn.EmbeddingBag)
+    x = torch.empty(batch_shape, device="meta", dtype=torch.int64 if tokens else torch.float32)
     loads, largest = [], x.numel()
     parameters = 0
     for layer in layers:
@@ -51,7 +61,7 @@ def call_sizes(layers: Sequence[nn.Module], batch_shape: tuple[int, ...], precis
             convolution = isinstance(layer, nn.Conv2d)
             pixels = x[0, 0].numel()
             rows = batch_size * pixels if convolution else max(batch_size, _LEAST_ROWS)
-            loads.append(rows * weights / (_CONVOLUTION if convolution else _PRODUCT))
+            loads.append(rows * weights / _from_which_on(layer))
     return CallSizes(
         sum(loads) / max(1, len(loads)),
         max(largest, parameters) * precision.dtype.itemsize,
