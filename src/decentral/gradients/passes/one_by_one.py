@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,7 +64,7 @@ class OneByOne(Passes):
         j: int,
         i: int,
         dtype: torch.dtype,
-        inputs: Tensor,
+        inputs: Any,
         targets: Tensor,
         seed: Callable[[int], None],
         precise: AbstractContextManager[object],
