@@ -188,6 +188,17 @@ TASKS: dict[str, tuple[str, ...]] = {
     "mean_estimation": ("task.dimension=3", "schedule=inverse", "lr=1"),
     "quadratics": ("task.dimension=4", "task.noise=0.1"),
     "regression": ("task.dimension=3", "task.loss=logistic"),
+    "rl": (
+        *(
+            "model=policy_mlp",
+            "model.hidden=[8]",
+            "batch_size=16",
+            "alpha=1",
+            "task.num_envs=4",
+            "task.rollout_steps=8",
+        ),
+        *("env.size=5", "env.view=3", "env.num_train=40", "env.num_test=10", "env.max_steps=6"),
+    ),
     "text": (
         *("data=synthetic_text", "data.num_train=400", "data.num_test=60", "data.words=50", "data.longest=12"),
         *("model=text_transformer", "model.dim=8", "model.heads=2", "model.hidden=8", "batch_size=8", "alpha=1"),

@@ -28,6 +28,7 @@ ROOMS = (
     "tasks",
     "partition",
     "models",
+    "environments",
     "data",
     "gradients",
     "lr_schedules",

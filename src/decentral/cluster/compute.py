@@ -15,6 +15,7 @@ from decentral.cluster.distributions import (
     Durations,
     LengthBucketed,
     Lognormal,
+    Rollouts,
     ShiftedPareto,
 )
 from decentral.cluster.measured import Measured
@@ -34,6 +35,7 @@ class Distribution(Enum):
     lognormal = Lognormal
     length_bucketed = LengthBucketed
     shifted_pareto = ShiftedPareto
+    rollouts = Rollouts
     trace = Trace
     measured = Measured
 
@@ -43,7 +45,8 @@ class ComputeTimes:
     """How long a gradient takes, of each worker and step anew. Seconds; what a distribution needs has to be given.
 
     distribution       constant: mean_s; lognormal: mean_s, sigma; length_bucketed: buckets, seconds_per_token;
-                       shifted_pareto: floor_s, index, scale_s, cap_s; trace: trace; measured: passes
+                       shifted_pareto: floor_s, index, scale_s, cap_s; rollouts: those, mean_s, rollout_every and
+                       residence; trace: trace; measured: passes
     mean_s             the mean
     sigma              standard deviation of the logarithm
     buckets            tokens in a batch of each bucket; every worker draws one of them in every step
@@ -52,6 +55,8 @@ class ComputeTimes:
     index              of the tail: the smaller, the heavier
     scale_s            of what is above the floor
     cap_s              the most
+    rollout_every      of so many gradients of a worker the first one begins with a rollout, which takes as much longer
+    residence          rollouts that take equally long, one after the other, before another time is drawn
     trace              path of a CSV file: lines step,worker,seconds below these words, or a line for each step with a
                        column for each worker; or the directory of a finished run of n workers in n processes with
                        record_operations=true; it begins again when a run is longer
@@ -68,6 +73,8 @@ class ComputeTimes:
     index: float | None = field(default=None, metadata={"older": None})
     scale_s: float | None = field(default=None, metadata={"older": None})
     cap_s: float | None = field(default=None, metadata={"older": None})
+    rollout_every: int | None = field(default=None, metadata={"older": None})
+    residence: int | None = field(default=None, metadata={"older": None})
     trace: str | None = field(default=None, metadata={"older": None, "content": True})
     passes: int | None = field(default=None, metadata={"older": None})
 

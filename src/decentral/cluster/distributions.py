@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decentral.cluster.settings import check_positive, check_seconds
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, check_at_least
 from decentral.randomness import normal, uniform
 
 _PURPOSE = "cluster: compute"
@@ -127,3 +127,39 @@ class ShiftedPareto(Durations):
         with np.errstate(over="ignore"):  # a tail beyond all numbers is at the cap
             tail = np.expm1(-np.log1p(-u) / self.index)
         return np.minimum(self.cap_s, self.floor_s + self.scale_s * tail)
+
+
+@dataclass(frozen=True)
+class Rollouts(Durations):
+    """A gradient takes mean_s; one in rollout_every begins with a rollout, which takes a time with a heavy tail.
+
+    Gradients 0, R, 2 R, ... of a worker, R = rollout_every, take as much longer as `shifted_pareto` draws. A worker has
+    scenes for `residence` rollouts, during which that time stays the same: the longer, the less is gained by not
+    waiting. (Resets and steps of environments, which differ between scenes, are what makes a rollout long or short.)
+    """
+
+    mean_s: float
+    rollout_every: int
+    floor_s: float
+    index: float
+    scale_s: float
+    cap_s: float
+    residence: int
+
+    def check(self, where: str, num_workers: int) -> None:
+        """Durations, and whole numbers from 1 on."""
+        check_seconds(f"{where}.mean_s", self.mean_s, zero=False)
+        check_at_least(f"{where}.rollout_every", self.rollout_every)
+        check_at_least(f"{where}.residence", self.residence)
+        self._tail.check(where, num_workers)
+
+    def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
+        """As above."""
+        rollouts, place = np.divmod(np.arange(first, last), self.rollout_every)
+        scenes = rollouts // self.residence
+        times = self._tail.draw(seed, int(scenes[0]), int(scenes[-1]) + 1, num_workers)
+        return self.mean_s + np.where(place[:, None] == 0, times[scenes - scenes[0]], 0.0)
+
+    @property
+    def _tail(self) -> ShiftedPareto:
+        return ShiftedPareto(self.floor_s, self.index, self.scale_s, self.cap_s)

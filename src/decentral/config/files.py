@@ -56,6 +56,7 @@ def from_dict(values: dict[str, Any]) -> Config:
     values.setdefault("launcher", {"name": "local"})  # as in files that are older than launchers
     values.setdefault("cluster", {"name": "none"})
     values.setdefault("compress", {"name": "none"})
+    values.setdefault("env", {"name": "gridworld"})
     for group, package in GROUPS.items():
         choices = components(package)
         name = new_choice(values[group]["name"], choices)

@@ -39,7 +39,7 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
 
     parser = OverridesParser.create()
     groups = {group: components(package) for group, package in GROUPS.items()}
-    plain = [new_override(override.lstrip("+"), groups, NODES, Config) for override in overrides]
+    plain = [new_override(override.lstrip("+"), groups, NODES, Config) for override in spelt_out(overrides, folders)]
     for override in plain:
         _check_key(override, folders)
         try:
@@ -63,6 +63,23 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
             for value in values if "glob" not in text else ():
                 _check_choice(key, value, options(key, folders))
     return plain
+
+
+STANDS_FOR = {"env": ("gymnasium", "id")}
+"""Group -> a component of it and a setting of that: what is the name of no component is the value of that setting."""
+
+
+def spelt_out(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
+    """The overrides, where env=CartPole-v1 is env=gymnasium env.id=CartPole-v1: see `STANDS_FOR`."""
+    found: list[str] = []
+    for override in overrides:
+        group, _, value = override.lstrip("+").partition("=")
+        if group in STANDS_FOR and value and "," not in value and value not in options(group, folders):
+            name, setting = STANDS_FOR[group]
+            found += [f"{group}={name}", f"{group}.{setting}={value}"]
+        else:
+            found.append(override)
+    return found
 
 
 def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
@@ -155,7 +172,7 @@ def _bare_word(word: str, folders: Sequence[Path]) -> str:
 
 
 def _check_choice(group: str, choice: str, known: list[str]) -> None:
-    if choice in known or (group == "experiment" and choice == "null"):
+    if choice in known or group in STANDS_FOR or (group == "experiment" and choice == "null"):
         return
     if group in GROUPS and component(GROUPS[group], choice) is not None:
         return

@@ -27,6 +27,7 @@ GROUPS = {
     "topology": "topology",
     "task": "tasks",
     "data": "data",
+    "env": "environments",
     "partition": "partition",
     "model": "models",
     "optim": "optim",
@@ -76,6 +77,7 @@ class Config:
     topology: Any = None
     task: Any = None
     data: Any = None
+    env: Any = None
     partition: Any = None
     model: Any = None
     optim: Any = None

@@ -26,6 +26,7 @@ CONTRACTS = {
     "topology": "topology.topology.Topology",
     "tasks": "tasks.task.Task",
     "data": "data.dataset.DataSet",
+    "environments": "environments.environment.Environment",
     "partition": "partition.partition.Partition",
     "models": "models.model.Model",
     "optim": "optim.optimizer.Optimizer",

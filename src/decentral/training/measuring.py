@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import TYPE_CHECKING
 
@@ -46,9 +47,10 @@ def kept(times: GradientTimes, config: Config) -> GradientTimes:
 def measure(problem: Problem, x: Tensor, passes: int) -> np.ndarray:
     """Seconds of so many gradients, one worker after the other, each at its own model in x [n, P]: float64 [passes].
 
-    The problem is as it was before: batches are addressed, and buffers are put back.
+    The problem is as it was before: batches are addressed, buffers and what workers remember are put back.
     """
     kept = {name: buffer.clone() for name, buffer in problem.buffers().items()}
+    remembered = copy.deepcopy(problem.state())
     seconds = []
     for number in range(_WARM_UP + passes):
         worker = number % len(x)
@@ -58,4 +60,6 @@ def measure(problem: Problem, x: Tensor, passes: int) -> np.ndarray:
         seconds.append(time.perf_counter() - began)
     for name, buffer in problem.buffers().items():
         buffer.copy_(kept[name])
+    if remembered:
+        problem.load_state(remembered)
     return np.array(seconds[_WARM_UP:])

@@ -2,6 +2,9 @@
 
 What goes from layer to layer is one of two tensors: features [k, B, F], or images [B, k C, H, W], in which the
 channels of a worker are side by side. The images of a batch come as [k, B, C, H, W], tokens as [k, B, L].
+
+A layer of another class than those listed here says itself how, if it can: by a method `side_by_side` like a `Layer`,
+for features. It then counts as one layer, whatever is in it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ Layer = Callable[[Any, Tensor, Sequence[Tensor], int], Tensor]
 
 def sequence(module: nn.Module) -> list[nn.Module] | None:
     """The layers of a plain sequence, in order; None if it is something else."""
+    if hasattr(module, "side_by_side"):
+        return [module]
     if not isinstance(module, nn.Sequential):
         return None if list(module.children()) else [module]
     if type(module).forward is not nn.Sequential.forward or module._parameters or module._buffers:
@@ -45,7 +50,7 @@ def refusal(module: nn.Module) -> str | None:
         name = type(layer).__name__
         if isinstance(layer, nn.Dropout) and layer.p > 0:
             return "its dropout draws for one worker at a time (without, model.dropout=0, it can)"
-        if type(layer) not in _LAYERS:
+        if type(layer) not in _LAYERS and not hasattr(layer, "side_by_side"):
             return f"workers cannot share a call of its layer {name}"
         if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
             return f"its {name} pads with {layer.padding_mode}"
@@ -62,7 +67,8 @@ def forward(layers: Sequence[nn.Module], images: Tensor, parameters: Sequence[Te
     x = images
     for layer in layers:
         own = [next(remaining) for _ in layer.parameters()]
-        x = _LAYERS[type(layer)](layer, x, own, len(images))
+        own_way = getattr(layer, "side_by_side", None)
+        x = own_way(x, own, len(images)) if own_way else _LAYERS[type(layer)](layer, x, own, len(images))
     return x
 
 
@@ -123,6 +129,7 @@ _LAYERS: dict[type[nn.Module], Layer] = {
     nn.MaxPool2d: _max_pool,
     nn.AdaptiveAvgPool2d: _alike,
     nn.ReLU: _alike,
+    nn.Tanh: _alike,
     nn.Identity: _nothing,
     nn.Dropout: _nothing,
 }

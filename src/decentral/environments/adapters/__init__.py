@@ -1,0 +1,1 @@
+"""Environments of other packages, run side by side. They import these packages; the components do not."""

@@ -1,0 +1,115 @@
+"""Vector environments of gymnasium, one for each worker, whose episodes are all addressed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from decentral.environments.environment import Moves, Running
+from decentral.environments.gymnasium import seen
+
+if TYPE_CHECKING:
+    from decentral.environments.gymnasium import Gymnasium
+
+
+class Vectors(Running):
+    """k vector environments of E each.
+
+    An episode follows from the seed that it is reset with and its actions, so that those are what is remembered of it:
+    it is played again where a run goes on from a checkpoint. (That is exact where an environment follows from both.)
+    """
+
+    def __init__(self, env: Gymnasium, own: Sequence[np.ndarray], num_envs: int, purpose: str) -> None:
+        self.env, self.own, self.purpose = env, own, purpose
+        self.vectors = [
+            SyncVectorEnv([env.make] * num_envs, copy=False, autoreset_mode=AutoresetMode.DISABLED) for _ in own
+        ]
+        one = self.vectors[0].envs[0]
+        self.usual = {name: float(getattr(one.unwrapped, name)) for name in env.vary}
+        shape, self._seen = seen(env.id, one.observation_space)
+        self.space: Any = one.action_space
+        self.observed = np.zeros((len(own), num_envs, *shape), dtype=np.float32)
+        self.scene = np.zeros((len(own), num_envs), dtype=np.int64)
+        self.taken: list[list[list[Any]]] = [[[] for _ in range(num_envs)] for _ in own]
+        """The actions of each episode so far."""
+
+    def begin(self, places: Sequence[int], chances: np.ndarray) -> None:
+        """See `Running`."""
+        for place, row in zip(places, chances, strict=True):
+            self._begin(place, np.ones(len(row), dtype=bool), row)
+
+    def _begin(self, place: int, which: np.ndarray, chances: np.ndarray) -> None:
+        own = self.own[place]
+        for e in np.flatnonzero(which):
+            self.scene[place, e] = own[int(chances[e, 0] * len(own))]
+            self.taken[place][e] = []
+        self._reset(place, which)
+
+    def _reset(self, place: int, which: np.ndarray) -> None:
+        vector = self.vectors[place]
+        for e in np.flatnonzero(which):
+            self.env.arrange(vector.envs[e], self.usual, int(self.scene[place, e]))
+        seeds: list[int | None] = [self.env.seed_of(self.purpose, scene) for scene in self.scene[place].tolist()]
+        observed, _ = vector.reset(seed=seeds, options={"reset_mask": which})
+        self.observed[place, which] = self._seen(observed)[which]
+
+    def observe(self, places: Sequence[int]) -> np.ndarray:
+        """See `Running`."""
+        return self.observed[list(places)]
+
+    def step(self, places: Sequence[int], actions: np.ndarray, chances: np.ndarray) -> Moves:
+        """See `Running`."""
+        shape = len(places), actions.shape[1]
+        rewards, ended = np.zeros(shape), np.zeros(shape, dtype=bool)
+        facts = np.zeros((*shape, len(self.env.metrics)))
+        for r, place in enumerate(places):
+            vector = self.vectors[place]
+            for e, action in enumerate(actions[r].tolist()):
+                self.taken[place][e].append(action)
+            observed, reward, terminated, truncated, infos = vector.step(self._actions(actions[r]))
+            rewards[r], ended[r] = reward, terminated | truncated
+            self.observed[place] = self._seen(observed)
+            for e in np.flatnonzero(ended[r]).tolist():
+                info = {key: value[e] for key, value in infos.items() if isinstance(value, np.ndarray)}
+                facts[r, e] = self.env.facts(float(reward[e]), bool(terminated[e]), info)
+            if ended[r].any():
+                self._begin(place, ended[r], chances[r])
+        return Moves(rewards, ended, facts)
+
+    def _actions(self, actions: np.ndarray) -> np.ndarray:
+        """As the environments take them: vectors within their limits."""
+        if isinstance(self.space, spaces.Box):
+            shaped = actions.reshape(len(actions), *self.space.shape)
+            return np.clip(shaped, self.space.low, self.space.high).astype(self.space.dtype)
+        return actions + self.space.start
+
+    def state(self, place: int) -> Any:
+        """The scene of each episode, and its actions so far."""
+        return {"scenes": self.scene[place].tolist(), "actions": [list(taken) for taken in self.taken[place]]}
+
+    def load_state(self, place: int, state: Any) -> None:
+        """Play the episodes again, up to where they were."""
+        self.scene[place] = state["scenes"]
+        self.taken[place] = [list(taken) for taken in state["actions"]]
+        self._reset(place, np.ones(len(self.taken[place]), dtype=bool))
+        for e, taken in enumerate(self.taken[place]):
+            for action in taken:
+                observed, *_ = self.vectors[place].envs[e].step(self._actions(np.asarray([action]))[0])
+            if taken:
+                self.observed[place, e] = self._seen(_stacked(observed))[0]
+
+    def close(self) -> None:
+        """Close them all."""
+        for vector in self.vectors:
+            vector.close()
+
+
+def _stacked(observed: Any) -> Any:
+    """An observation as a batch of one."""
+    if isinstance(observed, dict):
+        return {key: _stacked(value) for key, value in observed.items() if key == "image"}
+    return np.asarray(observed)[None]

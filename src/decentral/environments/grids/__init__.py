@@ -1,0 +1,1 @@
+"""What env=gridworld is made of: mazes, and many walks through them at once."""

@@ -1,0 +1,126 @@
+"""Walks to a goal through mazes, with the shortest way known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from decentral.environments.environment import Environment, EnvironmentDescription, Running
+from decentral.environments.grids.mazes import LAYOUTS, Mazes, draw
+from decentral.errors import ConfigError, check_at_least, check_range, suggest
+from decentral.store.metadata import Metric
+
+if TYPE_CHECKING:
+    from decentral.environments.grids.walks import Walks
+
+_TESTS_AT_ONCE = 4096  # walks
+
+
+@dataclass
+class Gridworld(Environment):
+    """Walk to a goal through a maze that was never seen before, with a view of the nearest cells; nothing to install.
+
+    A scene is a maze of size x size cells, of one of several kinds; its free cells hang together. An episode begins
+    at a random cell with a random other one as its goal, and ends there, or after `max_steps` steps. Actions are a
+    step north, east, south and west; into a wall the step is lost. What is seen are two channels of view x view cells
+    around the walker: walls, and the goal, at the border of the window where it is farther away. In training
+
+        reward = progress (d before - d after) - step_cost,    and 1 more at the goal,
+
+    d being the number of steps of the shortest way to the goal, as in DD-PPO (Wijmans et al., ICLR 2020). An episode
+    with a shortest way of l steps that took p steps is judged by its success weighted by path length (Anderson et
+    al. 2018, arXiv:1807.06757), which is exact because l is known; p counts steps into walls:
+
+        SPL = success * l / max(l, p)
+
+    size        of a maze, in cells each way
+    view        of the window, in cells each way, an odd number
+    layouts     the kinds of mazes: open, blocks (single blocked cells), rooms (four, with doors), bars (walls with a
+                gap), maze (corridors); they take turns, and are what `partition` deals out to the workers by
+    num_train   mazes for training
+    num_test    others for testing, an episode in each
+    max_steps   of an episode (null: 5 size)
+    progress    see above
+    step_cost   see above
+    maze_seed   draws the mazes and the episodes of the tests, whatever the run's seed
+    """
+
+    name: str = "gridworld"
+    size: int = 9
+    view: int = 7
+    layouts: list[str] = field(default_factory=lambda: list(LAYOUTS))
+    num_train: int = 1000
+    num_test: int = 200
+    max_steps: int | None = None
+    progress: float = 0.2
+    step_cost: float = 0.02
+    maze_seed: int = 0
+    metrics: ClassVar[tuple[Metric, ...]] = (
+        Metric("test", "SPL", larger_is_better=True),
+        Metric("test", "success", larger_is_better=True, unit="%"),
+    )
+
+    def __post_init__(self) -> None:
+        check_at_least("env.size", self.size, 4)
+        if self.size > 32:
+            raise ConfigError(
+                f"env.size={self.size} is too large: all shortest ways of a maze are kept; use 32 or less."
+            )
+        check_at_least("env.view", self.view, 3)
+        if self.view % 2 == 0:
+            raise ConfigError(
+                f"env.view={self.view} has no cell in its middle: use an odd number, such as {self.view + 1}."
+            )
+        if not self.layouts:
+            raise ConfigError(f"env.layouts=[] is empty: list kinds of mazes, such as [{','.join(LAYOUTS)}].")
+        for kind in self.layouts:
+            if kind not in LAYOUTS:
+                raise ConfigError(f"env.layouts has '{kind}', which does not exist.{suggest(kind, LAYOUTS)}")
+        check_at_least("env.num_train", self.num_train)
+        check_at_least("env.num_test", self.num_test)
+        check_at_least("env.max_steps", self.max_steps)
+        check_range("env.progress", self.progress, 0.0, math.inf)
+        check_range("env.step_cost", self.step_cost, 0.0, math.inf)
+
+    def inspect(self) -> EnvironmentDescription:
+        """Two channels, four actions."""
+        return EnvironmentDescription(
+            shape=(2, self.view, self.view), num_actions=4, num_train=self.num_train, num_test=self.num_test
+        )
+
+    def kinds(self) -> np.ndarray:
+        """Mazes take turns."""
+        return np.arange(self.num_train) % len(self.layouts)
+
+    def open(self, scenes: Sequence[np.ndarray], num_envs: int) -> Running:
+        """Only the mazes that these workers have are drawn."""
+        numbers, places = np.unique(np.concatenate(scenes), return_inverse=True)
+        own = np.split(places, np.cumsum([len(each) for each in scenes])[:-1])
+        return self._walks("training", numbers, own, num_envs)
+
+    def open_tests(self, num_models: int, scenes: np.ndarray) -> Running:
+        """Every walk has a maze of its own, the same for all models."""
+        return self._walks("test", scenes, [np.arange(len(scenes))] * num_models, len(scenes))
+
+    def tests_at_once(self, num_scenes: int) -> int:
+        """As many as make calls of some thousand walks."""
+        return max(1, _TESTS_AT_ONCE // max(1, num_scenes))
+
+    def _walks(self, purpose: str, numbers: np.ndarray, own: Sequence[np.ndarray], num_envs: int) -> Walks:
+        from decentral.environments.grids.walks import Rewards, Walks
+
+        mazes = _mazes(tuple(self.layouts), self.size, self.view, self.maze_seed, purpose, tuple(numbers.tolist()))
+        max_steps = self.max_steps or 5 * self.size
+        return Walks(mazes, numbers, own, num_envs, Rewards(self.progress, self.step_cost), max_steps)
+
+
+@lru_cache(maxsize=4)
+def _mazes(layouts: tuple[str, ...], size: int, view: int, seed: int, purpose: str, numbers: tuple[int, ...]) -> Mazes:
+    """The mazes with these numbers, which are only read."""
+    walls = [draw(layouts[number % len(layouts)], size, seed, purpose, number) for number in numbers]
+    return Mazes.of(walls, view)

@@ -1,0 +1,197 @@
+"""Any environment of gymnasium."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from decentral.environments.environment import Environment, EnvironmentDescription, Running
+from decentral.errors import ConfigError, check_at_least, check_range, suggest
+from decentral.randomness import address, normal
+from decentral.store.metadata import Metric
+
+if TYPE_CHECKING:
+    import gymnasium
+
+PACKAGES = {"MiniGrid": "minigrid", "BabyAI": "minigrid"}
+"""What an id begins with -> the package that has to be imported before gymnasium knows it."""
+_TESTS_AT_ONCE = 64
+_MOST_STEPS = 1000  # of an episode without a limit of its own
+
+
+@dataclass
+class Gymnasium(Environment):
+    """An environment of gymnasium, by its id: `env=CartPole-v1` is `env=gymnasium env.id=CartPole-v1`.
+
+    `pip install 'decentral[rl]'` has those of classic control, `'decentral[minigrid]'` those of MiniGrid, whose image
+    is what is seen. Observations are vectors (Box), images (height, width and channels, of bytes) or one of several
+    (Discrete, seen as a vector of zeros with a one); actions one of several (Discrete) or a vector (Box).
+
+    A scene is a number that seeds `reset`, which is where an episode begins. `vary` names attributes of the environment
+    that are numbers, such as gravity: each kind of scene multiplies them by exp(spread z), z standard normal. Scenes
+    for testing are of all kinds. An episode without a limit ends after 1000 steps.
+
+    id           as gymnasium.make takes it
+    vary         attributes that differ between kinds of scenes, such as [gravity,length]
+    num_kinds    how many kinds there are
+    spread       see above
+    num_train    scenes for training
+    num_test     others for testing, an episode in each
+    """
+
+    name: str = "gymnasium"
+    id: str = "CartPole-v1"
+    vary: list[str] = field(default_factory=list)
+    num_kinds: int = 8
+    spread: float = 0.3
+    num_train: int = 10_000
+    num_test: int = 20
+
+    def __post_init__(self) -> None:
+        check_at_least("env.num_kinds", self.num_kinds)
+        check_at_least("env.num_train", self.num_train)
+        check_at_least("env.num_test", self.num_test)
+        check_range("env.spread", self.spread, 0.0, math.inf)
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
+        """MiniGrid's missions succeed or not; of others only the return is known."""
+        succeeds = PACKAGES.get(self.id.partition("-")[0]) == "minigrid"
+        return (Metric("test", "success", larger_is_better=True, unit="%"),) if succeeds else ()
+
+    def inspect(self) -> EnvironmentDescription:
+        """By making one. Raises ConfigError if gymnasium is missing, or knows no such id, or it is of another kind."""
+        one = self.make()
+        try:
+            shape, _ = seen(self.id, one.observation_space)
+            num_actions, continuous = acted(self.id, one.action_space)
+            for name in self.vary:
+                if not isinstance(getattr(one.unwrapped, name, None), int | float):
+                    raise ConfigError(f"env.vary has '{name}', but {self.id} has no such attribute that is a number.")
+        finally:
+            one.close()
+        return EnvironmentDescription(
+            shape=shape,
+            num_actions=num_actions,
+            continuous=continuous,
+            normalises=continuous,
+            num_train=self.num_train,
+            num_test=self.num_test,
+        )
+
+    def kinds(self) -> np.ndarray:
+        """They take turns; all scenes are alike where nothing varies."""
+        return np.arange(self.num_train) % (self.num_kinds if self.vary else 1)
+
+    def open(self, scenes: Sequence[np.ndarray], num_envs: int) -> Running:
+        """A vector environment for each worker."""
+        from decentral.environments.adapters.vectors import Vectors
+
+        return Vectors(self, [np.asarray(own) for own in scenes], num_envs, "training")
+
+    def open_tests(self, num_models: int, scenes: np.ndarray) -> Running:
+        """A vector environment for each model."""
+        from decentral.environments.adapters.vectors import Vectors
+
+        return Vectors(self, [scenes] * num_models, len(scenes), "test")
+
+    def tests_at_once(self, num_scenes: int) -> int:
+        """As many as need some dozens of environments: each takes its time, and its memory."""
+        return max(1, _TESTS_AT_ONCE // max(1, num_scenes))
+
+    def make(self) -> gymnasium.Env[Any, Any]:
+        """One of them, whose episodes end. Raises ConfigError, see `inspect`."""
+        gym = installed("gymnasium", self.id, "rl")
+        package = PACKAGES.get(self.id.partition("-")[0])
+        if package is not None:
+            installed(package, self.id, "minigrid")
+        try:
+            made = gym.make(self.id)
+        except gym.error.DependencyNotInstalled as error:
+            raise ConfigError(f"env={self.id} needs what is not installed: {_sentence(error)}.") from None
+        except (gym.error.Error, ImportError, ValueError) as error:
+            raise ConfigError(
+                f"env={self.id} is no environment of ours, nor one that gymnasium can make: {_why(gym, self.id, error)}"
+            ) from None
+        if made.spec is None or made.spec.max_episode_steps is None:
+            made = gym.wrappers.TimeLimit(made, _MOST_STEPS)
+        return made
+
+    def seed_of(self, purpose: str, scene: int) -> int:
+        """What `reset` takes for a scene."""
+        return address(0, f"{purpose} scene", scene) % 2**31
+
+    def arrange(self, one: gymnasium.Env[Any, Any], usual: dict[str, float], scene: int) -> None:
+        """Give an environment the attributes of this kind of scene; `usual` are those that it has by itself."""
+        for number, (name, value) in enumerate(usual.items()):
+            z = float(normal(0, "kind of scene", scene % self.num_kinds, number))
+            setattr(one.unwrapped, name, value * math.exp(self.spread * z))
+
+    def facts(self, reward: float, terminated: bool, info: dict[str, Any]) -> list[float]:
+        """`metrics` of an episode that is over with this step."""
+        return [float(terminated and reward > 0)] * len(self.metrics)
+
+
+def installed(package: str, wanted: str, extra: str) -> Any:
+    """A package, imported. Raises ConfigError that says how to install it."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"env={wanted} needs {package}, which is not installed: pip install 'decentral[{extra}]'.")
+    return importlib.import_module(package)
+
+
+def seen(name: str, space: Any) -> tuple[tuple[int, ...], Callable[[Any], np.ndarray]]:
+    """The shape of observations of a space of gymnasium, and what makes them [E, ...] of those of E environments.
+
+    Raises ConfigError for one that no policy here takes.
+    """
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Dict) and "image" in space.spaces:
+        shape, take = seen(name, space["image"])
+        return shape, lambda observed: take(observed["image"])
+    if isinstance(space, spaces.Discrete):
+        ones, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
+        return (int(space.n),), lambda observed: ones[np.asarray(observed) - start]
+    if isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8:
+        height, width, channels = space.shape
+        scale = 10.0 if name.startswith(tuple(PACKAGES)) else 255.0  # MiniGrid's are small numbers, no colours
+        return (channels, height, width), lambda observed: np.moveaxis(observed, -1, -3).astype(np.float32) / scale
+    if isinstance(space, spaces.Box):
+        size = math.prod(space.shape)
+        return (size,), lambda observed: np.asarray(observed, dtype=np.float32).reshape(-1, size)
+    raise ConfigError(
+        f"env={name} has observations of the kind {type(space).__name__}, which no policy here takes: choose one with "
+        "vectors, images or one of several (Box or Discrete)."
+    )
+
+
+def acted(name: str, space: Any) -> tuple[int, bool]:
+    """How many actions there are to choose from, or numbers in one, and True. Raises ConfigError for others."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Discrete):
+        return int(space.n), False
+    if isinstance(space, spaces.Box):
+        return math.prod(space.shape), True
+    raise ConfigError(
+        f"env={name} has actions of the kind {type(space).__name__}, which no policy here chooses: choose one with one "
+        "of several, or a vector (Discrete or Box)."
+    )
+
+
+def _why(gym: Any, wanted: str, error: Exception) -> str:
+    """Why gymnasium makes no such environment, and what would work."""
+    if wanted in gym.registry:
+        return f"{_sentence(error)}."
+    near = suggest(wanted, [*gym.registry, "gridworld"])
+    return f"there is no '{wanted}'.{near if near.startswith(' Did') else ' Ids end in a version, as CartPole-v1.'}"
+
+
+def _sentence(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")

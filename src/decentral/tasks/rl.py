@@ -1,0 +1,168 @@
+"""Reinforcement learning."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from decentral.cluster.cluster import VirtualCluster
+from decentral.errors import ConfigError, check_at_least, check_range, check_share
+from decentral.tasks.task import Problem, Task
+
+if TYPE_CHECKING:
+    import torch
+
+    from decentral.config.schema import Config
+
+_MULTIPLICATIONS_PER_S = 2e10
+_FRAME_S = 5e-6  # of an environment and what is around it
+_START_S = 1.0  # until a process has started and found the others
+
+
+@dataclass
+class RL(Task):
+    """Reinforcement learning by PPO: every worker acts in scenes of its own with its own model.
+
+    A worker has `num_envs` environments, which go on from rollout to rollout. A rollout is `rollout_steps` steps in
+    each of them, num_envs * rollout_steps frames in all. It is gone through `passes` times, each time in a new order,
+    in batches of `batch_size` frames, so that it is good for
+
+        R = passes * num_envs * rollout_steps / batch_size    gradients.
+
+    A draw is one such batch. Draw d of a worker is batch d mod R of its rollout floor(d / R). Draw 0, R, 2 R, ... first
+    collects that rollout, with the model at which the gradient is asked for. The others take the same frames at the
+    model as it is by then, which is what PPO's ratio corrects for. So each worker collects when its own draws say so,
+    with its own model: whether workers step together, go on by themselves, or exchange something after every gradient.
+    An epoch is R steps: a rollout of every worker.
+
+    Advantages, loss and initial values are those of CleanRL's PPO: `problems/ppo.py`. As there, an episode that was cut
+    off after its most steps counts as over, and advantages are normalised in each batch. With `model=policy_lstm` a
+    batch is whole pieces of episodes: batch_size / rollout_steps environments.
+
+    The worker's scenes are what `partition` deals out to it, so that partition.alpha decides how much they differ.
+    Models are tested in scenes that no worker has, an episode in each: `evaluation.examples` says in how many on the
+    way. There actions are drawn as in training, with the same numbers for all models (or with `greedy` the likeliest is
+    taken).
+
+    num_envs              E, of each worker
+    rollout_steps         T
+    passes                over a rollout
+    gamma                 discount
+    gae_lambda            of the advantages
+    clip                  of the ratio, and of the change of the value
+    clip_value            whether the change of the value is clipped
+    value_weight          c_v of the loss
+    entropy_weight        c_e of the loss
+    greedy                see above
+    normalise             divide rewards by a running estimate of the standard deviation of the discounted return, each
+                          worker its own, and standardise observations by means and standard deviations that the
+                          random policy finds at first, the same for all workers; both are cut off at 10. null: where
+                          actions are continuous
+    """
+
+    name: str = "rl"
+    num_envs: int = 8
+    rollout_steps: int = 32
+    passes: int = 2
+    gamma: float = 0.97
+    gae_lambda: float = 0.95
+    clip: float = 0.2
+    clip_value: bool = True
+    value_weight: float = 0.5
+    entropy_weight: float = 0.01
+    greedy: bool = False
+    normalise: bool | None = None
+    uses: ClassVar[tuple[str, ...]] = ("env", "partition", "model")
+    usual: ClassVar[Mapping[str, str]] = {
+        "model": "policy_mlp",
+        "optim": "adam",
+        "lr": "2e-3",
+        "batch_size": "128",
+        "epochs": "300",
+    }
+    eval_every_epochs: ClassVar[float] = 25.0
+    has_samples: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for key in ("num_envs", "rollout_steps", "passes"):
+            check_at_least(f"task.{key}", getattr(self, key))
+        for key in ("gamma", "gae_lambda"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ConfigError(f"task.{key}={getattr(self, key):g} makes no sense: it has to be from 0 to 1.")
+        check_share("task.clip", self.clip)
+        for key in ("value_weight", "entropy_weight"):
+            check_range(f"task.{key}", getattr(self, key), 0.0, math.inf)
+
+    @property
+    def frames(self) -> int:
+        """Of a worker's rollout."""
+        return self.num_envs * self.rollout_steps
+
+    def draws_per_rollout(self, batch_size: int) -> int:
+        """R, the gradients of a rollout."""
+        return self.passes * self.frames // batch_size
+
+    def check(self, config: Config) -> None:
+        """The environment is there, the model takes what it shows, and rollouts fall into batches."""
+        assert config.num_workers is not None
+        info = config.env.inspect()
+        config.model.check(info)
+        config.partition.check(info.num_train, config.num_workers)
+        if self.frames % config.batch_size:
+            fitting = [size for size in range(1, self.frames + 1) if self.frames % size == 0]
+            near = min(fitting, key=lambda size: abs(size - config.batch_size))
+            raise ConfigError(
+                f"batch_size={config.batch_size} does not divide the {self.frames} frames of a rollout "
+                f"(task.num_envs={self.num_envs} times task.rollout_steps={self.rollout_steps}): use "
+                f"batch_size={near}, say."
+            )
+        if getattr(config.model, "remembers", False) and config.batch_size % self.rollout_steps:
+            raise ConfigError(
+                f"batch_size={config.batch_size} cuts pieces of episodes, on which model={config.model.name} learns: "
+                f"use a multiple of task.rollout_steps={self.rollout_steps}."
+            )
+        self._check_times(config)
+
+    def _check_times(self, config: Config) -> None:
+        """Raise ConfigError if the simulated machines collect rollouts at other gradients than the workers do."""
+        compute: Any = getattr(config.cluster, "compute", None) if isinstance(config.cluster, VirtualCluster) else None
+        every, R = getattr(compute, "rollout_every", None), self.draws_per_rollout(config.batch_size)
+        if every is not None and every != R:
+            raise ConfigError(
+                f"cluster.compute.rollout_every={every} does not fit: with task.passes={self.passes} and "
+                f"batch_size={config.batch_size} a rollout is collected before every {R}. gradient; use "
+                f"cluster.compute.rollout_every={R}."
+            )
+
+    def num_examples(self, config: Config) -> tuple[int, int]:
+        """Frames of an epoch (of all workers), and scenes for testing."""
+        assert config.num_workers is not None
+        return self.frames * config.num_workers, config.env.inspect().num_test
+
+    def useful_processes(self, config: Config) -> float:
+        """The most of which each still saves more time than it takes to start; see `task=images`.
+
+        A frame takes an environment's step, a forward pass, and `passes` forward and backward passes.
+        """
+        info, n = config.env.inspect(), config.num_workers
+        assert n is not None
+        R = self.draws_per_rollout(config.batch_size)
+        rollouts = (config.steps or config.epochs * R) / R
+        frame_s = _FRAME_S + (1 + 3 * self.passes) * config.model.multiplications(info) / _MULTIPLICATIONS_PER_S
+        W = rollouts * n * self.frames * frame_s
+        return (1 + math.sqrt(1 + 4 * W / _START_S)) // 2 if math.isfinite(W) else math.inf
+
+    def num_parameters(self, config: Config) -> int:
+        """Of the policy."""
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            return sum(p.numel() for p in config.model.build(config.env.inspect()).parameters())
+
+    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+        """The local workers' policies and environments."""
+        from decentral.tasks.problems.policies import PolicyOptimisation
+
+        return PolicyOptimisation(self, config, workers, device)
