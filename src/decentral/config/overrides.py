@@ -89,10 +89,11 @@ def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     known = _said_by_experiment(said.get("experiment", "null").strip("'\""), folders)
     before, after = [], []
     task = components(GROUPS["task"]).get(_choice("task", said, known))
-    for key, value in getattr(task, "usual", {}).items():
+    tasks: Mapping[str, str] = getattr(task, "usual", {})
+    for key, value in tasks.items():
         if key not in {*said, *known}:
             before.append(f"{key}={value}")
-    chosen = components(GROUPS["algo"]).get(_choice("algo", said, known))
+    chosen = components(GROUPS["algo"]).get(_choice("algo", said, {**tasks, **known}))
     usual = getattr(chosen, "usual_topology", "")
     if usual and "topology" not in {*(key.partition(".")[0] for key in said), *known}:
         after.append(f"topology={usual}")

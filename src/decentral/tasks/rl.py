@@ -76,13 +76,15 @@ class RL(Task):
     normalise: bool | None = None
     uses: ClassVar[tuple[str, ...]] = ("env", "partition", "model")
     usual: ClassVar[Mapping[str, str]] = {
+        "algo": "dpsgd",
         "model": "policy_mlp",
         "optim": "adam",
-        "lr": "2e-3",
+        "optim.clip_norm": "0.5",
+        "lr": "0.01",
         "batch_size": "128",
-        "epochs": "300",
+        "epochs": "200",
     }
-    eval_every_epochs: ClassVar[float] = 25.0
+    eval_every_epochs: ClassVar[float] = 50.0
     has_samples: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
