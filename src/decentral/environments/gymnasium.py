@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from decentral.environments.adapters.spaces import PACKAGES, acted, seen
 from decentral.environments.environment import Environment, EnvironmentDescription, Running
 from decentral.errors import ConfigError, check_at_least, check_range, suggest
 from decentral.randomness import address, normal
@@ -19,8 +20,6 @@ from decentral.store.metadata import Metric
 if TYPE_CHECKING:
     import gymnasium
 
-PACKAGES = {"MiniGrid": "minigrid", "BabyAI": "minigrid"}
-"""What an id begins with -> the package that has to be imported before gymnasium knows it."""
 _TESTS_AT_ONCE = 64
 _MOST_STEPS = 1000  # of an episode without a limit of its own
 
@@ -143,46 +142,6 @@ def installed(package: str, wanted: str, extra: str) -> Any:
     if importlib.util.find_spec(package) is None:
         raise ConfigError(f"env={wanted} needs {package}, which is not installed: pip install 'decentral[{extra}]'.")
     return importlib.import_module(package)
-
-
-def seen(name: str, space: Any) -> tuple[tuple[int, ...], Callable[[Any], np.ndarray]]:
-    """The shape of observations of a space of gymnasium, and what makes them [E, ...] of those of E environments.
-
-    Raises ConfigError for one that no policy here takes.
-    """
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Dict) and "image" in space.spaces:
-        shape, take = seen(name, space["image"])
-        return shape, lambda observed: take(observed["image"])
-    if isinstance(space, spaces.Discrete):
-        ones, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
-        return (int(space.n),), lambda observed: ones[np.asarray(observed) - start]
-    if isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8:
-        height, width, channels = space.shape
-        scale = 10.0 if name.startswith(tuple(PACKAGES)) else 255.0  # MiniGrid's are small numbers, no colours
-        return (channels, height, width), lambda observed: np.moveaxis(observed, -1, -3).astype(np.float32) / scale
-    if isinstance(space, spaces.Box):
-        size = math.prod(space.shape)
-        return (size,), lambda observed: np.asarray(observed, dtype=np.float32).reshape(-1, size)
-    raise ConfigError(
-        f"env={name} has observations of the kind {type(space).__name__}, which no policy here takes: choose one with "
-        "vectors, images or one of several (Box or Discrete)."
-    )
-
-
-def acted(name: str, space: Any) -> tuple[int, bool]:
-    """How many actions there are to choose from, or numbers in one, and True. Raises ConfigError for others."""
-    from gymnasium import spaces
-
-    if isinstance(space, spaces.Discrete):
-        return int(space.n), False
-    if isinstance(space, spaces.Box):
-        return math.prod(space.shape), True
-    raise ConfigError(
-        f"env={name} has actions of the kind {type(space).__name__}, which no policy here chooses: choose one with one "
-        "of several, or a vector (Discrete or Box)."
-    )
 
 
 def _why(gym: Any, wanted: str, error: Exception) -> str:

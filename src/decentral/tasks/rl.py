@@ -82,7 +82,7 @@ class RL(Task):
         "optim.clip_norm": "0.5",
         "lr": "0.01",
         "batch_size": "128",
-        "epochs": "200",
+        "epochs": "400",
     }
     eval_every_epochs: ClassVar[float] = 50.0
     has_samples: ClassVar[bool] = False

@@ -9,8 +9,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from decentral.environments.adapters.spaces import seen
 from decentral.environments.environment import Moves, Running
-from decentral.environments.gymnasium import seen
 
 if TYPE_CHECKING:
     from decentral.environments.gymnasium import Gymnasium
