@@ -14,6 +14,7 @@ from torch.distributions import Categorical, Normal
 from configure import configure
 from conftest import Start
 from decentral.config.composition import compose
+from decentral.config.identity import run_id
 from decentral.environments.environment import EnvironmentDescription
 from decentral.environments.grids.mazes import LAYOUTS, MOVES, Mazes, draw
 from decentral.environments.gridworld import Gridworld
@@ -446,6 +447,14 @@ def test_a_missing_package_is_named_with_its_install_line(monkeypatch: pytest.Mo
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"env=CartPole-v1 needs gymnasium.*pip install 'decentral\[rl\]'"):
         compose(["task=rl", "env=CartPole-v1"])
+
+
+def test_the_size_of_a_batch_and_the_environment_are_part_of_a_runs_identity() -> None:
+    ids = [
+        run_id(configure(*settings("mlp"), *more))
+        for more in ((), ("batch_size=8",), ("env.size=6",), ("data=digits",))
+    ]
+    assert len(set(ids)) == 3 and ids[0] == ids[3], "images have nothing to do with it"
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------

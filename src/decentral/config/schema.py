@@ -91,7 +91,7 @@ class Config:
     evaluation: EvaluationSettings = field(default_factory=EvaluationSettings)
     alpha: float = _key(0.1, "heterogeneity of the workers' data: Dirichlet concentration, smaller is more different")
     lr: float = _key(0.1, "learning rate gamma")
-    batch_size: int = _key(32, "images, texts, ... per worker and gradient", group="data")
+    batch_size: int = _key(32, "images, texts, frames, ... per worker and gradient", group="model")
     accumulate: int = _key(1, "gradients per worker and step, of which the mean is taken", older=1)
     seed: int = _key(0, "everything random follows from it")
     num_workers: int | None = _key(None, "n, whatever the number of processes (null: the task's, usually 16)")

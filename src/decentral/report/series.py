@@ -70,7 +70,9 @@ def describe(run_dir: Path) -> str:
         parts.append(f"{name['algo']} on {name['topology']}" if getattr(algo, "uses_topology", True) else name["algo"])
     if words := compression_words(config.get("compress")):
         parts.append(words)
-    parts += [f"{name['model']} on {name['data']}" if "data" in used else name["task"]] if task else []
+    where = next((group for group in ("data", "env") if group in used), None)
+    shown = config[where].get("id", name[where]) if where else ""
+    parts += [f"{name['model']} on {shown}" if where else name["task"]] if task else []
     if "partition" in used:
         alpha = config["partition"].get("alpha")
         parts.append(name["partition"] if alpha is None else f"alpha={alpha:g}")
