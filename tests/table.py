@@ -203,6 +203,10 @@ TASKS: dict[str, tuple[str, ...]] = {
         *("data=synthetic_text", "data.num_train=400", "data.num_test=60", "data.words=50", "data.longest=12"),
         *("model=text_transformer", "model.dim=8", "model.heads=2", "model.hidden=8", "batch_size=8", "alpha=1"),
     ),
+    "translation": (
+        *("data=synthetic_translation", "data.num_train=120", "data.num_test=6", "data.longest=8", "partition=iid"),
+        *("model=transformer_small", "model.dim=16", "model.heads=2", "model.hidden=16", "batch_size=4"),
+    ),
 }
 
 OPTIMIZERS: dict[str, tuple[str, ...]] = {

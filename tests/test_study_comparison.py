@@ -301,7 +301,7 @@ def test_the_thesis_studies_run_what_its_experiment_says(tmp_path):
 
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory) -> Path:
-    """What looks like ImageNet with as many pictures as 64 workers need for a batch of 128."""
+    """What looks like ImageNet with as many pictures as 64 workers need for a batch of 128, and a few sentences."""
     path = tmp_path_factory.mktemp("imagenet")
     for split in ("train", "val"):
         folder = path / split / "cat"
@@ -309,6 +309,9 @@ def imagenet(tmp_path_factory) -> Path:
         for number in range(64 * 128 if split == "train" else 1):
             (folder / f"{number}.jpeg").touch()
     Image.new("RGB", (32, 32)).save(path / "train" / "cat" / "0.jpeg")
+    for split in ("train", "newstest2014", "test_2016_flickr"):
+        for language in ("en", "de"):
+            (path / f"{split}.{language}").write_text(16 * "A .\n")
     return path
 
 
@@ -316,7 +319,8 @@ def imagenet(tmp_path_factory) -> Path:
 def test_every_comparison_composes_at_every_scale_and_has_a_cell_for_every_published_number(name, tmp_path, imagenet):
     for scale in catalogue.scales(name):
         study = catalogue.load(name, scale)
-        data = [f"data.path={imagenet}"] if any(o == "data=imagenet" for o in study.base) else []
+        needs_files = {"data=imagenet", "data=parallel", "data=multi30k"} & set(study.base)
+        data = [f"data.path={imagenet}"] if needs_files else []
         cells = study.cells([f"results_dir={tmp_path}", *data])
         spec = parse(study.report, name)
         assert all(cell.jobs() for cell in cells) and spec.caption and study.departures

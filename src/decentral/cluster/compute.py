@@ -58,8 +58,9 @@ class ComputeTimes:
     rollout_every      of so many gradients of a worker the first one begins with a rollout, which takes as much longer
     residence          rollouts that take equally long, one after the other, before another time is drawn
     trace              path of a CSV file: lines step,worker,seconds below these words, or a line for each step with a
-                       column for each worker; or the directory of a finished run of n workers in n processes with
-                       record_operations=true; it begins again when a run is longer
+                       column for each worker; or the directory of a finished run of n workers in n processes (or
+                       one, where networks are trained) with record_operations=true; it begins again when a run is
+                       longer
     passes             how many gradients of the run itself are timed on this machine before it begins; every gradient
                        then takes one of these times
     """

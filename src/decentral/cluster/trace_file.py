@@ -26,8 +26,9 @@ class Trace(Durations):
 
     Either lines `step,worker,seconds` below these words, or a line for each step with the seconds of worker 0, 1, ...
     in its columns, which may have names above them. Or the directory of a run between processes, one for each worker,
-    that has recorded its operations: how long its gradients took, with what stragglers slept; where workers took
-    different numbers of gradients, as many of each as all have taken.
+    that has recorded its operations: how long its gradients took, with what stragglers slept; or of a run in one
+    process that trained networks: how long the passes of each took. Where workers took different numbers of gradients,
+    as many of each as all have taken.
     """
 
     trace: str
@@ -48,7 +49,8 @@ class Trace(Durations):
             if not path.is_file():
                 raise ConfigError(
                     f"cluster.compute.trace={self.trace} is a directory without {_OPERATIONS}: give that of a finished "
-                    f"run with record_operations=true and processes={num_workers}, or a CSV file."
+                    f"run with record_operations=true and processes={num_workers} (or 1, where networks are "
+                    "trained), or a CSV file."
                 )
         if not path.is_file():
             raise ConfigError(f"cluster.compute.trace={self.trace} is not a file (looked for {path.absolute()}).")
@@ -86,7 +88,8 @@ def _recorded(name: str, path: Path, num_workers: int) -> np.ndarray:
     if sorted(found) != list(range(num_workers)):
         raise ConfigError(
             f"{said} is a run with gradients of {len(found)} workers or processes, but num_workers={num_workers}: it "
-            f"has to be one with num_workers={num_workers} and processes={num_workers}."
+            f"has to be one with num_workers={num_workers} and processes={num_workers} (or 1, where networks are "
+            "trained)."
         )
     steps = min(map(len, found.values()))
     return np.array([found[i][:steps] for i in range(num_workers)]).T

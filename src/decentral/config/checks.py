@@ -129,7 +129,8 @@ def check_time(config: Config) -> None:
         if value is not None and not has_clock(config):
             alone = ", and one process" if config.algo.asynchronous else ""
             raise ConfigError(f"{key}={value:g} needs simulated time: choose a cluster, such as cluster=even{alone}.")
-    if config.record_operations and (config.processes == "1" or is_virtual(config)):
+    in_one = config.processes == "1" or is_virtual(config)
+    if config.record_operations and in_one and "model" not in config.task.uses:
         raise ConfigError(
             "record_operations=true is for workers that really go on by themselves: choose several processes, such as "
             "processes=4."

@@ -116,7 +116,9 @@ class Config:
     )
     trace: bool = _key(False, "write every step's models to trace.npz: iterates [steps + 1, n, P]")
     record_operations: bool = _key(
-        False, "several processes: write what each worker did and when to operations.jsonl", older=False
+        False,
+        "write what each worker did and when to operations.jsonl; in one process, the gradients of networks",
+        older=False,
     )
     device: str = _key("auto", "auto, cpu, cuda, or cuda:1 ...")
     processes: str = _key("auto", "how many processes share the workers: 1 to num_workers, or auto")

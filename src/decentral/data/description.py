@@ -108,3 +108,17 @@ class NextTokens(TokenData):
     def num_labels(self) -> int:
         """The sources."""
         return self.num_sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentencePairs(TokenData):
+    """Sentences with their translations, both in tokens of one vocabulary; 1 begins a sentence, 2 ends it.
+
+    `longest` and `usual` are without these two.
+    """
+
+    kind: ClassVar[str] = "pairs of sentences"
+
+    def batch_shape(self, size: int) -> tuple[int, ...]:
+        """Of the longest sentences, each with the token that ends it: [size, longest + 1]."""
+        return size, self.longest + 1

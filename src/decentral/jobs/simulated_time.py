@@ -96,7 +96,7 @@ class TimesOverLinks(SeededComputation):
 
 @dataclass(frozen=True)
 class GradientTimeDistribution(SeededComputation):
-    """How long the first `steps` gradients of all workers of config.cluster take.
+    """How long the first `steps` gradients of all workers of config.cluster take, which are measured if it says so.
 
     A line of quantiles.jsonl for each seed: {"seed", "mean": seconds, "quantiles": those of 0, 0.01, ..., 1}.
     """
@@ -114,9 +114,28 @@ class GradientTimeDistribution(SeededComputation):
         """As above."""
         n = self.config.num_workers
         assert n is not None
-        seconds = cluster_of(self.config).gradient_times(n, seed).seconds(0, self.steps)
+        times = cluster_of(self.config).gradient_times(n, seed)
+        if times.passes:
+            times = times.measured(_measured(replace(self.config, seed=seed), times.passes))
+        seconds = times.seconds(0, self.steps)
         quantiles = np.quantile(seconds, np.linspace(0, 1, _POINTS))
         return {"mean": float(seconds.mean()), "quantiles": quantiles.tolist()}
+
+
+def _measured(config: Config, passes: int) -> np.ndarray:
+    """Seconds of so many gradients of the configured task on one core of this machine, at the models it begins with."""
+    import torch
+
+    from decentral.training.measuring import measure
+
+    assert config.num_workers is not None
+    config.task.prepare(config)
+    problem = config.task.open(config, range(config.num_workers), torch.device("cpu"))
+    try:
+        with torch.no_grad():
+            return measure(problem, problem.init().repeat(config.num_workers, 1), passes)
+    finally:
+        problem.close()
 
 
 def cluster_of(config: Config) -> VirtualCluster:

@@ -31,6 +31,9 @@ class Task(ABC):
     eval_every_epochs: ClassVar[float] = 1.0
     """How often to evaluate unless told otherwise."""
 
+    default_num_workers: ClassVar[int] = DEFAULT_NUM_WORKERS
+    """How many workers there are where neither the user nor the topology says it."""
+
     usual: ClassVar[Mapping[str, str]] = {}
     """Settings that this task has unless told otherwise, where those of conf/config.yaml do not suit it: key -> value,
     as on a command line. Each holds unless the command line or its experiment says anything of that key."""
@@ -43,8 +46,8 @@ class Task(ABC):
         return None
 
     def resolve_num_workers(self, config: Config) -> int:
-        """The number of workers: the user's, or else what the topology is made for, or else 16."""
-        return config.num_workers or config.topology.implied_num_workers() or DEFAULT_NUM_WORKERS
+        """The number of workers: the user's, or else what the topology is made for, or else what the task suits."""
+        return config.num_workers or config.topology.implied_num_workers() or self.default_num_workers
 
     def check(self, config: Config) -> None:
         """Refuse, quickly and without torch, what cannot work. Raises ConfigError."""
@@ -133,6 +136,11 @@ class Problem(ABC):
         of sums are statistics themselves: then this is the identity, as it is here.
         """
         return statistics
+
+    def keep_seconds(self) -> list[float] | None:
+        """A list of how long each gradient [r] of the last call of `gradient` took, from now on; None where gradients
+        of several workers are computed together, or nobody can tell."""
+        return None
 
     def save_tables(self, directory: Path) -> None:
         """Write what describes the problem, such as the distribution of the data (partition.csv)."""

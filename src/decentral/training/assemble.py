@@ -154,6 +154,8 @@ def open_stepper(
     config: Config, algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor, total_steps: int
 ) -> AnyStepper:
     """What takes steps: all workers together, with a clock where a cluster is described, or each by itself."""
+    if isinstance(net, LocalNetwork) and config.record_operations:
+        oracle.record(Operations(), each=True)
     if not isinstance(net, LocalNetwork):
         return between_processes(config, algorithm, net, oracle, x, total_steps)
     by_itself = isinstance(algorithm, AsynchronousAlgorithm) and goes_by_itself(config)
@@ -199,7 +201,8 @@ def between_processes(
     sleep = Sleep(times) if isinstance(config.cluster, VirtualCluster) else None
     from decentral.network.processes import ProcessNetwork, split_workers
 
-    oracle.recorded = Operations() if config.record_operations else None
+    if config.record_operations:
+        oracle.record(Operations(), each=False)
     if not (isinstance(algorithm, AsynchronousAlgorithm) and goes_by_itself(config)):
         oracle.sleep = sleep
         if has_clock(config):

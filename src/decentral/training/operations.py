@@ -1,4 +1,4 @@
-"""What the workers of a run between processes did and when, as `operations.jsonl` keeps it."""
+"""What the workers of a run did and when, as `operations.jsonl` keeps it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ class Operations:
                at_s, others: in its push `number` it left shares with these workers; or took those of these workers,
                after so many pushes of its own
 
-    Methods in rounds have gradients (of all workers of a process together, by the first of them), pushes and takes.
+    Methods in rounds have gradients (of all workers of a process together, by the first of them), pushes and takes. A
+    run in one process has the gradients of each worker, as long as its forward and backward pass took.
     """
 
     def __init__(self) -> None:
@@ -58,6 +59,14 @@ class Operations:
         began = time.monotonic_ns()
         yield
         self.found.append({**_named(worker, what, number), **self._span(began, time.monotonic_ns()), **facts})
+
+    def gradients(self, done: Sequence[tuple[int, int]], seconds: Sequence[float]) -> None:
+        """Keep gradients (worker, number) that were computed one after the other, the last of them until now."""
+        began = time.monotonic_ns() - round(sum(seconds) / _NS)
+        for (worker, number), took in zip(done, seconds, strict=True):
+            ended = began + round(took / _NS)
+            self.found.append({**_named(worker, "gradient", number), **self._span(began, ended)})
+            began = ended
 
     def pushed(self, what: str, worker: int, others: list[int]) -> None:
         """Keep what a window tells."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decentral.errors import ConfigError
 from decentral.tasks.task import Problem
 
 if TYPE_CHECKING:
@@ -56,9 +57,25 @@ class GradientOracle:
         self.seconds = 0.0
         """How long all calls took, with the drawing of batches."""
         self.recorded: Operations | None = None
-        """Where gradients of all workers of this process together are kept; None: nowhere."""
+        """Where gradients are kept, those of all workers of this process together, or each: see `record`."""
+        self._each: list[float] | None = None
         self.slept_s = 0.0
         """How long they slept before that."""
+
+    def record(self, recorded: Operations, *, each: bool) -> None:
+        """From now on keep what gradients take.
+
+        each: of every worker by itself; else of all of them together, by the first. Raises ConfigError where workers
+        have their gradients together, or the task cannot tell.
+        """
+        self.recorded = recorded
+        if each:
+            self._each = self.problem.keep_seconds()
+            if self._each is None:
+                raise ConfigError(
+                    "record_operations=true with several workers in a process is for networks whose gradients are "
+                    f"computed one after the other: add execution=loop, or processes={len(self.workers)}."
+                )
 
     def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
         """Grad F_i(x_i; xi_i) with the next sample xi_i of each worker: [r, P] -> [r, P].
@@ -66,7 +83,7 @@ class GradientOracle:
         The rows are those of all local workers, or those of `workers`: places among the local ones, each once. What is
         returned is the caller's until the next call, and may be overwritten.
         """
-        if workers is None and self.recorded is not None:
+        if workers is None and self.recorded is not None and self._each is None:
             with self.recorded.during(self.workers.start, "gradient", int(self.draws[0]), {}):
                 return self._of_all(x)
         return self._of_all(x) if workers is None else self._of_some(x, list(workers))
@@ -92,6 +109,8 @@ class GradientOracle:
             self.clock.gradient()
         loss, g = self.problem.gradient(x, self.draws)
         self.losses.add_(loss)
+        if self._each is not None:
+            self._keep(range(len(self.workers)))
         self.draws += _ONE
         self.seconds += time.perf_counter() - began
         return g
@@ -105,9 +124,17 @@ class GradientOracle:
         """Losses [r] and gradients [r, P]."""
         began = time.perf_counter()
         loss, g = self.problem.gradient(x, self.draws[places], places)
+        if self._each is not None:
+            self._keep(places)
         self.draws[places] += _ONE
         self.seconds += time.perf_counter() - began
         return loss, g
+
+    def _keep(self, places: Sequence[int]) -> None:
+        """Record the gradients that these workers have just had, one after the other."""
+        assert self.recorded is not None and self._each is not None
+        numbers = zip((self.workers[i] for i in places), self.draws[list(places)].tolist(), strict=True)
+        self.recorded.gradients(list(numbers), self._each)
 
     def _sleep(self, seconds: float) -> None:
         if seconds > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -50,12 +51,19 @@ class OneByOne(Passes):
             self.g = x.new_empty(len(models.modules), x.shape[1])
             self._gradients = [models.views(row) for row in self.g]
         models.bind(x, workers)
-        losses = []
+        losses, seconds = [], self.seconds
+        if seconds is not None:
+            seconds.clear()
         precise = self.precision.forward(device)
         with torch.enable_grad(), self.precision.training(device):
             for j, i in enumerate(workers):
+                began = time.perf_counter()
                 with self.lanes(j):
                     losses.append(self._one(j, i, x.dtype, inputs[j], targets[j], seed, precise))
+                if seconds is not None:
+                    if device.type == "cuda":
+                        torch.cuda.synchronize(device)
+                    seconds.append(time.perf_counter() - began)
         self.lanes.join()
         return torch.stack(losses), self.g[: len(workers)]
 

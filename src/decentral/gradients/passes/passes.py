@@ -18,6 +18,10 @@ class Passes(ABC):
     takes_lists: bool = False
     """Whether workers may have batches of different shapes: then inputs and targets are lists of r."""
 
+    seconds: list[float] | None = None
+    """A list, where somebody wants to know how long the pass of each row of the last call took; on a GPU, where work is
+    queued, each is then waited for. It stays empty where rows are computed together."""
+
     @abstractmethod
     def __call__(
         self,

@@ -72,6 +72,7 @@ class Replayed(Passes):
     ) -> tuple[Tensor, Tensor]:
         """See `Passes`. Batches of tokens are of another length in every step, so that nothing is recorded of them."""
         if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
+            self.passes.seconds = self.seconds
             return self.passes(x, inputs, targets, workers, seed)
         key = (x.data_ptr(), x.stride(), inputs.shape, inputs.dtype, targets.shape, targets.dtype, tuple(workers))
         if key not in self._recordings:

@@ -136,6 +136,13 @@ class Supervised(Problem):
             return [self._as_exact(one) for one in inputs]
         return inputs.to(self.dtype) if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
 
+    def keep_seconds(self) -> list[float] | None:
+        """Those of the passes, where workers have theirs one by one."""
+        if not self.passes.takes_lists:
+            return None
+        self.passes.seconds = []
+        return self.passes.seconds
+
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
         """Of the test examples, for local workers' own models: [r, S]."""
         places = range(len(self.workers)) if workers is None else workers

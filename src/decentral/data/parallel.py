@@ -1,0 +1,198 @@
+"""Texts in two languages, sentence by sentence."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from decentral.data import bpe
+from decentral.data.cache import cached
+from decentral.data.description import SentencePairs
+from decentral.data.line_files import count_lines, find, read_lines
+from decentral.data.pairs import Corpus, Pairs, PairsData, Text
+from decentral.errors import ConfigError, check_at_least
+
+if TYPE_CHECKING:
+    import torch
+    from tokenizers import Tokenizer
+
+_SPLITS = ("train", "test")
+_SIDES = ("source", "target")
+_AT_ONCE = 10_000  # sentences that are encoded together
+
+
+@dataclass
+class Parallel(PairsData):
+    """Your own sentences with their translations: `path`/train.en and `path`/train.de, test.en and test.de, say.
+
+    Line i of one file is the translation of line i of the other; UTF-8, plain or .gz. WMT17 English-German:
+    data.path=FOLDER data.train=train data.test=newstest2014 data.vocab_size=33708. The tokens are parts of words, of
+    one vocabulary for both languages (byte-pair encoding, trained on the training sentences once and kept in the
+    cache). Training sentences of more than `longest` tokens are left out; test sentences are cut there.
+
+    path         the folder
+    source       what the names of files of the language end with that is translated
+    target       and of that into which it is translated
+    train, test  what they begin with: train.en
+    vocab_size   tokens, the three included that fill up, begin and end
+    tokenizer    a file of the tokenizers library, instead of one that is trained
+    longest      tokens in a sentence
+    skip_empty   leave out pairs of which a line is empty, which are refused otherwise
+    """
+
+    name: str = "parallel"
+    path: str | None = field(default=None, metadata={"content": True})
+    source: str = "en"
+    target: str = "de"
+    train: str = "train"
+    test: str = "test"
+    vocab_size: int = 8000
+    tokenizer: str | None = field(default=None, metadata={"content": True})
+    longest: int = 100
+    skip_empty: bool = False
+
+    def __post_init__(self) -> None:
+        check_at_least("data.longest", self.longest)
+        if self.vocab_size < bpe.LEAST:
+            raise ConfigError(
+                f"data.vocab_size={self.vocab_size} makes no sense: it has to be at least {bpe.LEAST}, which are the "
+                "bytes and three tokens that are no parts of words."
+            )
+        if self.source == self.target:
+            raise ConfigError(f"data.source={self.source} and data.target={self.target} are the same language.")
+
+    def inspect(self) -> SentencePairs:
+        """Counts the lines."""
+        files = self._files()
+        counts = [count_lines(files[split][0], self._where) for split in _SPLITS]
+        vocabulary = self.vocab_size if self.tokenizer is None else bpe.size_of(self.tokenizer, "data.tokenizer")
+        bpe.required(f"data={self.name}")
+        return SentencePairs(
+            num_train=counts[0], num_test=counts[1], vocabulary=vocabulary, longest=self.longest, usual=self.longest / 4
+        )
+
+    def prepare(self) -> None:
+        """Trains the tokenizer and encodes the sentences, unless a file has changed since the last time."""
+        self._prepared()
+
+    def notes(self) -> tuple[str, ...]:
+        """How many sentences are longer than `longest`."""
+        return tuple(_facts(self._prepared())["notes"])
+
+    def load(self, device: torch.device | str, seed: int) -> Pairs:
+        """All sentences."""
+        folder = self._prepared()
+        tokenizer = bpe.opened(folder / "tokenizer.json")
+
+        def words(tokens: Sequence[int]) -> str:
+            return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
+
+        def corpus(split: str, side: str) -> Corpus:
+            return Corpus(*(np.load(folder / f"{split}_{side}_{what}.npy") for what in ("tokens", "ends")))
+
+        train, test = ((corpus(split, "source"), corpus(split, "target")) for split in _SPLITS)
+        return Pairs(train, test, Text(words, _facts(folder)["references"], plain=False), device)
+
+    @property
+    def _where(self) -> str:
+        return f"data.path={self.path}"
+
+    def _files(self) -> dict[str, tuple[Path, Path]]:
+        """Of each split, the source's and the target's."""
+        if self.path is None:
+            raise ConfigError(
+                f"data={self.name} needs data.path=FOLDER, with {self.train}.{self.source}, "
+                f"{self.train}.{self.target}, {self.test}.{self.source} and {self.test}.{self.target} in it (or .gz)."
+            )
+        folder = Path(self.path).expanduser()
+        if not folder.is_dir():
+            raise ConfigError(f"data.path={self.path} is no folder (looked for {folder.absolute()}).")
+        ends, names = (self.source, self.target), {"train": self.train, "test": self.test}
+        found = {split: [find(folder, f"{names[split]}.{end}", "data.path") for end in ends] for split in _SPLITS}
+        return {split: (paths[0], paths[1]) for split, paths in found.items()}
+
+    def _prepared(self) -> Path:
+        """The folder of the tokenizer and the encoded sentences."""
+        bpe.required(f"data={self.name}")
+        files = self._files()
+        size = self.vocab_size if self.tokenizer is None else Path(self.tokenizer).expanduser().read_bytes()
+        digest = hashlib.sha256(repr(("parallel-1", size, self.longest, self.skip_empty)).encode())
+        for path in (path for pair in files.values() for path in pair):
+            facts = path.stat()
+            digest.update(repr((str(path.resolve()), facts.st_size, facts.st_mtime_ns)).encode())
+        return cached(f"parallel-{digest.hexdigest()[:16]}", lambda folder: self._build(folder, files))
+
+    def _build(self, folder: Path, files: dict[str, tuple[Path, Path]]) -> None:
+        texts = {split: self._read(*files[split]) for split in _SPLITS}
+        if self.tokenizer is None:
+            tokenizer = bpe.trained((line for side in texts["train"] for line in side), self.vocab_size)
+        else:
+            tokenizer = bpe.opened(Path(self.tokenizer).expanduser())
+        tokenizer.save(str(folder / "tokenizer.json"))
+        notes = []
+        for split in _SPLITS:
+            sides = [_encoded(tokenizer, side) for side in texts[split]]
+            short = [all(len(side[i]) <= self.longest for side in sides) for i in range(len(sides[0]))]
+            if split == "train":
+                sides = [[one for one, kept in zip(side, short, strict=True) if kept] for side in sides]
+                told = f"{short.count(False):,} training sentences of more than {self.longest} tokens are left out"
+            else:
+                sides = [[one[: self.longest] for one in side] for side in sides]
+                told = f"{short.count(False):,} test sentences are cut after {self.longest} tokens"
+            notes += [told] if not all(short) else []
+            if not sides[0]:
+                raise ConfigError(
+                    f"{self._where}: no sentence of {files[split][0].name} has {self.longest} tokens or fewer: use a "
+                    "larger data.longest."
+                )
+            for name, side in zip(_SIDES, sides, strict=True):
+                corpus = Corpus.of(side)
+                np.save(folder / f"{split}_{name}_tokens.npy", corpus.tokens)
+                np.save(folder / f"{split}_{name}_ends.npy", corpus.ends)
+        facts = {"references": texts["test"][1], "notes": notes}
+        (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+
+    def _read(self, source: Path, target: Path) -> tuple[list[str], list[str]]:
+        """The lines of two files that belong together. Raises ConfigError where they do not."""
+        sides = read_lines(source, self._where), read_lines(target, self._where)
+        if len(sides[0]) != len(sides[1]):
+            (longer, more), (shorter, fewer) = sorted(
+                ((path, len(side)) for path, side in zip((source, target), sides, strict=True)), key=lambda one: -one[1]
+            )
+            raise ConfigError(
+                f"{self._where}: {longer} has {more:,} lines and {shorter} has {fewer:,}, so that line {fewer + 1:,} "
+                "of the first has no translation: line i of one has to be the translation of line i of the other."
+            )
+        if not sides[0]:
+            raise ConfigError(f"{self._where}: {source} is empty: it has to have a sentence in each line.")
+        whole = [bool(one and other) for one, other in zip(*sides, strict=True)]
+        if not all(whole) and not self.skip_empty:
+            i = whole.index(False)
+            raise ConfigError(
+                f"{self._where}: {target if sides[0][i] else source}, line {i + 1} is empty: take this line out of "
+                "both files, or leave such pairs out with data.skip_empty=true."
+            )
+        kept: Callable[[list[str]], list[str]] = lambda side: [  # noqa: E731
+            line for line, there in zip(side, whole, strict=True) if there
+        ]
+        return kept(sides[0]), kept(sides[1])
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "facts.json").read_text(encoding="utf-8"))
+    return found
+
+
+def _encoded(tokenizer: Tokenizer, lines: list[str]) -> list[list[int]]:
+    with bpe.in_one_thread():
+        return [
+            list(found.ids)
+            for first in range(0, len(lines), _AT_ONCE)
+            for found in tokenizer.encode_batch(lines[first : first + _AT_ONCE], add_special_tokens=False)
+        ]

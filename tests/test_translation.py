@@ -1,0 +1,425 @@
+"""task=translation: what is drawn, what is learnt from it, how translations are written and what they are worth."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from decentral.config.composition import compose
+from decentral.data.description import SentencePairs
+from decentral.data.multi30k import Multi30k
+from decentral.data.pairs import BEGIN, END, PAD, Corpus, Pairs, Sentences, Text
+from decentral.data.parallel import Parallel
+from decentral.data.synthetic_translation import Rule, SyntheticTranslation
+from decentral.errors import ConfigError
+from decentral.lr_schedules.inverse_sqrt import InverseSqrt
+from decentral.models.layers.encoder_decoder import EncoderDecoder
+from decentral.models.transformer_base import TransformerBase
+from decentral.models.transformer_small import TransformerSmall
+from decentral.network.world import World
+from decentral.store import read_metrics
+from decentral.tasks.problems.bleu import COUNTS, TextBleu, WordBleu, bleu
+from decentral.tasks.problems.buckets import Buckets, padded_share
+from decentral.tasks.problems.search import beam_search, greedy
+from decentral.tasks.problems.translation import SmoothedLoss
+from decentral.training import operations
+from decentral.training.faults import VARIABLE, Injected
+from table import ALGORITHMS, ASYNCHRONOUS, FREE, TASKS
+from worlds import carry_out
+
+SMALL = ("task=translation", *TASKS["translation"])
+
+
+def network(vocabulary: int = 11, seed: int = 0, **settings: int) -> EncoderDecoder:
+    torch.manual_seed(seed)
+    model = TransformerSmall(**{"dim": 16, "heads": 2, "hidden": 24, "dropout": 0.0} | settings)
+    module = model.build(SentencePairs(vocabulary=vocabulary, longest=9)).double()
+    for parameter in module.parameters():  # away from the beginning, where everything is as likely as anything else
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    return module.eval()
+
+
+def drawn(lengths: list[int], vocabulary: int = 11, seed: int = 1) -> Corpus:
+    chosen = random.Random(seed)
+    return Corpus.of([[chosen.randrange(3, vocabulary) for _ in range(length)] for length in lengths])
+
+
+# -- the network -------------------------------------------------------------------------------------------------------
+
+
+def test_the_base_size_has_the_paper_s_parameters():
+    with torch.device("meta"):
+        module = TransformerBase().build(SentencePairs(vocabulary=33_708, longest=100))
+    assert sum(p.numel() for p in module.parameters()) == 61_362_176
+
+
+def test_a_model_knows_its_multiplications_without_being_built():
+    data = SentencePairs(vocabulary=11, longest=9, usual=5)
+    model = TransformerSmall(dim=16, heads=2, hidden=24)
+    matrices = sum(p.numel() for name, p in model.build(data).named_parameters() if p.dim() == 2)
+    assert model.multiplications(data) == 5 * matrices  # the embedding's counts for the logits
+
+
+def test_padding_changes_neither_a_loss_nor_its_gradient():
+    module, loss = network(), SmoothedLoss(0.1)
+    source, target = drawn([4, 9, 1]), drawn([6, 2, 3], seed=2)
+
+    def losses(numbers: list[int], more: int) -> list[torch.Tensor]:
+        rows = [F.pad(torch.from_numpy(c.rows(np.array(numbers))), (0, more)) for c in (source, target)]
+        outputs = module(Sentences(rows[0][:, 1:], rows[1][:, :-1]))
+        total = loss(outputs, rows[1][:, 1:], reduction="sum")
+        return [total.detach(), *torch.autograd.grad(total, list(module.parameters()))]
+
+    together, alone = losses([0, 1, 2], more=4), [losses([i], more=0) for i in range(3)]
+    for whole, *parts in zip(together, *alone, strict=True):
+        torch.testing.assert_close(whole, sum(parts), rtol=1e-10, atol=1e-10)
+
+
+def test_the_smoothed_loss_is_the_formula_s():
+    logits, targets, s = torch.randn(2, 4, 7, dtype=torch.float64), torch.tensor([[3, 5, 2, 0], [6, 2, 0, 0]]), 0.2
+    log_p = logits.log_softmax(-1)
+    each = [-(1 - s) * log_p[b, t, y] - s * log_p[b, t].mean() for (b, t), y in np.ndenumerate(targets.numpy()) if y]
+    torch.testing.assert_close(SmoothedLoss(s)(logits, targets), sum(each) / len(each))
+    assert SmoothedLoss(s)(logits, targets, reduction="none")[0, 3] == 0
+
+
+def test_writing_token_by_token_gives_the_logits_of_the_whole():
+    module = network()
+    source, target = torch.from_numpy(drawn([4, 9, 1]).rows(np.arange(3))), drawn([5, 5, 5], seed=3)
+    tokens = torch.from_numpy(target.rows(np.arange(3)))
+    with torch.no_grad():
+        whole = module(Sentences(source[:, 1:], tokens))
+        written = module.begin(source[:, 1:])
+        for place in range(tokens.shape[1]):
+            logits, written = module.write(tokens[:, place], written)
+            torch.testing.assert_close(logits, whole[:, place], rtol=1e-10, atol=1e-10)
+
+
+# -- search ------------------------------------------------------------------------------------------------------------
+
+
+def naive(module: EncoderDecoder, source: torch.Tensor, most: int) -> list[int]:
+    """The most likely token at a time, from the beginning each time."""
+    tokens = [BEGIN]
+    while len(tokens) <= most:
+        logits = module(Sentences(source[None], torch.tensor([tokens])))[0, -1]
+        if int(logits.argmax()) == END:
+            break
+        tokens.append(int(logits.argmax()))
+    return tokens[1:]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_greedy_search_is_a_beam_of_width_1_and_the_most_likely_token_at_a_time(seed):
+    module, lengths = network(seed=seed), [4, 9, 1, 6, 2]
+    corpus = drawn(lengths, seed=seed)
+    source = torch.from_numpy(corpus.rows(np.arange(5)))[:, 1:]
+    with torch.no_grad():
+        found = greedy(module, source, extra_length=3)
+        assert found == beam_search(module, source, extra_length=3, width=1, penalty=0.6)
+        for i, length in enumerate(lengths):
+            assert found[i] == naive(module, source[i, : length + 1], most=length + 1 + 3)
+
+
+def test_a_beam_that_holds_everything_finds_the_best_of_all_translations():
+    module, penalty, most = network(vocabulary=4, seed=2), 0.6, 4
+    source = torch.from_numpy(drawn([2, 2], vocabulary=4, seed=4).rows(np.arange(2)))[:, 1:]
+
+    def score(i: int, tokens: tuple[int, ...]) -> float:
+        given = torch.tensor([[BEGIN, *tokens[:-1]]])
+        log_p = module(Sentences(source[i : i + 1], given))[0].log_softmax(-1)
+        return sum(log_p[t, y].item() for t, y in enumerate(tokens)) / ((5 + len(tokens)) / 6) ** penalty
+
+    words = [y for y in range(4) if y != END]
+    complete = [(*head, END) for n in range(most) for head in itertools.product(words, repeat=n)]
+    everything = [*complete, *itertools.product(words, repeat=most)]
+    with torch.no_grad():
+        found = beam_search(module, source, extra_length=1, width=130, penalty=penalty)
+        for i in range(2):
+            best = max(everything, key=lambda tokens, i=i: score(i, tokens))
+            assert found[i] == [y for y in best if y != END]
+
+
+# -- BLEU --------------------------------------------------------------------------------------------------------------
+
+TEXTS = [
+    (["the cat sat on the mat", "A dog ."], ["The cat sat on a mat today", "a dog barks ."]),
+    (["w1 w2 w3 w4 w5", "w1 w1 w1"], ["w1 w2 w3 w4 w5", "w1 w2"]),
+    (["x y", "", "z"], ["x y z", "a b", "c"]),
+    (["a b c d", "e f"], ["a x c y", "f e"]),
+    (["", ""], ["a b", "c"]),
+    (["one two three four five six", "seven eight"], ["nine ten eleven", "twelve"]),
+]
+
+
+@pytest.mark.parametrize("kind", ["words", "text"])
+@pytest.mark.parametrize("case", range(len(TEXTS)))
+def test_bleu_is_sacrebleu_s_and_its_counts_add_up(kind, case):
+    sacrebleu = pytest.importorskip("sacrebleu.metrics")
+    translations, references = TEXTS[case]
+    if kind == "text":
+        translations, references = ([f"{line}, 5.3%; Ärger" if line else line for line in each] for each in TEXTS[case])
+    ours = WordBleu() if kind == "words" else TextBleu()
+    theirs = sacrebleu.BLEU(lowercase=True, force=True, tokenize="none" if kind == "words" else "13a")
+    expected = theirs.corpus_score(translations, [references]).score
+    parts = [ours.counts([t], [r]) for t, r in zip(translations, references, strict=True)]
+    together = ours.counts(translations, references)
+    assert np.array(parts).sum(0).tolist() == together and len(together) == COUNTS
+    assert bleu(torch.tensor([together, together], dtype=torch.float64)).tolist() == pytest.approx([expected] * 2)
+    assert str(theirs.get_signature()).startswith(ours.signature)
+
+
+# -- batches -----------------------------------------------------------------------------------------------------------
+
+
+def unequal(N: int = 3000) -> Pairs:
+    """Sentences about as long as real ones."""
+    generator = np.random.default_rng(5)
+    source = np.clip(np.exp(generator.normal(2.6, 0.4, N)), 2, 60)
+    target = np.clip(source * generator.normal(1.1, 0.15, N), 2, 60)
+    corpora = tuple(Corpus.of([[3] * int(length) for length in side]) for side in (source, target))
+    return Pairs(corpora, corpora, Text(str, [], plain=True), "cpu")
+
+
+def test_in_a_pass_a_worker_draws_each_of_its_pairs_once_in_batches_that_keep_the_caps():
+    pairs, indices = unequal(), np.array_split(np.random.default_rng(1).permutation(3000), 4)
+    buckets = Buckets(pairs, indices, range(1, 3), 32, 512, seed=7)
+    seen = []
+    for i in range(2):
+        passes = buckets.batches_per_pass[i]
+        batches = [buckets.batch(i, draw) for draw in range(2 * passes)]
+        for part in (batches[:passes], batches[passes:]):
+            assert sorted(np.concatenate(part).tolist()) == sorted(indices[1 + i].tolist())
+        assert max(map(len, batches)) <= 32
+        assert max(len(b) * max(side.lengths[b].max() for side in pairs.train) for b in batches) <= 512
+        assert padded_share(pairs.train, batches) <= 0.15
+        seen.append([len(b) * int(pairs.train[0].lengths[b].max()) for b in batches])
+        assert len(set(seen[-1])) > 20  # batches differ in size
+    assert seen[0] != seen[1][: len(seen[0])]
+    whole = Buckets(pairs, indices, range(4), 32, 512, seed=7)
+    assert whole.steps_per_epoch == buckets.steps_per_epoch == sum(whole.batches_per_pass) / 4
+    for draw in (90, 3, 3, 40, 0):  # in any order, in whatever process
+        assert [b.tolist() for b in whole.of(1, 2)(draw)] == [b.tolist() for b in buckets(draw)]
+
+
+def test_the_bundled_sentences_are_reversed_and_unequal():
+    data = SyntheticTranslation(num_train=2000, num_test=50)
+    pairs, info = data.load("cpu", 0), data.inspect()
+    for source, target in (pairs.train, pairs.test):
+        for i in range(50):
+            s, t = (side.rows(np.array([i]))[0] for side in (source, target))
+            assert (s[0], s[-1]) == (t[0], t[-1]) == (BEGIN, END)
+            assert s[1:-1].tolist() == t[1:-1].tolist()[::-1]
+    lengths = pairs.train[0].lengths - 1
+    assert np.median(lengths) == 6 and lengths.max() == 16 and lengths.min() <= 2
+    assert pairs.train[0].tokens.max() == info.vocabulary - 1
+    copied = SyntheticTranslation(rule=Rule.copy, num_train=2000, num_test=50).load("cpu", 0)
+    assert np.array_equal(copied.train[0].tokens, pairs.train[0].tokens)
+    assert np.array_equal(copied.train[1].tokens, copied.train[0].tokens)
+
+
+def test_the_warm_up_is_linear_and_the_rest_an_inverse_root():
+    schedule = InverseSqrt(warmup_steps=4)
+    factors = [schedule.factor(t, 10.0) for t in (0, 1, 3, 4, 15)]
+    assert factors == pytest.approx([1 / 4, 2 / 4, 1, math.sqrt(4 / 5), 1 / 2])
+    with pytest.raises(ConfigError, match=r"schedule\.warmup_steps=0"):
+        InverseSqrt(warmup_steps=0)
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+ENGLISH = "A dog runs .\nTwo men sit at a table .\nA child plays .\nA cat sleeps .\n"
+GERMAN = "Ein Hund läuft .\nZwei Männer sitzen an einem Tisch .\nEin Kind spielt .\nEine Katze schläft .\n"
+
+
+def written(folder, cls=Parallel, **files: str | bytes):
+    """A data set of these files; those that are not named are as they should be."""
+    contents: dict[str, str | bytes] = {"train.en": ENGLISH, "train.de": GERMAN, "test.en": ENGLISH, "test.de": GERMAN}
+    for name, content in (contents | {key.replace("_", "."): value for key, value in files.items()}).items():
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return cls(path=str(folder), vocab_size=300)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "files"
+    folder.mkdir()
+    return folder
+
+
+def test_files_become_tokens_and_the_same_text_again(cache):
+    data = written(cache, test_de=gzip.compress(GERMAN.encode()))
+    (cache / "test.de").rename(cache / "test.de.gz")
+    info = data.inspect()
+    assert (info.num_train, info.num_test, info.vocabulary) == (4, 4, 300)
+    data.prepare()
+    pairs = data.load("cpu", 0)
+    assert list(pairs.text.references) == GERMAN.splitlines()
+    for corpus, text in zip(pairs.train, (ENGLISH, GERMAN), strict=True):
+        rows = corpus.rows(np.arange(4))
+        assert [pairs.text.words(row[(row != PAD)][1:-1].tolist()) for row in rows] == text.splitlines()
+        assert rows.max() < 300
+    (tokenizer,) = (cache.parent / "cache").glob("parallel-*/tokenizer.json")
+    again = Parallel(path=data.path, vocab_size=400, tokenizer=str(tokenizer))
+    assert again.inspect().vocabulary == 300
+    again.prepare()
+    assert np.array_equal(again.load("cpu", 0).train[0].tokens, pairs.train[0].tokens)
+
+
+def test_long_sentences_are_left_out_of_training_and_said_to_be(cache):
+    data = written(cache)
+    data.longest = 12
+    data.prepare()
+    pairs = data.load("cpu", 0)
+    assert len(pairs.train[0]) == 3 and max(pairs.test[0].lengths) <= 13
+    assert data.notes()[0] == "1 training sentences of more than 12 tokens are left out"
+
+
+LATIN = "Ein Hund läuft .\nZwei\n".encode("latin-1")
+WRONG = {
+    "unequal lengths": ({"train_de": GERMAN + "Noch einer .\n"}, r"train\.de has 5 lines and .*en has 4, so .* line 5"),
+    "not UTF-8": ({"test_de": LATIN}, r"test\.de, line 1 is not UTF-8 \(byte 0xe4 at place 11\)"),
+    "an empty line": ({"train_en": ENGLISH.replace("A child plays .", " ")}, r"train\.en, line 3 is empty"),
+    "a very long line": ({"train_en": ENGLISH.replace("A cat", "A cat " * 2000)}, r"train\.en, line 4 has 12,0"),
+    "an empty file": ({"train_en": "", "train_de": ""}, r"train\.en is empty"),
+    "a broken .gz": ({"test_en": b"", "test_en_gz": b"\x1f\x8bbroken"}, r"test\.en\.gz cannot be read"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_a_file_is_one_sentence_with_file_and_line(cache, case):
+    files, sentence = WRONG[case]
+    data = written(cache, **files)
+    if "broken" in case:
+        (cache / "test.en").unlink()
+    with pytest.raises(ConfigError, match=sentence) as error:
+        data.prepare()
+    assert str(error.value).startswith("data.path") and "\n" not in str(error.value)
+
+
+def test_pairs_with_an_empty_line_can_be_left_out(cache):
+    data = written(cache, train_en=ENGLISH.replace("A child plays .", " "))
+    data.skip_empty = True
+    data.prepare()
+    assert len(data.load("cpu", 0).train[0]) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (("data=parallel",), r"data=parallel needs data\.path=FOLDER, with train\.en, train\.de"),
+        (("data=multi30k", "data.path=."), r"data\.path=\.: there is no file train\.en"),
+        (("data=multi30k", "data.path=nowhere"), r"data\.path=nowhere is no folder"),
+        (("data=parallel", "data.vocab_size=100"), r"data\.vocab_size=100 makes no sense: it has to be at least 259"),
+        (("data=parallel", "data.target=en"), "are the same language"),
+        (
+            ("data=digits",),
+            "task=translation is for pairs of sentences, but data=digits has images: choose such data, as data=synth",
+        ),
+        (("model=mlp",), "model=mlp is for images, but this data= has pairs of sentences"),
+        (
+            ("model.heads=3",),
+            r"model\.dim=128 cannot be shared by model\.heads=3",
+        ),
+        (("task.max_tokens=8",), r"task\.max_tokens=8 is too few"),
+        (("task.beam=0",), r"task\.beam=0"),
+    ],
+    ids=lambda case: case[0] if isinstance(case, tuple) else "",
+)
+def test_what_cannot_work_is_refused_in_a_sentence(overrides, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        compose(["task=translation", *overrides])
+
+
+def test_a_folder_of_multi30k_is_found_by_its_names(cache):
+    data = written(cache, Multi30k)
+    for language in ("en", "de"):
+        (cache / f"test.{language}").rename(cache / f"test_2016_flickr.{language}")
+    assert data.inspect().num_test == 4
+
+
+# -- runs --------------------------------------------------------------------------------------------------------------
+
+RUN = (*SMALL, "precision=fp64", "steps=6", "evaluation.every_epochs=0.5", "num_workers=4")
+COMPRESSED = [("allreduce", "topk"), ("choco", "int8"), ("relaysgd", "bf16")]
+
+
+def test_workers_side_by_side_are_refused(start):
+    with pytest.raises(ConfigError, match="execution=batched cannot compute the workers of this model side by side"):
+        start(*RUN, "execution=batched")
+
+
+def test_metrics_do_not_depend_on_the_number_of_processes(start):
+    overrides = [*RUN, "algo=dpsgd", "topology=ring", "task.beam=2", "evaluation.batch_size=4"]
+    runs = [start(*overrides, processes=p, directory=str(p)) for p in (1, 2, 4)]
+    for other in runs[1:]:
+        for ours, theirs in zip(other.rows, runs[0].rows, strict=True):
+            assert ours["metric"] == theirs["metric"]
+            assert ours["value"] == pytest.approx(theirs["value"], rel=1e-10, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"relay_mean"}))
+def test_every_method_trains(start, tmp_path, name):
+    case = ALGORITHMS[name]
+    run = start(*SMALL, f"algo={name}", *case.nets[0].overrides(tmp_path), *case.overrides, "steps=2", "optim=sgd")
+    assert run.status == "done"
+
+
+@pytest.mark.parametrize("name", sorted(ASYNCHRONOUS))
+def test_methods_in_which_nobody_waits_go_on_where_they_were(start, tmp_path, monkeypatch, name):
+    case = ASYNCHRONOUS[name]
+    overrides = [*RUN, *case.net.overrides(tmp_path), *case.overrides, f"algo={name}", *FREE, "checkpoint_every_s=0"]
+    straight = start(*overrides, directory="straight")
+    with monkeypatch.context() as patch, pytest.raises(Injected):
+        patch.setenv(VARIABLE, json.dumps([{"rank": 0, "step": 4, "kind": "raise"}]))
+        start(*overrides, directory="broken")
+    again = start(*overrides, directory="broken")
+    assert again.status == "done" and again.rows == straight.rows
+
+
+@pytest.mark.parametrize(("name", "compressor"), COMPRESSED)
+def test_messages_can_be_compressed(start, tmp_path, name, compressor):
+    net = ALGORITHMS[name].nets[0].overrides(tmp_path)
+    assert start(*SMALL, f"algo={name}", f"compress={compressor}", *net, "steps=2").status == "done"
+
+
+@pytest.mark.parametrize("name", ["allreduce", "adpsgd"])
+def test_times_of_gradients_are_recorded_in_one_process_and_are_a_cluster_s(start, name):
+    overrides = [*RUN, f"algo={name}", "topology=ring"]
+    run = start(*overrides, "record_operations=true", *FREE, directory="recorded")
+    found = [one for one in operations.load(run.directory) if one["what"] == "gradient"]
+    assert sorted((one["number"], one["worker"]) for one in found) == [(t, i) for t in range(6) for i in range(4)]
+    assert all(before["end_s"] <= after["begin_s"] + 1e-6 for before, after in itertools.pairwise(found))
+    times = np.zeros((6, 4))
+    for one in found:
+        times[one["number"], one["worker"]] = one["end_s"] - one["begin_s"]
+    assert times.min() > 0
+    if name == "allreduce":  # where all wait for the slowest of each step
+        trace = ["cluster.compute.distribution=trace", f"cluster.compute.trace={run.directory}"]
+        free = [*(one for one in FREE if "mean_s" not in one), *trace]
+        assert start(*overrides, *free, directory="traced").facts["simulated_s"] == pytest.approx(times.max(1).sum())
+
+
+def test_times_cannot_be_recorded_of_workers_side_by_side(start):
+    with pytest.raises(ConfigError, match="add execution=loop, or processes=8"):
+        start("data=digits", "model=mlp", "execution=batched", "record_operations=true", "num_workers=8", "steps=1")
+
+
+@pytest.mark.slow
+def test_sentences_are_reversed_by_default(tmp_path):
+    config = compose(["task=translation", "device=cpu", "progress=false", f"run_dir={tmp_path / 'run'}"])
+    assert carry_out(World(0, 1, torch.device("cpu")), config, -1, -1) == "done"
+    found = {
+        (row["step"], row["worker"]): row["value"] for row in read_metrics(tmp_path / "run") if row["metric"] == "BLEU"
+    }
+    assert found[0, "averaged"] < 5 and found[max(found)[0], "averaged"] > 80 and found[max(found)[0], "worst"] > 80
