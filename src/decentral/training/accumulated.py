@@ -28,6 +28,8 @@ class Accumulated(Problem):
         self.notes, self.facts = problem.notes, problem.facts
         self.steps_per_epoch = problem.steps_per_epoch / number
         self._sum = torch.empty(0)
+        self._each: list[float] | None = None
+        self._seconds: list[float] = []
 
     @property
     def data_s(self) -> float:  # type: ignore[override]
@@ -45,10 +47,12 @@ class Accumulated(Problem):
         first = draws * self.number
         losses, g = self.problem.gradient(x, first, workers)
         losses, total = losses.clone(), self._sum.copy_(g)
+        self._seconds[:] = self._each or []
         for more in range(1, self.number):
             loss, g = self.problem.gradient(x, first + more, workers)
             losses += loss
             total += g
+            self._seconds[:] = map(sum, zip(self._seconds, self._each or [], strict=True))
         return losses.div_(self.number), total.div_(self.number)
 
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
@@ -62,6 +66,11 @@ class Accumulated(Problem):
     def finish(self, statistics: Tensor) -> Tensor:
         """See `Problem`."""
         return self.problem.finish(statistics)
+
+    def keep_seconds(self) -> list[float] | None:
+        """Of all m draws together."""
+        self._each = self.problem.keep_seconds()
+        return None if self._each is None else self._seconds
 
     def save_tables(self, directory: Path) -> None:
         """See `Problem`."""
