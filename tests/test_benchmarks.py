@@ -303,6 +303,7 @@ class TestCostFigure:
         ("timeline", 1, 1),
         ("compression", 1, 3),
         ("virtual", 1, 8),
+        ("translation", 1, 2),
     ],
 )
 @pytest.mark.slow
