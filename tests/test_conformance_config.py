@@ -17,16 +17,20 @@ from decentral.config.composition import compose, conf_directory
 from decentral.config.files import dump, load
 from decentral.config.identity import identity, run_directory, run_id
 from decentral.config.schema import GROUPS, NODES, Config
-from decentral.data.description import LabelledTokens, NextTokens
+from decentral.data.description import LabelledTokens, NextTokens, SentencePairs
 from decentral.registry import components
 from table import ALGORITHMS, ASYNCHRONOUS, FREE, TASKS, TOPOLOGIES, topology_overrides
 
 CONF = conf_directory()
 CHOICES = [(group, file.stem) for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
 COMPONENTS = [(group, name) for group, package in GROUPS.items() for name in components(package)]
-OF_TASK = {LabelledTokens: "text", NextTokens: "language"}
+OF_TASK = {LabelledTokens: "text", NextTokens: "language", SentencePairs: "translation"}
+PAIRS = ("train.en", "train.de", "test_2016_flickr.en", "test_2016_flickr.de")
+BUNDLED = {"synthetic_text": "text", "textfile": "language", "synthetic_translation": "translation"}
 TEXTS = {
     "agnews": ("text", ("train.csv", "test.csv"), '"1","a title","some news"\n' * 60),
+    "multi30k": ("translation", PAIRS, "A dog .\n" * 60),
+    "parallel": ("translation", (*PAIRS[:2], "test.en", "test.de"), "A dog .\n" * 60),
     "shakespeare": ("language", ("play_gut.txt",), "\n\nROMEO.\n" + "What light through yonder window breaks?\n" * 300),
     "textfolder": ("text", ("train.csv", "test.csv"), "text,label\ngood,a\nbad,b\n" * 60),
 }
@@ -63,8 +67,8 @@ def needs(tmp_path):
         takes = components("models")[option].takes if group == "model" else None
         if takes in OF_TASK:
             return [f"task={OF_TASK[takes]}"]
-        if group == "data" and option.startswith(("synthetic_text", "textfile")):
-            return [f"task={'text' if option == 'synthetic_text' else 'language'}"]
+        if group == "data" and option in BUNDLED:
+            return [f"task={BUNDLED[option]}"]
         if group == "model" or (group == "data" and option in ("imagefolder", "imagenet")):
             for split in ("train", "test", "val"):
                 folder = tmp_path / split / "cat"
