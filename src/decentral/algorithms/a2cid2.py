@@ -118,12 +118,12 @@ class _Rule:
 
     def mix(self, s: A2CiD2.State, i: int, now: float) -> None:
         """mix(i, now)."""
-        elapsed = now - float(s.tau[i])
-        s.tau[i] = now
-        b = -math.expm1(-2 * self.constants.eta * elapsed) / 2
-        difference = (s.xt[i] - s.x[i]).mul_(b)
-        s.x[i].add_(difference)
-        s.xt[i].sub_(difference)
+        tau, x, xt = s.tau[i], s.x[i], s.xt[i]
+        b = -math.expm1(-2 * self.constants.eta * (now - tau.item())) / 2
+        tau.fill_(now)
+        difference = (xt - x).mul_(b)
+        x.add_(difference)
+        xt.sub_(difference)
 
     def mix_one(self, s: A2CiD2.State, i: int, g: Tensor | None, t: int, now: float) -> None:
         """mix(i, now), alone."""

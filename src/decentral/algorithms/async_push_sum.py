@@ -102,16 +102,17 @@ class AsyncPushSum(AsynchronousAlgorithm):
     def update(self, s: State, i: int, g: Tensor, t: int) -> None:
         """p_i z_i <- p_i z_i + u_i(z_i) in place."""
         row = slice(i, i + 1)
-        u, new = self.local(g[None], s.x[row], tuple(buffer[row] for buffer in s.opt), t)
-        for buffer, value in zip(s.opt, new, strict=True):
-            if value.data_ptr() != buffer[row].data_ptr():
-                buffer[row] = value
-        s.x[row].add_(u, alpha=1 / float(s.p[i, 0]))
+        z, opt = s.x[row], tuple([buffer[row] for buffer in s.opt])
+        u, new = self.local(g[None], z, opt, t)
+        for old, value in zip(opt, new, strict=True):
+            if value is not old and value.data_ptr() != old.data_ptr():
+                old.copy_(value)
+        z.add_(u, alpha=1 / s.p[i].tolist()[0])
 
     def share(self, s: State, i: int, weight: float) -> tuple[Tensor, Tensor]:
         """weight (x_i, p_i)."""
         p = s.p[i] * weight
-        return s.x[i] * float(p[0]), p
+        return s.x[i] * p.tolist()[0], p
 
     def keep(self, s: State, i: int, weight: float) -> None:
         """(x_i, p_i) <- weight (x_i, p_i): z_i stays."""
@@ -119,9 +120,10 @@ class AsyncPushSum(AsynchronousAlgorithm):
 
     def receive(self, s: State, i: int, x: Tensor, p: Tensor) -> None:
         """(x_i, p_i) <- (x_i, p_i) + (x, p)."""
-        before, after = float(s.p[i, 0]), float(s.p[i, 0] + p[0])
+        own = s.p[i]
+        before = own.tolist()[0]
+        after = own.add_(p).tolist()[0]
         s.x[i].mul_(before / after).add_(x, alpha=1 / after)
-        s.p[i] += p
 
 
 def _push(slots: Slots, rounds: Rounds, i: int, round: int) -> Push:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from decentral.algorithms.algorithm import Buffers, Oracle
+    from decentral.algorithms.algorithm import Oracle
     from decentral.cluster.operations import Operation
     from decentral.network.network import Network
     from decentral.topology.rounds import Rounds
@@ -88,13 +88,11 @@ class AsynchronousAlgorithm(Algorithm):
     def update(self, s: Any, i: int, g: Tensor, t: int) -> None:
         """x_i <- x_i + u_i in place, for the gradient g [P] of the worker's own step t."""
         row = slice(i, i + 1)
-        opt: Buffers = tuple(buffer[row] for buffer in s.opt)
-        x, new = self.local.adapt(s.x[row], g[None], opt, t)
-        if x.data_ptr() != s.x[row].data_ptr():
-            s.x[row] = x
-        for buffer, value in zip(opt, new, strict=True):
-            if value.data_ptr() != buffer.data_ptr():
-                buffer.copy_(value)
+        before, opt = s.x[row], tuple([buffer[row] for buffer in s.opt])
+        x, new = self.local.adapt(before, g[None], opt, t)
+        for old, value in zip((before, *opt), (x, *new), strict=True):
+            if value is not old and value.data_ptr() != old.data_ptr():
+                old.copy_(value)
 
 
 __all__ = ["AsynchronousAlgorithm", "Gradient", "Local", "Team"]

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from decentral.cluster.timeline import Timeline
     from decentral.topology.groups import GroupSchedule
 
+_REMEMBERED = 1024  # workers: for more of them, a number for each two takes too much memory
 Receive = Callable[..., object]
 """(state, place of the worker, number of its step, whether its contribution is fresh, S, sum of the group [P])."""
 
@@ -116,6 +117,8 @@ class Meeting:
         self.postponed: list[tuple[_Version, int]] = []
         self.exchange_s = timeline.costs.all_reduce_s(place.schedule.group_size, timeline.timed_bytes)
         self.copy_s = timeline.costs.copy_s(timeline.timed_bytes)
+        self._word: dict[int, np.ndarray] = {}
+        """Of some who have set a version off: how long word of it is on its way to each worker."""
         self._workers = np.arange(n)
         self._ones = np.array([i.bit_count() for i in range(1 << (n - 1).bit_length())])
 
@@ -171,8 +174,12 @@ class Meeting:
         """Worker i sets a version off: word of it is passed on along a binomial tree."""
         timeline, workers = self.timeline, self._workers
         one.begun = True
-        told = now + timeline.costs.latency_s(np.array(i), workers) * self._ones[i ^ workers]
-        one.takes_part = list(map(min, one.arrived, told.tolist()))
+        word = self._word.get(i)
+        if word is None:
+            word = timeline.costs.latency_s(np.array(i), workers) * self._ones[i ^ workers]
+            if len(workers) <= _REMEMBERED:
+                self._word[i] = word
+        one.takes_part = list(map(min, one.arrived, (now + word).tolist()))
         timeline.sent(timeline.n - 1, 8 * (timeline.n - 1))
         for group in range(len(one.groups)):
             self._schedule(one, group)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -38,37 +38,45 @@ class _Slots:
     def __init__(self, place: Slots, timeline: Timeline) -> None:
         self.place, self.timeline = place, timeline
         self.coming: list[dict[int, tuple[float, int]]] = [{} for _ in range(timeline.n)]
-        self.takes = [partial(self._take, i) for i in range(timeline.n)]
+        self.takes = [partial(self.take, i) for i in range(timeline.n)]
 
-    def push(self, i: int, shares: Sequence[tuple[int, float]], own: float, now: float) -> None:
+    def push(self, i: int, push: Push, now: float) -> None:
         """Leave shares, one after the other through one port; a share for a slot that is not empty stays."""
-        timeline, costs = self.timeline, self.timeline.costs
+        timeline, shares, own, coming = self.timeline, push.shares, push.own, self.coming
         rows, version, leaves = timeline.rows, timeline.drawn[i] - 1, now
-        timeline.sent(len(shares), len(shares) * (timeline.bytes_per_row + 8))
-        for j, weight in shares:
-            slots = self.coming[j]
+        timeline.messages_sent += len(shares)
+        timeline.bytes_sent += len(shares) * (timeline.bytes_per_row + 8)
+        if push.seconds is None:
+            costs, size = timeline.costs, timeline.timed_bytes
+            push.seconds = [(costs.message_s(i, j, size), costs.hop_s(i, j)) for j, _ in shares]
+        for (j, weight), (message_s, hop_s) in zip(shares, push.seconds, strict=True):
+            slots = coming[j]
             if i in slots:
                 own += weight
                 continue
-            arrives = leaves + costs.message_s(i, j, timeline.timed_bytes)
-            leaves = arrives - costs.hop_s(i, j)
+            arrives = leaves + message_s
+            leaves = arrives - hop_s
             slots[i] = arrives, version
             if rows is not None:
                 rows.put(("share", i, j), self.place.share, i, weight)
         if rows is not None and own != 1:
             rows.call(self.place.kept, i, own)
 
-    def _take(self, i: int, now: float) -> None:
+    def take(self, i: int, now: float) -> None:
         """Worker i takes all that has arrived."""
         timeline, coming = self.timeline, self.coming[i]
+        if not coming:
+            return
+        ages, rows, newest = timeline.ages, timeline.rows, timeline.drawn[i] - 1
         for j in sorted(coming):
             arrives, version = coming[j]
             if arrives > now:
                 continue
             del coming[j]
-            timeline.aged(max(0, timeline.drawn[i] - 1 - version))
-            if timeline.rows is not None:
-                timeline.rows.take(("share", j, i), self.place.receive, i)
+            age = newest - version if newest > version else 0
+            ages[age] = ages.get(age, 0) + 1
+            if rows is not None:
+                rows.take(("share", j, i), self.place.receive, i)
 
 
 @dataclass(slots=True)
@@ -78,10 +86,12 @@ class Push(Operation):
     slots: Slots
     shares: tuple[tuple[int, float], ...]
     own: float
+    seconds: list[tuple[float, float]] | None = None
+    """Of each share: how long it is on its way, and the latency of that; known once it has been sent."""
 
     def begin(self, timeline: Timeline, i: int, now: float) -> float:
         """Over at once: messages travel by themselves."""
-        timeline.meeting(self.slots).push(i, self.shares, self.own, now)
+        timeline.meeting(self.slots).push(i, self, now)
         return now
 
     def carry_out(self, host: Host, i: int) -> None:
@@ -95,9 +105,14 @@ class Take(Operation):
 
     slots: Slots
 
-    def begin(self, timeline: Timeline, i: int, now: float) -> None:
+    def begin(self, timeline: Timeline, i: int, now: float) -> float | None:
         """Over at once, but after all that others do now."""
-        timeline.defer(i, timeline.meeting(self.slots).takes[i])
+        slots = timeline.meeting(self.slots)
+        if timeline.nobody_else_at(now):
+            slots.take(i, now)
+            return now
+        timeline.defer(i, slots.takes[i])
+        return None
 
     def carry_out(self, host: Host, i: int) -> None:
         """See `Push.carry_out`."""

@@ -149,10 +149,15 @@ class Timeline:
 
     def meeting(self, place: MeetingPlace[Meeting]) -> Meeting:
         """The one meeting of all operations with this place, which is compared by identity."""
-        if place not in self._meetings:
-            self._meetings[place] = place.open(self)
-        meeting: Meeting = self._meetings[place]
+        try:
+            meeting: Meeting = self._meetings[place]
+        except KeyError:
+            meeting = self._meetings[place] = place.open(self)
         return meeting
+
+    def nobody_else_at(self, now: float) -> bool:
+        """Whether nothing else happens at this time, as far as is known."""
+        return not self._last and not (self._heap and self._heap[0][0] <= now)
 
     def begin_gradient(self, i: int, now: float, copied: bool) -> float | None:
         """Worker i draws its next sample; when the gradient is there, None for never."""

@@ -50,6 +50,9 @@ class GradientOracle:
         """[k]: the losses of gradients that are computed, but not over in simulated time: see `over`."""
         self.is_early = np.zeros(len(workers), dtype=bool)
         """[k]: whose last gradient is such a one."""
+        self._all = list(range(len(workers)))
+        self._over: list[int] = []
+        """Whose last gradient was such a one, and is over, but not counted in `losses` yet."""
         self.clock: Clock | None = None
         """Simulated time, which a gradient of all workers puts forward; None: nobody asks for it."""
         self.sleep: Sleep | None = None
@@ -90,16 +93,28 @@ class GradientOracle:
 
     def ahead(self, x: Tensor, places: list[int]) -> Tensor:
         """The same of some workers, whose losses count from when their gradients are `over`: [r, P] -> [r, P]."""
+        self._count()
         loss, g = self._computed(x, places)
-        self.early[places] = loss.to(self.early)
+        if places == self._all:
+            self.early[:] = loss
+        else:
+            self.early[places] = loss.to(self.early)
         self.is_early[places] = True
         return g
 
     def over(self, place: int) -> None:
         """The gradient of this worker, if it was computed ahead, is over: from now on its loss counts."""
         if self.is_early[place]:
-            self.losses[place] += self.early[place]
+            self._over.append(place)
             self.is_early[place] = False
+
+    def _count(self) -> None:
+        """Count the losses of gradients that are over; a worker has at most one of them."""
+        if len(self._over) == len(self.workers):
+            self.losses += self.early
+        elif self._over:
+            self.losses[self._over] += self.early[self._over]
+        self._over.clear()
 
     def _of_all(self, x: Tensor) -> Tensor:
         if self.sleep is not None:
@@ -144,16 +159,19 @@ class GradientOracle:
 
     def rows(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of each local worker, [k] each: tensors that alias it."""
+        self._count()
         counts = {"draws": self.draws, "draws at the last evaluation": self.draws_before}
         return {"losses": self.losses, **{name: torch.from_numpy(count) for name, count in counts.items()}}
 
     def recent_loss(self) -> float:
         """The loss per draw since the last evaluation, mean over the local workers. Waits for the device."""
+        self._count()
         drawn = np.maximum(self.draws - self.is_early - self.draws_before, 1)
         return float((self.losses.cpu().numpy() / drawn).mean())
 
     def take_losses(self) -> TrainLosses:
         """The losses of the local workers since the last call."""
+        self._count()
         counted = self.draws - self.is_early
         drawn = torch.from_numpy(counted - self.draws_before)
         mean = (self.losses / drawn.to(self.losses)).cpu()

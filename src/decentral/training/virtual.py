@@ -36,6 +36,57 @@ class Gradients(Protocol):
         ...
 
 
+class RowViews:
+    """A tensor of rows [n, ...] whose rows are looked up again and again, one at a time: each view is made once.
+
+    `rows[i]` is row i, `rows[i : i + 1]` the same as a block of one; anything else is what the tensor says. A view made
+    by torch costs as much as an operation on a small model.
+    """
+
+    __slots__ = ("_alone", "_blocks", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self._alone = tensor.unbind(0)
+        self._blocks = tensor.split(1)
+
+    def __getitem__(self, place: Any) -> Tensor:
+        if type(place) is int:
+            return self._alone[place]
+        if type(place) is slice and place.step is None and place.start is not None and place.stop == place.start + 1:
+            return self._blocks[place.start]
+        return self.tensor[place]
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        if not (type(place) is int and value is self._alone[place]):  # as after `rows[i] *= 2`
+            self.tensor[place] = value
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tensor, name)
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, arguments: Sequence[Any] = (), options: Any = None
+    ) -> Any:
+        plain = [one.tensor if isinstance(one, cls) else one for one in arguments]
+        return function(*plain, **(options or {}))
+
+
+def with_row_views(state: Any) -> Any:
+    """The same state, on the same memory, for what looks up rows of single workers; what is no rows stays."""
+    looked_up = {name: _row_views(value) for name, value in state._asdict().items()}
+    return state._replace(**looked_up)
+
+
+def _row_views(value: Any) -> Any:
+    if isinstance(value, tuple):  # the buffers of an optimizer
+        return tuple(map(_row_views, value))
+    return RowViews(value) if isinstance(value, Tensor) and value.dim() else value
+
+
 class VirtualRows:
     """See `cluster.rows.CarriesOut`. Gradients are computed when the first of them is needed: all that have begun.
 
@@ -45,12 +96,13 @@ class VirtualRows:
     def __init__(self, algorithm: AsynchronousAlgorithm, state: Any, oracle: Gradients, *, together: bool) -> None:
         """`together`: gradients of several workers at once are cheaper than one by one."""
         self.algorithm, self.state, self.oracle, self.together = algorithm, state, oracle, together
+        self.by_worker = with_row_views(state)
+        """The state as operations of single workers see it."""
         self.begun: dict[int, bool] = {}
         """Workers whose gradient has begun and is not computed yet, and whether it is that at a copy."""
-        self.g: Tensor = torch.empty(0)
+        self.g = self.copies = RowViews(torch.empty(0, 0))
         self.there: set[int] = set()
         """Workers whose gradient lies in g."""
-        self.copies: Tensor = torch.empty(0)
         self.underway: dict[Hashable, tuple[Tensor, ...]] = {}
 
     def begin_gradient(self, i: int, copied: bool) -> None:
@@ -58,9 +110,9 @@ class VirtualRows:
         self.there.discard(i)
         self.begun[i] = copied
         if copied:
-            models = self.algorithm.models(self.state)
+            models = self.algorithm.models(self.by_worker)
             if not len(self.copies):
-                self.copies = torch.empty_like(models)
+                self.copies = RowViews(torch.empty_like(self.algorithm.models(self.state)))
             self.copies[i].copy_(models[i])
 
     def end_gradient(self, i: int) -> None:
@@ -76,11 +128,11 @@ class VirtualRows:
 
     def local(self, i: int, what: OnRow, *arguments: Any) -> None:
         """See `CarriesOut`."""
-        what(self.state, i, self.gradient(i) if i in self.begun or i in self.there else None, *arguments)
+        what(self.by_worker, i, self.gradient(i) if i in self.begun or i in self.there else None, *arguments)
 
     def call(self, what: Callable[..., object], *arguments: Any) -> None:
         """See `CarriesOut`."""
-        what(self.state, *arguments)
+        what(self.by_worker, *arguments)
 
     def mean(self) -> None:
         """See `CarriesOut`."""
@@ -88,27 +140,32 @@ class VirtualRows:
 
     def keep(self, key: Hashable, i: int, emptied: bool) -> None:
         """See `CarriesOut`."""
-        self.underway[key] = (self.state.send[i].clone(),)
+        row = self.by_worker.send[i]
+        self.underway[key] = (row.clone(),)
         if emptied:
-            self.state.send[i].zero_()
+            row.zero_()
 
     def total(self, key: Hashable, members: Sequence[int], kept: dict[int, Hashable], emptied: bool) -> None:
         """See `CarriesOut`."""
-        send: Tensor = self.state.send
-        total = torch.zeros_like(send[0])
-        for j in members:
-            total.add_(self.underway.pop(kept[j])[0] if j in kept else send[j])
-            if emptied and j not in kept:
-                send[j].zero_()
-        self.underway[key] = (total,)
+        send, underway = self.by_worker.send, self.underway
+        rows = [underway.pop(kept[j])[0] if j in kept else send[j] for j in members]
+        first, *others = rows
+        total = torch.add(first, others.pop(0)) if others else first.clone()
+        for row in others:
+            total.add_(row)
+        underway[key] = (total,)
+        if emptied:
+            for j in members:
+                if j not in kept:
+                    send[j].zero_()
 
     def put(self, key: Hashable, what: Callable[..., Any], *arguments: Any) -> None:
         """See `CarriesOut`."""
-        self.underway[key] = tuple(what(self.state, *arguments))
+        self.underway[key] = tuple(what(self.by_worker, *arguments))
 
     def take(self, key: Hashable, what: Callable[..., object], *arguments: Any, drop: bool = True) -> None:
         """See `CarriesOut`."""
-        what(self.state, *arguments, *(self.underway.pop(key) if drop else self.underway[key]))
+        what(self.by_worker, *arguments, *(self.underway.pop(key) if drop else self.underway[key]))
 
     def drop(self, key: Hashable) -> None:
         """See `CarriesOut`."""
@@ -117,19 +174,20 @@ class VirtualRows:
     def _compute(self, workers: list[int]) -> None:
         models = self.algorithm.models(self.state)
         if not len(self.g):
-            self.g = torch.empty_like(models)
+            self.g = RowViews(torch.empty_like(models))
+        g, copies = self.g.tensor, self.copies.tensor
         if len(workers) == 1:
             i = workers[0]
-            at = self.copies if self.begun[i] else models
-            self.g[i] = self.oracle.ahead(at[i : i + 1], workers)[0]
+            at = copies if self.begun[i] else models
+            self.g[i].copy_(self.oracle.ahead(at[i : i + 1], workers)[0])
         elif len(workers) == len(models) and len(set(self.begun.values())) == 1:
-            self.g.copy_(self.oracle.ahead(self.copies if self.begun[0] else models, workers))
+            g.copy_(self.oracle.ahead(copies if self.begun[0] else models, workers))
         else:
             at = models[workers]
             if any(self.begun[i] for i in workers):
                 copied = torch.tensor([self.begun[i] for i in workers])
-                at[copied] = self.copies[[i for i in workers if self.begun[i]]]
-            self.g[workers] = self.oracle.ahead(at, workers)
+                at[copied] = copies[[i for i in workers if self.begun[i]]]
+            g[workers] = self.oracle.ahead(at, workers)
         for i in workers:
             del self.begun[i]
         self.there.update(workers)
@@ -217,9 +275,9 @@ class AsynchronousStepper:
         copied = sorted(i for i, copied in self.rows.begun.items() if copied)
         found: dict[str, Any] = {"there": there, "messages": messages, "copied": copied}
         if there:
-            found["g"] = self.rows.g[there]
+            found["g"] = self.rows.g.tensor[there]
         if copied:
-            found["copies"] = self.rows.copies[copied]
+            found["copies"] = self.rows.copies.tensor[copied]
         oracle = self.oracle
         if oracle.is_early.any():
             found["early"] = [torch.from_numpy(oracle.is_early.copy()), oracle.early.clone()]
@@ -234,11 +292,11 @@ class AsynchronousStepper:
         rows = self.rows
         models = self.models
         if on_the_way["there"]:
-            rows.g = torch.empty_like(models)
-            rows.g[on_the_way["there"]] = on_the_way["g"]
+            rows.g = RowViews(torch.empty_like(models))
+            rows.g.tensor[on_the_way["there"]] = on_the_way["g"]
         if on_the_way["copied"]:
-            rows.copies = torch.empty_like(models)
-            rows.copies[on_the_way["copied"]] = on_the_way["copies"]
+            rows.copies = RowViews(torch.empty_like(models))
+            rows.copies.tensor[on_the_way["copied"]] = on_the_way["copies"]
         if "early" in on_the_way:
             is_early, losses = on_the_way["early"]
             self.oracle.is_early[:] = is_early.numpy()

@@ -31,6 +31,7 @@ class InMemory(Loaded):
     """
 
     reads_ahead: ClassVar[bool] = False
+    draws_apart: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -64,16 +65,19 @@ class InMemory(Loaded):
     def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
         """See `Loaded`; every batch is a new tensor."""
         for step in range(start, stop):
-            rows = order(step)
-            assert rows.shape[0] == len(workers)
-            flat = self._to_device(rows.reshape(-1))
-            images = self._images.index_select(0, flat)
-            if self._augment:
-                images = self._crop_and_flip(images, workers, step)
-            if images.dtype == torch.uint8:
-                images = self._normalise(images)
-            labels = self._labels.index_select(0, flat)
-            yield images.view(*rows.shape, *images.shape[1:]), labels.view(rows.shape)
+            yield self.drawn(order(step), workers, [step] * len(workers))
+
+    def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `Loaded`."""
+        assert rows.shape[0] == len(workers)
+        flat = self._to_device(rows.reshape(-1))
+        images = self._images.index_select(0, flat)
+        if self._augment:
+            images = self._crop_and_flip(images, workers, steps)
+        if images.dtype == torch.uint8:
+            images = self._normalise(images)
+        labels = self._labels.index_select(0, flat)
+        return images.view(*rows.shape, *images.shape[1:]), labels.view(rows.shape)
 
     def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Loaded`."""
@@ -87,11 +91,11 @@ class InMemory(Loaded):
     def close(self) -> None:
         """Nothing to stop: the memory goes with the object."""
 
-    def _crop_and_flip(self, images: Tensor, workers: Sequence[int], step: int) -> Tensor:
+    def _crop_and_flip(self, images: Tensor, workers: Sequence[int], steps: Sequence[int]) -> Tensor:
         """[k B, C, H, W] uint8 -> the same, every image in its own variant: one gather from the padded batch."""
         shifts = 2 * self.pad + 1
         positions = np.arange(len(images) // len(workers))
-        draw = uniform(self.seed, "augment", np.asarray(workers)[:, None], step, positions)
+        draw = uniform(self.seed, "augment", np.asarray(workers)[:, None], np.asarray(steps)[:, None], positions)
         variant = self._to_device(torch.from_numpy((draw * (2 * shifts * shifts)).astype(np.int64).reshape(-1)))
         down = variant % shifts
         right = variant // shifts % shifts

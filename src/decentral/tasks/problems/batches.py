@@ -55,11 +55,16 @@ class BatchOrder:
         """The same of some local workers alone: draw -> [r, B]."""
         return lambda draw: self._batches(local, draw)
 
-    def _batches(self, local: Iterable[int], draw: int) -> Tensor:
+    def row(self, i: int, draw: int) -> Tensor:
+        """The indices [B] of one draw of local worker i."""
         epoch, batch = divmod(draw, self.steps_per_epoch)
         start = batch * self.batch_size
-        places = torch.arange(start, min(start + self.batch_size, self.samples_per_epoch))
-        return torch.stack([part[places % len(part)] for part in (self._part(i, epoch) for i in local)])
+        stop = min(start + self.batch_size, self.samples_per_epoch)
+        part = self._part(i, epoch)
+        return part[start:stop] if stop <= len(part) else part[torch.arange(start, stop) % len(part)]
+
+    def _batches(self, local: Iterable[int], draw: int) -> Tensor:
+        return torch.stack([self.row(i, draw) for i in local])
 
     def _part(self, i: int, epoch: int) -> Tensor:
         """The part of local worker i as it is shuffled in an epoch."""

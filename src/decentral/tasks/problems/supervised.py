@@ -221,6 +221,13 @@ class Supervised(Problem):
         """The batches of local workers that are not equally far, in their order: each of one worker, or all in one."""
         if self.data.reads_ahead:
             return [self.batch_of(i, draw) for i, draw in zip(places, draws, strict=True)]
+        if self.data.draws_apart and isinstance(self.order, BatchOrder):
+            rows = [self.order.row(i, draw) for i, draw in zip(places, draws, strict=True)]
+            numbers = [self.workers[i] for i in places]
+            if len({len(row) for row in rows}) == 1:
+                return [self.data.drawn(torch.stack(rows), numbers, draws)]
+            each = zip(rows, numbers, draws, strict=True)
+            return [self.data.drawn(row[None], [number], [draw]) for row, number, draw in each]
         found: dict[int, Batch] = {}
         for draw in set(draws):
             together = [i for i, its in zip(places, draws, strict=True) if its == draw]
