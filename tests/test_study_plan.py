@@ -199,3 +199,11 @@ def test_what_is_remembered_and_cannot_be_is_measured_again(given: list[str], tm
     known = json.loads(file.read_text())
     file.write_text(json.dumps({key: {name: value for name in fields} for key, fields in known.items()}))
     assert said(capsys, "mine", *given, "--plan") == first
+
+
+@pytest.mark.parametrize("every_s", [0.5, 3, 100])
+def test_evaluations_at_simulated_times_are_planned_by_the_times_of_gradients(every_s: float):
+    settings = ("task=quadratics", "num_workers=4", "steps=20", "cluster=free", "cluster.compute.mean_s=0.5")
+    config = configure(*settings, "evaluation.every_epochs=null", f"evaluation.every_simulated_s={every_s}")
+    expected = {0.5: 20, 3: 4, 100: 1}[every_s]  # of 10 s; each at the end of a step, the last one in any case
+    assert extent(config, 1.0) == (20, expected + config.evaluation.initial)

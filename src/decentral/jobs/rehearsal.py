@@ -86,10 +86,24 @@ class Rehearsal(NamedTuple):
 def extent(config: Config, steps_per_epoch: float) -> tuple[int, int]:
     """Steps and evaluations of a run with this configuration."""
     steps = config.steps or max(1, round(config.epochs * steps_per_epoch))
+    if (every_s := config.evaluation.every_simulated_s) is not None:
+        return steps, min(steps, math.floor(_gradient_s(config) * steps / every_s) + 1) + config.evaluation.initial
     every = max(1.0, (config.evaluation.every_epochs or 1.0) * steps_per_epoch)
     regular = math.floor(steps / every)
     last = round(regular * every) != steps
     return steps, regular + last + config.evaluation.initial
+
+
+def _gradient_s(config: Config) -> float:
+    """Simulated seconds that a step takes at least, on average: a gradient."""
+    from decentral.cluster.cluster import VirtualCluster
+    from decentral.training.assemble import mean_seconds
+
+    cluster, n = config.cluster, config.num_workers
+    if not isinstance(cluster, VirtualCluster) or n is None:
+        return 1.0
+    times = cluster.gradient_times(n, config.seed)
+    return 1.0 if times.passes else mean_seconds(times)
 
 
 class NotMeasured(Exception):

@@ -37,8 +37,13 @@ def save_models(directory: Path, models: Mapping[str, Mapping[str, Tensor]], fac
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    tensors = {f"{model}.{name}": tensor.detach().cpu().contiguous().clone()
-               for model, named in models.items() for name, tensor in named.items()}  # fmt: skip
+    tensors: dict[str, Tensor] = {}
+    places: set[int] = set()
+    for model, named in models.items():
+        for name, tensor in named.items():
+            own = tensor.detach().cpu().contiguous()  # views of rows stay: a copy would be as large as all models
+            tensors[f"{model}.{name}"] = own.clone() if own.data_ptr() in places else own
+            places.add(own.data_ptr())
     temporary = directory / f".{FILE}.tmp"
     try:
         save_file(tensors, temporary, metadata={key: str(value) for key, value in facts.items()})

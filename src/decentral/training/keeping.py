@@ -76,12 +76,7 @@ def keeps_models(problem: Problem) -> bool:
 def models_of(r: Run, workers: range | list[int]) -> dict[str, dict[str, Tensor]]:
     """The models of these workers and the averaged one, by name: on the leader; elsewhere nothing. All call this."""
     x, net = r.stepper.models, r.net
-    averaged = net.average(x)
-    rows = torch.empty(len(workers) if r.world.leader else 0, x.shape[1], dtype=x.dtype)
-    for columns in blocks(x.shape[1], net.n, x):
-        block = net.gather(x[:, columns].contiguous())
-        if r.world.leader:
-            rows[:, columns] = block[list(workers)]
+    averaged, rows = net.average(x), _rows_of(r, workers)
     buffers = {name: net.gather(value.double()).to(value.dtype) for name, value in r.problem.buffers().items()}
     if not r.world.leader:
         return {}
@@ -90,3 +85,16 @@ def models_of(r: Run, workers: range | list[int]) -> dict[str, dict[str, Tensor]
         for i, row in zip(workers, rows, strict=True)
     }
     return {AVERAGED: r.problem.model_tensors(averaged.cpu(), r.problem.averaged_buffers(averaged)), **own}
+
+
+def _rows_of(r: Run, workers: range | list[int]) -> Tensor:
+    """The rows of these workers, on the CPU of the leader: those of the state, if they are there already."""
+    x, net = r.stepper.models, r.net
+    if r.world.size == 1 and x.device.type == "cpu":
+        return x if len(workers) == net.n else x[list(workers)]
+    rows = torch.empty(len(workers) if r.world.leader else 0, x.shape[1], dtype=x.dtype)
+    for columns in blocks(x.shape[1], net.n, x):
+        block = net.gather(x[:, columns].contiguous())
+        if r.world.leader:
+            rows[:, columns] = block[list(workers)]
+    return rows
