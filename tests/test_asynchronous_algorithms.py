@@ -219,10 +219,10 @@ def test_about_half_of_the_workers_are_in_time_for_a_majority():
     n, steps = 16, 300
     times = 1 + np.random.default_rng(0).uniform(size=(steps, n))
     method = EagerSGD(collective=Partial.majority, period_steps=1)
-    run = Virtual(method, rounds("ring", n), times, Costs(), steps)
+    run = Virtual(method, rounds("ring", n), times, Costs(), steps, trains=False)
     run.run()
     assert run.timeline.ages[0] / (n * steps) == pytest.approx(0.5, abs=0.08)
-    solo = Virtual(EagerSGD(period_steps=1), rounds("ring", n), times, Costs(), steps)
+    solo = Virtual(EagerSGD(period_steps=1), rounds("ring", n), times, Costs(), steps, trains=False)
     solo.run()
     assert solo.timeline.ages[0] == steps  # the first one alone
 

@@ -81,7 +81,11 @@ def alone(config: Config) -> Found:
 # -- whole runs --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("processes", "n"), [(2, 2), (2, 8), (4, 4), (4, 16)])
+ONE_EACH = [pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(4, 4, marks=pytest.mark.slow)]
+"""A worker in each process."""
+
+
+@pytest.mark.parametrize(("processes", "n"), [*ONE_EACH, (2, 8), (4, 16)])
 @pytest.mark.parametrize("algo", METHODS)
 def test_a_run_learns_and_tells_what_it_did(start, algo, processes, n):
     settings = (f"algo={algo}", *USUAL.get(algo, ()), f"num_workers={n}", f"processes={processes}", *PACE)
@@ -138,7 +142,7 @@ REPLAYS = [
 ]
 
 
-@pytest.mark.parametrize(("processes", "n"), [(4, 4), (2, 8)])
+@pytest.mark.parametrize(("processes", "n"), [ONE_EACH[1], (2, 8)])
 @pytest.mark.parametrize(("algo", "replay", "settings"), REPLAYS)
 def test_recorded_operations_give_the_iterates(worlds, algo, replay, settings, processes, n):
     worlds(processes).call(do_not_mind)

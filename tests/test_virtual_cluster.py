@@ -108,8 +108,11 @@ def test_what_the_table_says_of_asynchronous_methods(start, tmp_path, name):
 # -- resume ------------------------------------------------------------------------------------------------------------
 
 
+BY_TIME = [*EVERY, "evaluation.every_simulated_s=1.3", "stop_after_simulated_s=9"]
+
+
 @pytest.mark.parametrize("name", [*ASYNCHRONOUS, "dpsgd"])
-@pytest.mark.parametrize("further", [[], [*EVERY, "evaluation.every_simulated_s=1.3", "stop_after_simulated_s=9"]])
+@pytest.mark.parametrize("further", [[], pytest.param(BY_TIME, marks=pytest.mark.slow)], ids=["steps", "time"])
 def test_a_virtual_run_goes_on_bit_for_bit(start, tmp_path, monkeypatch, name, further):
     if name in ASYNCHRONOUS:
         overrides = [*asynchronous(name, tmp_path), *UNEVEN, "checkpoint_every_s=0.000001", *further]

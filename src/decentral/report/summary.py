@@ -210,7 +210,10 @@ def _how(run_dir: Path) -> list[str]:
     words += [f"{key}={facts[key]}" for key in ("transport", "execution") if key in facts]
     usual = "makes no difference to the result but rounding"
     matters = "the result depends on their pace" if facts.get("asynchronous") else usual
-    return [f"How:      {', '.join(words)} ({matters})"]
+    lines = [f"How:      {', '.join(words)} ({matters})"]
+    if facts.get("asynchronous") and (read_config(run_dir).get("cluster") or {}).get("name", "none") != "none":
+        lines.append("Cluster:  late workers slept (part of what is told as waiting); all else took what it takes here")
+    return lines
 
 
 def _provenance(run_dir: Path) -> dict[str, Any]:
