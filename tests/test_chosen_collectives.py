@@ -27,7 +27,8 @@ NETWORKS = PAPER_C1.split(", ")[:6]
 
 
 def costs(latency_s: float, gbps: float, collective: CollectiveName, n: int = 8) -> LinkCosts:
-    links = Links(latency_s=latency_s, bandwidth_gbps=gbps, copy_gbps=inf, collective=collective)
+    """With log2 as in the paper's formulas."""
+    links = Links(latency_s=latency_s, bandwidth_gbps=gbps, copy_gbps=inf, collective=collective, whole_phases=False)
     return LinkCosts(links.open(n), n)
 
 
@@ -49,7 +50,7 @@ def chosen(time: Clock, parameters: int, keep: float) -> tuple[str, float]:
 # -- crossovers, specification section 3 -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("n", "c1"), [(4, 1.250), (8, 0.531), (16, 0.278), (32, 0.155), (64, 0.088)])
+@pytest.mark.parametrize(("n", "c1"), [(4, 1.250), (6, 0.725), (8, 0.531), (16, 0.278), (32, 0.155), (64, 0.088)])
 def test_a_ring_below_the_crossover_and_a_tree_above_it(n: int, c1: float) -> None:
     Q, gbps = 1e6, 8e-9 / 1e-3  # 1/beta = 1000 bytes/s
     assert c1 == pytest.approx((log2(n) - (n - 1) / n) / (n - 1 - log2(n)), abs=1e-3)
@@ -62,7 +63,8 @@ def test_a_ring_below_the_crossover_and_a_tree_above_it(n: int, c1: float) -> No
 
 @pytest.mark.parametrize(
     ("n", "c1", "c2", "c3"),
-    [(4, 1.25, 0.417, 0), (8, 0.531, 0.661, 0.833), (16, 0.278, 0.804, 2.25), (32, 0.155, 0.888, 4.7),
+    [(4, 1.25, 0.417, 0), (6, 0.725, 0.575, 0.434),
+     (8, 0.531, 0.661, 0.833), (16, 0.278, 0.804, 2.25), (32, 0.155, 0.888, 4.7),
      (64, 0.088, 0.937, 9.0)],
 )  # fmt: skip
 def test_what_is_cheapest_over_latency_times_bandwidth(n: int, c1: float, c2: float, c3: float) -> None:
@@ -72,6 +74,16 @@ def test_what_is_cheapest_over_latency_times_bandwidth(n: int, c1: float, c2: fl
     for border, below, above in borders:
         for factor, expected in ((0.99, below), (1.01, above)):
             assert chosen(clock(factor * border * Q * 1e-9, 8.0, n), parameters, keep)[0] == expected
+
+
+def test_algorithms_have_whole_phases_unless_the_paper_is_meant() -> None:
+    def seconds(whole_phases: bool, n: int) -> float:
+        links = Links(1.0, inf, copy_gbps=inf, collective=CollectiveName.tree, whole_phases=whole_phases)
+        return LinkCosts(links.open(n), n).all_reduce_s(n, 100.0)
+
+    assert [seconds(True, n) for n in (2, 6, 8, 9)] == [2, 6, 6, 8]
+    assert [seconds(False, n) for n in (2, 6, 8, 9)] == pytest.approx([2, 2 * log2(6), 6, 2 * log2(9)], rel=1e-12)
+    assert not configure("task=quadratics", "algo=allreduce", "cluster=paper_c1").cluster.links.whole_phases
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,10 @@ from configure import configure
 from decentral.compression.compressor import Takes
 from decentral.compression.row_layout import RowLayout
 from decentral.errors import ConfigError
+from decentral.network.delivery import Losses
+from decentral.network.local import LocalNetwork
 from decentral.registry import components
+from decentral.topology.chain import Chain
 
 SMALL = ("task=quadratics", "task.dimension=7", "steps=30", "evaluation.every_epochs=10")
 COMPRESSORS: dict[str, Any] = components("compression")
@@ -56,6 +59,37 @@ def test_what_is_no_number_is_sent_by_ar_topk_when_it_is_the_workers_turn(select
         mean, r, memory = compressor.combine(rows, r, memory, net, t)
         found.append(bool(mean.isnan().any()))
     assert found == ([False, False, False, True] if select == "star" else [True, False, False, False])
+
+
+@pytest.mark.parametrize(("algo", "topology"), [("dpsgd", "ring"), ("relaysgd", "dbt"), ("choco", "ring")])
+@pytest.mark.parametrize(
+    ("compress", "least", "most"), [("bf16", 1e-9, 2**-16), ("int8", 1e-9, 0.01), ("sign", 0.0, 1)]
+)
+def test_what_rounded_messages_leave_out_is_recorded(start, algo, topology, compress, least, most) -> None:
+    result = start(*SMALL, f"algo={algo}", f"topology={topology}", "num_workers=4", f"compress={compress}")
+    found = [row for row in result.rows if row["metric"] == "compression_error" and row["worker"] != "mean"]
+    assert {(row["step"], row["worker"]) for row in found} == {(t, i) for t in (10, 20, 30) for i in range(4)}
+    assert all(least <= row["value"] <= most for row in found)
+
+
+def test_of_a_worker_that_relays_all_messages_count() -> None:
+    """A chain of 3 with two different messages from the middle: signs times the mean magnitude, by the definition."""
+    compressor = COMPRESSORS["sign"]().bound(RowLayout.flat(6), 0)
+    net = LocalNetwork(Chain().schedule(3), Losses(0.0, 0))
+    drawn = torch.Generator().manual_seed(0)
+    y, m = (torch.randn(rows, 6, generator=drawn, dtype=torch.float64) for rows in (3, 4))
+    sums: dict[int, list[torch.Tensor]] = {0: [], 1: [], 2: []}
+    for e, (src, dst) in enumerate(zip(net.edges.src.tolist(), net.edges.dst.tolist(), strict=True)):
+        others = [row for f, row in enumerate(m) if int(net.edges.dst[f]) == dst and f != e]
+        sums[dst].append(y[dst] + sum(others))  # goes back from dst to src
+        assert abs(src - dst) == 1
+    readings = compressor.readings(y)
+    compressor.relay(y.clone(), m.clone(), net, 0)
+    for i, messages in sums.items():
+        e = torch.stack(messages)
+        sent = e.sign() * e.abs().mean(1, keepdim=True)
+        expected = [sent.square().sum() / e.square().sum(), (e - sent).square().sum() / e.square().sum(), 1.0]
+        assert readings[i].tolist() == pytest.approx([float(each) for each in expected])
 
 
 @pytest.mark.parametrize("block", [1, 3, 7, 8])

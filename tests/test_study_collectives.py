@@ -31,7 +31,7 @@ def run(found: Study, folder: Path) -> list[Value]:
     return [value for cell in cells for value in cell.values()]
 
 
-@pytest.mark.parametrize("n", [4, 8, 16, 64])
+@pytest.mark.parametrize("n", [4, 6, 8, 13, 16, 64])
 def test_crossovers_are_those_of_the_slides(n: int) -> None:
     log = math.log2(n)
     expected = {

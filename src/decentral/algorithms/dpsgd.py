@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from decentral.algorithms.states import OnlyModels
+from decentral.algorithms.algorithm import Algorithm
 from decentral.compression.compressor import Takes
 from decentral.optim.rows import add
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
-    from decentral.algorithms.algorithm import Oracle
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
     from decentral.network.network import Network
 
 
@@ -24,7 +26,7 @@ class Mode(Enum):
 
 
 @dataclass
-class DPSGD(OnlyModels):
+class DPSGD(Algorithm):
     """Decentralized parallel SGD: one round of gossip averaging with the neighbours per step.
 
         mode=atc    x_i <- sum_j W_ij (x_j + u_j)           adapt then combine, the RelaySGD authors' "DP-SGD"
@@ -45,14 +47,25 @@ class DPSGD(OnlyModels):
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
 
+    class State(NamedTuple):
+        """Models, what rounded ones leave out, and the local optimizer."""
+
+        x: Rows  # [k, P]
+        readings: Rows
+        opt: Buffers
+
     @property
     def takes(self) -> Takes:
         """Rounded rows in atc; in awc rows travel during the gradient, as they are."""
         return Takes.rows if self.mode is Mode.atc else Takes.nothing
 
-    def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], and the local optimizer before step 0."""
+        return self.State(x, self.compressor.readings(x), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient at x_i, one round of averaging."""
-        x, opt = s
+        x, readings, opt = s
         if self.mode is Mode.atc:
             y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_j + u_j
             x = self.encoder.mix(y, net, t)
@@ -62,7 +75,7 @@ class DPSGD(OnlyModels):
             y = mixing.wait()
             u, opt = self.local(g, y, opt, t)
             x = add(y, u)
-        return self.State(x, opt)
+        return self.State(x, readings, opt)
 
     def revision(self, decays: bool) -> int:
         """2 with weight decay in awc, which acted on the x_i in revision 1."""

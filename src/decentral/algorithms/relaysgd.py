@@ -75,12 +75,14 @@ class RelaySGD(Algorithm):
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
 
     class State(NamedTuple):
-        """Models, the last messages with their counts, the common initial model, and the local optimizer."""
+        """Models, the last messages with their counts, the common initial model, what rounded messages leave out, and
+        the local optimizer."""
 
         x: Rows
         m: EdgeRows  # [E, ceil(P / d)]
         c: Shared  # [edges of all workers]
         x0: Shared  # [1, P]
+        readings: Rows
         opt: Buffers
 
     def __post_init__(self) -> None:
@@ -94,11 +96,11 @@ class RelaySGD(Algorithm):
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], all equal, so that any of them is x^0; m = 0 and c = initial_count."""
         c = net.no_counts() + self.initial_count
-        return self.State(x, net.no_messages(x), c, x[:1].clone(), self.local.init(x))
+        return self.State(x, net.no_messages(x), c, x[:1].clone(), self.compressor.readings(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one message over every edge in each direction."""
-        x, m, c, x0, opt = s
+        x, m, c, x0, readings, opt = s
         lr = self.local.lr(t) * (1 + net.mean_delay(overlap=self.overlap)) if self.correct_lr else None
         g = oracle(x)
         y, opt = self.local.adapt(x, g, opt, t, out=g, lr=lr)  # y_i = x_i^t + u_i
@@ -107,7 +109,7 @@ class RelaySGD(Algorithm):
         m, c = self.encoder.relay(y, m, net, t), net.relay_counts(c, t)
         if not self.overlap:
             x = self.average(y, m, c, s, net)
-        return self.State(x, m, c, x0, opt)
+        return self.State(x, m, c, x0, readings, opt)
 
     def dilution(self, schedule: Rounds) -> float:
         """1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), unless `correct_lr` has made up for it."""

@@ -4,14 +4,22 @@ alpha is the latency of a link in seconds, beta the seconds per byte, N the byte
 Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005; for the tree, a
 reduction to a root followed by a broadcast; star, all-gather and broadcast as in Tyagi and Swany, Flexible
 communication for optimal distributed learning over unpredictable networks, 2023, which has the same ring and tree.
-What the additions take is not counted. log2 is rounded up where P is no power of two, as these algorithms have whole
-phases. (The last paper takes it as a real number, which makes no difference to powers of two.)
+What the additions take is not counted. log2 is rounded up where P is no power of two (`whole`), as these algorithms
+have whole phases; the last paper takes it as a real number (`math.log2`), which makes no difference to powers of two.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
+
+Log2 = Callable[[int], float]
+
+
+def whole(num_workers: int) -> float:
+    """log2 P, rounded up: the phases of an algorithm."""
+    return (num_workers - 1).bit_length()
 
 
 class Collective(ABC):
@@ -23,7 +31,7 @@ class Collective(ABC):
     """Whether all workers of a machine send to another machine at the same time."""
 
     @abstractmethod
-    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float) -> float:
+    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float, log2: Log2 = whole) -> float:
         """How long P >= 2 workers take that begin together."""
 
 
@@ -45,9 +53,9 @@ class RecursiveDoubling(AllReduce):
     both_ways = True
     all_at_once = True
 
-    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float) -> float:
+    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float, log2: Log2 = whole) -> float:
         """log2 P (alpha + N beta)."""
-        return phases(num_workers) * (alpha + num_bytes * beta)
+        return log2(num_workers) * (alpha + num_bytes * beta)
 
 
 class Rabenseifner(AllReduce):
@@ -56,9 +64,9 @@ class Rabenseifner(AllReduce):
     both_ways = True
     all_at_once = True
 
-    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float) -> float:
+    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float, log2: Log2 = whole) -> float:
         """2 log2 P alpha + 2 (P - 1)/P N beta."""
-        return 2 * phases(num_workers) * alpha + 2 * (num_workers - 1) / num_workers * num_bytes * beta
+        return 2 * log2(num_workers) * alpha + 2 * (num_workers - 1) / num_workers * num_bytes * beta
 
 
 class Ring(AllReduce):
@@ -67,7 +75,7 @@ class Ring(AllReduce):
     both_ways = True
     all_at_once = False
 
-    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float) -> float:
+    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float, log2: Log2 = whole) -> float:
         """2 (P - 1) (alpha + N/P beta)."""
         return 2 * (num_workers - 1) * (alpha + num_bytes / num_workers * beta)
 
@@ -78,9 +86,9 @@ class Tree(AllReduce):
     both_ways = False
     all_at_once = False
 
-    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float) -> float:
+    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float, log2: Log2 = whole) -> float:
         """2 log2 P (alpha + N beta)."""
-        return 2 * phases(num_workers) * (alpha + num_bytes * beta)
+        return 2 * log2(num_workers) * (alpha + num_bytes * beta)
 
 
 class Star(AllReduce):
@@ -89,7 +97,7 @@ class Star(AllReduce):
     both_ways = False
     all_at_once = False
 
-    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float) -> float:
+    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float, log2: Log2 = whole) -> float:
         """2 alpha + 2 (P - 1) N beta: through the port of that worker one after the other."""
         return 2 * alpha + 2 * (num_workers - 1) * num_bytes * beta
 
@@ -102,7 +110,7 @@ class Direct(AllReduce):
     both_ways = True
     all_at_once = True
 
-    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float) -> float:
+    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float, log2: Log2 = whole) -> float:
         """2 (alpha + (P - 1)/P N beta)."""
         return 2 * (alpha + (num_workers - 1) / num_workers * num_bytes * beta)
 
@@ -120,9 +128,9 @@ class Cheapest(AllReduce):
         """All of them."""
         return self.among
 
-    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float) -> float:
+    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float, log2: Log2 = whole) -> float:
         """The least of theirs."""
-        return min(each.seconds(num_workers, num_bytes, alpha, beta) for each in self.among)
+        return min(each.seconds(num_workers, num_bytes, alpha, beta, log2) for each in self.among)
 
 
 class RingOrTree(Cheapest):
@@ -147,9 +155,9 @@ class AllGather(Collective):
     both_ways = True
     all_at_once = True
 
-    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float) -> float:
+    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float, log2: Log2 = whole) -> float:
         """log2 P alpha + (P - 1) N beta."""
-        return phases(num_workers) * alpha + (num_workers - 1) * num_bytes * beta
+        return log2(num_workers) * alpha + (num_workers - 1) * num_bytes * beta
 
 
 class Broadcast(Collective):
@@ -158,11 +166,6 @@ class Broadcast(Collective):
     both_ways = False
     all_at_once = False
 
-    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float) -> float:
+    def seconds(self, num_workers: int, num_bytes: float, alpha: float, beta: float, log2: Log2 = whole) -> float:
         """log2 P (alpha + N beta)."""
-        return phases(num_workers) * (alpha + num_bytes * beta)
-
-
-def phases(num_workers: int) -> int:
-    """log2 P, rounded up."""
-    return (num_workers - 1).bit_length()
+        return log2(num_workers) * (alpha + num_bytes * beta)

@@ -77,7 +77,7 @@ class LinkCosts:
             flows = self._links.workers_per_machine if collective.all_at_once else 1
             beta = max(beta, flows * self._links.shared)
         ways = self._ways if collective.both_ways else 1
-        return collective.seconds(num_workers, num_bytes, self._alpha, ways * beta)
+        return collective.seconds(num_workers, num_bytes, self._alpha, ways * beta, self._links.log2)
 
     def fastest_all_reduce(self, num_workers: int, num_bytes: float) -> str:
         """The name of the collective that takes least for it; on a tie the first one of `CollectiveName`.

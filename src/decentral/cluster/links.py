@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -9,12 +10,14 @@ from decentral.cluster.collectives import (
     AllReduce,
     Auto,
     Direct,
+    Log2,
     Rabenseifner,
     RecursiveDoubling,
     Ring,
     RingOrTree,
     Star,
     Tree,
+    whole,
 )
 from decentral.cluster.link_file import LinkTable, read_links
 from decentral.cluster.settings import check_bandwidth, check_seconds
@@ -54,6 +57,8 @@ class Links:
     copy_gbps               what a worker copies within its memory, in Gbit/s; inf: copies cost nothing
     collective              of an all-reduce: recursive_doubling, rabenseifner, ring, tree, star or direct; auto: in
                             every step the fastest of the first four, ring_or_tree: of these two
+    whole_phases            whether a tree of 6 workers takes 3 phases, log2 rounded up, as it does; or 2.58, as in the
+                            formulas of the flexible communication paper. The same for all that has log2 in its cost
     workers_per_machine     L: workers i L to i L + L - 1 are on machine i, and the two numbers above are for links
                             inside of it (null: every worker is on a machine of its own)
     between_latency_s       of a link between two machines
@@ -69,6 +74,7 @@ class Links:
     ports: Ports = Ports.duplex
     copy_gbps: float | None = field(default=None, metadata={"older": None})
     collective: CollectiveName = CollectiveName.ring
+    whole_phases: bool = field(default=True, metadata={"older": True})
     workers_per_machine: int | None = field(default=None, metadata={"older": None})
     between_latency_s: float | None = field(default=None, metadata={"older": None})
     between_bandwidth_gbps: float | None = field(default=None, metadata={"older": None})
@@ -112,6 +118,7 @@ class Links:
             copy=seconds_per_byte(self.copy_gbps),
             shared=seconds_per_byte(self.shared_gbps),
             collective=self.collective.value(),
+            log2=whole if self.whole_phases else math.log2,
             table=read_links(self.file, num_workers) if self.file is not None else None,
         )
 
@@ -130,6 +137,8 @@ class OpenLinks:
     shared: float
     """Seconds per byte of what a machine's workers share; 0 if they share nothing."""
     collective: AllReduce
+    log2: Log2
+    """Of the number of workers, in what collectives cost."""
     table: LinkTable | None
     """Links of their own."""
 

@@ -141,5 +141,5 @@ class ARTopK(Ratio, Compressor):
     def _measure(self, e: Tensor, values: Tensor, t: int) -> None:
         if self.measures(t):
             for place, (row, sent) in enumerate(zip(e, values, strict=True)):
-                square = float(sent.dot(sent))
-                self.read(place, row, square, max(0.0, float(row.dot(row)) - square), len(sent) / len(row))
+                total, square = float(row.dot(row)), float(sent.dot(sent))
+                self.read(place, total, square, max(0.0, total - square), len(sent) / len(row))

@@ -161,10 +161,10 @@ class Compressor(ABC):
         """From now on measure in every step, or as usual."""
         self._always = always
 
-    def read(self, place: int, e: Tensor, sent: float, left: float, density: float) -> None:
-        """Note ||C(e)||^2, ||e - C(e)||^2 and the share of coordinates that are sent, of local worker `place`."""
+    def read(self, place: int, total: float, sent: float, left: float, density: float) -> None:
+        """Note ||e||^2, ||C(e)||^2, ||e - C(e)||^2 and the share of coordinates that are sent, of local worker
+        `place`; of several messages the sums, and the mean."""
         assert self._readings is not None
-        total = float(e.dot(e))
         shares = (sent / total, left / total) if total else (1.0, 0.0)
         self._readings[place] = self._readings.new_tensor([*shares, density])
 
@@ -228,7 +228,7 @@ class Encoder(Compressor):
         for place, (payload, row, at) in enumerate(zip(payloads, e, here, strict=True)):
             if self.measures(at.step) and at.message == 0:
                 sent, left = self.squares_of_sent(payload, row, at)
-                self.read(place, row, sent, left, self.density(payload))
+                self.read(place, float(row.dot(row)), sent, left, self.density(payload))
 
     def density(self, payload: Payload) -> float:
         """The share of the coordinates that a payload has numbers for."""

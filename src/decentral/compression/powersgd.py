@@ -130,9 +130,9 @@ class PowerSGD(Compressor):
         left = self.scratch.take("left out", e.numel(), e).view(e.shape).copy_(e)
         self._subtract_sent(left, p, q, matrices)
         for place, (row, rest) in enumerate(zip(e, left, strict=True)):
-            missed = float(rest.dot(rest))
-            sent = float(row.dot(row)) - 2 * float(row.dot(rest)) + missed
-            self.read(place, row, sent, missed, (len(p) + q.shape[1]) / len(row))
+            total, missed = float(row.dot(row)), float(rest.dot(rest))
+            sent = total - 2 * float(row.dot(rest)) + missed
+            self.read(place, total, sent, missed, (len(p) + q.shape[1]) / len(row))
 
     def _write(self, out: Tensor, p: Tensor, q: Tensor, matrices: list[_Matrix]) -> None:
         """P Q^T of all matrices, and what was sent as it is, to the row `out`."""

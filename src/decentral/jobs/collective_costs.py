@@ -1,7 +1,12 @@
-"""What it costs to average a gradient, dense or compressed, by the formulas of the collectives: jobs."""
+"""What it costs to average a gradient, dense or compressed, by the formulas of the collectives: jobs.
+
+log2 is a real number here, as in the flexible communication paper; elsewhere (`cluster.links.whole_phases`) it is
+rounded up, as the algorithms do.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
@@ -32,7 +37,7 @@ def _alone(collective: collectives.Collective, bytes_each: float) -> Scheme:
     """The collective with rows of so many bytes for each parameter, whatever is kept."""
 
     def seconds(n: int, parameters: float, keep: float, link: Link) -> float:
-        return collective.seconds(n, bytes_each * parameters, *link)
+        return collective.seconds(n, bytes_each * parameters, *link, math.log2)
 
     return seconds
 
@@ -42,14 +47,14 @@ def _artopk(all_reduce: collectives.AllReduce) -> Scheme:
 
     def seconds(n: int, parameters: float, keep: float, link: Link) -> float:
         kept = _DENSE * keep * parameters
-        return _BROADCAST.seconds(n, kept, *link) + all_reduce.seconds(n, kept, *link)
+        return sum(each.seconds(n, kept, *link, math.log2) for each in (_BROADCAST, all_reduce))
 
     return seconds
 
 
 def _gathered(n: int, parameters: float, keep: float, link: Link) -> float:
     """AG-Topk: everybody's k values and k indices to all."""
-    return _ALL_GATHER.seconds(n, 2 * _DENSE * keep * parameters, *link)
+    return _ALL_GATHER.seconds(n, 2 * _DENSE * keep * parameters, *link, math.log2)
 
 
 SCHEMES: dict[str, Scheme] = {

@@ -79,7 +79,8 @@ class Recorder:
         if r.algorithm.asynchronous and self.world.size > 1:
             facts["asynchronous"] = True
         self.store.write_provenance(facts | {"restarts": self.store.restarts} | dict(r.problem.facts) | r.net.facts)
-        self.store.describe(recorded(r.problem, r.algorithm.readings(r.stepper.state) is not None))
+        readings = r.algorithm.readings(r.stepper.state)
+        self.store.describe(recorded(r.problem, readings is not None and readings.numel() > 0))
         r.problem.save_tables(self.store.path)
         self.sink = Guarded(self.config.logger, run_id(self.config), as_dict(self.config), self.store.path)
 
