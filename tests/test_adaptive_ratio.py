@@ -14,7 +14,7 @@ from configure import configure
 from decentral.cluster.clock import Clock
 from decentral.cluster.costs import LinkCosts
 from decentral.cluster.links import Links
-from decentral.compression.adaptation import CANDIDATES, Adapt, Knee, Throughput, changed, gains_at, grid
+from decentral.compression.adaptation import CANDIDATES, Adapt, Knee, Solver, Throughput, changed, front, gains_at, grid
 from decentral.compression.row_layout import RowLayout
 from decentral.config.identity import identity
 from decentral.errors import ConfigError
@@ -219,3 +219,111 @@ def test_a_run_that_decides_nothing_has_its_old_identity() -> None:
     }
     assert identity(configure(*RUN, *LINKS, "compress=topk", "compress.adapt=knee"))["compress"]["adapt"] == "knee"
     assert [each.name for each in Adapt] == ["none", "knee", "throughput"]
+
+
+# -- a network that is measured ----------------------------------------------------------------------------------------
+
+MEASURED = ("network.measure=true", "network.measure_every_steps=5", "network.measure_bytes=6250")
+
+
+def test_a_probe_finds_what_links_are_like_and_its_cost_counts(start) -> None:
+    """Over 1e-2 Gbit/s a byte takes 0.8 us, over 1e-5 0.8 ms: pairs 0-1 and 2-3, then 1-2 and 3-0, there and back."""
+    settings = [*RUN, *EVERY, *STEPS, "compress=topk"]
+    plain, measured = (start(*settings, *more, directory=str(len(more))) for more in ((), MEASURED))
+    assert measured.facts["measured"] == [
+        [0, pytest.approx(10), pytest.approx(1e-2)],  # 10.5 ms from step 6 on is no tenth more
+        [15, pytest.approx(10), pytest.approx(1e-5)],
+    ]
+    assert measured.facts["probes"] == 6
+    assert measured.facts["bytes_sent"] - plain.facts["bytes_sent"] == 6 * 8 * (64 + 6250)
+    latencies = 4 * 2 * (5 * 0.01 + 0.0105)
+    probes_s = latencies + 4 * (64 + 6250) * (3 * 8e-7 + 3 * 8e-4)
+    assert measured.facts["simulated_s"] - plain.facts["simulated_s"] == pytest.approx(probes_s, rel=1e-9)
+    assert "Measured: 10 ms and 0.01 Gbit/s from step 0, 10 ms and 1e-05 Gbit/s from step 15 (by 6 probes)" in summary(
+        measured.directory
+    )
+
+
+def test_what_is_measured_decides_and_the_configuration_does_not(start) -> None:
+    """The change after step 12 is seen by the probe before step 15."""
+    settings = [*RUN, *EVERY, *STEPS, "compress=flexible", "compress.adapt=throughput", "compress.explore_steps=2"]
+    known = start(*settings, directory="known")
+    found = start(*settings, *MEASURED, directory="measured")
+    assert [step for step, _ in known.facts["ratios"]] == [0, 12]
+    assert [step for step, _ in found.facts["ratios"]] == [0, 15]
+    ratios = [[ratio for _, ratio in run.facts["ratios"]] for run in (known, found)]
+    assert ratios[0] == pytest.approx(ratios[1], rel=1e-9)
+
+
+def test_a_measured_run_goes_on_bit_for_bit(start, monkeypatch) -> None:
+    settings = [*RUN, *EVERY, *STEPS, *MEASURED, "compress=flexible", "compress.adapt=knee", "compress.explore_steps=2"]
+    straight = start(*settings, directory="straight")
+    monkeypatch.setenv(VARIABLE, json.dumps([{"rank": 0, "step": 13, "kind": "raise"}]))
+    with pytest.raises(Injected):
+        start(*settings, directory="broken")
+    broken = start(*settings, directory="broken")
+    for fact in ("ratios", "explored", "bytes_sent", "simulated_s", "measured", "probes", "collectives"):
+        assert broken.facts[fact] == straight.facts[fact]
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", pytest.param("torch", marks=pytest.mark.slow)])
+def test_between_processes_links_are_measured_for_real(start, transport: str) -> None:
+    """10 ms and 0.1 Gbit/s, limited: nobody says so to those who decide, and no cluster is described."""
+    limits = ("network.latency_ms=10", "network.bandwidth_gbps=0.1", f"network.transport={transport}")
+    words = ("steps=6", "evaluation.every_epochs=6", "compress=topk", "compress.adapt=throughput", *limits)
+    run = start(*RUN, *words, "compress.explore_steps=1", "network.measure=true", "processes=4", processes=4)
+    latency_ms, gbps = run.facts["measured"][0][1:]
+    assert 10 <= latency_ms < 100 and 0.02 < gbps < 0.2
+    times, predicted, taken = run.facts["collectives"]["allgather"]
+    assert times == 6 + 5 and predicted > 0.02 * times and taken > 0, "two phases of 10 ms at least"
+    assert run.facts["ratios"] and run.facts["explored"] == 1
+
+
+@pytest.mark.parametrize(
+    ("further", "told"),
+    [
+        (["processes=1"], "network.measure=true has nothing to measure: within one process nothing crosses"),
+        (["algo=wagma", *LINKS], "network.measure=true is for methods in rounds"),
+        (["simulate=timeline", *LINKS], "network.measure=true is for runs that train"),
+        (["network.measure_every_steps=0", *LINKS], "network.measure_every_steps=0 makes no sense"),
+        (["network.measure_bytes=64", *LINKS], "network.measure_bytes=64 makes no sense: it has to be at least 128"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(further: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configure(*RUN, "steps=9", "network.measure=true", *further)
+    assert told in str(refused.value)
+
+
+# -- a front that is searched for --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gain", GAINS.values(), ids=GAINS)
+@pytest.mark.parametrize("rule", [Knee(), Throughput()])
+def test_nsga2_comes_close_to_the_grid(gain: np.ndarray, rule: Any) -> None:
+    pytest.importorskip("pymoo")
+    measured = dict(zip(RATIOS.tolist(), gain.tolist(), strict=True))
+    gains = [measured[c] for c in CANDIDATES]
+
+    def seconds(ratios: np.ndarray) -> np.ndarray:
+        return 3e-3 + 1.2 * ratios
+
+    def chosen(ratios: np.ndarray) -> tuple[float, float]:
+        at = gains_at(ratios, list(CANDIDATES), gains)
+        place = rule.best(seconds(ratios), at, 0.01)
+        return float(seconds(ratios)[place]), float(1 / at[place])
+
+    found = front(list(CANDIDATES), gains, seconds)
+    assert found.min() >= 0.001 and found.max() <= 0.1 and len(found) <= 40
+    exact = chosen(grid(list(CANDIDATES), 2000))
+    assert chosen(found) == pytest.approx(exact, rel=0.35), "the specification finds 7 % on average, 32 % at worst"
+
+
+def test_nsga2_decides_in_a_run_and_says_what_it_needs(start, monkeypatch) -> None:
+    pytest.importorskip("pymoo")
+    settings = [*RUN, *EVERY, *LINKS, "compress=topk", "compress.adapt=knee", "compress.explore_steps=1"]
+    run = start(*settings, "compress.solver=nsga2")
+    assert 0.001 <= run.facts["ratios"][0][1] <= 0.1
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs pymoo, which is not installed: pip install 'decentral\[nsga2\]'"):
+        Solver.nsga2.check()

@@ -49,7 +49,7 @@ class Together:
     def __init__(self, n: int) -> None:
         self.n, self.workers, self.sizes = n, range(n), list[Sizes | None]()
         self.means: list[int] = []
-        self.clock = None
+        self.prices = None
 
     def mean(self, x: Tensor) -> Tensor:
         self.means.append(x.shape[1])

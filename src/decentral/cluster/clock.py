@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from decentral.cluster.collectives import AllGather, Broadcast
 from decentral.cluster.links import CollectiveName
+from decentral.cluster.prices import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from decentral.topology.rounds import RelayEdges
 
 _STEPS_AT_ONCE = 64
-_ALL_GATHER, _BROADCAST = AllGather(), Broadcast()
 
 
 class Underway(NamedTuple):
@@ -50,7 +49,7 @@ class Messages(NamedTuple):
         return self if self.costs is costs else Messages.along(costs, self.src, self.dst, self.piece)
 
 
-class Clock:
+class Clock(Prices):
     """Where each of n workers is in simulated time, in seconds: float64 [n].
 
     A gradient takes its compute time. A message leaves when its sender begins the exchange; a worker goes on once it
@@ -69,7 +68,8 @@ class Clock:
         changing: ChangingCosts | None = None,
     ) -> None:
         """`changing`: the links of every step, instead of `costs`, where the network changes under way."""
-        self.n, self.times, self.costs, self.spans = num_workers, times, costs, spans
+        super().__init__(num_workers, costs)
+        self.times, self.spans = times, spans
         self.changing = changing
         self.waits_for_everyone = waits_for_everyone
         self.now = np.zeros(num_workers)
@@ -77,8 +77,8 @@ class Clock:
         """Seconds that each worker has spent: they add up to `now`."""
         self.gradients = 0
         """How many gradients each worker has taken."""
-        self.bytes_scale = 1.0
-        """How many times as large the rows are in truth as those that are exchanged."""
+        self.believed: LinkCosts | None = None
+        """What is chosen by, where it is not known what links cost, but measured."""
         self.used: dict[str, list[float]] = {}
         """Name of a collective -> how often all have carried it out, and the seconds that it took them."""
         self.chooses = len(costs.candidates) > 1
@@ -129,7 +129,10 @@ class Clock:
 
     def begin_mean(self, num_bytes: float) -> Underway:
         """All begin an all-reduce of rows of so many bytes."""
-        collective, seconds = self.costs.all_reduce(self.n, num_bytes * self.bytes_scale)
+        num_bytes *= self.bytes_scale
+        collective, seconds = (self.believed or self.costs).all_reduce(self.n, num_bytes)
+        if self.believed is not None:
+            seconds = self.costs.collective_s(collective, self.n, num_bytes)
         return self._together(CollectiveName(type(collective)).name, seconds)
 
     def begin_allgather(self, num_bytes: float) -> Underway:
@@ -140,17 +143,14 @@ class Clock:
         """All begin to take part in a broadcast of so many bytes."""
         return self._together("broadcast", self.broadcast_s(num_bytes))
 
-    def mean_s(self, num_bytes: float) -> float:
-        """How long an all-reduce of rows of so many bytes would take all of them now, if they began together."""
-        return self.costs.all_reduce_s(self.n, num_bytes * self.bytes_scale)
-
-    def allgather_s(self, num_bytes: float) -> float:
-        """The same for an all-gather of what is so many bytes for each."""
-        return self.costs.collective_s(_ALL_GATHER, self.n, num_bytes * self.bytes_scale)
-
-    def broadcast_s(self, num_bytes: float) -> float:
-        """The same for a broadcast of so many bytes."""
-        return self.costs.collective_s(_BROADCAST, self.n, num_bytes * self.bytes_scale)
+    def ping(self, src: np.ndarray, dst: np.ndarray, num_bytes: float) -> float:
+        """Once all are there, messages of so many bytes go from src to dst (int64 [E], a worker in one pair at most)
+        and back; returns half of what the slowest takes."""
+        begun = self.latest_s
+        there = self.costs.plan(src, dst).ready(np.full(self.n, begun), num_bytes)
+        ready = self.costs.plan(dst, src).ready(there, num_bytes)
+        self.wait(Underway(ready, ready - begun))
+        return (float(ready.max()) - begun) / 2
 
     def begin_swap(self, neighbors: Neighbors, num_bytes: np.ndarray) -> Underway:
         """All begin to send to those who hear of them; `num_bytes` [n] are those of each sender's messages."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from enum import Enum
 
 import numpy as np
@@ -71,6 +73,60 @@ class Adapt(Enum):
     none = Keeping
     knee = Knee
     throughput = Throughput
+
+
+class Solver(Enum):
+    """Which ratios are compared: those of a grid, or those that a genetic algorithm finds."""
+
+    grid = "grid"
+    nsga2 = "nsga2"
+
+    def check(self) -> None:
+        """Raise ConfigError if it is not installed."""
+        if self is Solver.nsga2 and importlib.util.find_spec("pymoo") is None:
+            raise ConfigError(
+                "compress.solver=nsga2 needs pymoo, which is not installed: pip install 'decentral[nsga2]', or use "
+                "compress.solver=grid, which is exact."
+            )
+
+
+Seconds = Callable[[np.ndarray], np.ndarray]
+"""Ratios [m] -> seconds of communication in a step [m]."""
+
+
+def front(candidates: list[float], measured: list[float], seconds: Seconds) -> np.ndarray:
+    """The ratios c that NSGA-II has at the end for the two objectives T(c) = seconds and H(c) = 1 / gain: ascending.
+
+    As in the authors' code of the flexible communication paper: 40 ratios between the least and the largest candidate,
+    10 new ones in each of 40 generations, by simulated binary crossover (probability 0.9, eta 15) and polynomial
+    mutation (eta 20), seed 1. Here with the exact costs, and the gain interpolated (`gains_at`). The problem has one
+    unknown, so that a grid does not need it.
+    """
+    from pymoo.algorithms.moo.nsga2 import NSGA2
+    from pymoo.core.problem import Problem
+    from pymoo.operators.crossover.sbx import SBX
+    from pymoo.operators.mutation.pm import PM
+    from pymoo.operators.sampling.rnd import FloatRandomSampling
+    from pymoo.optimize import minimize
+
+    class Both(Problem):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(n_var=1, n_obj=2, xl=min(candidates), xu=max(candidates))
+
+        def _evaluate(self, x: np.ndarray, out: dict[str, np.ndarray], *args: object, **kwargs: object) -> None:
+            ratios = x[:, 0]
+            out["F"] = np.stack([seconds(ratios), 1 / gains_at(ratios, candidates, measured)], axis=1)
+
+    method = NSGA2(
+        pop_size=40,
+        n_offsprings=10,
+        sampling=FloatRandomSampling(),
+        crossover=SBX(prob=0.9, eta=15),
+        mutation=PM(eta=20),
+        eliminate_duplicates=True,
+    )
+    found = minimize(Both(), method, ("n_gen", 40), seed=1)
+    return np.unique(np.clip(found.X[:, 0], min(candidates), max(candidates)))
 
 
 def grid(candidates: list[float], points: int) -> np.ndarray:

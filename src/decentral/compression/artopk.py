@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from decentral.cluster.clock import Clock
+    from decentral.cluster.prices import Prices
     from decentral.compression.row_layout import RowLayout
 
 
@@ -86,11 +86,11 @@ class ARTopK(Ratio, Compressor):
         """With select=var the last W values of each worker, the newest first: [W n]."""
         return x.new_zeros(self.window_steps * num_workers if self.select is Select.var else 0)
 
-    def planned_s(self, clock: Clock, step: int, dtype: torch.dtype) -> float:
+    def planned_s(self, prices: Prices, step: int, dtype: torch.dtype) -> float:
         """A broadcast of k indices and an all-reduce of k numbers; with select=var all gather a number before."""
         k = self.count(self.layout.num_coordinates, step)
-        told_s = clock.allgather_s(dtype.itemsize) if self.select is Select.var else 0.0
-        return told_s + clock.broadcast_s(k * self.index_bytes) + clock.mean_s(k * dtype.itemsize)
+        told_s = prices.allgather_s(dtype.itemsize) if self.select is Select.var else 0.0
+        return told_s + prices.broadcast_s(k * self.index_bytes) + prices.mean_s(k * dtype.itemsize)
 
     def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Collectives, t: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `Compressor.combine` and the formula."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from decentral.cluster.clock import Clock
+    from decentral.cluster.prices import Prices
     from decentral.network.network import Network
     from decentral.network.payload import Payload, Sizes
 
@@ -46,8 +46,8 @@ class Collectives(Protocol):
     """The local ones."""
 
     @property
-    def clock(self) -> Clock | None:
-        """Simulated time, which knows what collectives cost; None: nobody does."""
+    def prices(self) -> Prices | None:
+        """What is known of the time that collectives take; None: nothing."""
         ...
 
     def mean(self, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from decentral.cluster.clock import Clock
+    from decentral.cluster.prices import Prices
     from decentral.compression.row_layout import RowLayout
 
 
@@ -78,14 +78,14 @@ class Flexible(Ratio, _Ways):
         for way in self.ways:
             way.measure_always(always)
 
-    def planned_s(self, clock: Clock, step: int, dtype: torch.dtype) -> float:
+    def planned_s(self, prices: Prices, step: int, dtype: torch.dtype) -> float:
         """What the cheaper one takes."""
-        return self._cheaper(clock, step, dtype).planned_s(clock, step, dtype)
+        return self._cheaper(prices, step, dtype).planned_s(prices, step, dtype)
 
     def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Collectives, t: int) -> tuple[Tensor, Tensor, Tensor]:
         """What the cheaper one does; AR-Topk where nobody knows costs."""
-        way = self.ways[0] if net.clock is None else self._cheaper(net.clock, t, g.dtype)
+        way = self.ways[0] if net.prices is None else self._cheaper(net.prices, t, g.dtype)
         return way.combine(g, r, memory, net, t)
 
-    def _cheaper(self, clock: Clock, step: int, dtype: torch.dtype) -> Ratio:
-        return min(self.ways, key=lambda way: way.planned_s(clock, step, dtype))
+    def _cheaper(self, prices: Prices, step: int, dtype: torch.dtype) -> Ratio:
+        return min(self.ways, key=lambda way: way.planned_s(prices, step, dtype))

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from decentral.cluster.clock import Clock
+    from decentral.cluster.prices import Prices
     from decentral.compression.address import Address
     from decentral.network.payload import Payload, Sizes
 
@@ -51,9 +51,9 @@ class RandomK(Ratio, Encoder):
         """k numbers."""
         return {"values": (dtype, self.count(self.layout.num_coordinates, step))}
 
-    def planned_s(self, clock: Clock, step: int, dtype: torch.dtype) -> float:
+    def planned_s(self, prices: Prices, step: int, dtype: torch.dtype) -> float:
         """An all-reduce of k numbers."""
-        return clock.mean_s(self.count(self.layout.num_coordinates, step) * dtype.itemsize)
+        return prices.mean_s(self.count(self.layout.num_coordinates, step) * dtype.itemsize)
 
     def encode(self, e: Tensor, at: Address) -> Payload:
         """c e on I, in the order of `places`."""

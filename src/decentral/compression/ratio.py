@@ -7,14 +7,14 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from decentral.compression.adaptation import CANDIDATES, Adapt, check_candidates
+from decentral.compression.adaptation import CANDIDATES, Adapt, Solver, check_candidates
 from decentral.compression.compressor import Compressor
 from decentral.errors import ConfigError, check_at_least, check_range
 
 if TYPE_CHECKING:
     import torch
 
-    from decentral.cluster.clock import Clock
+    from decentral.cluster.prices import Prices
 
 _LONGEST = 1 << 20
 """Of which a single number is next to nothing."""
@@ -33,6 +33,7 @@ class Ratio(Compressor):
                    step over its gain
     candidates     ratios whose gain is measured
     explore_steps  for so many steps each
+    solver         grid; or nsga2 as in the authors' code, which needs pymoo and is less exact (`adaptation.front`)
     grid           how many ratios between the least and the largest of them are compared; 0: the candidates alone
     """
 
@@ -43,6 +44,7 @@ class Ratio(Compressor):
     adapt: Adapt = field(default=Adapt.none, metadata={"older": Adapt.none})
     candidates: list[float] = field(default_factory=lambda: list(CANDIDATES), metadata={"older": list(CANDIDATES)})
     explore_steps: int = field(default=10, metadata={"older": 10})
+    solver: Solver = field(default=Solver.grid, metadata={"older": Solver.grid})
     grid: int = field(default=100, metadata={"older": 100})
 
     def __post_init__(self) -> None:
@@ -56,6 +58,7 @@ class Ratio(Compressor):
         check_candidates(self.candidates)
         check_at_least("compress.explore_steps", self.explore_steps)
         check_at_least("compress.grid", self.grid, 0)
+        self.solver.check()
 
     @property
     def adapts(self) -> bool:
@@ -86,6 +89,6 @@ class Ratio(Compressor):
         self.keep = keep
 
     @abstractmethod
-    def planned_s(self, clock: Clock, step: int, dtype: torch.dtype) -> float:
-        """How many simulated seconds `combine` takes in this step, over the links as they are now, for workers who
-        begin together with rows of this type."""
+    def planned_s(self, prices: Prices, step: int, dtype: torch.dtype) -> float:
+        """How many seconds `combine` takes in this step by what is known of the links now, for workers who begin
+        together with rows of this type."""

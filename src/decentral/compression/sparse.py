@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from decentral.cluster.clock import Clock
+    from decentral.cluster.prices import Prices
     from decentral.compression.row_layout import RowLayout
     from decentral.network.payload import Payload, Sizes
 
@@ -112,8 +112,8 @@ class SparseRatio(Ratio, Sparse):
         """k pairs."""
         return self.sizes_of(self.count(self.layout.num_coordinates, step), dtype)
 
-    def planned_s(self, clock: Clock, step: int, dtype: torch.dtype) -> float:
+    def planned_s(self, prices: Prices, step: int, dtype: torch.dtype) -> float:
         """An all-gather of the pairs."""
         from decentral.network.payload import bytes_of
 
-        return clock.allgather_s(bytes_of(self.sizes(step, dtype)))
+        return prices.allgather_s(bytes_of(self.sizes(step, dtype)))

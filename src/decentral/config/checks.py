@@ -108,10 +108,33 @@ def _check_limits(config: Config) -> None:
     """Raise ConfigError for messages between processes that are limited where there are none, or nobody waits."""
     if config.processes == "1" or config.simulate is Simulate.timeline or is_virtual(config):
         config.network.check_several(1)
+    check_probes(config, several=config.processes != "1")
     if config.network.limited and isinstance(config.algo, AsynchronousAlgorithm):
         raise ConfigError(
             f"{config.network.limited} is for methods in rounds: with algo={config.algo.name} nobody waits for "
             "messages; leave it out, or use simulated time, such as cluster=even."
+        )
+
+
+def check_probes(config: Config, several: bool) -> None:
+    """Raise ConfigError for a network that is to be measured where there is none, or where nobody waits.
+
+    several   whether there may be several processes
+    """
+    if not config.network.measure:
+        return
+    said = "network.measure=true"
+    if config.simulate is Simulate.timeline:
+        raise ConfigError(f"{said} is for runs that train, and simulate=timeline sends no messages: leave it out.")
+    if isinstance(config.algo, AsynchronousAlgorithm):
+        raise ConfigError(
+            f"{said} is for methods in rounds: with algo={config.algo.name} nobody decides by what links cost; leave "
+            "it out."
+        )
+    if not (has_clock(config) or several):
+        raise ConfigError(
+            f"{said} has nothing to measure: within one process nothing crosses; use several, such as processes=4, or "
+            "simulated time, such as cluster=slow_network."
         )
 
 
@@ -267,10 +290,10 @@ def _check_decisions(config: Config) -> None:
     if not (compress.chooses or compress.adapts):
         return
     said = f"compress.adapt={config.compress.adapt.name}" if compress.adapts else f"compress={compress.name}"
-    if not has_clock(config):
+    if not has_clock(config) and not config.network.measure:
         raise ConfigError(
             f"{said} decides by what links cost, which nobody says here: choose a cluster, such as "
-            "cluster=slow_network."
+            "cluster=slow_network, or measure them between processes, with network.measure=true."
         )
     if compress.adapts and config.algo.takes is not Takes.means:
         raise ConfigError(

@@ -21,6 +21,8 @@ from decentral.topology.rounds import Rounds, Split, slices
 
 if TYPE_CHECKING:
     from decentral.cluster.clock import Clock, Underway
+    from decentral.cluster.prices import Prices
+    from decentral.network.collectives.choose import Fastest
 
 
 class Network(PayloadVerbs, ABC):
@@ -45,9 +47,21 @@ class Network(PayloadVerbs, ABC):
         self.messages_sent = 0
         self.clock: Clock | None = None
         """Simulated time, which every verb puts forward; None: nobody asks for it."""
+        self.carried: dict[str, list[float]] = {}
+        self.measured: Prices | None = None
+        """What probes have found that collectives take; None: nobody has measured."""
         self.scratch = kernels.Scratch()
         self._relay_scratch = kernels.Scratch()
         self._ones = torch.ones(self.n, rounds.num_pieces, dtype=torch.float64)
+
+    def go_by(self, fastest: Fastest) -> None:
+        """From now on `network.collective=auto` is what this says is fastest."""
+        return None
+
+    @property
+    def prices(self) -> Prices | None:
+        """What is known of the time that collectives take: as measured, or else as simulated; None: nothing."""
+        return self.clock if self.measured is None else self.measured
 
     @property
     def waited_s(self) -> float:
@@ -55,6 +69,21 @@ class Network(PayloadVerbs, ABC):
         return 0.0
 
     # -- verbs that communicate ----------------------------------------------------------------------------------------
+
+    def ping(self, num_bytes: int) -> float:
+        """How many seconds a message of so many bytes takes, of those that go one way at the same time the slowest one.
+
+        Two by two workers (in real time: processes) send one there and back: first 0 and 1, 2 and 3, ..., then 1 and
+        2, ..., and the last one and 0 where that comes out even. In simulated time where there is some.
+        """
+        if self.clock is None:
+            return self._ping(num_bytes)
+        slowest = 0.0
+        for pairs in pairings(self.n):
+            src, dst = np.array(pairs, dtype=np.int64).T
+            slowest = max(slowest, self.clock.ping(src, dst, num_bytes))
+            self._count(2 * len(pairs), num_bytes)
+        return slowest
 
     def mix(self, x: Tensor, round: int, lazy: bool = False) -> Tensor:
         """x_i <- sum_j W_ij x_j with the matrices of this round, or with (W + I) / 2. [k, ..., P] -> the same."""
@@ -82,6 +111,10 @@ class Network(PayloadVerbs, ABC):
         self._count_mean(x)
         if self.clock is not None:
             self.clock.wait(self.clock.begin_mean(_row_bytes(x)))
+        elif self.measured is not None:
+            name, predicted_s = self.measured.all_reduce(_row_bytes(x))
+            with self._carried(name, predicted_s):
+                return self._mean(x)
         return self._mean(x)
 
     def push(self, x: Tensor, p: Tensor, round: int) -> tuple[Tensor, Tensor]:
@@ -239,6 +272,10 @@ class Network(PayloadVerbs, ABC):
     @abstractmethod
     def _mean(self, x: Tensor) -> Tensor: ...
 
+    def _ping(self, num_bytes: int) -> float:
+        """`ping` in real time; within a process nothing crosses."""
+        return 0.0
+
     @abstractmethod
     def _push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]: ...
 
@@ -324,6 +361,13 @@ class Network(PayloadVerbs, ABC):
     def _count(self, num_messages: int, bytes_each: int) -> None:
         self.messages_sent += num_messages
         self.bytes_sent += num_messages * bytes_each
+
+
+def pairings(n: int) -> list[list[tuple[int, int]]]:
+    """Neighbours in number two by two: everybody in one pair at most; then those between these pairs."""
+    first = [(i, i + 1) for i in range(0, n - 1, 2)]
+    second = [(i, i + 1) for i in range(1, n - 1, 2)] + [(n - 1, 0)] * (n > 2 and n % 2 == 0)
+    return [pairs for pairs in (first, second) if pairs]
 
 
 def _row_bytes(x: Tensor) -> int:

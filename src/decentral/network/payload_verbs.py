@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +16,7 @@ from decentral.network.payload import Known, Payload, Sizes, bytes_of, check_ali
 
 if TYPE_CHECKING:
     from decentral.cluster.clock import Clock
+    from decentral.cluster.prices import Prices
 
 
 class PayloadVerbs(EdgeLayout, ABC):
@@ -30,6 +33,10 @@ class PayloadVerbs(EdgeLayout, ABC):
     n: int
     delivery: Delivery
     clock: Clock | None
+    measured: Prices | None
+    carried: dict[str, list[float]]
+    """In real time, where it is measured what links cost: name of a collective -> how often it was carried out, the
+    seconds that it was to take, and those that it took in this process."""
     bytes_sent: int
     messages_sent: int
 
@@ -39,6 +46,9 @@ class PayloadVerbs(EdgeLayout, ABC):
         num_bytes = self._count_payloads(known, np.full(self.n, self.n - 1))
         if self.clock is not None:
             self.clock.wait(self.clock.begin_allgather(float(num_bytes.max())))
+        elif self.measured is not None:
+            with self._carried("allgather", self.measured.allgather_s(float(num_bytes.max()))):
+                return self._allgather(payloads, known)
         return self._allgather(payloads, known)
 
     def broadcast(self, payload: Payload | None, root: int, sizes: Sizes | None = None) -> Payload:
@@ -55,6 +65,9 @@ class PayloadVerbs(EdgeLayout, ABC):
         num_bytes = self._count_payloads(known, np.array([self.n - 1]))
         if self.clock is not None:
             self.clock.wait(self.clock.begin_broadcast(float(num_bytes[0])))
+        elif self.measured is not None:
+            with self._carried("broadcast", self.measured.broadcast_s(float(num_bytes[0]))):
+                return self._broadcast(ours, root, known)
         return self._broadcast(ours, root, known)
 
     def swap(self, payloads: Sequence[Payload], round: int, sizes: Sizes | None = None) -> list[dict[int, Payload]]:
@@ -86,6 +99,15 @@ class PayloadVerbs(EdgeLayout, ABC):
             if e in self.local_edges:
                 came[e - self.local_edges.start] = None
         return came
+
+    @contextmanager
+    def _carried(self, name: str, predicted_s: float) -> Iterator[None]:
+        """Keep account of a collective."""
+        began = time.perf_counter()
+        yield
+        kept = self.carried.setdefault(name, [0, 0.0, 0.0])
+        for place, value in enumerate((1, predicted_s, time.perf_counter() - began)):
+            kept[place] += value
 
     # -- what an implementation does -----------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -17,15 +19,17 @@ from decentral.network import kernels
 from decentral.network.collectives.all_reduce import AllReduce, Peers
 from decentral.network.collectives.choose import Fastest, chosen
 from decentral.network.delivery import Exchange, Losses, Neighbors
-from decentral.network.network import Network
+from decentral.network.network import Network, pairings
 from decentral.network.payload import Known, Payload, Sizes
 from decentral.network.payload_transfer import PayloadTransfer
 from decentral.network.settings import CollectiveChoice, NetworkSettings
 from decentral.network.transports.choose import open_transport
-from decentral.network.transports.transport import CutEdge, Row, Transport
+from decentral.network.transports.transport import CutEdge, Expected, Parcel, Row, Transport
 from decentral.network.windows.pushes import Pushes
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds, slices
+
+_PINGS = 3
 
 
 def split_workers(num_workers: int, num_processes: int) -> list[range]:
@@ -94,6 +98,10 @@ class ProcessNetwork(Network):
         self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
         self.owner = np.repeat(np.arange(len(layout)), [len(workers) for workers in layout])
         self._transfer = PayloadTransfer(transport, layout, rank, device)
+
+    def go_by(self, fastest: Fastest) -> None:
+        """See `Network`."""
+        self.fastest = fastest
 
     @property
     def wire_bytes(self) -> int:
@@ -164,6 +172,40 @@ class ProcessNetwork(Network):
             collective.total(x[0].view(-1), 1 / self.n, Peers(self.transport, self.rank, len(self.layout), x.device))
         x[1:] = x[0]
         return x
+
+    def _ping(self, num_bytes: int) -> float:
+        """By the clock of the first one of each pair; the least of some attempts, as others use this machine, too."""
+        content = torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        self.transport.reserve(num_bytes)
+        slowest = 0.0
+        for pairs in pairings(len(self.layout)):
+            self._count(2 * _PINGS * len(pairs), num_bytes)
+            pair = next((pair for pair in pairs if self.rank in pair), ())
+            least = math.inf if pair else 0.0
+            for _ in range(_PINGS):
+                self._everybodys(0.0)  # begin together
+                began = time.perf_counter()
+                if pair:
+                    self._there_and_back(content, *pair)
+                    least = min(least, (time.perf_counter() - began) / 2)
+            slowest = max(slowest, self._everybodys(least if pair and self.rank == pair[0] else 0.0))
+        return slowest
+
+    def _there_and_back(self, content: Tensor, first: int, second: int) -> None:
+        peer = first + second - self.rank
+        send, receive = Parcel([content], [peer]), Expected(peer, len(content))
+        for sender in (first, second):
+            if sender == self.rank:
+                self.transport.count(1, len(content))
+                self.transport.exchange([send], [], self.device)
+            else:
+                self.transport.exchange([], [receive], self.device)
+        self.transport.done()
+
+    def _everybodys(self, seconds: float) -> float:
+        """The largest that a process has; the same on all of them."""
+        rows = torch.full((len(self.workers), 1), seconds, dtype=torch.float64, device=self.device)
+        return float(self.gather(rows).max())
 
     def _collective(self, row: Tensor) -> AllReduce | None:
         """None: the transport's own. Where that cannot be limited: a ring."""

@@ -7,11 +7,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, check_at_least
 
 _INSTEAD = (
     "cluster.stragglers says who is slower, as in processes=4 cluster=two_delayed cluster.stragglers.delay_s=0.05"
 )
+
+
+SMALL_BYTES = 64
+"""Of the small message of a probe."""
 
 
 class Carrier(Enum):
@@ -48,6 +52,11 @@ class NetworkSettings:
                         that a model of the network says is fastest for rows of this size, where there is one
     latency_ms          how much later than it would every message to another process arrives, in milliseconds
     bandwidth_gbps      how many Gbit/s a process sends at most, to all others together (null: as many as it can)
+    measure             whether what is decided by what links cost (compress.adapt, compress=flexible, a collective that
+                        is chosen) goes by probes instead of the configuration: a small and a large message from worker
+                        to worker, whose time and bytes count
+    measure_every_steps how often, from step 0 on
+    measure_bytes       of the large message
     """
 
     drop_probability: float = 0.0
@@ -56,6 +65,9 @@ class NetworkSettings:
     collective: CollectiveChoice = field(default=CollectiveChoice.library, metadata={"volatile": True})
     latency_ms: float = field(default=0.0, metadata={"older": 0.0})
     bandwidth_gbps: float | None = field(default=None, metadata={"older": None})
+    measure: bool = field(default=False, metadata={"older": False})
+    measure_every_steps: int = field(default=10, metadata={"older": 10})
+    measure_bytes: int = field(default=1_000_000, metadata={"older": 1_000_000})
 
     gone: ClassVar[dict[str, tuple[Any, str]]] = {"stragglers": ([], _INSTEAD), "straggler_delay_s": (0.0, _INSTEAD)}
     """Settings that were here once, see `config.renamed`."""
@@ -77,6 +89,9 @@ class NetworkSettings:
                 f"network.bandwidth_gbps={self.bandwidth_gbps:g} has to be a number of Gbit/s from 1e-9 "
                 "upwards, or null for as many as there are."
             )
+
+        check_at_least("network.measure_every_steps", self.measure_every_steps)
+        check_at_least("network.measure_bytes", self.measure_bytes, 2 * SMALL_BYTES)
 
     @property
     def limited(self) -> str:

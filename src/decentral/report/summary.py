@@ -98,6 +98,7 @@ def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
         *_times(facts),
         *simulated(facts, step),
         *_collectives(facts),
+        *_measured(facts),
         *_ratios(facts),
         f"Sent:     {in_bytes(sent / max(1, len(workers)))} by a worker, on average",
     ]
@@ -143,10 +144,26 @@ def _collectives(facts: dict[str, Any]) -> list[str]:
     """Which collectives were chosen on the way, how often, and what they took."""
     found = facts.get("collectives") or {}
     words = [
-        f"{name.replace('_', ' ')} {times} time{'' if times == 1 else 's'} ({short(spent)})"
-        for name, (times, spent) in found.items()
+        f"{name.replace('_', ' ')} {times} time{'' if times == 1 else 's'} ({_took(*spent)})"
+        for name, (times, *spent) in found.items()
     ]
     return [f"Chosen:   {', '.join(words)}"] if words else []
+
+
+def _took(seconds: float, measured: float | None = None) -> str:
+    """Simulated seconds; or those that were predicted, and those that were measured."""
+    return short(seconds) if measured is None else f"{short(measured)}, predicted {short(seconds)}"
+
+
+def _measured(facts: dict[str, Any]) -> list[str]:
+    """What probes found the network to be like, and how often that changed."""
+    found = facts.get("measured") or []
+    words = [
+        f"{latency_ms:.3g} ms and {'any number of' if gbps is None else f'{gbps:.3g}'} Gbit/s from step {step}"
+        for step, latency_ms, gbps in found[-_RATIOS_TOLD:]
+    ]
+    before = f"{len(found) - _RATIOS_TOLD} others, " if len(found) > _RATIOS_TOLD else ""
+    return [f"Measured: {before}{', '.join(words)} (by {facts['probes']} probes)"] if words else []
 
 
 def _ratios(facts: dict[str, Any]) -> list[str]:

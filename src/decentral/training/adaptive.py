@@ -6,16 +6,17 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from decentral.compression.adaptation import changed, gains_at, grid
+from decentral.compression.adaptation import Solver, changed, front, gains_at, grid
 from decentral.compression.compressor import MEASURED_EVERY
 from decentral.compression.ratio import Ratio
 from decentral.training.stepper import Stepper
 
 if TYPE_CHECKING:
     from decentral.algorithms.algorithm import Algorithm
-    from decentral.cluster.clock import Clock
+    from decentral.cluster.prices import Prices
     from decentral.network.network import Network
     from decentral.training.oracle import GradientOracle
 
@@ -33,7 +34,8 @@ class AdaptiveStepper(Stepper):
     simulated time and the bytes that it takes are counted, as they are taken.
 
     Deciding: the rule compares the communication time of the compressor's `combine` over the links as they are now,
-    by the clock's formulas, and the gain, interpolated in log c, at the ratios of a grid.
+    or as they were measured last (`network.measure`), by the formulas of the collectives, and the gain, interpolated in
+    log c, at the ratios of a grid, or of the front that NSGA-II finds.
 
     When: latency or seconds per byte of the slowest link differ by a tenth from those of the last decision: decide
     again, as gains do not depend on the network. The gain over 50 steps differs by a tenth from that over the first 50
@@ -49,9 +51,8 @@ class AdaptiveStepper(Stepper):
 
     def __init__(self, algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor) -> None:
         super().__init__(algorithm, net, oracle, x)
-        assert isinstance(algorithm.compressor, Ratio) and net.clock is not None
+        assert isinstance(algorithm.compressor, Ratio)
         self.compressor: Ratio = algorithm.compressor
-        self.clock: Clock = net.clock
         self.gradients = oracle
         self.size, self.dtype = x.shape[1], x.dtype
         self.gains: list[float] = []
@@ -66,15 +67,25 @@ class AdaptiveStepper(Stepper):
         """[step, ratio] of each decision."""
         self.explored = 0
 
+    @property
+    def prices(self) -> Prices:
+        """What is known of the time that collectives take."""
+        assert self.net.prices is not None
+        return self.net.prices
+
+    def before_step(self) -> None:
+        """See `Stepper`; then explore and decide, where it is time to."""
+        super().before_step()
+        if self.t < self.compressor.warmup_steps:
+            return
+        if not self.gains:
+            self._explore()
+            self._decide()
+        elif any(map(changed, self.prices.costs.slowest, self.links)):
+            self._decide()
+
     def step(self) -> None:
-        """Take a step, after exploring and deciding where it is time to."""
-        if self.t >= self.compressor.warmup_steps:
-            self.clock.begin_step(self.t)
-            if not self.gains:
-                self._explore()
-                self._decide()
-            elif any(map(changed, self.clock.costs.slowest, self.links)):
-                self._decide()
+        """Take a step, and look at its gain."""
         super().step()
         if self.gains and (self.t - 1) % MEASURED_EVERY == 0:
             self._compare(self._gain())
@@ -92,7 +103,7 @@ class AdaptiveStepper(Stepper):
     def on_the_way(self) -> dict[str, Any]:
         """What was measured and decided so far."""
         names = ("gains", "links", "readings", "usual", "ratios", "explored")
-        return {"adaptive": {name: getattr(self, name) for name in names}}
+        return super().on_the_way() | {"adaptive": {name: getattr(self, name) for name in names}}
 
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
         """See `Stepper.go_on_from`."""
@@ -123,20 +134,32 @@ class AdaptiveStepper(Stepper):
     def _decide(self) -> None:
         """Take the ratio that is best by the rule, over the links as they are now."""
         c = self.compressor
-        ratios = grid(c.candidates, c.grid)
-        seconds = []
-        for ratio in ratios.tolist():
-            c.send_share(ratio)
-            seconds.append(c.planned_s(self.clock, self.t, self.dtype))
+        if c.solver is Solver.nsga2 and len(c.candidates) > 1:
+            ratios = front(c.candidates, self.gains, self._seconds)
+        else:
+            ratios = grid(c.candidates, c.grid)
         gain = gains_at(ratios, c.candidates, self.gains)
-        best = c.adapt.value().best(np.array(seconds), gain, self._compute_s())
+        best = c.adapt.value().best(self._seconds(ratios), gain, self._compute_s())
         c.send_share(float(ratios[best]))
         self.ratios.append([self.t, float(ratios[best])])
-        self.links, self.readings, self.usual = self.clock.costs.slowest, [], None
+        self.links, self.readings, self.usual = self.prices.costs.slowest, [], None
+
+    def _seconds(self, ratios: np.ndarray) -> np.ndarray:
+        """What communication takes in this step at these ratios [m], as links are now, each worked out exactly."""
+        c, found = self.compressor, []
+        for ratio in ratios.tolist():
+            c.send_share(ratio)
+            found.append(c.planned_s(self.prices, self.t, self.dtype))
+        return np.array(found)
 
     def _compute_s(self) -> float:
-        """How long the slowest worker's gradient takes in a step, on average over the first ones."""
-        return float(self.clock.times.seconds(0, _STEPS_AVERAGED).max(axis=1).mean())
+        """How long the slowest worker's gradient takes in a step, on average over the first ones; without simulated
+        time: how long those of the slowest process have taken so far."""
+        if self.net.clock is None:
+            mean_s = self.gradients.seconds / max(1, int(self.gradients.draws[0]))
+            rows = torch.full((len(self.net.workers), 1), mean_s, dtype=torch.float64)
+            return self.net.gather(rows).max().item()
+        return float(self.net.clock.times.seconds(0, _STEPS_AVERAGED).max(axis=1).mean())
 
     def _explore(self) -> None:
         """Find out the gain of every candidate; afterwards all is as it was, but for time and bytes."""

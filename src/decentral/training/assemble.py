@@ -15,9 +15,9 @@ from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import Machines, VirtualCluster, WaitsFor
 from decentral.cluster.compute import ComputeTimes, GradientTimes
 from decentral.cluster.costs import LinkCosts
-from decentral.cluster.links import Links
+from decentral.cluster.links import CollectiveName, Links
 from decentral.compression.row_layout import RowLayout
-from decentral.config.checks import goes_by_itself, has_clock, is_virtual
+from decentral.config.checks import check_probes, goes_by_itself, has_clock, is_virtual
 from decentral.config.identity import init_directory
 from decentral.config.schema import Config
 from decentral.host.allocator import keep_freed_memory
@@ -38,6 +38,7 @@ from decentral.training.checkpoint import state_fields
 from decentral.training.measuring import with_measured
 from decentral.training.operations import Operations
 from decentral.training.oracle import GradientOracle
+from decentral.training.probe import Probe
 from decentral.training.sleep import Sleep
 from decentral.training.stepper import Stepper
 from decentral.training.times import Times
@@ -171,12 +172,33 @@ def open_stepper(
         stepper.tells_time = has_clock(config)
         return stepper
     oracle.clock = net.clock = clock_of(config, cluster, times, oracle.problem.steps_per_epoch, x.shape[1])
-    return in_step(algorithm, net, oracle, x)
+    return in_step(config, algorithm, net, oracle, x)
 
 
-def in_step(algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor) -> Stepper:
+def in_step(config: Config, algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor) -> Stepper:
     """What takes steps with all workers together."""
-    return (AdaptiveStepper if algorithm.compressor.adapts else Stepper)(algorithm, net, oracle, x)
+    stepper = (AdaptiveStepper if algorithm.compressor.adapts else Stepper)(algorithm, net, oracle, x)
+    if config.network.measure:
+        stepper.probe = probe_of(config, net)
+    return stepper
+
+
+def probe_of(config: Config, net: Network) -> Probe:
+    """What measures the network of a run on the way: its own, or in simulated time the one that is described."""
+    if net.clock is not None:
+        assert isinstance(config.cluster, Machines)
+        links = config.cluster.links
+        return Probe(net, config.network, links.collective, links.whole_phases)
+    size = dist.get_world_size()
+    return Probe(net, config.network, _by_processes(config, net), num_processes=size)
+
+
+def _by_processes(config: Config, net: Network) -> CollectiveName:
+    """How processes carry out an all-reduce; gloo and nccl by a ring, in shared memory everybody adds up a share."""
+    choice = config.network.collective
+    if choice is CollectiveChoice.library:
+        return CollectiveName.direct if net.facts.get("transport") == "shared_memory" else CollectiveName.ring
+    return CollectiveName[choice.name]
 
 
 def clock_of(
@@ -209,7 +231,7 @@ def between_processes(
             oracle.clock = net.clock = clock_of(config, cluster, times, oracle.problem.steps_per_epoch, x.shape[1])
         if oracle.recorded is not None and isinstance(net, ProcessNetwork):
             net.tell_pushes = oracle.recorded.pushed
-        return in_step(algorithm, net, oracle, x)
+        return in_step(config, algorithm, net, oracle, x)
     from decentral.network.asynchronous.mail import PostOffice
 
     team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
@@ -246,6 +268,7 @@ def open_network(config: Config, world: World, *, loses: bool = True) -> Network
     rounds, losses = config.rounds(), Losses(config.network.drop_probability if loses else 0.0, config.seed)
     if not world.distributed:
         config.network.check_several(1)
+        check_probes(config, several=False)
         return LocalNetwork(rounds, losses)
     from decentral.network.processes import join
 

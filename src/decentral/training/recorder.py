@@ -76,7 +76,8 @@ class Recorder:
         self.begun = True
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
         facts = collect([str(self.world.device)], self.world.size)
-        if r.algorithm.asynchronous and self.world.size > 1:
+        by_pace = r.algorithm.asynchronous or (self.config.network.measure and r.net.clock is None)
+        if by_pace and self.world.size > 1:
             facts["asynchronous"] = True
         self.store.write_provenance(facts | {"restarts": self.store.restarts} | dict(r.problem.facts) | r.net.facts)
         readings = r.algorithm.readings(r.stepper.state)
@@ -159,7 +160,7 @@ class Recorder:
         if r.stepper.simulated_s is not None:
             facts |= self._time(r, status)
         else:
-            facts |= late_facts(r.stepper.lateness())
+            facts |= late_facts(r.stepper.lateness()) | r.stepper.choices()
         if notes := [
             *_ended(r, status, step),
             *r.notes,
@@ -176,7 +177,8 @@ class Recorder:
 
     def _time(self, r: Run, status: Status) -> dict[str, Any]:
         """What is known of simulated time at the end; the beginning of the timeline becomes a file."""
-        if has_clock(self.config) and not self.config.compress.adapts and status in (Status.done, Status.diverged):
+        decides = self.config.compress.adapts or self.config.network.measure
+        if has_clock(self.config) and not decides and status in (Status.done, Status.diverged):
             x = r.stepper.models
             with self.store.in_place():
                 size, per_epoch = x.shape[1], r.problem.steps_per_epoch
@@ -229,7 +231,7 @@ def time_facts(accounts: Mapping[str, np.ndarray], lateness: Lateness | None) ->
 def chosen_rows(choices: dict[str, Any], place: dict[str, Any]) -> list[dict[str, Any]]:
     """What was decided on the way (`Stepper.choices`), for the metrics of an evaluation: how often each collective has
     been carried out so far, and the share of coordinates that is sent from now on."""
-    found = {("collective", name): times for name, (times, _) in choices.get("collectives", {}).items()}
+    found = {("collective", name): times for name, (times, *_) in choices.get("collectives", {}).items()}
     if choices.get("ratios"):
         found["message", "keep"] = choices["ratios"][-1][1]
     return [

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from decentral.algorithms.algorithm import Algorithm, Oracle
     from decentral.cluster.timeline import Lateness
     from decentral.network.network import Network
+    from decentral.training.probe import Probe
 
 
 class Stepper:
@@ -26,13 +27,21 @@ class Stepper:
         self.state: Any = algorithm.init(x, net)
         self.t = 0
         """How many steps have been taken."""
+        self.probe: Probe | None = None
+        """What measures the network on the way; None: nobody does."""
 
     def step(self) -> None:
         """Take a step."""
-        if self.net.clock is not None:
-            self.net.clock.begin_step(self.t)
+        self.before_step()
         self.state = self.algorithm.step(self.state, self.oracle, self.net, self.t)
         self.t += 1
+
+    def before_step(self) -> None:
+        """Links are as they are now, and are looked at if it is time to."""
+        if self.net.clock is not None:
+            self.net.clock.begin_step(self.t)
+        if self.probe is not None:
+            self.probe.look(self.t)
 
     def may_go_on_to(self, step: int) -> None:
         """Nobody goes on before the next `step`."""
@@ -46,11 +55,13 @@ class Stepper:
 
     def on_the_way(self) -> dict[str, Any]:
         """What a checkpoint has to know beside the state."""
-        return {}
+        return {} if self.probe is None else {"probe": self.probe.state()}
 
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
         """Go on after `step` steps: the state is there already."""
         self.t = step
+        if self.probe is not None:
+            self.probe.load_state(part["probe"])
 
     @property
     def simulated_s(self) -> float | None:
@@ -68,12 +79,17 @@ class Stepper:
     def choices(self) -> dict[str, Any]:
         """What was decided on the way, for the records: {} where nothing was.
 
-        collectives  name -> [how often all carried it out, the simulated seconds that this took them]
+        collectives  name -> [how often all carried it out, the simulated seconds that this took them]; in real time,
+                     where the network is measured: [how often, seconds predicted, seconds taken in this process]
+        measured, probes    see `Probe.facts`
         """
+        found = {} if self.probe is None else self.probe.facts()
         clock = self.net.clock
-        if clock is None or not clock.chooses:
-            return {}
-        return {"collectives": {name: [int(times), round(spent, 9)] for name, (times, spent) in clock.used.items()}}
+        used = self.net.carried if clock is None else clock.used if clock.chooses else {}
+        if not used:
+            return found
+        rounded = {name: [int(times), *(round(each, 9) for each in spent)] for name, (times, *spent) in used.items()}
+        return found | {"collectives": rounded}
 
     @property
     def waited_s(self) -> float:
