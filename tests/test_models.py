@@ -14,6 +14,7 @@ from torch import nn
 
 from decentral.data.description import DataDescription, ImageData
 from decentral.errors import ConfigError
+from decentral.models.alexnet import AlexNet
 from decentral.models.cnn import CNN
 from decentral.models.efficientnet_b0 import EfficientNetB0
 from decentral.models.layers.evonorm import EvoNormS0
@@ -27,6 +28,7 @@ from decentral.models.resnet_evonorm import ResNetEvoNorm
 from decentral.models.statistics import has_batch_statistics, recompute_batch_statistics
 from decentral.models.vgg11 import VGG11
 from decentral.models.vgg16 import VGG16, Head
+from decentral.models.vit_l_16 import ViTL16
 from decentral.registry import components
 
 DIGITS, CIFAR, IMAGENET = (1, 8, 8), (3, 32, 32), (3, 224, 224)
@@ -50,7 +52,7 @@ def test_every_architecture_is_found():
         ["resnet18", "resnet50", "resnet_evonorm"],
         ["efficientnet_b0", "mobilenet_v2"],
     )
-    assert sorted([*small, *residual, *mobile, "vgg11", "vgg16"]) == NAMES
+    assert sorted([*small, *residual, *mobile, "alexnet", "vgg11", "vgg16", "vit_l_16"]) == NAMES
 
 
 def test_finding_the_architectures_does_not_import_torch():
@@ -68,6 +70,10 @@ def test_finding_the_architectures_does_not_import_torch():
     ("model", "shape", "num_classes", "expected"),
     [
         (VGG11(), CIFAR, 10, 9_750_922),
+        (AlexNet(), IMAGENET, 1000, 61_100_840),
+        (AlexNet(), (3, 64, 64), 1000, 61_100_840),
+        (ViTL16(), IMAGENET, 1000, 304_326_632),
+        (ViTL16(), (3, 64, 64), 1000, 304_326_632 - 1024 * (14**2 - 4**2)),
         (VGG16(), IMAGENET, 1000, 138_357_544),
         (VGG16(), CIFAR, 10, 15_245_130),
         (VGG16(head=Head.imagenet), CIFAR, 1000, 138_357_544),
@@ -231,6 +237,7 @@ def test_resnet_evonorm_normalizes_before_every_activation_and_keeps_no_statisti
         (VGG11(), (3, 40, 31), ["model=vgg11", "40 x 31"]),
         (MobileNetV2(), (3, 7, 9), ["model=mobilenet_v2", "8 x 8"]),
         (CNN(), (1, 3, 3), ["model=cnn", "3 x 3", "4 x 4", "(model=mlp)", "data.image_size=4"]),
+        (ViTL16(), (3, 64, 72), ["model=vit_l_16", "16 x 16", "64 x 72", "data.image_size=224"]),
         (ResNet50(), (1, 7, 7), ["model=resnet50", "8 x 8", "data.image_size=8"]),
         (ResNet18(stem=Stem.imagenet), (1, 28, 28), ["model=resnet18", "model.stem=imagenet", "28 x 28", "cifar"]),
     ],

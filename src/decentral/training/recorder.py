@@ -230,8 +230,14 @@ def time_facts(accounts: Mapping[str, np.ndarray], lateness: Lateness | None) ->
 
 def chosen_rows(choices: dict[str, Any], place: dict[str, Any]) -> list[dict[str, Any]]:
     """What was decided on the way (`Stepper.choices`), for the metrics of an evaluation: how often each collective has
-    been carried out so far, and the share of coordinates that is sent from now on."""
-    found = {("collective", name): times for name, (times, *_) in choices.get("collectives", {}).items()}
+    been carried out so far, the seconds that all of them took (between processes: were to take), how often top-k was
+    gathered for each time that it was summed or gathered, and the share of coordinates that is sent from now on."""
+    carried = choices.get("collectives", {})
+    found = {("collective", name): float(times) for name, (times, *_) in carried.items()}
+    if carried:
+        gathered, told = (carried.get(name, [0])[0] for name in ("allgather", "broadcast"))
+        found["collective", "seconds"] = sum(seconds for _, seconds, *_ in carried.values())
+        found["collective", "gathered"] = gathered / max(1, gathered + told)
     if choices.get("ratios"):
         found["message", "keep"] = choices["ratios"][-1][1]
     return [

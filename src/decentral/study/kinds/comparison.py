@@ -48,8 +48,8 @@ class Comparison(Study):
     measure     what a run is judged by
     also        what else the runs that count are looked at for, each like `measure`: a metric of its own
     setting     how the published table writes a column: 'alpha={alpha:g}'
-    curves      whose metric over time is kept for figures: worst, mean, averaged, each, a worker's number,
-                or counted: whoever counts in that row
+    curves      whose metric over time is kept for figures, and other metrics of `also`: worst, mean, averaged, each, a
+                worker's number, or counted: whoever counts in that row
     """
 
     name: str = "comparison"

@@ -102,8 +102,15 @@ class TunedCell(Cell):
         return [
             curve
             for job in done
-            for curve in self.measure.curves(job.directory, self.study.curves, self.labels, job.config.seed)
+            for own in self._drawn()
+            for curve in own.curves(job.directory, self.study.curves, self.labels, job.config.seed)
         ]
+
+    def _drawn(self) -> list[Measure]:
+        """What has curves: what counts, and other metrics."""
+        known = {(own.split, own.metric): own for own in (*self.study.also, self.measure) if own.to_reach is None}
+        key = self.measure.split, self.measure.metric
+        return [self.measure, *(own for other, own in known.items() if other != key)]
 
     def _search(self) -> tuple[list[TrainingRun], Choice | None, dict[float, float]]:
         """The jobs that led to what is known, the choice if the search is over, and the scores so far.
