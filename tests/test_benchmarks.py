@@ -301,7 +301,7 @@ class TestCostFigure:
         ("whole_run", 1, 4),
         ("laptop", 1, 3),
         ("timeline", 1, 1),
-        ("compression", 1, 3),
+        ("compression", 2, 5),
         ("virtual", 1, 8),
         ("translation", 1, 2),
     ],

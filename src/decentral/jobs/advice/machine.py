@@ -7,11 +7,15 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from decentral.algorithms.allreduce import AllReduce
 from decentral.cluster.links import CollectiveName
+from decentral.compression.artopk import ARTopK
+from decentral.compression.topk import TopK
 from decentral.host.devices import num_cores
 from decentral.jobs.advice.workload import Both, Pass, Passes, backward_share
 from decentral.jobs.timing.group import Turns, Work, in_group
-from decentral.jobs.timing.verbs import Verb
+from decentral.jobs.timing.verbs import Step, Verb
+from decentral.topology.one_peer_exponential import OnePeerExponential
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,6 +30,9 @@ _BYTES = 4
 _TELLING = 3.0
 """How many times as long as the small rows large ones have to take, so that bandwidth is not lost in noise."""
 _ROUNDS, _EXCHANGES, _MOST = 5, 2, 40
+_FEW = 4
+"""Of the works of `_steps`: passes, all-reduce and a ring."""
+_KEEP = 0.01
 _LEAST_S = 1e-12
 _START_S = 3.0
 """Until processes have started and made their models."""
@@ -53,7 +60,9 @@ class Machine(NamedTuple):
     links: MeasuredLinks
     num_processes: int
     steps: dict[str, float]
-    """`allreduce`: a pass and an all-reduce; `dpsgd`: a pass and an exchange with the neighbours on a ring."""
+    """`allreduce`: a pass and an all-reduce; `dpsgd`, `one_peer`: a pass and an exchange with the neighbours on a ring,
+    or with one of them; `topk`, `artopk`: a pass and an all-reduce of 1 % of the coordinates, by all-gather, or by
+    broadcast and sum. Where time is short the first two alone."""
 
 
 def measure(config: Config, host: Config, num_parameters: int, alone: Passes, end: float) -> Machine:
@@ -67,13 +76,19 @@ def measure(config: Config, host: Config, num_parameters: int, alone: Passes, en
     size = host.num_workers
     links = _measured_links(host, size)
     shared = alone._replace(gradient_s=alone.gradient_s * max(1.0, size / num_cores()))
-    turn_s = 4 * shared.gradient_s + _exchanges_s(links, size, num_parameters)
-    rounds = min(int((end - time.monotonic() - _START_S) / turn_s) - 1, _MOST)
+    works, exchanges_s = _steps(config, host, num_parameters), _exchanges_s(links, size, num_parameters)
+    rounds = 0
+    for few in (False, True):
+        works = dict(list(works.items())[:_FEW]) if few else works
+        turn_s = len(works) * shared.gradient_s + exchanges_s * (1 if few else 2)
+        rounds = min(int((end - time.monotonic() - _START_S) / turn_s) - 1, _MOST)
+        if rounds >= (1 if few else _ROUNDS):
+            break
     if rounds < 1:
         return Machine(shared, links, size, {})
-    (found,) = in_group(size, [Turns(_steps(config, host, num_parameters), rounds, warm_up=1)])
+    (found,) = in_group(size, [Turns(works, rounds, warm_up=1)])
     whole_s, forward_s = (found.wall.median(name) for name in ("pass", "forward"))
-    steps = {name: found.wall.median(name) for name in ("allreduce", "dpsgd")}
+    steps = {name: found.wall.median(name) for name in works if name not in ("pass", "forward")}
     return Machine(Passes(whole_s, backward_share(whole_s, forward_s)), links, size, steps)
 
 
@@ -100,11 +115,18 @@ def _exchanges_s(links: MeasuredLinks, size: int, num_parameters: int) -> float:
 
 def _steps(config: Config, host: Config, num_parameters: int) -> dict[str, Setup]:
     one_pass = Pass(replace(config, device="cpu"))
+    one_peer = replace(host, topology=OnePeerExponential())
+    sparse = {
+        name: replace(host, algo=AllReduce(), compress=kind(keep=_KEEP))
+        for name, kind in (("topk", TopK), ("artopk", ARTopK))
+    }
     return {
         "pass": one_pass,
         "forward": replace(one_pass, backward=False),
         "allreduce": Both(one_pass, Verb(host, num_parameters, "mean")),
         "dpsgd": Both(one_pass, Verb(host, num_parameters, "mix")),
+        "one_peer": Both(one_pass, Verb(one_peer, num_parameters, "mix")),
+        **{name: Both(one_pass, Step(each, num_parameters)) for name, each in sparse.items()},
     }
 
 
