@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import decentral
 from configure import configure
 from decentral.data.agnews import AGNews
 from decentral.data.description import PADDING, DataDescription, LabelledTokens, NextTokens
@@ -411,3 +412,43 @@ def test_batches_that_are_accumulated_are_one_larger_batch(start):
     one = start(*settings, "batch_size=16", directory="one").iterates
     two = start(*settings, "batch_size=8", "accumulate=2", directory="two").iterates
     np.testing.assert_allclose(two, one, rtol=0, atol=1e-12)
+
+
+# -- with everything else ----------------------------------------------------------------------------------------------
+
+SMALL_TEXTS = ("data=synthetic_text", "data.num_train=400", "data.num_test=40", "data.words=50", "model=fasttext")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("algo=adpsgd", "topology=hypercube", "cluster=one_slow"),
+        ("algo=choco", "topology=ring", "compress=topk", "optim.clip_norm=1"),
+        ("algo=wagma", "cluster=two_delayed"),
+        ("algo=d2", "topology=ring", "execution=loop", "accumulate=2"),
+    ],
+    ids=lambda settings: settings[0],
+)
+def test_texts_are_trained_by_methods_of_every_kind(start, settings):
+    shared = (
+        "task=text",
+        *SMALL_TEXTS,
+        "batch_size=8",
+        "alpha=1",
+        "num_workers=4",
+        "steps=20",
+        "optim=adam",
+        "lr=0.02",
+    )
+    run = start(*shared, *settings)
+    losses = [row["value"] for row in run.rows if (row["metric"], row["worker"]) == ("loss", "averaged")]
+    assert run.status == "done" and losses[-1] < losses[0]
+
+
+def test_a_name_is_enough_to_train_on_texts_from_python(tmp_path):
+    result = decentral.train(
+        "fasttext", "synthetic_text", task="text", algo="dpsgd", topology="ring", num_workers=4, steps=4, alpha=1,
+        data={"num_train": 400, "num_test": 40}, results_dir=tmp_path, progress=False, device="cpu",
+    )  # fmt: skip
+    assert len(result.models) == 4
+    assert result.averaged(torch.tensor([[2, 3, PADDING]])).shape == (1, 4)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.row_layout import RowLayout
-from decentral.data.description import LabelledData
+from decentral.data.description import LabelledData, LabelledTokens
 from decentral.errors import ConfigError
 from decentral.jobs.timing.group import Work
 
@@ -82,12 +82,16 @@ class _Pass(Work):
         import torch
 
         data = described(config)
-        assert isinstance(data, LabelledData)
+        assert isinstance(data, LabelledData | LabelledTokens)
         self.precision, self.backward = config.precision, backward
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.module: nn.Module = config.model.build(data).to(config.precision.dtype)
-            self.x = torch.randn(data.batch_shape(config.batch_size), dtype=config.precision.dtype)
+            shape = data.batch_shape(config.batch_size)
+            if isinstance(data, LabelledTokens):
+                self.x = torch.randint(1, data.vocabulary, shape)
+            else:
+                self.x = torch.randn(shape, dtype=config.precision.dtype)
             self.y = torch.randint(data.num_classes, (config.batch_size,))
 
     def __call__(self) -> None:
@@ -136,7 +140,7 @@ def check_passes(config: Config) -> None:
             f"task={config.task.name} has no model whose passes could be measured: choose a cluster that says how long "
             "they take, such as cluster=even."
         )
-    if not isinstance(described(config), LabelledData):
+    if not isinstance(described(config), LabelledData | LabelledTokens):
         raise ConfigError(
             f"data={config.data.name} has no labels, and a pass is measured with cross-entropy: choose a cluster that "
             "says how long it takes, such as cluster=even."
