@@ -18,13 +18,14 @@ from decentral.config.files import dump, load
 from decentral.config.identity import identity, run_directory, run_id
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.data.description import LabelledTokens, NextTokens, SentencePairs
+from decentral.environments.environment import EnvironmentDescription
 from decentral.registry import components
 from table import ALGORITHMS, ASYNCHRONOUS, FREE, TASKS, TOPOLOGIES, topology_overrides
 
 CONF = conf_directory()
 CHOICES = [(group, file.stem) for group in GROUPS for file in sorted((CONF / group).glob("*.yaml"))]
 COMPONENTS = [(group, name) for group, package in GROUPS.items() for name in components(package)]
-OF_TASK = {LabelledTokens: "text", NextTokens: "language", SentencePairs: "translation"}
+OF_TASK = {LabelledTokens: "text", NextTokens: "language", SentencePairs: "translation", EnvironmentDescription: "rl"}
 PAIRS = ("train.en", "train.de", "test_2016_flickr.en", "test_2016_flickr.de")
 BUNDLED = {"synthetic_text": "text", "textfile": "language", "synthetic_translation": "translation"}
 TEXTS = {
