@@ -139,6 +139,104 @@ def rounds(name: str, n: int, place: dict[str, Any]) -> list[Edges] | None:
     return None
 
 
+# --- exact agreement in finitely many rounds --------------------------------------------------------------------------
+
+
+def average_in(W: Array, group: Any) -> None:
+    for i, j in itertools.product(group, group):
+        W[i, j] = 1 / len(group)
+
+
+def hyper_hypercube(nodes: list[int], B: int) -> list[list[list[int]]]:
+    """The groups of every round, by mixed-radix digits of the place; one round of nothing for a single node."""
+    m, radices = len(nodes), []
+    for radix in range(B, 1, -1):
+        while m % radix == 0:
+            radices.append(radix)
+            m //= radix
+    assert m == 1
+    found, stride = [], 1
+    for radix in sorted(radices):
+        starts = [place for place in range(len(nodes)) if place // stride % radix == 0]
+        found.append([[nodes[start + digit * stride] for digit in range(radix)] for start in starts])
+        stride *= radix
+    return found or [[]]
+
+
+def is_smooth(n: int, B: int) -> bool:
+    for factor in range(2, B + 1):
+        while n % factor == 0:
+            n //= factor
+    return n == 1
+
+
+def simple_base(n: int, k: int) -> list[Array]:
+    """The matrices of the simple Base-(k+1) graph, one node after the other."""
+    B, matrices = k + 1, []
+    if is_smooth(n, B):
+        for groups in hyper_hypercube(list(range(n)), B):
+            matrices.append(np.eye(n))
+            for group in groups:
+                average_in(matrices[-1], group)
+        return matrices
+    digits = []
+    while n // B ** len(digits):
+        digits.append(n // B ** len(digits) % B)
+    blocks, first = [], 0
+    for power in reversed(range(len(digits))):
+        if digits[power]:
+            parts = [list(range(first + a * B**power, first + (a + 1) * B**power)) for a in range(digits[power])]
+            blocks.append(parts)
+            first += digits[power] * B**power
+    whole = [[node for part in parts for node in part] for parts in blocks]
+    cycles = [hyper_hypercube(V, B) for V in whole]
+    m1, ends, done, m = len(cycles[0]), len(hyper_hypercube(blocks[0][0], B)), [0] * len(blocks), 0
+    while done[0] < ends:
+        W, r, used = np.eye(n), m - m1, set()
+        for number in reversed(range(len(blocks))):
+            V, parts = whole[number], blocks[number]
+            if r < 0:
+                for group in cycles[number][m % len(cycles[number])]:
+                    average_in(W, group)
+            elif number > r:
+                w = len(whole[r]) / sum(len(later) for later in whole[r:])
+                for i in V:
+                    W[i, i] = 1 - w
+                    for part in blocks[r]:
+                        j = max(node for node in part if node not in used)
+                        used.add(j)
+                        W[i, j] = W[j, i] = w / len(blocks[r])
+                        W[j, j] = 1 - W[i, j]
+            elif number == r < len(blocks) - 1:
+                free = [node for node in V if node not in used]
+                for start in range(0, len(free), B):
+                    average_in(W, free[start : start + B])
+            else:
+                for part in [V] if len(V) < B else parts:
+                    cycle = hyper_hypercube(part, B)
+                    for group in cycle[done[number] % len(cycle)]:
+                        average_in(W, group)
+                done[number] += 1
+        matrices.append(W)
+        m += 1
+    return matrices
+
+
+def base(n: int, k: int) -> list[Array]:
+    """The matrices of the Base-(k+1) graph."""
+    p = max(p for p in range(1, n + 1) if n % p == 0 and is_smooth(p, k + 1))
+    q = n // p
+    found = [np.kron(np.eye(p), W) for W in simple_base(q, k)] if q > 1 else []
+    across = hyper_hypercube(list(range(p)), k + 1) if p > 1 else []
+    for groups in across:
+        W = np.eye(n)
+        for group, j in itertools.product(groups, range(q)):
+            average_in(W, [block * q + j for block in group])
+        found.append(W)
+    whole = simple_base(n, k)
+    return whole if len(whole) < len(found) or not found else found
+
+
 # --- weights --------------------------------------------------------------------------------------------------------
 
 
@@ -203,6 +301,9 @@ def pieces(
         }[split]
         trees = (both_ways(heap(n)), both_ways(mirror))
         return [Piece(half, [metropolis(tree, n)], tree) for half, tree in zip(halves, trees, strict=True)]
+    if name in ("base_graph", "simple_base_graph"):
+        averagings = {"base_graph": base, "simple_base_graph": simple_base}[name](n, place.get("neighbors", 1))
+        return [Piece(everything, averagings)]
     changing = rounds(name, n, place)
     if changing is not None:
         if name == "one_peer" and weights == "metropolis":

@@ -159,10 +159,14 @@ class TopologyCase:
 
 
 TOPOLOGIES: dict[str, TopologyCase] = {
+    "base_graph": TopologyCase(6),
     "bt": TopologyCase(6, tree=True),
     "chain": TopologyCase(5, tree=True),
     "complete": TopologyCase(5),
     "dbt": TopologyCase(6, tree=True),
+    "epidemic": TopologyCase(6),
+    "equidyn": TopologyCase(6),
+    "equistatic": TopologyCase(6),
     "exponential": TopologyCase(6),
     "file": TopologyCase(5),
     "grid": TopologyCase(6),
@@ -171,7 +175,9 @@ TOPOLOGIES: dict[str, TopologyCase] = {
     "inner_outer_ring": TopologyCase(8),
     "one_peer": TopologyCase(5),
     "one_peer_exponential": TopologyCase(5),
+    "random_regular": TopologyCase(6),
     "ring": TopologyCase(5),
+    "simple_base_graph": TopologyCase(6),
     "social": TopologyCase(32),
     "spanning_tree": TopologyCase(6, tree=True),
     "star": TopologyCase(6, tree=True),

@@ -13,11 +13,17 @@ from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.topology.graph import Graph, is_undirected
 from decentral.topology.rounds import Rounds, Split
-from decentral.topology.topology import Topology
+from decentral.topology.topology import GraphTopology, Topology
 from decentral.topology.weights import Weights
 
 TOPOLOGIES = components("topology")
-DIRECTED = {"exponential", "inner_outer_exponential", "inner_outer_ring", "one_peer", "one_peer_exponential"}
+DIRECTED = {"exponential", "inner_outer_exponential", "inner_outer_ring", "one_peer", "one_peer_exponential"} | {
+    "epidemic"
+}
+PULLS = {"epidemic"}
+"""Whose default weights keep agreement, but not the mean."""
+WEIGHED = {name for name, cls in TOPOLOGIES.items() if issubclass(cls, GraphTopology)}
+"""Those with `weights`; the others have weights of their own."""
 SIZES = [1, 2, 3, 5, 8, 16, 32]
 
 
@@ -44,16 +50,19 @@ def build(tmp_path):
             fields["path"] = str(tmp_path / "graph.npz")
         if name in ("spanning_tree", "one_peer"):
             fields["graph"] = {"spanning_tree": "grid", "one_peer": "ring"}[name]
+        if "drawn_rounds" in TOPOLOGIES[name].__dataclass_fields__:
+            fields["drawn_rounds"] = 12
         return TOPOLOGIES[name](**fields)
 
     return _build
 
 
-def cases(*, sizes=SIZES, without=()):
+def cases(*, sizes=SIZES, without=(), among=TOPOLOGIES):
     """(name, n) wherever the topology exists; an empty file is no graph, so `file` starts at n = 2."""
     return [
         pytest.param(name, n, id=f"{name}-{n}")
         for name in TOPOLOGIES
+        if name in among
         for n in sizes
         if name not in without and exists(name, n) and (name, n) != ("file", 1)
     ]
@@ -78,7 +87,7 @@ def test_a_topology_that_does_not_exist_for_n_workers_says_so(build, name, num_w
             build(name, num_workers).schedule(num_workers)
 
 
-@pytest.mark.parametrize(("name", "n"), cases())
+@pytest.mark.parametrize(("name", "n"), cases(without=PULLS))
 def test_the_default_weights_are_nonnegative_and_doubly_stochastic(build, name, n):
     for W in all_matrices(build(name, n).schedule(n)):
         assert W.shape == (n, n) and W.dtype == np.float64
@@ -93,7 +102,7 @@ def test_undirected_topologies_have_symmetric_matrices(build, name, n):
         assert np.array_equal(W, W.T)
 
 
-@pytest.mark.parametrize(("name", "n"), cases())
+@pytest.mark.parametrize(("name", "n"), cases(without=PULLS))
 def test_mixing_preserves_the_mean_and_a_consensus(build, name, n):
     x = np.sin(np.arange(n) + 1.0)
     for W in all_matrices(build(name, n).schedule(n)):
@@ -101,7 +110,7 @@ def test_mixing_preserves_the_mean_and_a_consensus(build, name, n):
         np.testing.assert_allclose(W @ np.full(n, 3.0), 3.0, rtol=1e-14)
 
 
-@pytest.mark.parametrize(("name", "n"), cases())
+@pytest.mark.parametrize(("name", "n"), cases(without=PULLS))
 def test_one_period_of_mixing_contracts_disagreement(build, name, n):
     schedule = build(name, n).schedule(n)
     for piece in range(schedule.num_pieces):
@@ -111,7 +120,7 @@ def test_one_period_of_mixing_contracts_disagreement(build, name, n):
         assert np.linalg.norm(product - 1 / n, 2) < 1 - 1e-6
 
 
-@pytest.mark.parametrize(("name", "n"), cases())
+@pytest.mark.parametrize(("name", "n"), cases(among=WEIGHED))
 def test_uniform_weights_are_column_stochastic_and_split_a_column_equally(build, name, n):
     for W in all_matrices(build(name, n, weights=Weights.uniform).schedule(n)):
         np.testing.assert_allclose(W.sum(axis=0), 1, atol=1e-13)
@@ -119,7 +128,7 @@ def test_uniform_weights_are_column_stochastic_and_split_a_column_equally(build,
             assert len(set(column[column != 0])) == 1
 
 
-@pytest.mark.parametrize(("name", "n"), cases())
+@pytest.mark.parametrize(("name", "n"), cases(among=WEIGHED))
 def test_pull_weights_are_row_stochastic_and_take_equally(build, name, n):
     for W in all_matrices(build(name, n, weights=Weights.pull).schedule(n)):
         np.testing.assert_allclose(W.sum(axis=1), 1, atol=1e-13)
@@ -127,7 +136,7 @@ def test_pull_weights_are_row_stochastic_and_take_equally(build, name, n):
             assert len(set(row[row != 0])) == 1
 
 
-@pytest.mark.parametrize(("name", "n"), cases())
+@pytest.mark.parametrize(("name", "n"), cases(among=WEIGHED))
 def test_pull_and_push_weights_are_transposes_on_undirected_graphs_and_equal_on_regular_ones(build, name, n):
     push, pull = (all_matrices(build(name, n, weights=w).schedule(n)) for w in (Weights.uniform, Weights.pull))
     for one, other in zip(push, pull, strict=True):
@@ -136,7 +145,7 @@ def test_pull_and_push_weights_are_transposes_on_undirected_graphs_and_equal_on_
         assert np.array_equal(one, other) == (len({*A.sum(axis=0), *A.sum(axis=1)}) == 1)
 
 
-@pytest.mark.parametrize(("name", "n"), cases())
+@pytest.mark.parametrize(("name", "n"), cases(among=WEIGHED))
 def test_metropolis_weights_follow_the_larger_degree_and_refuse_one_way_edges(build, name, n):
     default = build(name, n).schedule(n)
     topology = build(name, n, weights=Weights.metropolis)
@@ -150,7 +159,7 @@ def test_metropolis_weights_follow_the_larger_degree_and_refuse_one_way_edges(bu
             assert W[i, j] == 1 / (1 + max(degree[i], degree[j]))
 
 
-@pytest.mark.parametrize(("name", "n"), cases())
+@pytest.mark.parametrize(("name", "n"), cases(among=WEIGHED))
 def test_constant_weights_put_the_same_weight_on_every_edge(build, name, n):
     for W in all_matrices(build(name, n, weights=Weights.constant, edge_weight=1 / 64).schedule(n)):
         assert set(W[support(W)]) <= {1 / 64}

@@ -48,6 +48,7 @@ configuration: a finished run is not run again, an interrupted one goes on from 
 
 _KEY_WIDTH = 36
 _WIDTH = 118
+_SIZES = (4, 16, 32, 64)
 
 
 def print_help(topics: Sequence[str], folders: Sequence[Path]) -> None:
@@ -149,8 +150,10 @@ def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
     if usual := getattr(cls, "usual_topology", ""):
         lines += ["", f"  Where no topology is named: topology={usual}"]
     fields = [f for f in dataclasses.fields(cls) if f.name != "name"]
+    values = _values(file) if file else {}
+    if group == "topology":
+        lines += _facts(cls, values)
     if fields:
-        values = _values(file) if file else {}
         nodes = {f.name: type(_default(f)) for f in fields if dataclasses.is_dataclass(_default(f))}
         shown = [
             (f, f"{group}.{f.name}={_show(values.get(f.name, _default(f)))}") for f in fields if f.name not in nodes
@@ -161,6 +164,20 @@ def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
         for name, node in nodes.items():
             lines += ["", *(line for _, line in _node_lines(f"{group}.{name}", node, values.get(name)))]
     return "\n".join(lines)
+
+
+def _facts(topology: type, values: Mapping[str, Any]) -> list[str]:
+    """What agreement takes with a topology's usual settings, for the numbers of workers for which it exists."""
+    from decentral.topology.facts import told
+
+    found = []
+    for n in _SIZES:
+        try:
+            rounds = topology(**{k: v for k, v in values.items() if k != "name"}).schedule(n)
+        except ConfigError:
+            continue
+        found.append(f"    num_workers={n:<4} {told(rounds)}")
+    return ["", "  With these settings", *found] if found else []
 
 
 def _file(group: str, option: str, folders: Sequence[Path]) -> Path | None:

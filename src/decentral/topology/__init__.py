@@ -12,11 +12,12 @@ Conventions, the same in every module of this package:
 - A model may be cut into d pieces, each with its own graph (double binary trees: d = 2).
 - Rounds may differ and repeat after `period` of them; those of a static topology have period 1. The matrix of a round
   is authoritative: whoever needs the graph reads it from where the matrix is not zero.
-- Nothing here draws random numbers, imports torch, or knows processes. networkx and scipy are imported where they are
+- A graph that is drawn is a function of `topology.seed` and the round (`drawn`); the run's seed does not change it.
+- Nothing here imports torch or knows processes. networkx and scipy are imported where they are
   needed.
 
 `graph` and `mixing_matrix` hold the sparse lists, `rounds` what the rest of the program reads, `topology` the contract,
-`weights` the mixing weights, `requirements` what algorithms may ask of rounds, `facts` numbers about them,
-`communication` what is done with the rounds of any topology, `another` finds a topology that one is made from, `groups`
-who averages with whom in groups that change; the other modules are one topology each.
+`weights` the mixing weights, `requirements` what algorithms may ask of rounds, `facts` numbers about them, `drawn` what
+graphs that are drawn share, `communication` what is done with the rounds of any topology, `another` finds a topology
+that one is made from, `groups` who averages with whom in groups that change; the other modules are one topology each.
 """

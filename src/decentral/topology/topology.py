@@ -38,6 +38,30 @@ MAX_WORKERS = 8192
 MAX_ROUNDS = 10_000
 
 
+def check_num_workers(num_workers: int) -> None:
+    """Raises ConfigError unless a run is made for so many workers."""
+    if not 1 <= num_workers <= MAX_WORKERS:
+        raise ConfigError(
+            f"num_workers={num_workers} must be from 1 to {MAX_WORKERS}, the most that a run is made for."
+        )
+
+
+@dataclass
+class MatrixTopology(Topology):
+    """A topology given by its matrices, whose weights are part of it: there is no rule to choose."""
+
+    name: str
+
+    @abstractmethod
+    def rounds(self, num_workers: int) -> Rounds:
+        """The rounds for `num_workers` >= 1 workers; ConfigError if this topology does not exist for so many."""
+
+    def schedule(self, num_workers: int) -> Rounds:
+        """The rounds for `num_workers` workers; ConfigError if this topology does not exist for so many."""
+        check_num_workers(num_workers)
+        return self.rounds(num_workers)
+
+
 @dataclass(frozen=True)
 class Repeating:
     """The graphs of `period` rounds; those of round t are `repeating[t]`, 0 <= t < period, computed when asked for."""
@@ -91,10 +115,7 @@ class GraphTopology(Topology):
         Raises:
             ConfigError: this topology does not exist for so many workers, or not with these weights.
         """
-        if not 1 <= num_workers <= MAX_WORKERS:
-            raise ConfigError(
-                f"num_workers={num_workers} must be from 1 to {MAX_WORKERS}, the most that a run is made for."
-            )
+        check_num_workers(num_workers)
         graphs = self.graphs(num_workers)
         rounds = Rounds(
             num_workers,

@@ -1,0 +1,182 @@
+"""The Base-(k+1) graph: exact consensus in finitely many rounds, for any number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from decentral.errors import check_at_least
+from decentral.topology.graph import undirected
+from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.rounds import Rounds
+from decentral.topology.topology import MatrixTopology
+
+
+class Averaging(NamedTuple):
+    """One round: groups whose members all become their mean, and pairs that exchange a share of what they have.
+
+    Workers are int64: groups [any number, size], those of one size in an array; pairs one [p], other [p], share [p]
+    (float64), which is W_ij = W_ji. What a worker does not give it keeps.
+    """
+
+    groups: tuple[np.ndarray, ...] = ()
+    one: np.ndarray = np.empty(0, dtype=np.int64)
+    other: np.ndarray = np.empty(0, dtype=np.int64)
+    share: np.ndarray = np.empty(0)
+
+    def matrix(self, num_workers: int) -> MixingMatrix:
+        """W, symmetric and doubly stochastic."""
+        one, other, share = [self.one], [self.other], [self.share]
+        for members in self.groups:
+            size = members.shape[1]
+            first, second = np.triu_indices(size, 1)
+            one.append(members[:, first].ravel())
+            other.append(members[:, second].ravel())
+            share.append(np.full(one[-1].size, 1 / size))
+        i, j, w = np.concatenate(one), np.concatenate(other), np.concatenate(share)
+        graph = undirected(num_workers, i, j)
+        weight = np.empty(len(graph))
+        for src, dst in ((i, j), (j, i)):
+            weight[np.searchsorted(graph.keys, dst * num_workers + src)] = w
+        given = np.bincount(graph.dst, weights=weight, minlength=num_workers)
+        return MixingMatrix.on(graph, weight, 1.0 - given)
+
+
+@dataclass
+class BaseGraph(MatrixTopology):
+    """Base-(k+1) graph: all workers agree exactly after at most 2 log_{k+1}(n) + 2 rounds, with k neighbours at most.
+
+    For any n and any k = `neighbors`. n = p q, where p is the largest divisor of n whose prime factors are at most
+    k + 1: the simple graph (topology=simple_base_graph) on each of p consecutive blocks of q workers at once, then
+    averages of those at the same place of the p blocks, one digit of the block's number after the other. Where the
+    simple graph on all n takes fewer rounds, that is used. Every round is symmetric and doubly stochastic, and the
+    product of all rounds is 1 1^T / n. For k = 1 and n = 2^m these are the matchings of the hypercube.
+
+    Takezawa, Sato, Bao, Niwa & Yamada, NeurIPS 2023, Algorithms 1-3; the rounds are those of the authors' code, with
+    logarithms of whole numbers instead of floats, which miss a power (log_3 243 < 5).
+    """
+
+    name: str = "base_graph"
+    neighbors: int = 1
+
+    def __post_init__(self) -> None:
+        check_at_least("topology.neighbors", self.neighbors)
+
+    def rounds(self, num_workers: int) -> Rounds:
+        """One cycle, repeated."""
+        return rounds_of(num_workers, base(num_workers, self.neighbors))
+
+
+def rounds_of(num_workers: int, averagings: Sequence[Averaging]) -> Rounds:
+    """The rounds that these averagings are, repeated."""
+    return Rounds(num_workers, lambda round: (averagings[round].matrix(num_workers),), period=len(averagings))
+
+
+@cache
+def base(num_workers: int, k: int) -> tuple[Averaging, ...]:
+    """Algorithm 3: the rounds of Base-(k+1) for n workers."""
+    n = num_workers
+    whole = simple(n, k)
+    p = prod(_radices(n, k + 1)[0])
+    q = n // p
+    blocks = np.arange(n).reshape(p, q)
+    within = [_on(blocks, averaging) for averaging in simple(q, k)] if q > 1 else []
+    across = [Averaging((groups,)) for groups in _hyper_hypercube(blocks.T, k + 1)] if p > 1 else []
+    found = tuple(within + across) or whole
+    return whole if len(whole) < len(found) else found
+
+
+@cache
+def simple(num_workers: int, k: int) -> tuple[Averaging, ...]:
+    """Algorithm 2: the rounds of the simple Base-(k+1) graph for n workers."""
+    n, B = num_workers, k + 1
+    if _radices(n, B)[1] == 1:
+        return tuple(Averaging((groups,)) for groups in _hyper_hypercube(np.arange(n)[None], B))
+    parts = _parts(n, B)  # V_l as [a_l, B^{p_l}]
+    sizes = [V.size for V in parts]
+    together = [_hyper_hypercube(V.reshape(1, -1), B) for V in parts]
+    apart = [_hyper_hypercube(V.reshape(1, -1) if V.size < B else V, B) for V in parts]
+    rounds = [
+        Averaging(tuple(cycle[m % len(cycle)] for cycle in together)) for m in range(len(together[0]))
+    ]  # every block agrees
+    done, last, r = [0] * len(parts), len(parts) - 1, 0
+    ends = len(_hyper_hypercube(parts[0][:1], B))
+    while done[0] < ends:
+        groups, pairs = list[np.ndarray](), Averaging()
+        if r < last:
+            pairs, unused = _spread(parts, sizes, r)
+            groups += _in_groups_of(unused, B)
+        for number, cycle in enumerate(apart):
+            if number < r or number == r == last:
+                groups.append(cycle[done[number] % len(cycle)])
+                done[number] += 1
+        rounds.append(pairs._replace(groups=tuple(groups)))
+        r += 1
+    return tuple(rounds)
+
+
+def _spread(parts: list[np.ndarray], sizes: list[int], r: int) -> tuple[Averaging, np.ndarray]:
+    """Every worker of the blocks after V_r takes the last free worker of each part of V_r; and who is free then."""
+    V = parts[r]
+    later = np.concatenate([parts[number].ravel() for number in range(len(parts) - 1, r, -1)])
+    partner = V[:, ::-1][:, : len(later)]  # [a_r, later]
+    w = sizes[r] / sum(sizes[r:])
+    one, other = np.broadcast_arrays(later, partner)
+    pairs = Averaging((), one.ravel(), other.ravel(), np.full(other.size, w / len(V)))
+    return pairs, V[:, : V.shape[1] - len(later)].ravel()
+
+
+def _in_groups_of(members: np.ndarray, B: int) -> list[np.ndarray]:
+    """Consecutive groups of B, and of what is left."""
+    whole = len(members) // B * B
+    return [group for group in (members[:whole].reshape(-1, B), members[whole:][None]) if group.size]
+
+
+def _parts(n: int, B: int) -> list[np.ndarray]:
+    """The workers of each digit a_l of n in base B that is not zero, from the highest: [a_l, B^{p_l}], consecutive."""
+    power, first, parts = 1, 0, []
+    while power * B <= n:
+        power *= B
+    while power:
+        digit = (n - first) // power
+        if digit:
+            parts.append(np.arange(first, first + digit * power).reshape(digit, power))
+            first += digit * power
+        power //= B
+    return parts
+
+
+def _radices(n: int, largest: int) -> tuple[list[int], int]:
+    """Factors of n between 2 and `largest`, ascending, the largest taken out first; and what is left of n."""
+    found = []
+    for factor in range(largest, 1, -1):
+        while n % factor == 0:
+            found.append(factor)
+            n //= factor
+    return found[::-1], n
+
+
+def _hyper_hypercube(sets: np.ndarray, largest: int) -> list[np.ndarray]:
+    """Algorithm 1, for several sets of workers at once, [sets, m] with m a product of factors up to `largest`.
+
+    The groups of each round: those of a set that differ in one mixed-radix digit of their place only.
+    """
+    radices, left = _radices(sets.shape[1], largest)
+    assert left == 1
+    rounds, stride = [], 1
+    for radix in radices:
+        rounds.append(sets.reshape(len(sets), -1, radix, stride).swapaxes(2, 3).reshape(-1, radix))
+        stride *= radix
+    return rounds or [sets.reshape(-1, 1)]  # one round in which a single worker is idle
+
+
+def _on(blocks: np.ndarray, averaging: Averaging) -> Averaging:
+    """An averaging of the places 0 .. q-1, done by the workers [p, q] of p blocks."""
+    groups = tuple(blocks[:, members].reshape(-1, members.shape[1]) for members in averaging.groups)
+    one, other = blocks[:, averaging.one].ravel(), blocks[:, averaging.other].ravel()
+    return Averaging(groups, one, other, np.tile(averaging.share, len(blocks)))
