@@ -6,6 +6,7 @@ global arrays [n, d] in float64. Slow and plain on purpose.
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -457,4 +458,174 @@ def relay_mean(s: Setting) -> Iterates:
         sums, counts = relay.received()
         total, count = total + sample + sums, count + 1 + counts
         x = total / count
+        yield x
+
+
+def epidemic_learning(s: Setting) -> Iterates:
+    yield from dpsgd(s)
+
+
+def momentum_tracking(s: Setting, beta: float = 0.9) -> Iterates:
+    """With the momentum and its tracked mean apart: v_i = m_i - c_i."""
+    x = s.start()
+    m = v = np.zeros_like(x)
+    for t in itertools.count():
+        g = s.optimizer.update(s.gradient(x), -1.0)
+        m, before = beta * m + g, m
+        v = v + m - before
+        x = s.mix(x, t) - s.lr(t) * v
+        v = s.mix(v, t)
+        yield x
+
+
+def dadam(
+    s: Setting,
+    mode: str = "awc",
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    decoupled_decay: float = 0.0,
+    accumulate_steps: int = 1,
+) -> Iterates:
+    x, cycle = s.start(), accumulate_steps
+    gradients: list[Array] = []
+    for t in itertools.count():
+        gradients.append(s.optimizer.update(s.gradient(x), -1.0))
+        full = [np.mean(gradients[c * cycle : (c + 1) * cycle], axis=0) for c in range(t // cycle)] + [gradients[-1]]
+        k = len(full)
+        first = sum((1 - beta1) * beta1 ** (k - 1 - r) * g for r, g in enumerate(full)) / (1 - beta1**k)
+        second = sum((1 - beta2) * beta2 ** (k - 1 - r) * g**2 for r, g in enumerate(full)) / (1 - beta2**k)
+        d = first / (np.sqrt(second) + epsilon)
+        kept = 1 - s.lr(t) * decoupled_decay
+        x = kept * s.mix(x, t) - s.lr(t) * d if mode == "awc" else s.mix(kept * x - s.lr(t) * d, t)
+        yield x
+
+
+def diloco(
+    s: Setting, period_steps: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9, nesterov: bool = True
+) -> Iterates:
+    """Nesterov as y_t = phi_t - lr D_t, phi+ = y_t + mu (y_t - y_{t-1}), y_{-1} = phi_0; heavy ball by differences."""
+    x = s.start()
+    phi = before = x
+    for t in itertools.count():
+        x = x + s.update(x, t)
+        if (t + 1) % period_steps == 0:
+            y = phi - outer_lr * mean(phi - x)
+            if nesterov:
+                phi, before = y + outer_momentum * (y - before), y
+            else:
+                phi, before = y + outer_momentum * (phi - before), phi
+            x = phi
+        yield x
+
+
+def streaming_diloco(
+    s: Setting,
+    period_steps: int = 50,
+    fragments: int = 5,
+    delay_steps: int = 0,
+    own_share: float = 0.0,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.9,
+    split: str = "contiguous",
+) -> Iterates:
+    d, every = len(s.x0), period_steps // fragments
+    parts = np.array_split(np.arange(d), fragments)
+    if split == "interleaved":
+        parts = [np.arange(f, d, fragments) for f in range(fragments)]
+    trained = [s.start()]
+    x, phi = s.start(), s.start()
+    before = phi.copy()
+    for t in itertools.count():
+        x = x + s.update(x, t)
+        trained.append(x.copy())
+        if (t + 1) % every == 0 and t + 1 > delay_steps:
+            part = parts[((t + 1) // every - 1) % fragments]
+            old = trained[t + 1 - delay_steps]
+            y = phi[:, part] - outer_lr * mean((phi - old)[:, part])
+            phi[:, part] = y + outer_momentum * (y - before[:, part])
+            before[:, part] = y
+            x[:, part] = (1 - own_share) * phi[:, part] + own_share * x[:, part]
+        yield x.copy()
+
+
+def noloco(
+    s: Setting,
+    period_steps: int = 50,
+    outer_lr: float = 0.7,
+    outer_momentum: float = 0.5,
+    consensus: float = 0.7,
+    group_size: int = 2,
+    orders: Callable[[int], Any] = lambda round: (),
+) -> Iterates:
+    """`orders`: the permutation of the workers in each outer step; every m-th of it is one of m groups."""
+    x = s.start()
+    phi, d = x, np.zeros_like(x)
+    for t in itertools.count():
+        x = x + s.update(x, t)
+        if (t + 1) % period_steps == 0:
+            number, order = max(1, s.n // group_size), list(orders(t // period_steps))
+            drift, model = np.empty_like(x), np.empty_like(x)
+            for c in range(number):
+                group = order[c::number]
+                drift[group], model[group] = (x - phi)[group].mean(axis=0), phi[group].mean(axis=0)
+            d = outer_momentum * d + outer_lr * drift + consensus * (model - phi)
+            x = phi = phi + d
+        yield x
+
+
+def gasloc(s: Setting, period_steps: int = 50, outer_lr: float = 0.7, outer_momentum: float = 0.9) -> Iterates:
+    x = s.start()
+    phi = before = x
+    for t in itertools.count():
+        x = x + s.update(x, t)
+        if (t + 1) % period_steps == 0:
+            y = (1 - outer_lr) * phi + outer_lr * x
+            x = phi = s.mix(y, t // period_steps) + outer_momentum * (y - before)
+            before = y
+        yield x
+
+
+def sparseloco(
+    s: Setting,
+    period_steps: int = 30,
+    outer_lr: float = 1.0,
+    error_decay: float = 0.95,
+    compress: Compress = nothing,
+) -> Iterates:
+    x = s.start()
+    phi, e = x, np.zeros_like(x)
+    for t in itertools.count():
+        x = x + s.update(x, t)
+        if (t + 1) % period_steps == 0:
+            e = error_decay * e + phi - x
+            sent = compress(e)
+            e = e - sent
+            x = phi = phi - outer_lr * mean(sent)
+        yield x
+
+
+def teleportation(
+    s: Setting, active: int = 4, graph: str = "ring", orders: Callable[[int], Any] = lambda round: ()
+) -> Iterates:
+    """On a ring or everybody with everybody. `orders`: the permutation whose first `active` workers are those of a
+    step. The optimizer is asked for all, and keeps its momentum for those that are active only."""
+    k, x = min(active, s.n), s.start()
+    W = np.full((k, k), 1 / k)
+    if graph == "ring" and k > 3:
+        W = sum(np.roll(np.eye(k), shift, axis=0) for shift in (-1, 0, 1)) / 3
+    buffers = {i: copy.deepcopy(s.optimizer) for i in range(s.n)}
+    for t in itertools.count():
+        S, after = (list(range(s.n)) if k == s.n else list(orders(r))[:k] for r in (t, t + 1))
+        g, tokens = s.gradient(x), []
+        for i in S:
+            if hasattr(buffers[i], "k"):
+                buffers[i].k = t  # Adam counts the steps of all
+            tokens.append(x[i] + buffers[i].update(g[i], s.lr(t)))
+        tokens = list(W @ np.array(tokens))
+        x = x.copy()
+        for i, token in zip(S, tokens, strict=True):
+            x[i] = token
+        for i, token in zip(after, tokens, strict=True):
+            x[i] = token
         yield x

@@ -14,6 +14,7 @@ import reference
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
 from decentral.config.files import as_dict, from_dict
+from decentral.randomness import numpy_generator
 from decentral.runtime.launch import launch
 from decentral.store import Status
 from reference import SGD, Adam, Setting
@@ -137,8 +138,15 @@ def setting(case: Case, local: Local, lost: Any = reference.never) -> Setting:
 
 def expected(case: Case, local: Local, steps: int, lost: Any = reference.never) -> Array:
     """iterates [steps + 1, n, d] of the reference."""
-    options = case.options | compression(case)
+    options = case.options | compression(case) | drawn(case)
     return reference.run(getattr(reference, case.algo), setting(case, local, lost), steps, **options)
+
+
+def drawn(case: Case) -> dict[str, Any]:
+    """The permutations of the workers that the program draws, where an algorithm does."""
+    if case.algo not in ("noloco", "teleportation"):
+        return {}
+    return {"orders": lambda round: numpy_generator(0, case.algo, round).permutation(case.n)}
 
 
 def compression(case: Case) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class Optimum(Enum):
 
     exact = "exact"  # at the optimum
     biased = "biased"  # near it
-    other = "other"  # it does not optimise
+    other = "other"  # it does not optimise, or does not step along gradients, or not with all workers
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,9 @@ class AlgorithmCase:
 RING, COMPLETE, TREES = Net("ring", 5), Net("complete", 5), (Net("dbt", 5), Net("star", 5), Net("chain", 5))
 PAIR = Net("chain", 2)  # the only tree on which everybody is everybody's neighbour
 
+AVERAGED = ("algo.period_steps=1", "algo.outer_lr=1", "algo.outer_momentum=0")
+"""An outer optimizer that takes the mean of all in every step."""
+
 ALGORITHMS: dict[str, AlgorithmCase] = {
     "allreduce": AlgorithmCase((RING,), Optimum.exact, RING),
     "async_push_sum": AlgorithmCase(
@@ -65,7 +68,11 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
     "beer": AlgorithmCase((RING, Net("star", 5)), Optimum.exact, None),
     "choco": AlgorithmCase((RING, Net("grid", 6)), Optimum.biased, COMPLETE, as_sgd=("algo.gamma=1",)),
     "d2": AlgorithmCase((RING, Net("grid", 6)), Optimum.exact, COMPLETE, overrides=("topology.weights=metropolis",)),
+    "dadam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.other, None),
     "decentlam": AlgorithmCase((RING, Net("dbt", 5)), Optimum.biased, COMPLETE, as_sgd=("algo.beta=0",)),
+    "diloco": AlgorithmCase(
+        (RING,), Optimum.biased, RING, as_sgd=AVERAGED, overrides=("algo.period_steps=3", "algo.outer_momentum=0.3")
+    ),
     "dmsgd": AlgorithmCase(
         (RING, Net("dbt", 5), Net("one_peer_exponential", 5)),
         Optimum.biased,
@@ -74,15 +81,37 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
         overrides=("algo.beta=0.5",),
     ),
     "dpsgd": AlgorithmCase((RING, Net("dbt", 5), Net("one_peer_exponential", 5)), Optimum.biased, COMPLETE),
+    "epidemic_learning": AlgorithmCase((RING, Net("random_regular", 6)), Optimum.biased, COMPLETE),
     "exact_diffusion": AlgorithmCase((RING, Net("star", 5), Net("dbt", 6)), Optimum.exact, None),
     "extra": AlgorithmCase((RING, Net("star", 5), Net("dbt", 6)), Optimum.exact, None),
+    "gasloc": AlgorithmCase(
+        (RING, Net("base_graph", 5)),
+        Optimum.biased,
+        COMPLETE,
+        as_sgd=AVERAGED,
+        overrides=("algo.period_steps=2", "algo.outer_momentum=0.3"),
+    ),
     "gradient_tracking": AlgorithmCase((RING, Net("dbt", 5), Net("exponential", 5)), Optimum.exact, COMPLETE),
     "local_sgd": AlgorithmCase(
         (RING,), Optimum.biased, RING, as_sgd=("algo.period_steps=1",), overrides=("algo.period_steps=3",)
     ),
     "model_averaging": AlgorithmCase((RING,), Optimum.exact, RING),
+    "momentum_tracking": AlgorithmCase(
+        (RING, Net("dbt", 5), Net("exponential", 5)),
+        Optimum.exact,
+        None,
+        alone=("algo.beta=0",),
+        overrides=("algo.beta=0.3",),
+    ),
     "motef": AlgorithmCase(
         (RING, Net("star", 5)), Optimum.exact, None, alone=("algo.lam=1",), overrides=("algo.lam=0.5",)
+    ),
+    "noloco": AlgorithmCase(
+        (RING,),
+        Optimum.biased,
+        RING,
+        as_sgd=(*AVERAGED, "algo.consensus=1", "algo.group_size=1000"),
+        overrides=("algo.period_steps=2",),
     ),
     "push_diging": AlgorithmCase(
         (Net("star", 5), Net("one_peer_exponential", 5)),
@@ -94,6 +123,17 @@ ALGORITHMS: dict[str, AlgorithmCase] = {
     "relay_mean": AlgorithmCase(TREES, Optimum.other, None, task="mean_estimation"),
     "relaysgd": AlgorithmCase(TREES, Optimum.exact, PAIR),
     "relaysgd_grad": AlgorithmCase(TREES, Optimum.biased, PAIR),
+    "sparseloco": AlgorithmCase(
+        (RING,), Optimum.biased, RING, as_sgd=("algo.period_steps=1",), overrides=("algo.period_steps=3",)
+    ),
+    "streaming_diloco": AlgorithmCase(
+        (RING,),
+        Optimum.biased,
+        RING,
+        as_sgd=("algo.period_steps=1", "algo.fragments=1", "algo.outer_lr=1", "algo.outer_momentum=0"),
+        overrides=("algo.period_steps=4", "algo.fragments=2", "algo.outer_momentum=0.1"),
+    ),
+    "teleportation": AlgorithmCase((RING,), Optimum.other, None, overrides=("algo.active=3",)),
     "sgp": AlgorithmCase(
         (Net("one_peer_exponential", 5), Net("exponential", 6)), Optimum.biased, COMPLETE, overrides=("algo.rounds=2",)
     ),
@@ -134,10 +174,13 @@ VARIANTS: dict[str, list[str]] = {
     "allreduce": ["compress=topk", "compress=randomk", "compress=threshold", "compress=powersgd"],
     "beer": ["algo.start=initial", "compress=topk"],
     "choco": ["algo.order=combine_then_compress", "algo.start=zero", "compress=topk", "compress=int8"],
+    "dadam": ["algo.mode=atc", "algo.accumulate_steps=3", "algo.decoupled_decay=0.1"],
+    "diloco": ["algo.nesterov=false"],
     "dmsgd": ["algo.form=ying"],
     "dpsgd": ["algo.mode=awc", "compress=bf16"],
     "gradient_tracking": ["algo.mode=awc"],
     "motef": ["compress=sign"],
+    "noloco": ["algo.group_size=3"],
     "push_diging": ["algo.mode=awc"],
     "relaysgd": [
         *("algo.overlap=true", "algo.fill=own", "algo.fill=previous", "algo.fill=count", "algo.correct_lr=true"),
@@ -146,6 +189,9 @@ VARIANTS: dict[str, list[str]] = {
     "qg_dpsgd": ["algo.nesterov=false", "algo.a=0.3"],
     "relaysgd_grad": ["algo.receiver_lr=true"],
     "sgp": ["algo.rounds=2"],
+    "sparseloco": ["compress=topk"],
+    "streaming_diloco": ["algo.delay_steps=1", "algo.own_share=0.5", "algo.split=interleaved"],
+    "teleportation": ["algo.active=5", "algo.active=1"],
 }
 """Settings that take another way through an algorithm."""
 

@@ -47,7 +47,8 @@ def needs(tmp_path):
     def _needs(group: str, option: str) -> list[str]:
         if group == "topology":
             n = TOPOLOGIES[option].n
-            return ["algo=dpsgd", f"num_workers={n}", *topology_overrides(option, tmp_path)]
+            algo = "epidemic_learning" if option == "epidemic" else "dpsgd"
+            return [f"algo={algo}", f"num_workers={n}", *topology_overrides(option, tmp_path)]
         if group == "algo" and option not in ALGORITHMS:
             return [*ASYNCHRONOUS[option].net.overrides(tmp_path), *ASYNCHRONOUS[option].overrides]
         if group == "algo":

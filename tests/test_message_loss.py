@@ -20,7 +20,9 @@ from table import in_rounds
 
 STEPS = 60
 SEED = 7
-RELIABLE = {"allreduce", "model_averaging", "local_sgd", "choco", "beer", "motef"}
+RELIABLE = {"allreduce", "model_averaging", "local_sgd", "choco", "beer", "motef"} | {
+    *("diloco", "streaming_diloco", "noloco", "sparseloco", "teleportation"),
+}
 
 CASES = [
     Case("dpsgd", "ring", 5),
@@ -54,6 +56,10 @@ CASES = [
     Case("qg_dpsgd", "ring", 8),
     Case("relay_mean", "chain", 5),
     Case("relay_mean", "dbt", 6),
+    Case("dadam", "ring", 5),
+    Case("epidemic_learning", "exponential", 6),
+    Case("gasloc", "ring", 6, {"period_steps": 3, "outer_momentum": 0.5}),
+    Case("momentum_tracking", "ring", 6, {"beta": 0.3}),
 ]
 
 SPREAD = [

@@ -115,6 +115,25 @@ CASES = [
     Case("beer", "grid", 6, {"start": "initial"}, compress=TOPK),
     Case("motef", "ring", 6, {"lam": 0.3}),
     Case("motef", "star", 5, {"lam": 0.3, "gamma": 0.2}, compress=TOPK),
+    Case("epidemic_learning", "exponential", 6),
+    Case("momentum_tracking", "ring", 6),
+    Case("momentum_tracking", "one_peer_exponential", 5, {"beta": 0.5}),
+    Case("dadam", "ring", 6),
+    Case("dadam", "base_graph", 5, {"mode": "atc", "accumulate_steps": 3}),
+    Case("dadam", "ring", 4, {"accumulate_steps": 4, "decoupled_decay": 0.1}),
+    Case("diloco", "ring", 6, {"period_steps": 4}),
+    Case("diloco", "ring", 5, {"period_steps": 7, "nesterov": False, "outer_momentum": 0.5}),
+    Case("streaming_diloco", "ring", 6, {"period_steps": 6, "fragments": 3}),
+    Case("streaming_diloco", "ring", 5, {"period_steps": 8, "fragments": 2, "delay_steps": 3, "own_share": 0.5}),
+    Case("streaming_diloco", "ring", 4, {"period_steps": 4, "fragments": 2, "split": "interleaved"}),
+    Case("noloco", "ring", 6, {"period_steps": 3}),
+    Case("noloco", "ring", 5, {"period_steps": 2, "group_size": 2, "consensus": 0.9}),
+    Case("gasloc", "ring", 6, {"period_steps": 3, "outer_momentum": 0.5}),
+    Case("gasloc", "base_graph", 5, {"period_steps": 2, "outer_momentum": 0.3}),
+    Case("sparseloco", "ring", 6, {"period_steps": 3}),
+    Case("sparseloco", "ring", 5, {"period_steps": 2}, compress=TOPK),
+    Case("teleportation", "ring", 6),
+    Case("teleportation", "ring", 5, {"active": 3, "graph": "complete"}),
 ]
 
 
@@ -149,6 +168,15 @@ def spread(n: int) -> list[Case]:
         Case("choco", "ring", n, compress=TOPK),
         Case("beer", "ring", n, compress=TOPK),
         Case("motef", "ring", n, {"lam": 0.5}, compress=SIGN),
+        Case("epidemic_learning", "exponential", n),
+        Case("momentum_tracking", "ring", n),
+        Case("dadam", "ring", n),
+        Case("diloco", "ring", n, {"period_steps": 4}),
+        Case("streaming_diloco", "ring", n, {"period_steps": 6, "fragments": 2, "delay_steps": 1}),
+        Case("noloco", "ring", n, {"period_steps": 3}),
+        Case("gasloc", "ring", n, {"period_steps": 3, "outer_momentum": 0.5}),
+        Case("sparseloco", "ring", n, {"period_steps": 3}, compress=TOPK),
+        Case("teleportation", "ring", n, {"active": 3}),
     ]
 
 

@@ -117,6 +117,22 @@ class Network(PayloadVerbs, ABC):
                 return self._mean(x)
         return self._mean(x)
 
+    def begin_mean(self, x: Tensor) -> Callable[[], Tensor]:
+        """`mean`, in the background in simulated time: what is returned, when called, carries it out and counts it.
+
+        Until then x may be read but must not change.
+        """
+        clock = self.clock
+        underway = clock.begin_mean(_row_bytes(x)) if clock is not None else None
+
+        def finish() -> Tensor:
+            self._count_mean(x)
+            if clock is not None and underway is not None:
+                clock.wait(underway)
+            return self._mean(x)
+
+        return finish
+
     def push(self, x: Tensor, p: Tensor, round: int) -> tuple[Tensor, Tensor]:
         """Push-sum without waiting: shares are left with their receivers, and what has been left here is taken.
 

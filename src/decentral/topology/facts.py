@@ -138,21 +138,22 @@ def rounds_to_consensus(rounds: Rounds, tolerance: float = 1e-12) -> int | None:
 def spectral_gap(rounds: Rounds, iterations: int = 300) -> float:
     """1 - p, where disagreement shrinks by p in a round in the long run; 1 where all agree exactly.
 
-    p is the period-th root of |lambda_2| of the product of a period's matrices. Of more than 1,024 workers nothing
-    dense is made: one symmetric matrix has its eigenvalues next to 1 and -1 found by Lanczos' method; of all others,
-    and where more than 64 rounds repeat, p is estimated from how much the disagreement of random numbers shrinks in the
-    second half of `iterations` rounds at least. Of the first piece.
+    p is the period-th root of |lambda_2| of the product of a period's matrices, of up to 256 workers (one symmetric
+    matrix: 1,024) and 64 rounds. Of more nothing dense is made: one symmetric matrix has its eigenvalues next to 1 and
+    -1 found by Lanczos' method; elsewhere p is estimated from how much the disagreement of random numbers shrinks in
+    the second half of `iterations` rounds at least. Of the first piece.
     """
     n, period = rounds.num_workers, rounds.period
     if n == 1 or rounds_to_consensus(rounds) is not None:
         return 1.0
-    if n <= _DENSE_EIGENVALUES and period <= _DENSE_PERIOD:
+    W = rounds.mixing(0)[0]
+    symmetric = period == 1 and W.is_symmetric(0.0)
+    if n <= (_DENSE_EIGENVALUES if symmetric else _DENSE_PRODUCTS) and period <= _DENSE_PERIOD:
         product = np.eye(n)
         for round in range(period):
             product = rounds.matrices(round)[0] @ product
         return 1 - second_largest_eigenvalue_modulus(product) ** (1 / period)
-    W = rounds.mixing(0)[0]
-    if period == 1 and W.is_symmetric(0.0):
+    if symmetric:
         return 1 - max(_second_next_to_one(W), -float(_extreme_eigenvalue(W, "SA")))
     x = np.random.default_rng(0).standard_normal(n)
     half = -(-iterations // (2 * period)) * period
@@ -169,17 +170,23 @@ def spectral_gap(rounds: Rounds, iterations: int = 300) -> float:
 
 
 _DENSE_PERIOD = 64
+_DENSE_PRODUCTS = 256
 
 
 def _second_next_to_one(W: MixingMatrix) -> float:
-    """The second largest eigenvalue of a symmetric matrix, by Lanczos' method on (W - s I)^-1 with s just above 1."""
+    """The second largest eigenvalue of a symmetric matrix, by Lanczos' method.
+
+    On (W - s I)^-1 with s just above 1 where rows have few entries, as in rings and grids, whose eigenvalues lie close
+    together there; on W itself elsewhere.
+    """
     from scipy.sparse import csc_array
     from scipy.sparse.linalg import eigsh
 
     n = W.num_workers
     matrix = csc_array((W.weight, W.src, W.starts), shape=(n, n))
     start = np.cos(np.arange(n) ** 2 + 1.0)
-    return float(eigsh(matrix, k=2, sigma=1 + 1e-9, v0=start, return_eigenvectors=False).min())
+    how = {"sigma": 1 + 1e-9} if len(W) <= 5 * n else {"which": "LA", "ncv": 64, "tol": 1e-8, "maxiter": 100 * n}
+    return float(eigsh(matrix, k=2, v0=start, return_eigenvectors=False, **how).min())
 
 
 def messages_per_round(rounds: Rounds) -> float:

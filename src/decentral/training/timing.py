@@ -140,5 +140,6 @@ class _Instant:
         self.clock = clock
 
     def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
-        self.clock.gradient()
+        if workers is None:  # as the oracle of a run counts
+            self.clock.gradient()
         return torch.zeros_like(x)

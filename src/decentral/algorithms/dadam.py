@@ -1,0 +1,105 @@
+"""Decentralized Adam."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, sqrt
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.dpsgd import Mode
+from decentral.errors import check_at_least, check_range
+from decentral.optim.rows import add, copy, scale, sub
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.network.network import Network
+
+
+@dataclass
+class DAdam(Algorithm):
+    """Decentralized Adam(W): gossip averaging of the models, moments that stay with their workers.
+
+        mode=awc    x_i <- y_i + u_i, y_i = sum_j W_ij x_j   u of the gradient at the unmixed x_i
+        mode=atc    x_i <- sum_j W_ij (x_j + u_j)
+
+        u = -lr m^ / (sqrt(v^) + epsilon),  m^ = (m + (1 - beta1) g) / (1 - beta1^k),   k = ceil((t + 1) / s)
+                                            v^ = (v + (1 - beta2) g^2) / (1 - beta2^k)
+        a <- a + g / s                      and, when t + 1 is a multiple of s = `accumulate_steps`,
+        m <- beta1 (m + (1 - beta1) a),   v <- beta2 (v + (1 - beta2) a^2),   a <- 0
+
+    Wang et al., ICLR 2025 (AccumAdam; formula from the authors' code, the paper's text was not checked): awc. There s
+    grows with the number of workers, 4 by default; with s = 1, as here, the local rule is Adam's. `decoupled_decay`
+    makes it AdamW: what u is added to is first multiplied by 1 - lr decoupled_decay, in awc the mixed y_i. Departures:
+    every parameter is decayed (the released code decays biases and batch-norm weights only, a slip); in awc the first
+    step mixes, too, which changes nothing. Weight decay of the optimizer is L2, part of g (at the unmixed x_i). g is
+    what the local optimizer makes of it: plain `optim=sgd` is the method. W is doubly stochastic, static or
+    time-varying. Lost messages: as dpsgd.
+    """
+
+    name: str = "dadam"
+    mode: Mode = Mode.awc
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    decoupled_decay: float = 0.0
+    accumulate_steps: int = 1
+    usual_topology: ClassVar[str] = "ring"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
+    as_sgd: ClassVar = None
+
+    class State(NamedTuple):
+        """Models, both moments, accumulated gradients and the local optimizer."""
+
+        x: Rows  # [k, P], and so are all others
+        m: Rows
+        v: Rows
+        a: Rows  # [k, 0] where nothing is accumulated
+        opt: Buffers
+
+    def __post_init__(self) -> None:
+        check_range("algo.beta1", self.beta1, 0.0, 1.0)
+        check_range("algo.beta2", self.beta2, 0.0, 1.0)
+        check_range("algo.epsilon", self.epsilon, 0.0, inf)
+        check_range("algo.decoupled_decay", self.decoupled_decay, 0.0, inf)
+        check_at_least("algo.accumulate_steps", self.accumulate_steps)
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], m = v = a = 0, and the local optimizer before step 0."""
+        a = x.new_zeros(x.shape if self.accumulate_steps > 1 else (len(x), 0))
+        return self.State(x, x.new_zeros(x.shape), x.new_zeros(x.shape), a, self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One gradient at x_i, one round of averaging."""
+        x, m, v, a, opt = s
+        mixing = net.begin_mix(x, t) if self.mode is Mode.awc else None
+        g, opt = self.local.direction(self.local.regularised(oracle(x), x), opt, t)
+        d, m, v, a = self.adam(g, m, v, a, t)
+        y = x if mixing is None else mixing.wait()
+        y = self.stepped(y, d, self.local.lr(t))
+        x = net.mix(y, t) if mixing is None else y
+        return self.State(x, m, v, a, opt)
+
+    def stepped(self, y: Tensor, d: Tensor, lr: float) -> Tensor:
+        """(1 - lr decoupled_decay) y - lr d, in the memory of y."""
+        if self.decoupled_decay:
+            y = scale(y, 1 - lr * self.decoupled_decay)
+        return sub(y, d, alpha=lr)
+
+    def adam(self, g: Tensor, m: Tensor, v: Tensor, a: Tensor, t: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """m^ / (sqrt(v^) + epsilon) [k, P] in new memory, and m, v and a after it."""
+        beta1, beta2, s = self.beta1, self.beta2, self.accumulate_steps
+        k = -(-(t + 1) // s)
+        d = v.addcmul(g, g, value=1 - beta2).sqrt_().div_(sqrt(1 - beta2**k)).add_(self.epsilon)
+        d = m.add(g, alpha=1 - beta1).div_(1 - beta1**k).div_(d)
+        if s > 1:
+            a = add(a, g, alpha=1 / s)
+            if (t + 1) % s:
+                return d, m, v, a
+            g, a = copy(a, out=g), scale(a, 0.0)
+        m = scale(add(m, g, alpha=1 - beta1), beta1)
+        v = scale(v.addcmul_(g, g, value=1 - beta2), beta2)
+        return d, m, v, a

@@ -1,0 +1,86 @@
+"""DiLoCo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.errors import check_at_least, check_range
+from decentral.optim.rows import add, copy, scale, sub
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.network.network import Network
+    from decentral.topology.rounds import Rounds
+
+
+def check_outer(period_steps: int, outer_lr: float, outer_momentum: float) -> None:
+    """Raises ConfigError for settings of an outer optimizer that make no sense."""
+    check_at_least("algo.period_steps", period_steps)
+    check_range("algo.outer_lr", outer_lr, 0.0, inf)
+    check_range("algo.outer_momentum", outer_momentum, 0.0, 1.0)
+
+
+def outer_step(phi: Tensor, v: Tensor, D: Tensor, lr: float, mu: float, nesterov: bool = True) -> tuple[Tensor, Tensor]:
+    """phi and v after v <- mu v + D, phi <- phi - lr (D + mu v) (without nesterov: - lr v), in their memory and D's."""
+    v = add(scale(v, mu), D)
+    return sub(phi, add(D, v, alpha=mu) if nesterov else v, alpha=lr), v
+
+
+@dataclass
+class DiLoCo(Algorithm):
+    """DiLoCo: local steps, and now and then an outer optimizer's step along the mean of what the workers have moved.
+
+        x_i <- x_i + u_i                     and, when t + 1 is a multiple of H = `period_steps`,
+        D    = 1/n sum_j (phi - x_j)         phi: the model that all had after the last outer step
+        v   <- mu v + D                      v^0 = 0
+        phi <- phi - outer_lr (D + mu v)     Nesterov's momentum; nesterov=false: - outer_lr v
+        x_i <- phi
+
+    Douillard et al., 2023 (arXiv:2311.08105; formula as in torchft's code, the paper's text was not checked): H = 500,
+    outer_lr = 0.7, mu = `outer_momentum` = 0.9, and AdamW inside. The local optimizers' buffers stay with their workers
+    and are never reset. outer_lr=1 outer_momentum=0 is `local_sgd`; with period_steps=1 and plain SGD inside
+    all-reduce. A step is one gradient. Departure: H is 50 here unless it is given. Topology: not used.
+    """
+
+    name: str = "diloco"
+    period_steps: int = 50
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    nesterov: bool = True
+    survives_loss: ClassVar[bool] = False
+    uses_topology: ClassVar[bool] = False
+    as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "outer_lr": 1, "outer_momentum": 0}
+
+    class State(NamedTuple):
+        """Models, the last outer model, outer momentum, and the local optimizer."""
+
+        x: Rows  # [k, P], and so are all others
+        phi: Rows
+        v: Rows
+        opt: Buffers
+
+    def __post_init__(self) -> None:
+        check_outer(self.period_steps, self.outer_lr, self.outer_momentum)
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], phi = x, v = 0, and the local optimizer before step 0."""
+        return self.State(x, x.clone(), x.new_zeros(x.shape), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One local update, and an all-reduce with an outer step at the end of a period."""
+        x, phi, v, opt = s
+        x, opt = self.local.adapt(x, oracle(x), opt, t)
+        if (t + 1) % self.period_steps == 0:
+            D = net.mean(sub(phi, x, out=x))
+            phi, v = outer_step(phi, v, D, self.outer_lr, self.outer_momentum, self.nesterov)
+            x = copy(phi, out=x)
+        return self.State(x, phi, v, opt)
+
+    def dilution(self, schedule: Rounds) -> float:
+        """(1 - mu) / outer_lr: an update comes to count outer_lr (1 + mu + mu^2 + ...) times."""
+        return (1 - self.outer_momentum) / self.outer_lr if self.outer_lr else 1.0

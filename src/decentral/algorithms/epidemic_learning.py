@@ -1,0 +1,36 @@
+"""Epidemic Learning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from decentral.algorithms.states import OnlyModels
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from decentral.algorithms.algorithm import Oracle
+    from decentral.network.network import Network
+
+
+@dataclass
+class EpidemicLearning(OnlyModels):
+    """Epidemic Learning: a local update, then the plain average of one's own model and all that have come in.
+
+        x_i <- sum_j W_ij (x_j + u_j)        W row-stochastic, in general another one in every round
+
+    de Vos et al., NeurIPS 2023 (paper's text not checked; formula from the authors' code). With topology=epidemic each
+    worker sends to s others that it draws (EL-Local): W_ij = 1 / (1 + messages received), so the mean of the models
+    moves with every round, and how much a worker counts is random. With topology=random_regular topology.changing=true
+    (EL-Oracle), and wherever W is doubly stochastic, it is `dpsgd`. Lost messages: as dpsgd.
+    """
+
+    name: str = "epidemic_learning"
+    usual_topology: ClassVar[str] = "epidemic"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.row_stochastic, Need.connected})
+
+    def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
+        """One gradient at x_i, one round of averaging."""
+        x, opt = s
+        y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_j + u_j
+        return self.State(net.mix(y, t), opt)

@@ -1,0 +1,75 @@
+"""GASLoC."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.diloco import check_outer
+from decentral.optim.rows import add, copy, sub
+from decentral.topology.requirements import Need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.network.network import Network
+    from decentral.topology.rounds import Rounds
+
+
+@dataclass
+class GASLoC(Algorithm):
+    """GASLoC: DiLoCo's outer step with gossip in place of the all-reduce.
+
+        x_i <- x_i + u_i                                     and, when t + 1 is a multiple of H = `period_steps`,
+        y_i    = phi_i + outer_lr (x_i - phi_i)              phi_i: x_i after the last outer step
+        phi_i <- sum_j W_ij y_j + mu (y_i - y_i^before)      mu = `outer_momentum`, y^before = x^0 at first
+        x_i   <- phi_i
+
+    arXiv:2606.11081; the formula is from a summary, the paper was not read: it is built here because it holds up in its
+    limits, which are tested. The mean of the phi_i does Nesterov's DiLoCo with the mean drift on any graph; one worker
+    does DiLoCo; W = 1 1^T / n agrees with DiLoCo in the mean, with mu = 0 in every worker; mu = 0 and outer_lr = 1 is
+    local SGD with gossip, with H = 1 `dpsgd`. W here is I - alpha Lambda there. Round r of the topology is the r-th
+    outer step. W is doubly stochastic, static or time-varying. Lost messages: as dpsgd.
+    """
+
+    name: str = "gasloc"
+    period_steps: int = 50
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    usual_topology: ClassVar[str] = "ring"
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
+    as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "outer_lr": 1, "outer_momentum": 0}
+
+    class State(NamedTuple):
+        """Models, those after the last outer step, y of the last one, and the local optimizer."""
+
+        x: Rows  # [k, P], and so are all others
+        phi: Rows
+        y: Rows
+        opt: Buffers
+
+    def __post_init__(self) -> None:
+        check_outer(self.period_steps, self.outer_lr, self.outer_momentum)
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], phi = y = x, and the local optimizer before step 0."""
+        return self.State(x, x.clone(), x.clone(), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One local update, and a round of averaging with an outer step at the end of a period."""
+        x, phi, before, opt = s
+        x, opt = self.local.adapt(x, oracle(x), opt, t)
+        if (t + 1) % self.period_steps == 0:
+            y = add(phi, sub(x, phi), alpha=self.outer_lr)  # in the memory of phi
+            moved = sub(y, before, out=before)  # y - y^before
+            x = copy(y, out=x)
+            x = net.mix(x, t // self.period_steps)
+            x = add(x, moved, alpha=self.outer_momentum)
+            before, phi = copy(y, out=before), copy(x, out=phi)
+        return self.State(x, phi, before, opt)
+
+    def dilution(self, schedule: Rounds) -> float:
+        """(1 - mu) / outer_lr, as DiLoCo."""
+        return (1 - self.outer_momentum) / self.outer_lr if self.outer_lr else 1.0

@@ -1,0 +1,100 @@
+"""NoLoCo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.diloco import check_outer
+from decentral.errors import check_at_least, check_range
+from decentral.optim.rows import add, copy, scale, sub
+from decentral.randomness import numpy_generator
+from decentral.topology.mixing_matrix import MixingMatrix
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.network.network import Network
+    from decentral.topology.rounds import Rounds
+
+
+@dataclass
+class NoLoCo(Algorithm):
+    """NoLoCo: DiLoCo in which random pairs average, and nobody waits for all.
+
+        x_i <- x_i + u_i                     and, when t + 1 is a multiple of H = `period_steps`,
+        d_i   <- a d_i + b sum_j Q_ij (x_j - phi_j) + g (sum_j Q_ij phi_j - phi_i)            d^0 = 0
+        phi_i <- phi_i + d_i,  x_i <- phi_i
+
+    with a = `outer_momentum`, b = `outer_lr`, g = `consensus`, and Q the average over groups of `group_size` into which
+    all workers are divided anew every time (a group is larger where that does not divide n). phi and x - phi lie side
+    by side in one row and travel as one message. Kolehmainen et al., 2025 (arXiv:2506.10911; formula and defaults from
+    the authors' code, a = 0.5, b = g = 0.7, H = 50; from memory, the paper's text was not checked: a < g < sqrt(2 +
+    a^2) for pairs). This is heavy-ball momentum, although it is called modified Nesterov. The mean of the phi_i does
+    DiLoCo with nesterov=false exactly, with one group of all every worker does; a = 0, b = g = 1 averages the models of
+    pairs. Workers do not come to agree while they train: each of them is evaluated, and the mean. Departure: groups
+    follow from (`seed`, number of the outer step), not from numpy's generator with the step as its seed. Topology: not
+    used.
+    """
+
+    name: str = "noloco"
+    period_steps: int = 50
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.5
+    consensus: float = 0.7
+    group_size: int = 2
+    seed: int = 0
+    survives_loss: ClassVar[bool] = False
+    uses_topology: ClassVar[bool] = False
+    as_sgd: ClassVar[dict[str, Any] | None] = {
+        **{"period_steps": 1, "outer_lr": 1, "outer_momentum": 0, "consensus": 1},
+        "group_size": 1000,
+    }
+
+    class State(NamedTuple):
+        """Models, those after the last outer step, outer momentum, and the local optimizer."""
+
+        x: Rows  # [k, P], and so are all others
+        phi: Rows
+        d: Rows
+        opt: Buffers
+
+    def __post_init__(self) -> None:
+        check_outer(self.period_steps, self.outer_lr, self.outer_momentum)
+        check_range("algo.consensus", self.consensus, 0.0, 2.0)
+        check_at_least("algo.group_size", self.group_size, 2)
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], phi = x, d = 0, and the local optimizer before step 0."""
+        return self.State(x, x.clone(), x.new_zeros(x.shape), self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One local update, and an average of two vectors in groups with an outer step at the end of a period."""
+        x, phi, d, opt = s
+        x, opt = self.local.adapt(x, oracle(x), opt, t)
+        if (t + 1) % self.period_steps == 0:
+            pair = x.new_empty(len(x), 2, x.shape[-1])
+            pair[:, 0], pair[:, 1] = phi, sub(x, phi)
+            pair = net.mix_with(pair, self.groups(net.n, t // self.period_steps))
+            d = add(scale(d, self.outer_momentum), pair[:, 1], alpha=self.outer_lr)
+            d = add(d, sub(pair[:, 0], phi), alpha=self.consensus)
+            phi = add(phi, d)
+            x = copy(phi, out=x)
+        return self.State(x, phi, d, opt)
+
+    def groups(self, n: int, round: int) -> MixingMatrix:
+        """Q of the outer step `round` = 0, 1, ...: symmetric, 1 / size in every group."""
+        order = numpy_generator(self.seed, "noloco", round).permutation(n)
+        number = max(1, n // self.group_size)
+        of = np.empty(n, dtype=np.int64)
+        of[order] = np.arange(n) % number
+        same = of[:, None] == of
+        return MixingMatrix.of(same / same.sum(axis=1, keepdims=True))
+
+    def dilution(self, schedule: Rounds) -> float:
+        """(1 - a) / b."""
+        return (1 - self.outer_momentum) / self.outer_lr if self.outer_lr else 1.0

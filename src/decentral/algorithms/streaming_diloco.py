@@ -1,0 +1,104 @@
+"""Streaming DiLoCo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from decentral.algorithms.algorithm import Algorithm
+from decentral.algorithms.diloco import check_outer, outer_step
+from decentral.errors import ConfigError, check_at_least, check_range
+from decentral.optim.rows import add, scale, sub
+from decentral.topology.rounds import Split, slices
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.network.network import Network
+
+
+@dataclass
+class StreamingDiLoCo(Algorithm):
+    """Streaming DiLoCo: the outer step of one part of the model at a time, whose all-reduce travels during local steps.
+
+        x_i <- x_i + u_i                                     the parts f = 0 .. F-1 in turn, one every H / F steps:
+        D_f  = 1/n sum_j (phi_f - x_jf)                      of `delay_steps` steps before: they are on their way since
+        v_f <- mu v_f + D_f,  phi_f <- phi_f - outer_lr (D_f + mu v_f)
+        x_if <- (1 - a) phi_f + a x_if                       a = `own_share`, x_if as it is now
+
+    H = `period_steps`, so that every part is synchronised every H steps. fragments=1 delay_steps=0 own_share=0 is
+    DiLoCo. own_share=0, as in torchft, drops the local steps made during the delay. Douillard et al., 2025
+    (arXiv:2501.18512; formula as in torchft's code; from memory, the paper's text was not checked: own_share 0.5,
+    delays of 1 to 5 steps, outer_lr 0.4, H = 100). Departures: parts are equal pieces of the row, consecutive or
+    interleaved (`split`), not layers; messages are not rounded to four bits. There is one outer optimizer for each
+    part: a single one would also move the other parts. The all-reduce travels in the background in simulated time;
+    between processes it is carried out where its result is needed. A run that was interrupted while it travels begins
+    it again. Topology: not used.
+    """
+
+    name: str = "streaming_diloco"
+    period_steps: int = 50
+    fragments: int = 5
+    delay_steps: int = 0
+    own_share: float = 0.0
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    split: Split = Split.contiguous
+    survives_loss: ClassVar[bool] = False
+    uses_topology: ClassVar[bool] = False
+    as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "fragments": 1, "outer_lr": 1, "outer_momentum": 0}
+
+    class State(NamedTuple):
+        """Models, the last outer model, outer momentum, what is on its way, and the local optimizer."""
+
+        x: Rows  # [k, P]
+        phi: Rows  # [k, P]
+        v: Rows  # [k, P]
+        D: Rows  # [k, ceil(P / F)]: phi_f - x_if of each worker, not averaged yet
+        opt: Buffers
+
+    def __post_init__(self) -> None:
+        check_outer(self.period_steps, self.outer_lr, self.outer_momentum)
+        check_at_least("algo.fragments", self.fragments)
+        check_range("algo.own_share", self.own_share, 0.0, 1.0)
+        if self.period_steps % self.fragments:
+            raise ConfigError(
+                f"algo.fragments={self.fragments} does not divide algo.period_steps={self.period_steps}: one part is "
+                f"synchronised every period_steps / fragments steps; use algo.period_steps="
+                f"{-(-self.period_steps // self.fragments) * self.fragments}."
+            )
+        check_range("algo.delay_steps", self.delay_steps, 0, self.every)
+
+    @property
+    def every(self) -> int:
+        """After how many steps it is the next part's turn."""
+        return self.period_steps // self.fragments
+
+    def init(self, x: Tensor, net: Network) -> State:
+        """The models x [k, P], phi = x, v = 0, nothing on its way, and the local optimizer before step 0."""
+        self._travelling: Callable[[], Tensor] | None = None
+        D = x.new_zeros(len(x), -(-x.shape[-1] // self.fragments))
+        return self.State(x, x.clone(), x.new_zeros(x.shape), D, self.local.init(x))
+
+    def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
+        """One local update; an all-reduce of a part begins, or ends with an outer step."""
+        x, phi, v, D, opt = s
+        x, opt = self.local.adapt(x, oracle(x), opt, t)
+        if (t + 1 + self.delay_steps) % self.every == 0:
+            part = self.part(t + self.delay_steps, x)
+            sent = sub(phi[:, part], x[:, part], out=D[:, : phi[:, part].shape[-1]])
+            self._travelling = net.begin_mean(sent)
+        if (t + 1) % self.every == 0 and t >= self.delay_steps:
+            part = self.part(t, x)
+            sent = D[:, : phi[:, part].shape[-1]]
+            mean = net.mean(sent) if self._travelling is None else self._travelling()
+            self._travelling = None
+            outer_step(phi[:, part], v[:, part], mean, self.outer_lr, self.outer_momentum)
+            add(scale(x[:, part], self.own_share), phi[:, part], alpha=1 - self.own_share)
+        return self.State(x, phi, v, D, opt)
+
+    def part(self, t: int, x: Tensor) -> slice:
+        """The coordinates whose turn it is at the end of step t."""
+        return slices(x.shape[-1], self.fragments, self.split)[t // self.every % self.fragments]

@@ -1,0 +1,127 @@
+"""TELEPORTATION."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from decentral.algorithms.states import OnlyModels
+from decentral.errors import ConfigError, check_at_least
+from decentral.randomness import numpy_generator
+from decentral.registry import components
+from decentral.topology.another import topology_of
+from decentral.topology.mixing_matrix import MixingMatrix
+
+if TYPE_CHECKING:
+    from decentral.algorithms.algorithm import Oracle
+    from decentral.network.network import Network
+    from decentral.topology.rounds import Rounds
+
+
+@dataclass
+class Teleportation(OnlyModels):
+    """TELEPORTATION: a few models travel among many workers, so that the graph on which they mix is small.
+
+        S_t  = k = `active` different workers, drawn in every step (k >= n: all, in their order)
+        x_{S_t[i]} <- x_{S_t[i]} + u_{S_t[i]}                             gradients of the active workers only
+        x_{S_t[i]} <- sum_j W_ij x_{S_t[j]}                               W of `graph` for k workers, round t
+        x_{S_{t+1}[i]} <- x_{S_t[i]}                                      a message, unless it is the same worker
+
+    Takezawa & Stich, ICLR 2025 (arXiv:2501.15259; the order is that of a third party's port, the authors' code was not
+    found and the paper's text not checked). A worker that is not active keeps a copy of the last model that it had. A
+    step is k gradients, not n: compare by gradients. With k >= n it is `dpsgd` on `graph`; with k = 1 one SGD walks
+    from worker to worker. Momentum and other buffers of the local optimizer stay with their workers and do not travel:
+    plain `optim=sgd` is the method. The paper tries k = 1, 2, 4, ...; `seed` says who is active when.
+
+    In a virtual cluster every worker takes the time of a gradient in every step, active or not: simulated time is an
+    upper bound where workers are not equally fast. Topology: not used; the `graph` has its usual settings.
+    """
+
+    name: str = "teleportation"
+    active: int = 4
+    graph: str = "ring"
+    seed: int = 0
+    survives_loss: ClassVar[bool] = False
+    uses_topology: ClassVar[bool] = False
+    as_sgd: ClassVar = None
+
+    def __post_init__(self) -> None:
+        check_at_least("algo.active", self.active)
+        if self.graph not in components("topology"):
+            known = ", ".join(sorted(components("topology")))
+            raise ConfigError(f"algo.graph={self.graph} is no topology: choose one of {known}.")
+
+    def check_workers(self, num_workers: int) -> None:
+        """Raises ConfigError if `graph` does not exist for the active workers, or keeps no mean."""
+        rounds = self.rounds(min(self.active, num_workers))
+        if rounds.num_pieces > 1 or any(
+            np.abs(sums - 1).max() > 1e-9
+            for round in range(rounds.period)
+            for W in rounds.mixing(round)
+            for sums in (W.row_sums(), W.column_sums())
+        ):
+            raise ConfigError(
+                f"algo.graph={self.graph} has no doubly stochastic matrix for {rounds.num_workers} active workers: use "
+                "ring, complete, exponential or base_graph."
+            )
+
+    def rounds(self, active: int) -> Rounds:
+        """Those of the graph among the active workers."""
+        return topology_of(self.graph, {}).schedule(active)
+
+    def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
+        """A gradient of each active worker, a round of averaging among them, and a message to each that comes next."""
+        x, opt = s
+        S, after = self.workers(net.n, t), self.workers(net.n, t + 1)
+        here = sorted(int(worker) - net.workers.start for worker in S if worker in net.workers)
+        if len(here) < len(x) and net.clock is not None:
+            net.clock.gradient()  # of all, which the oracle counts where it is asked for all
+        if len(here) == len(x):
+            x, opt = self.local.adapt(x, oracle(x), opt, t)
+        elif here:
+            of_active = tuple(buffer[here] for buffer in opt)
+            moved, of_active = self.local.adapt(x[here], oracle(x[here], here), of_active, t)
+            x[here] = moved
+            for buffer, rows in zip(opt, of_active, strict=True):
+                buffer[here] = rows
+        x = net.mix_with(x, self.mixing(net.n, S, t))
+        if len(S) < net.n:
+            x = net.mix_with(x, self.moving(net.n, S, after))
+        return self.State(x, opt)
+
+    def workers(self, n: int, t: int) -> np.ndarray:
+        """S_t: int64 [min(k, n)]."""
+        if self.active >= n:
+            return np.arange(n)
+        return numpy_generator(self.seed, "teleportation", t).permutation(n)[: self.active]
+
+    def mixing(self, n: int, S: np.ndarray, t: int) -> MixingMatrix:
+        """W among the workers S, the identity for all others."""
+        (W,) = self._rounds(len(S)).mixing(t)
+        rest = np.setdiff1d(np.arange(n), S)
+        return _of_entries(
+            n,
+            np.concatenate([S[W.src], rest]),
+            np.concatenate([S[W.dst], rest]),
+            np.concatenate([W.weight, np.ones(len(rest))]),
+        )
+
+    def moving(self, n: int, S: np.ndarray, after: np.ndarray) -> MixingMatrix:
+        """The worker after[i] gets what S[i] has; all others keep what they have."""
+        source = np.arange(n)
+        source[after] = S
+        return _of_entries(n, source, np.arange(n), np.ones(n))
+
+    def _rounds(self, active: int) -> Rounds:
+        known: Rounds | None = getattr(self, "_known", None)
+        if known is None or known.num_workers != active:
+            known = self._known = self.rounds(active)
+        return known
+
+
+def _of_entries(n: int, src: np.ndarray, dst: np.ndarray, weight: np.ndarray) -> MixingMatrix:
+    """W by its entries in any order."""
+    order = np.lexsort((src, dst))
+    return MixingMatrix(n, src[order], dst[order], weight[order])
