@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from decentral.compression.adaptation import CANDIDATES, Adapt, Solver, check_candidates
 from decentral.compression.compressor import Compressor
-from decentral.errors import ConfigError, check_at_least, check_range
+from decentral.errors import ConfigError, check_at_least, check_between, check_range
 
 if TYPE_CHECKING:
     import torch
 
     from decentral.cluster.prices import Prices
 
+_MOST_COMPARED = 10_000
 _LONGEST = 1 << 20
 """Of which a single number is next to nothing."""
 
@@ -57,7 +58,7 @@ class Ratio(Compressor):
         check_range("compress.warmup_epochs", self.warmup_epochs, 0.0, float("inf"))
         check_candidates(self.candidates)
         check_at_least("compress.explore_steps", self.explore_steps)
-        check_at_least("compress.grid", self.grid, 0)
+        check_between("compress.grid", self.grid, 0, _MOST_COMPARED)
         self.solver.check()
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError, check_at_least, check_between
 
 _INSTEAD = (
     "cluster.stragglers says who is slower, as in processes=4 cluster=two_delayed cluster.stragglers.delay_s=0.05"
@@ -16,6 +16,7 @@ _INSTEAD = (
 
 SMALL_BYTES = 64
 """Of the small message of a probe."""
+_MOST_PROBED = 1_000_000_000
 
 
 class Carrier(Enum):
@@ -91,7 +92,7 @@ class NetworkSettings:
             )
 
         check_at_least("network.measure_every_steps", self.measure_every_steps)
-        check_at_least("network.measure_bytes", self.measure_bytes, 2 * SMALL_BYTES)
+        check_between("network.measure_bytes", self.measure_bytes, 2 * SMALL_BYTES, _MOST_PROBED)
 
     @property
     def limited(self) -> str:
