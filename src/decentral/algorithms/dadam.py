@@ -76,7 +76,7 @@ class DAdam(Algorithm):
         """One gradient at x_i, one round of averaging."""
         x, m, v, a, opt = s
         mixing = net.begin_mix(x, t) if self.mode is Mode.awc else None
-        g, opt = self.local.direction(self.local.regularised(oracle(x), x), opt, t)
+        g, opt = self.local.direction(self.local.regularised(oracle(x), x), x, opt, t)
         d, m, v, a = self.adam(g, m, v, a, t)
         y = x if mixing is None else mixing.wait()
         y = self.stepped(y, d, self.local.lr(t))

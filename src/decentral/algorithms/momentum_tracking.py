@@ -60,7 +60,7 @@ class MomentumTracking(Algorithm):
         """One gradient, one round of averaging of two vectors."""
         xc, m, opt = s
         x, c = xc[:, 0], xc[:, 1]
-        g, opt = self.local.direction(self.local.regularised(oracle(x), x), opt, t)
+        g, opt = self.local.direction(self.local.regularised(oracle(x), x), x, opt, t)
         m = add(scale(m, self.beta), g)
         q = sub(c, m).clone()  # c - m: it is mixed where it lies, and needed as it was
         xc = net.mix(xc, t)
