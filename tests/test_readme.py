@@ -38,8 +38,9 @@ DOCS = [
     for page in sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
     for line in page.read_text().replace("\\\n", " ").splitlines()
     if line.startswith(("decentral-run ", "decentral-study ")) and page.name != "own_components.md"
+    if "--config-dir mine" not in line
 ]
-"""Those of own_components.md are carried out, in examples/ (test_examples.py)."""
+"""Those of own_components.md and with --config-dir mine are carried out, in examples/ (test_examples.py)."""
 
 
 @pytest.fixture
