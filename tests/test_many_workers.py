@@ -27,6 +27,7 @@ def place(name: str, n: int, folder: Path) -> list[str]:
     """The topology with what it needs to have n workers."""
     grid = "topology.graph=grid"
     more = {"one_peer": [grid, "topology.weights=metropolis"], "spanning_tree": [grid]}
+    more |= {name: ["topology.drawn_rounds=2"] for name in ("epidemic", "equidyn")}  # each round is kept
     if name == "file":
         path = folder / "graph.csv"
         path.write_text("".join(f"{i},{(i + 1) % n}\n" for i in range(n)))
@@ -34,9 +35,9 @@ def place(name: str, n: int, folder: Path) -> list[str]:
     return [f"topology={name}", f"num_workers={n}", *more.get(name, [])]
 
 
-def fields(name: str, n: int, folder: Path) -> dict[str, str]:
+def fields(name: str, n: int, folder: Path) -> dict[str, str | int]:
     settings = [setting.removeprefix("topology.").split("=") for setting in place(name, n, folder)[2:]]
-    return {key: value for key, value in settings if key != "weights"}
+    return {key: int(value) if value.isdigit() else value for key, value in settings if key != "weights"}
 
 
 def peak_of_validation(name: str, n: int, folder: Path, needs: set[Need], communication: Communication) -> int:
@@ -144,7 +145,7 @@ def test_a_thousand_networks_train_and_go_on_from_a_checkpoint(start, tmp_path, 
     goes_on(start, tmp_path, *NETWORKS, f"algo={algorithm(name)}", *place(name, MANY, tmp_path))
 
 
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", [name for name in EVERY if name != "epidemic"])  # whose mean moves
 def test_the_sum_over_a_thousand_workers_is_kept(tmp_path, name):
     import torch
 

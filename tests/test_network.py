@@ -81,7 +81,7 @@ def test_mixing_applies_the_matrix_of_the_round_to_every_piece(build, name, lazy
         torch.testing.assert_close(net.mix(x.clone(), round, lazy), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("name", [name for name in TOPOLOGIES if name != "epidemic"])  # whose mean moves
 def test_mixing_preserves_the_mean_also_when_the_graph_changes(build, name):
     n = TOPOLOGIES[name].n
     net, x = local(build(name), n), whole_numbers(n, P)

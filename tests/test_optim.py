@@ -10,6 +10,7 @@ from decentral.errors import ConfigError
 from decentral.lr_schedules.constant import Constant
 from decentral.lr_schedules.exponential import Exponential
 from decentral.lr_schedules.inverse import Inverse
+from decentral.lr_schedules.inverse_sqrt import InverseSqrt
 from decentral.lr_schedules.multistep import MultiStep
 from decentral.optim import rows
 from decentral.optim.adam import Adam
@@ -161,6 +162,7 @@ SCHEDULES = [
     (MultiStep(), {0: 0, 5: 0.1, 25: 0.5, 50: 1, 1499: 1, 1500: 0.1, 1799: 0.1, 1800: 0.01, 5000: 0.01}),
     (MultiStep(warmup_from=0.5, milestones=[30, 60, 80]), {0: 0.5, 25: 0.75, 50: 1, 300: 0.1, 600: 0.01, 800: 0.001}),
     (MultiStep(warmup_epochs=0, milestones=[1], gamma=0.5), {0: 1, 9: 1, 10: 0.5}),
+    (InverseSqrt(warmup_steps=4), {0: 1 / 4, 3: 1, 15: 1 / 2, 399: 1 / 10}),
     (MultiStep(milestones=[2], warmup_epochs=4), {0: 0, 19: 19 / 40, 20: 0.05, 40: 0.1}),
 ]
 

@@ -299,11 +299,19 @@ def test_the_thesis_studies_run_what_its_experiment_says(tmp_path):
     assert run_id(job.config) == run_id(same)
 
 
+FILES = {f"data={name}" for name in ("agnews", "imagefolder", "imagenet", "multi30k", "parallel", "shakespeare")}
+SPEAKERS = [
+    f"{kind} {name}"
+    for kind in ("FIRST", "SECOND")
+    for name in ("LORD", "LADY", "CLOWN", "KING", "PAGE", "DUKE", "HEIR", "MAID")
+]
+
+
 @pytest.fixture(scope="module")
 def imagenet(tmp_path_factory) -> Path:
     """What looks like ImageNet with as many pictures as 64 workers need for a batch of 128, and a few sentences."""
     path = tmp_path_factory.mktemp("imagenet")
-    for split in ("train", "val"):
+    for split in ("train", "val", "test"):
         folder = path / split / "cat"
         folder.mkdir(parents=True)
         for number in range(64 * 128 if split == "train" else 1):
@@ -312,6 +320,9 @@ def imagenet(tmp_path_factory) -> Path:
     for split in ("train", "newstest2014", "test_2016_flickr"):
         for language in ("en", "de"):
             (path / f"{split}.{language}").write_text(16 * "A .\n")
+    for split in ("train", "test"):
+        (path / f"{split}.csv").write_text('"1","a title","some news"\n' * 8000)
+    (path / "play_gut.txt").write_text("".join(f"\n\n{name}.\n" + "What light?\n" * 300 for name in SPEAKERS))
     return path
 
 
@@ -319,7 +330,9 @@ def imagenet(tmp_path_factory) -> Path:
 def test_every_comparison_composes_at_every_scale_and_has_a_cell_for_every_published_number(name, tmp_path, imagenet):
     for scale in catalogue.scales(name):
         study = catalogue.load(name, scale)
-        needs_files = {"data=imagenet", "data=parallel", "data=multi30k"} & set(study.base)
+        if "env=habitat" in study.base:  # which refuses where it is not installed
+            continue
+        needs_files = FILES & set(study.base)
         data = [f"data.path={imagenet}"] if needs_files else []
         cells = study.cells([f"results_dir={tmp_path}", *data])
         spec = parse(study.report, name)
@@ -328,7 +341,8 @@ def test_every_comparison_composes_at_every_scale_and_has_a_cell_for_every_publi
             assert study.needs
         if scale == "paper" and spec.published is not None:
             keys = sorted(cell.published for cell in cells if cell.published)
-            assert keys == sorted(number.key for number in numbers(study.paper, spec.published.item))
+            theirs = numbers(study.paper, spec.published.item, spec.published.keys)
+            assert keys == sorted(number.key for number in theirs)
 
 
 def test_planning_a_study_does_not_import_torch():

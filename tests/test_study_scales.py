@@ -34,7 +34,7 @@ def path(tmp_path_factory) -> Path:
 
 
 def test_every_paper_has_some():
-    assert {name.partition("_")[0] for name in STUDIES} == {"relaysum", "thesis", "bluefog", "wagma", "flex"}
+    assert {name.partition("_")[0] for name in STUDIES} == {"relaysum", "thesis", "bluefog", "wagma", "flex", "natural"}
 
 
 @pytest.mark.slow

@@ -13,7 +13,9 @@ from decentral.topology.graph import Graph, hops, is_connected, is_undirected, u
 from decentral.topology.spanning_tree import shortest_path_tree
 
 TOPOLOGIES = components("topology")
-CHANGING = {"inner_outer_exponential", "inner_outer_ring", "one_peer", "one_peer_exponential"}
+CHANGING = {"inner_outer_exponential", "inner_outer_ring", "one_peer", "one_peer_exponential"} | {
+    *("base_graph", "simple_base_graph", "equidyn", "epidemic")
+}
 STATIC_UNDIRECTED = sorted(TOPOLOGIES.keys() - CHANGING - {"exponential", "file"})
 
 

@@ -117,7 +117,7 @@ class Config:
     trace: bool = _key(False, "write every step's models to trace.npz: iterates [steps + 1, n, P]")
     record_operations: bool = _key(
         False,
-        "write what each worker did and when to operations.jsonl; in one process, the gradients of networks",
+        "write what each worker did and when to operations.jsonl",
         older=False,
     )
     device: str = _key("auto", "auto, cpu, cuda, or cuda:1 ...")

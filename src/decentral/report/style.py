@@ -67,6 +67,15 @@ _ALGORITHMS = {
     "eagersgd": ("#1B4F72", "h"),
     "adpsgd": ("#6A51A3", "8"),
     "a2cid2": ("#C51B8A", "H"),
+    "momentumtracking": ("#6A3D9A", "^"),
+    "dadam": ("#1F78B4", "v"),
+    "epidemiclearning": ("#33A02C", "o"),
+    "diloco": ("#B15928", "s"),
+    "streamingdiloco": ("#B15928", "D"),
+    "noloco": ("#A6761D", "X"),
+    "gasloc": ("#666699", "p"),
+    "sparseloco": ("#E7298A", "P"),
+    "teleportation": ("#02818A", "d"),
 }
 _ALIASES = {
     "relaymean": "relaysgd",
