@@ -342,7 +342,8 @@ def test_every_comparison_composes_at_every_scale_and_has_a_cell_for_every_publi
         if scale == "paper" and spec.published is not None:
             keys = sorted(cell.published for cell in cells if cell.published)
             theirs = numbers(study.paper, spec.published.item, spec.published.keys)
-            assert keys == sorted(number.key for number in theirs)
+            undefined = ("network C2",)  # of flexible communication, which nowhere says what it is
+            assert keys == sorted(number.key for number in theirs if not number.key.endswith(undefined))
 
 
 def test_planning_a_study_does_not_import_torch():
