@@ -30,5 +30,8 @@ paper itself does not say; one that begins with 'not an accuracy', a number that
 
 
 def key(line: str, setting: str, **values: object) -> str:
-    """A number's key: 'algorithm|topology' and a setting such as 'alpha={alpha:g}', filled in; '' without a line."""
-    return f"{line}|{setting.format(**values)}" if line else ""
+    """A number's key: 'algorithm|topology' and a setting such as 'alpha={alpha:g}', filled in; '' without a line.
+
+    A line that has a setting of its own, 'algorithm|topology|setting', is a key already.
+    """
+    return line if not line or line.count("|") > 1 else f"{line}|{setting.format(**values)}"
