@@ -54,7 +54,7 @@ CASES = {
     ),
     "own_task": Example(
         (
-            "--config-dir", "mine", "task=ordered", "data=digits", "model=mlp", "model.hidden=[8]", "batch_size=8",
+            "--config-dir", "mine", "task=ordered", "data=digits", "model=mlp", "model.hidden=[8]", "batch_size=64",
             "topology=ring", "algo=dpsgd", "lr=0.01", "steps=12", "precision=fp64",
         ),
         "task=ordered", "Labels 0, 1, 2, ... that are in order",
