@@ -20,8 +20,9 @@ COUNTS = {"train": 1280, "test": 20}
 
 
 STUDIES = [name for name in catalogue.names() if "laptop" in catalogue.scales(name)]
-RUNS = [(name, "laptop") for name in STUDIES]
-RUNS += [(name, "paper") for name in STUDIES if not name.startswith(("bluefog_", "wagma_", "flex_"))]
+IMAGES = [name for name in STUDIES if "data=cifar10" in catalogue.load(name, "laptop").base]
+RUNS = [(name, "laptop") for name in IMAGES]
+RUNS += [(name, "paper") for name in IMAGES if not name.startswith(("bluefog_", "wagma_", "flex_"))]
 """(Of two papers scale=paper is on ImageNet; the studies of flex that train have none.)"""
 
 
