@@ -27,7 +27,7 @@ def place(name: str, n: int, folder: Path) -> list[str]:
     """The topology with what it needs to have n workers."""
     grid = "topology.graph=grid"
     more = {"one_peer": [grid, "topology.weights=metropolis"], "spanning_tree": [grid]}
-    more |= {name: ["topology.drawn_rounds=2"] for name in ("epidemic", "equidyn")}  # each round is kept
+    more |= {"epidemic": ["topology.drawn_rounds=2"], "equidyn": ["topology.drawn_rounds=16"]}  # each round is kept
     if name == "file":
         path = folder / "graph.csv"
         path.write_text("".join(f"{i},{(i + 1) % n}\n" for i in range(n)))
@@ -104,7 +104,7 @@ def test_four_thousand_workers_mix_and_agree_in_machines_without_a_dense_matrix(
 def algorithm(name: str) -> str:
     if TOPOLOGIES[name].tree:
         return "relaysgd"
-    return "dpsgd"
+    return "epidemic_learning" if name == "epidemic" else "dpsgd"
 
 
 def goes_on(start, tmp_path: Path, *overrides: str) -> None:
