@@ -67,8 +67,6 @@ class Loaded(ABC):
     num_test: int
     reads_ahead: ClassVar[bool] = True
     """Whether batches that are drawn one after the other come sooner than those that are asked for at random."""
-    draws_apart: ClassVar[bool] = False
-    """Whether batches of workers that are not at the same step can be drawn together, by `drawn`."""
 
     @abstractmethod
     def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
@@ -80,10 +78,6 @@ class Loaded(ABC):
         of this process, on how far ahead batches are read, or on the device. Close the iterator to stop whatever it
         started before it is exhausted.
         """
-
-    def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """What `train_batches` gives for images rows [k, B] of workers that need not be at the same step, [k] each."""
-        raise NotImplementedError(f"{type(self).__name__} draws for one step at a time")
 
     def test_batches(
         self, batch_size: int, chosen: Tensor | None = None, part: int = 0, parts: int = 1
@@ -105,3 +99,11 @@ class Loaded(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release what is held; the object is not used afterwards."""
+
+
+class DrawnApart(Loaded):
+    """A data set from which workers that are not at the same step draw together."""
+
+    @abstractmethod
+    def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """What `train_batches` gives for examples rows [k, B] of these workers, each at its own of the steps [k]."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decentral.data.dataset import Loaded
+from decentral.data.dataset import DrawnApart
 from decentral.data.loading.normalise import Normalise
 from decentral.randomness import uniform
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SMALL_BYTES = 64e6  # up to this size, training images that are not augmented are kept as normalised floats
 
 
-class InMemory(Loaded):
+class InMemory(DrawnApart):
     """Images [N, C, H, W] uint8 and labels on the device; a batch is gathered, augmented and normalised there.
 
     A training image is shifted by up to `pad` pixels each way (zero padding, as `RandomCrop(padding=pad)` in
@@ -31,7 +31,6 @@ class InMemory(Loaded):
     """
 
     reads_ahead: ClassVar[bool] = False
-    draws_apart: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class InMemory(Loaded):
             yield self.drawn(order(step), workers, [step] * len(workers))
 
     def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """See `Loaded`."""
+        """See `DrawnApart`."""
         assert rows.shape[0] == len(workers)
         flat = self._to_device(rows.reshape(-1))
         images = self._images.index_select(0, flat)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from decentral.compression.row_layout import RowLayout
+from decentral.data.dataset import DrawnApart
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Loss, Workload
 from decentral.gradients.passes.memory_format import MemoryFormat, forward_examples
@@ -221,7 +222,7 @@ class Supervised(Problem):
         """The batches of local workers that are not equally far, in their order: each of one worker, or all in one."""
         if self.data.reads_ahead:
             return [self.batch_of(i, draw) for i, draw in zip(places, draws, strict=True)]
-        if self.data.draws_apart and isinstance(self.order, BatchOrder):
+        if isinstance(self.data, DrawnApart) and isinstance(self.order, BatchOrder):
             rows = [self.order.row(i, draw) for i, draw in zip(places, draws, strict=True)]
             numbers = [self.workers[i] for i in places]
             if len({len(row) for row in rows}) == 1:
