@@ -183,7 +183,7 @@ def test_the_commands_of_the_page_do_what_they_say(folder: Path) -> None:
         if words[0] == "cd":
             here = folder / words[1].removeprefix("examples/")
             assert here.is_dir()
-        elif words[0].startswith("decentral-"):
+        elif words[0].startswith("decentral-") and "data.path=" not in line:  # the reader's own
             name = words[0].removeprefix("decentral-")
             short = ["steps=2"] if name == "run" and "--help" not in words else []
             done = command(here, name, *words[1:], *short)
