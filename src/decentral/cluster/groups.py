@@ -103,7 +103,7 @@ class Meeting:
 
     def __init__(self, place: Groups, timeline: Timeline) -> None:
         n = timeline.n
-        self.place, self.timeline = place, timeline
+        self.place, self.timeline, self.waits = place, timeline, place.waits
         self.published = [-1] * n
         self.engine_free = [0.0] * n
         self.carried_out = [0] * n
@@ -124,8 +124,8 @@ class Meeting:
 
     def publish(self, i: int, version: int, now: float) -> None:
         """Worker i overwrites its send buffer; versions in which it took part before keep what was there."""
-        rows, waits = self.timeline.rows, self.place.waits
-        one = None if waits else self.in_order.get(self.carried_out[i])  # the engine has not begun with those behind it
+        rows = self.timeline.rows  # the engine has not begun with versions behind the next one
+        one = None if self.waits else self.in_order.get(self.carried_out[i])
         if one is not None and one.begun and i not in one.kept and self._start(one, i) < now:
             key = ("kept", one.number, i)
             one.kept[i] = self.published[i], key
@@ -146,7 +146,7 @@ class Meeting:
                 one = self.in_order[oldest]
             self._deliver(i, version, now, one.results[one.group_of[i]])
             return
-        group, begun, waits = one.group_of[i], one.begun, self.place.waits
+        group, begun, waits = one.group_of[i], one.begun, self.waits
         foretold = self._start(one, i) if begun and not waits else now
         one.arrived[i] = now
         if now < one.takes_part[i]:
@@ -201,7 +201,7 @@ class Meeting:
 
     def _finish(self, one: _Version, group: int, now: float) -> None:
         """All members of a group have taken part."""
-        if group not in one.due and not self.place.waits:
+        if group not in one.due and not self.waits:
             return  # it began sooner
         members, carried_out, place = one.groups[group], self.carried_out, one.place
         if any([carried_out[j] != place for j in members]):
@@ -236,16 +236,19 @@ class Meeting:
             timeline.rows.total(key, members, copies, self.place.empties)
         rounds = (len(members) - 1).bit_length()
         timeline.sent(len(members) * rounds, len(members) * rounds * timeline.bytes_per_row)
-        contributed = {j: kept[j][0] if j in kept else published[j] for j in members}
+        contributed = {j: published[j] for j in members}
+        if kept:
+            contributed |= {j: kept[j][0] for j in members if j in kept}
         for version, times in Counter(contributed.values()).items():
             timeline.aged(one.number - version, times)
         one.results[group] = result = Result(one.number, begins, ends, contributed, key)
         if timeline.rows is not None:
             self._replace(one, key, members)
+        engine_free, carried_out, all_arrived, after = self.engine_free, self.carried_out, one.arrived, one.place + 1
         for j in members:
-            self.engine_free[j] = ends
-            self.carried_out[j] += 1
-            if (arrived := one.arrived[j]) < inf:
+            engine_free[j] = ends
+            carried_out[j] = after
+            if (arrived := all_arrived[j]) < inf:
                 self._deliver(j, one.number, arrived, result)
 
     def _replace(self, one: _Version, key: Hashable, members: list[int]) -> None:
@@ -265,8 +268,12 @@ class Meeting:
     def _deliver(self, i: int, version: int, arrived: float, result: Result) -> None:
         """Worker i, which wants the sum of this version, goes on with this one."""
         timeline = self.timeline
-        ends = (arrived if arrived > result.ends else result.ends) + self.copy_s
-        begins = arrived if arrived > result.begins else result.begins
+        begins, ends = result.begins, result.ends
+        if arrived > begins:
+            begins = arrived
+            if arrived > ends:
+                ends = arrived
+        ends += self.copy_s
         then: Callable[[float], object] | None = None
         if timeline.rows is not None:
             self.users[result.key] += 1

@@ -32,16 +32,17 @@ _COLUMNS = {
 
 
 class Model(NamedTuple):
-    """What is trained, and how many steps are timed together."""
+    """What is trained, how many steps are timed together, and whether asynchronous methods have a limit there."""
 
     name: str
     settings: tuple[str, ...]
     repeats: int
+    limited: bool = True
 
 
 _MODELS = (
     Model("cnn, digits", ("model=cnn",), 3),
-    Model("mlp [64, 64], digits", ("model=mlp",), 20),
+    Model("mlp [64, 64], digits", ("model=mlp",), 20, limited=False),
 )
 
 
@@ -58,12 +59,14 @@ class Virtual(Benchmark):
         targets = [
             Target(f"{row['method']} in a virtual cluster / {row['to']} in lockstep, {row['model']}",
                    row["ratio"][0], row["at_most"])
-            for row in rows
+            for row in rows if row["at_most"] is not None
         ]  # fmt: skip
         notes = [
             f"All virtual runs are in {_CLUSTER}: 2 of {_WORKERS} workers are late in every step, so that gradients "
             "are begun at different times and workers are not equally far. Methods in rounds are held against "
-            "themselves without a cluster."
+            "themselves without a cluster. The mlp is shown for what an operation costs: its gradient takes a tenth of "
+            "a millisecond, as long as what Python does for an update, a meeting and an average of one worker; in "
+            "lockstep these are done for all workers at once."
         ]
         return Findings([Table("A step with and without simulated time", _COLUMNS, rows)], targets, notes)
 
@@ -77,8 +80,8 @@ def compared(model: Model, effort: Effort) -> list[dict[str, Any]]:
         runs |= {method: Steps(*settings), f"virtual {method}": Steps(*settings, _CLUSTER)}
     runs |= {f"virtual {method}": Steps(f"algo={method}", *shared, _CLUSTER) for method in _ASYNCHRONOUS}
     times = in_turn(runs, effort.rounds, 1 if effort.quick else model.repeats)
-    pairs = [(method, method, _IN_ROUNDS) for method in _ROUNDS]
-    pairs += [(method, to, _BY_THEMSELVES) for method, to in _ASYNCHRONOUS.items()]
+    pairs: list[tuple[str, str, float | None]] = [(method, method, _IN_ROUNDS) for method in _ROUNDS]
+    pairs += [(method, to, _BY_THEMSELVES if model.limited else None) for method, to in _ASYNCHRONOUS.items()]
     rows = [
         {
             "model": model.name,
