@@ -16,6 +16,9 @@ from decentral.tasks.evaluation import WHOLE, Scope
 from decentral.tasks.task import Problem
 
 
+_TOLERANCE = 1e-5
+
+
 class LeastSquares(NamedTuple):
     """f(x) = 1/n sum_i ||A_i x - b_i||^2, all float64."""
 
@@ -68,17 +71,26 @@ def random_problem(
 
 
 def _heterogeneous(problem: LeastSquares, directions: Tensor, zeta2: float) -> LeastSquares:
-    """The problem with b_i = s A_i directions_i, shifted so that its optimum is 0, and the s that gives this zeta^2."""
+    """The problem with b_i = s A_i directions_i, shifted so that its optimum is 0, and the s that gives this zeta^2.
+
+    zeta^2 is s^2 times that for s = 1, which says how each step of the bisection ends, but where rounding might decide.
+    """
+
+    def scaled(s: float) -> LeastSquares:
+        found = problem._replace(b=torch.einsum("nij,nj->ni", problem.A, s * directions))
+        return found._replace(b=found.b - torch.einsum("nij,j->ni", problem.A, found.optimum()))
+
     scale, low, high = 1.0, 0.0, math.inf
+    unit = scaled(1.0).heterogeneity()
     for _ in range(10_000):
-        shifted = problem._replace(b=torch.einsum("nij,nj->ni", problem.A, scale * directions))
-        shifted = shifted._replace(b=shifted.b - torch.einsum("nij,j->ni", problem.A, shifted.optimum()))
-        error = shifted.heterogeneity() - zeta2
-        if abs(error) <= 1e-5:
+        error = scale**2 * unit - zeta2
+        if abs(abs(error) - _TOLERANCE) <= 1e-9 * max(1.0, zeta2):
+            error = scaled(scale).heterogeneity() - zeta2
+        if abs(error) <= _TOLERANCE:
             break
         low, high = (scale, high) if error < 0 else (low, scale)
         scale = 2 * scale if high == math.inf else (low + high) / 2
-    return shifted
+    return scaled(scale)
 
 
 class QuadraticProblem(Problem):
