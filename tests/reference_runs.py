@@ -19,6 +19,7 @@ from decentral.runtime.launch import launch
 from decentral.store import Status
 from reference import SGD, Adam, Setting
 from reference_topology import Array, Edges, pieces
+from worlds import no_waiting
 
 LR = 0.1
 
@@ -89,7 +90,7 @@ def problem(n: int, d: int) -> dict[str, Array]:
 @functools.cache
 def _composed() -> dict[str, Any]:
     overrides = ["task=quadratics", "algo=allreduce", "topology=complete", "device=cpu", "progress=false", "trace=true"]
-    return as_dict(compose(overrides))
+    return as_dict(compose([*overrides, "evaluation.every_epochs=1000"]))
 
 
 def program(
@@ -121,11 +122,11 @@ def program(
         "num_workers": case.n,
         "steps": steps,
         "lr": LR,
-        "eval_every_epochs": 1000.0,
         "processes": str(processes),
         "run_dir": str(folder / "run"),
     }
-    outcome = launch(resolve(from_dict(values | keys)))
+    with no_waiting():
+        outcome = launch(resolve(from_dict(values | keys)))
     assert outcome.status is Status.done
     with np.load(outcome.directory / "trace.npz") as trace:
         return trace["iterates"]

@@ -71,12 +71,6 @@ SPREAD = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch):
-    """The learning curves take ten times as long to draw as the runs here take to compute."""
-    monkeypatch.setattr("decentral.report.learning_curves.save_learning_curves", lambda directory: None)
-
-
 def with_loss(folder: Path, case: Case, local: str, p: float, **keys: Any) -> Array:
     return program(folder, case, LOCALS[local], STEPS, network={"drop_probability": p}, seed=SEED, **keys)
 

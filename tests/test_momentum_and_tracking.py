@@ -44,12 +44,6 @@ EXACT_VARIANTS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch):
-    """The learning curves take ten times as long to draw as the runs here take to compute."""
-    monkeypatch.setattr("decentral.report.learning_curves.save_learning_curves", lambda directory: None)
-
-
 # -- momentum ----------------------------------------------------------------------------------------------------------
 
 

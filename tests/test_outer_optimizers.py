@@ -71,12 +71,6 @@ LIMITS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch):
-    """The learning curves take ten times as long to draw as the runs here take to compute."""
-    monkeypatch.setattr("decentral.report.learning_curves.save_learning_curves", lambda directory: None)
-
-
 @pytest.mark.parametrize("limit", LIMITS)
 def test_in_its_limit_a_method_is_one_that_is_known(start, limit: str) -> None:
     ours, known = (

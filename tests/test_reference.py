@@ -180,12 +180,6 @@ def spread(n: int) -> list[Case]:
     ]
 
 
-@pytest.fixture(autouse=True)
-def no_picture(monkeypatch):
-    """The learning curves take ten times as long to draw as the runs here take to compute."""
-    monkeypatch.setattr("decentral.report.learning_curves.save_learning_curves", lambda directory: None)
-
-
 def combinations() -> list:
     """Every algorithm with every local optimizer, every option with three of them."""
     met: set[str] = set()

@@ -87,7 +87,7 @@ def test_the_figures_of_a_study_are_drawn_again_byte_for_byte(directory: Path, t
 
 
 def drawn(path: Path) -> bytes:
-    """The bytes of a file; an SVG's clip paths, which matplotlib names by a hash of unrounded numbers, by their order."""
+    """The bytes of a file; clip paths, which matplotlib names by a hash of unrounded numbers, by their order."""
     content = path.read_bytes()
     names = dict.fromkeys(re.findall(rb'clipPath id="(p[0-9a-f]{10})"', content)) if path.suffix == ".svg" else {}
     for number, one in enumerate(names):

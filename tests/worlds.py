@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import os
 import signal
@@ -20,6 +21,7 @@ from decentral.config.identity import run_directory
 from decentral.config.schema import Config
 from decentral.network.windows.locks import gloo_group
 from decentral.network.world import World
+from decentral.store import provenance
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.run import run
 from decentral.training.stepper import Stepper
@@ -124,13 +126,22 @@ def are_named(told: list[list[str]], expected: list[str]) -> None:
             assert part in sentence
 
 
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Runs in this process do not wait for the disk, and ask git once about the checkout."""
+    with mock.patch("os.fsync"), mock.patch("decentral.store.provenance._git", _git):
+        yield
+
+
+_git = functools.cache(provenance._git)
+
+
 def carry_out(world: World, config: Config, crash_at: int, interrupt_at: int) -> str:
-    """`run` without its picture and without waiting for the disk; returns the status, or "crashed".
+    """`run` without waiting for the disk or git; returns the status, or "crashed".
 
     Both faults happen before the gradient of a step; -1: not at all.
     """
-    picture = mock.patch("decentral.report.learning_curves.save_learning_curves")
-    with picture, mock.patch("os.fsync"), _faults(crash_at, interrupt_at):
+    with no_waiting(), _faults(crash_at, interrupt_at):
         try:
             return str(run(config, world, run_directory(config)).value)
         except (Crash, ConnectionError):  # or that of another process, which was there first
