@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import functools
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 import reference
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
 from decentral.config.files import as_dict, from_dict
+from decentral.network.world import World
 from decentral.randomness import numpy_generator
-from decentral.runtime.launch import launch
-from decentral.store import Status
 from reference import SGD, Adam, Setting
 from reference_topology import Array, Edges, pieces
-from worlds import no_waiting
+from worlds import Processes, carry_out
 
 LR = 0.1
 
@@ -100,10 +101,11 @@ def program(
     steps: int,
     *,
     processes: int = 1,
+    worlds: Callable[[int], Processes] | None = None,
     given: dict[str, Array] | None = None,
     **keys: Any,
 ) -> Array:
-    """iterates [steps + 1, n, d] of the program."""
+    """iterates [steps + 1, n, d] of the program, by several processes those of `worlds`."""
     folder = folder / uuid.uuid4().hex
     folder.mkdir()
     np.savez(folder / "problem.npz", **(given or problem(case.n, case.d)))
@@ -125,10 +127,11 @@ def program(
         "processes": str(processes),
         "run_dir": str(folder / "run"),
     }
-    with no_waiting():
-        outcome = launch(resolve(from_dict(values | keys)))
-    assert outcome.status is Status.done
-    with np.load(outcome.directory / "trace.npz") as trace:
+    config = resolve(from_dict(values | keys))
+    world = World(0, 1, torch.device("cpu"))
+    statuses = worlds(processes).call(carry_out, config, -1, -1) if worlds else [carry_out(world, config, -1, -1)]
+    assert set(statuses) == {"done"}
+    with np.load(folder / "run" / "trace.npz") as trace:
         return trace["iterates"]
 
 

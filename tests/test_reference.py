@@ -197,9 +197,9 @@ def test_every_algorithm_follows_its_formula(tmp_path, case: Case, local: Local)
 
 
 @pytest.mark.parametrize("case", spread(5), ids=str)
-def test_two_processes_that_host_three_and_two_workers_follow_the_same_formula(tmp_path, case: Case):
+def test_two_processes_that_host_three_and_two_workers_follow_the_same_formula(tmp_path, worlds, case: Case):
     local = LOCALS["decay"]
-    assert_agree(program(tmp_path, case, local, STEPS, processes=2), expected(case, local, STEPS))
+    assert_agree(program(tmp_path, case, local, STEPS, processes=2, worlds=worlds), expected(case, local, STEPS))
 
 
 def mostly_slow(cases: list[Case]) -> list[Any]:
@@ -208,9 +208,9 @@ def mostly_slow(cases: list[Case]) -> list[Any]:
 
 
 @pytest.mark.parametrize("case", mostly_slow(spread(4)), ids=str)
-def test_a_process_for_each_worker_follows_the_same_formula(tmp_path, case: Case):
+def test_a_process_for_each_worker_follows_the_same_formula(tmp_path, worlds, case: Case):
     local = LOCALS["decay"]
-    assert_agree(program(tmp_path, case, local, STEPS, processes=4), expected(case, local, STEPS))
+    assert_agree(program(tmp_path, case, local, STEPS, processes=4, worlds=worlds), expected(case, local, STEPS))
 
 
 def test_no_two_cases_of_the_reference_are_the_same_run():
