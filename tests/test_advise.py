@@ -99,6 +99,7 @@ def test_a_compressed_mean_takes_the_gradient_the_coding_and_its_collectives():
     assert found.step_s == pytest.approx(0.3 + found.coding_s + gathered)
 
 
+@pytest.mark.slow
 def test_every_method_is_predicted_or_says_why_not():
     given = ["num_workers=8", "cluster=slow_network", *MODEL]
     told: list[str] = []
@@ -112,6 +113,7 @@ def test_every_method_is_predicted_or_says_why_not():
     assert found.layout == layout_of(found.config) and len(found.layout.shapes) > 1
 
 
+@pytest.mark.slow
 def test_the_time_of_methods_without_compression_is_that_of_a_timeline():
     found = advise(["num_workers=8", "cluster=slow_network", *MODEL], None, None, lambda _: None)
     for row in found.rows:
@@ -173,6 +175,7 @@ def test_the_backward_share_is_a_share_whatever_the_noise():
     ]
 
 
+@pytest.mark.slow
 def test_the_error_is_that_of_steps_between_as_many_workers_as_processes(monkeypatch: pytest.MonkeyPatch):
     """Two processes whose ring takes 0.1 + 0.01 s for a step; 8 workers are what is asked for."""
     links = MeasuredLinks(0.01, math.inf, math.inf, "ring")
@@ -207,6 +210,7 @@ def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: 
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_table_says_what_was_not_checked_and_json_says_the_same(capsys: pytest.CaptureFixture[str]):
     given = (*MODEL, "num_workers=4", "cluster=even")
     code, out, told = command(capsys, *given)

@@ -72,7 +72,10 @@ def test_every_cell_has_been_carried_out_and_the_file_stays_small(path: Path) ->
     assert path.stat().st_size < 1e6
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+ONE_IS_QUICK = [path if path.stem == "relaysum" else pytest.param(path, marks=pytest.mark.slow) for path in NOTEBOOKS]
+
+
+@pytest.mark.parametrize("path", ONE_IS_QUICK, ids=lambda path: path.stem)
 def test_a_notebook_draws_what_was_run_and_says_how_to_run_the_rest(path: Path, tmp_path: Path) -> None:
     report = {"table": TABLE, "figures": [FIGURE], "claims": []}
     write(tmp_path / path.stem / STUDIES[path.stem] / "smoke", table1(), report, courses("RelaySGD", "dbt", 1, 90))
