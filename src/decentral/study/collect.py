@@ -109,7 +109,12 @@ def is_current(directory: Path, definition: dict[str, Any], finished: Iterable[s
 
 def _described(study: Study) -> dict[str, Any]:
     keys = ("title", "paper", "item", "base", "departures", "needs", "report")
-    return {"kind": study.name, **{key: getattr(study, key) for key in keys}, **study.described()}
+    return {
+        "kind": study.name,
+        **{key: getattr(study, key) for key in keys},
+        **study.described(),
+        **study.further_facts(),
+    }
 
 
 def _write_values(path: Path, labels: list[str], values: Iterable[Value]) -> None:

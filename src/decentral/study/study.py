@@ -154,6 +154,10 @@ class Study(ABC):
         number = len(getattr(self, "seeds", []))
         return {"report": _counted(self.report, number), "departures": _counted(self.departures, number)}
 
+    def further_facts(self) -> dict[str, Any]:
+        """What a kind of study says of itself beyond its keys, for its report: further entries of study.json."""
+        return {}
+
     @abstractmethod
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """The cells, composed and checked. `overrides` are the user's, for every run. Raises ConfigError."""

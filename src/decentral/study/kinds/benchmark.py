@@ -1,0 +1,113 @@
+"""Methods in fixed scenarios: what each of them takes to the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from decentral.config.composition import compose_all
+from decentral.config.schema import Config
+from decentral.study.benchmark import Method, Scenario, methods, scenarios
+from decentral.study.kinds.benchmark_cell import METRICS, BenchmarkCell
+from decentral.study.kinds.comparison import Comparison
+from decentral.study.kinds.comparison_cell import ComposedRun
+from decentral.study.study import Cell, Study
+from decentral.study.tuning.grid import Grid
+
+_MAIN = "simulated_s"
+"""The axis by which rates are chosen, and what the study is about."""
+
+
+@dataclass
+class Benchmark(Study):
+    """Every method in every scenario, with the same budget: so many rates on one seed, then several seeds.
+
+    methods      names in conf/benchmark/methods.yaml, or of algorithms; null: all that have a line there
+    scenarios    names in conf/benchmark/scenario/; those in one's own folder are added
+    reduced      whether scenarios are cut to what they say under `smoke`
+
+    The definition of a study holds the lines and files themselves, so that it is another one when they change.
+    """
+
+    name: str = "benchmark"
+    methods: Any = None
+    scenarios: list[Any] = field(default_factory=list)
+    reduced: bool = False
+
+    def __post_init__(self) -> None:
+        self.methods = methods(self.methods)
+        found = scenarios(self.scenarios)
+        self.scenarios = [one.reduced for one in found] if self.reduced else found
+
+    def decided_keys(self) -> set[str]:
+        """Also the budget, and the learning rate, which is tuned."""
+        return super().decided_keys() | {"steps", "lr"}
+
+    def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
+        """Scenario by scenario. An override that begins with the name of a scenario is for that one only:
+        cifar10.data.path=FOLDER."""
+        pairs = [(scenario, method) for scenario in self.scenarios for method in self.methods]
+        names = {scenario.name for scenario in self.scenarios}
+        commands = [self._command(*pair, overrides, names) for pair in pairs]
+        configs = compose_all(commands, config_dir)
+        return [
+            self._cell(*pair, ComposedRun(command, config, config_dir))
+            for pair, command, config in zip(pairs, commands, configs, strict=True)
+        ]
+
+    def further_facts(self) -> dict[str, Any]:
+        """What the scenarios are, for the page."""
+        return {"scenarios": [_told(one) for one in self.scenarios]}
+
+    def _command(self, scenario: Scenario, method: Method, overrides: Sequence[str], names: set[str]) -> list[str]:
+        base = [*self.base, *scenario.base]
+        local = {word.partition(".")[0]: [] for word in overrides} | {name: [] for name in names}
+        general = []
+        for word in overrides:
+            head, point, rest = word.partition(".")
+            if point and head in names:
+                local[head].append(rest)
+            else:
+                general.append(word)
+        sgd = method.with_sgd if "optim=sgd" in base else []
+        return ["save=none", *base, f"steps={scenario.steps}", *method.base, *sgd, *general, *local[scenario.name]]
+
+    def _cell(self, scenario: Scenario, method: Method, run: ComposedRun) -> BenchmarkCell:
+        own = replace(scenario.target, axis=_MAIN)
+        study = Comparison(
+            tune_seeds=scenario.tune_seeds,
+            seeds=scenario.seeds,
+            retreat=False,
+            measure=own,
+            also=[replace(own, axis=axis) for axis in METRICS if axis != _MAIN],
+        )
+        return BenchmarkCell(
+            labels={"scenario": scenario.name, "method": method.title, "topology": _topology(run.config)},
+            final=run,
+            tuning=run,
+            rule=Grid(values=sorted(float(f"{rate * method.times:.6g}") for rate in scenario.rates)),
+            study=study,
+            measure=own,
+            published="",
+        )
+
+
+def _topology(config: Config) -> str:
+    return str(config.topology.name) if config.algo.uses_topology else ""
+
+
+def _told(scenario: Scenario) -> dict[str, Any]:
+    unit = "" if scenario.target.percent is False else " %"
+    metric = f"{scenario.target.split} {scenario.target.metric.replace('_', ' ')}"
+    return {
+        "scenario": scenario.name,
+        "title": scenario.title,
+        "target": f"{metric} {scenario.target.to_reach:g}{unit}, {scenario.target.worker} of the workers",
+        "because": scenario.because,
+        "steps": scenario.steps,
+        "rates": scenario.rates,
+        "tune_seeds": scenario.tune_seeds,
+        "seeds": scenario.seeds,
+        "needs": scenario.needs,
+    }
