@@ -47,16 +47,21 @@ def _from_which_on(layer: nn.Module) -> float:
 
 
 def call_sizes(layers: Sequence[nn.Module], batch_shape: tuple[int, ...], precision: Precision) -> CallSizes:
-    """From one forward pass of a batch, (B, C, H, W) of images, on torch's `meta` device: it computes nothing."""
+    """From one forward pass of one example of a batch, (B, C, H, W) of images, through copies of the layers.
+
+    It takes as long as an example does. Torch's `meta` device would compute nothing, but its first product imports
+    torch's compiler, which takes longer than a small run.
+    """
     batch_size = batch_shape[0]
     tokens = isinstance(layers[0], nn.EmbeddingBag)
-    x = torch.empty(batch_shape, device="meta", dtype=torch.int64 if tokens else torch.float32)
-    loads, largest = [], x.numel()
+    x = torch.zeros((1, *batch_shape[1:]), dtype=torch.int64 if tokens else torch.float32)
+    loads, largest = [], batch_size * x.numel()
     parameters = 0
     for layer in layers:
         weights = sum(p.numel() for p in layer.parameters())
-        x = deepcopy(layer).to("meta", torch.float32)(x)
-        largest, parameters = max(largest, x.numel()), parameters + weights
+        with torch.no_grad():
+            x = deepcopy(layer).to("cpu", torch.float32).eval()(x)
+        largest, parameters = max(largest, batch_size * x.numel()), parameters + weights
         if weights:
             convolution = isinstance(layer, nn.Conv2d)
             pixels = x[0, 0].numel()
