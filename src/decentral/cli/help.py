@@ -6,16 +6,15 @@ import dataclasses
 import inspect
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
-from enum import Enum
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from decentral.cli.choices import Choice, Setting, choice, settings_of, show, summary
 from decentral.config.overrides import CHOICES, options
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component
-from decentral.registry.find import described, owner
+from decentral.registry.find import owner
 from decentral.terminal.console import say
 
 _HEAD = """\
@@ -102,26 +101,27 @@ def _settings() -> str:
 def _setting_lines() -> list[tuple[str, str]]:
     """(key, line of help) of everything that is no choice."""
     found = [
-        (f.name, f"  {f.name + '=' + _show(f.default):<25} {f.metadata['help']}")
+        (f.name, f"  {f.name + '=' + show(f.default):<25} {f.metadata['help']}")
         for f in dataclasses.fields(Config)
         if "help" in f.metadata
     ]
-    return found + [line for node, cls in NODES.items() for line in _node_lines(node, cls)]
-
-
-def _node_lines(node: str, cls: type, values: Mapping[str, Any] | None = None) -> list[tuple[str, str]]:
-    """The same for the settings of a node, whose docstring describes them; with these values instead of defaults."""
-    documented = {
-        name: " ".join(text.split())
-        for name, text in re.findall(r"^(\w+)  +(\S.*(?:\n  +.*)*)", inspect.getdoc(cls) or "", re.M)
-    }
-    found = []
-    for f in dataclasses.fields(cls):
-        key = f"{node}.{f.name}"
-        value = (values or {}).get(f.name, _default(f))
-        line = f"  {key + '=' + _show(value):<{_KEY_WIDTH}}  {documented.get(f.name, '')}"
-        found.append((key, textwrap.fill(line, _WIDTH, subsequent_indent=(_KEY_WIDTH + 4) * " ")))
+    for node, cls in NODES.items():
+        settings = settings_of(cls)
+        keys = (f"{node}.{setting.name}" for setting in settings)
+        found += zip(keys, _setting_texts(node, settings), strict=True)
     return found
+
+
+def _setting_texts(node: str, settings: Sequence[Setting]) -> list[str]:
+    """A line of help for each setting of a node."""
+    return [
+        textwrap.fill(
+            f"  {f'{node}.{setting.name}={setting.value}':<{_KEY_WIDTH}}  {setting.about}",
+            _WIDTH,
+            subsequent_indent=(_KEY_WIDTH + 4) * " ",
+        )
+        for setting in settings
+    ]
 
 
 def _overview(group: str, folders: Sequence[Path]) -> str:
@@ -131,90 +131,41 @@ def _overview(group: str, folders: Sequence[Path]) -> str:
     default = re.search(rf"^\s*- {group}: (\S+)$", (folders[0] / "config.yaml").read_text(), re.M)
     lines = [f"{group}=..." + (f"  (default: {default[1]})" if default and default[1] != "null" else "")]
     for name in known:
-        line = f"  {name:<{width}}{_summary(group, name, folders)}"
+        line = f"  {name:<{width}}{summary(group, name, folders)}"
         lines.append(textwrap.fill(line, _WIDTH, subsequent_indent=(width + 2) * " "))
     return "\n".join([*lines, "", f"decentral-run --help {group}={known[0]} shows one of them with all its settings."])
 
 
 def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
     """One choice: what it is, and its settings with the values that this choice gives them."""
-    file = _file(group, option, folders)
-    schema = re.search(r"^\s*- schema/(\S+)@_here_$", file.read_text(), re.M) if file else None
-    if file is not None and schema is None:  # an experiment, or a file of the user's that builds on another choice
-        return f"{group}={option}    ({file})\n\n" + textwrap.indent(file.read_text().rstrip(), "  ")
-    cls = component(GROUPS[group], schema[1] if schema else option)
-    assert cls is not None
-    where = owner(cls)
-    head = f"{group}={option}    {_summary(group, option, folders)}" + (f"    ({where})" if where else "")
-    lines = [head, "", textwrap.indent(inspect.getdoc(cls) or "", "  ")]
-    if usual := getattr(cls, "usual_topology", ""):
+    found = choice(group, option, folders)
+    if found.cls is None:
+        assert found.file is not None
+        return f"{group}={option}    ({found.file})\n\n" + textwrap.indent(found.file.read_text().rstrip(), "  ")
+    where = owner(found.cls)
+    head = f"{group}={option}    {found.summary}" + (f"    ({where})" if where else "")
+    lines = [head, "", textwrap.indent(inspect.getdoc(found.cls) or "", "  ")]
+    if usual := getattr(found.cls, "usual_topology", ""):
         lines += ["", f"  Where no topology is named: topology={usual}"]
-    fields = [f for f in dataclasses.fields(cls) if f.name != "name"]
-    values = _values(file) if file else {}
     if group == "topology":
-        lines += _facts(cls, values)
-    if fields:
-        nodes = {f.name: type(_default(f)) for f in fields if dataclasses.is_dataclass(_default(f))}
-        shown = [
-            (f, f"{group}.{f.name}={_show(values.get(f.name, _default(f)))}") for f in fields if f.name not in nodes
-        ]
-        width = max((len(text) for _, text in shown), default=0) + 2
+        lines += _facts(found)
+    shown = [(f"{group}.{setting.name}={setting.value}", setting) for setting in found.settings]
+    width = max((len(text) for text, _ in shown), default=0) + 2
+    if found.settings or found.nodes:
         lines += ["", "  Settings"]
-        lines += [f"    {text:<{width}}{_members(f)}".rstrip() for f, text in shown]
-        for name, node in nodes.items():
-            lines += ["", *(line for _, line in _node_lines(f"{group}.{name}", node, values.get(name)))]
+    lines += [f"    {text:<{width}}{_members(setting)}".rstrip() for text, setting in shown]
+    for name, node in found.nodes.items():
+        lines += ["", *_setting_texts(f"{group}.{name}", node)]
     return "\n".join(lines)
 
 
-def _facts(topology: type, values: Mapping[str, Any]) -> list[str]:
+def _members(setting: Setting) -> str:
+    return f"one of {', '.join(setting.members)}" if setting.members else ""
+
+
+def _facts(topology: Choice) -> list[str]:
     """What agreement takes with a topology's usual settings, for the numbers of workers for which it exists."""
     from decentral.topology.facts import told
 
-    found = []
-    for n in _SIZES:
-        try:
-            rounds = topology(**{k: v for k, v in values.items() if k != "name"}).schedule(n)
-        except ConfigError:
-            continue
-        found.append(f"    num_workers={n:<4} {told(rounds)}")
+    found = [f"    num_workers={n:<4} {told(rounds)}" for n in _SIZES if (rounds := topology.rounds(n)) is not None]
     return ["", "  With these settings", *found] if found else []
-
-
-def _file(group: str, option: str, folders: Sequence[Path]) -> Path | None:
-    return next((file for folder in folders if (file := folder / group / f"{option}.yaml").is_file()), None)
-
-
-def _summary(group: str, option: str, folders: Sequence[Path]) -> str:
-    """The comment at the top of a choice's file; without a file, the first line of the component's docstring."""
-    file = _file(group, option, folders)
-    if file is None:
-        cls = component(GROUPS[group], option)
-        return described(cls) if cls is not None else ""
-    comments = [line for line in file.read_text().splitlines() if line.startswith("#") and "@package" not in line]
-    return comments[0].lstrip("# ") if comments else ""
-
-
-def _values(file: Path) -> dict[str, Any]:
-    """What a choice's file sets."""
-    import yaml
-
-    return {key: value for key, value in yaml.safe_load(file.read_text()).items() if key != "defaults"}
-
-
-def _default(f: dataclasses.Field[Any]) -> Any:
-    if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-        return "???"
-    return f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-
-
-def _members(f: dataclasses.Field[Any]) -> str:
-    default = _default(f)
-    return f"one of {', '.join(m.name for m in type(default))}" if isinstance(default, Enum) else ""
-
-
-def _show(value: Any) -> str:
-    if isinstance(value, Enum):
-        return value.name
-    if isinstance(value, bool) or value is None:
-        return {True: "true", False: "false", None: "null"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
