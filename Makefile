@@ -79,6 +79,9 @@ readme: $(VENV)/.installed  ## run what the README reports, and fill in its numb
 notebooks: $(VENV)/.installed-dev  ## the notebooks of the papers, again, with what is stored in results/
 	$(BIN)/python scripts/notebooks.py
 
+docs: $(VENV)/.installed-dev  ## the documentation as a site: build/docs/site/index.html (under a minute)
+	$(BIN)/python scripts/docs/build.py
+
 clean:  ## remove the environment (results stay)
 	rm -rf $(VENV)
 
@@ -96,4 +99,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 SWEEPS := sweep-thesis-lr sweep-thesis-topologies sweep-relaysum-alpha sweep-relaysum-workers
-.PHONY: help run studies study $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-slow test-all check format bench readme notebooks clean
+.PHONY: help run studies study $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-slow test-all check format bench readme notebooks docs clean

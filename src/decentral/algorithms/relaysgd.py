@@ -45,16 +45,16 @@ class RelaySGD(Algorithm):
     Vogels et al., NeurIPS 2021 (arXiv:2110.04175), Algorithm 1. The topology is a tree, or a tree for each piece of the
     model (`dbt`). Closed form, for tau_ij hops:  x_i^{t+1} = 1/n sum_j y_j^{t - max(tau_ij - 1, 0)}
 
-    overlap       use the messages of the previous step instead, so that they travel during the gradient: delay tau_ij,
-                  the paper's formula (its code's default is tau_ij - 1, as here).
-    fill          what stands in for the n - n_i models not there: `initial` x^0 (the code's default), `previous` x_i^t
-                  (the paper's equation (1), used for Table 5), `own` y_i (the README's version). After the tree's
-                  diameter they agree, unless messages are lost. `auto` is `initial`, but `previous` where messages can
-                  be lost, since x^0 would pull the models back for ever. `count` (the thesis): divide by n_i instead.
-    correct_lr    multiply the learning rate by 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), appendix D.1 in
-                  closed form: what a change of one worker adds up to then is what it would be with all-reduce.
-    initial_count what counts c start at: 1 with fill=count is the thesis' code, although no message is there yet, which
-                  shrinks all weights to about 0.7 of what they were (algorithms/relaysgd_thesis.py).
+    overlap        use the messages of the previous step instead, so that they travel during the gradient: delay tau_ij,
+                   the paper's formula (its code's default is tau_ij - 1, as here).
+    fill           what stands in for the n - n_i models not there: `initial` x^0 (the code's default), `previous` x_i^t
+                   (the paper's equation (1), used for Table 5), `own` y_i (the README's version). After the tree's
+                   diameter they agree, unless messages are lost. `auto` is `initial`, but `previous` where messages can
+                   be lost, since x^0 would pull the models back for ever. `count` (the thesis): divide by n_i instead.
+    correct_lr     multiply the learning rate by 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), appendix D.1 in
+                   closed form: what a change of one worker adds up to then is what it would be with all-reduce.
+    initial_count  what counts c start at: 1 with fill=count is the thesis' code, although no message is there yet,
+                   which shrinks all weights to about 0.7 of what they were (algorithms/relaysgd_thesis.py).
 
     Lost messages (and their counts) are zero, in the average and in what is relayed from them. The counts follow from
     the tree and the losses, so every process computes them and they are not sent.

@@ -87,12 +87,13 @@ def choice(group: str, option: str, folders: Sequence[Path]) -> Choice:
 
 
 def settings_of(cls: type | None, values: Mapping[str, Any] | None = None) -> list[Setting]:
-    """The fields of a dataclass, which its docstring describes; with these values instead of defaults."""
+    """The fields of a dataclass, which its docstring, or that of a class above, describes; with these values."""
     if cls is None:
         return []
     documented = {
         name: " ".join(text.split())
-        for name, text in re.findall(r"^(\w+)  +(\S.*(?:\n  +.*)*)", inspect.getdoc(cls) or "", re.M)
+        for base in reversed(cls.__mro__)
+        for name, text in re.findall(r"^(\w+)  +(\S.*(?:\n  +.*)*)", inspect.cleandoc(base.__doc__ or ""), re.M)
     }
     return [
         Setting(f.name, show((values or {}).get(f.name, default(f))), _members(f), documented.get(f.name, ""))
