@@ -61,6 +61,9 @@ test-slow: $(VENV)/.installed-dev
 test-all: $(VENV)/.installed-dev  ## all tests
 	$(PYTEST)
 
+test-matrix: $(VENV)/.installed-dev  ## Python 3.11 to 3.13 with the lowest and the newest torch, as far as this machine has them
+	PYTHON=$(BIN)/python scripts/test_matrix.sh
+
 check: $(VENV)/.installed-dev  ## formatting, lint and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -99,4 +102,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 SWEEPS := sweep-thesis-lr sweep-thesis-topologies sweep-relaysum-alpha sweep-relaysum-workers
-.PHONY: help run studies study $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-slow test-all check format bench readme notebooks docs clean
+.PHONY: help run studies study $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-slow test-all test-matrix check format bench readme notebooks docs clean

@@ -1,10 +1,16 @@
-"""A wheel works from any working directory, and finds conf/ inside the package."""
+"""A wheel works from any working directory, and in an empty environment; it finds conf/ inside the package."""
 
 from __future__ import annotations
 
+import ast
+import importlib.metadata
 import os
+import re
 import subprocess
 import sys
+import sysconfig
+import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -13,13 +19,14 @@ import pytest
 from decentral.config.composition import conf_directory
 
 CHECKOUT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with decentral installed from its wheel; nothing is downloaded."""
+    """A folder with decentral installed from its wheel, which is made from its sdist; nothing is downloaded."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(CHECKOUT)]
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(CHECKOUT)]
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--no-compile"]
     subprocess.run(build, check=True, capture_output=True, timeout=120)
     (wheel,) = folder.glob("*.whl")
@@ -72,3 +79,69 @@ def test_the_wheel_runs(installed: Path, tmp_path: Path) -> None:
 
 def test_a_checkout_uses_the_conf_at_its_top() -> None:
     assert conf_directory() == CHECKOUT / "conf"
+
+
+@pytest.fixture(scope="module")
+def empty_environment(installed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The commands of an environment in which pip has installed the wheel, and nothing else.
+
+    Its dependencies are those of the running environment, which a .pth file shows it (decentral itself is not seen
+    there: a .pth file is not read by way of another). That pip would find and install them is not tested; that all of
+    them are declared is, below.
+    """
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=False)
+    (wheel,) = installed.parent.glob("*.whl")
+    python = folder / "bin" / "python"
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, str(wheel)], check=True, capture_output=True, timeout=120)
+    where = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+    packages = Path(subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip())
+    (packages / "dependencies.pth").write_text(
+        "".join(f"{sysconfig.get_path(kind)}\n" for kind in ("purelib", "platlib"))
+    )
+    return folder / "bin"
+
+
+def carried_out(command: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A command of the environment in an empty folder, which knows of nothing outside of it."""
+    known = {"HOME": str(folder / "home"), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    (folder / "work").mkdir()
+    return subprocess.run(
+        [command, *arguments], cwd=folder / "work", env=known, capture_output=True, text=True, timeout=240
+    )
+
+
+@pytest.mark.slow
+def test_a_run_in_an_empty_environment_from_an_empty_folder(empty_environment: Path, tmp_path: Path) -> None:
+    done = carried_out(empty_environment / "decentral-run", tmp_path, "steps=2", "device=cpu", "processes=2")
+    assert done.returncode == 0, done.stderr
+    assert "relaysgd on dbt" in done.stdout
+    assert len(list((tmp_path / "work" / "results" / "runs").glob("*/models.safetensors"))) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", PROJECT["scripts"])
+def test_every_command_is_there_in_an_empty_environment(empty_environment: Path, tmp_path: Path, command: str) -> None:
+    done = carried_out(empty_environment / command, tmp_path, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert command in done.stdout
+
+
+@pytest.mark.slow
+def test_a_study_in_an_empty_environment(empty_environment: Path, tmp_path: Path) -> None:
+    done = carried_out(empty_environment / "decentral-study", tmp_path, "relaysum_fig9", "scale=smoke")
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "work" / "results" / "own").rglob("table.csv"))
+
+
+def test_everything_that_is_imported_is_declared() -> None:
+    extras = [one for name, needed in PROJECT["optional-dependencies"].items() if name != "dev" for one in needed]
+    declared = {re.split(r"[<>=]", one)[0].lower() for one in [*PROJECT["dependencies"], *extras]}
+    trees = [ast.parse(file.read_text()) for file in (CHECKOUT / "src").rglob("*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
+    tops = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"decentral", "habitat"}
+    packages = importlib.metadata.packages_distributions()
+    assert {top for top in tops if not {one.lower() for one in packages.get(top, [])} & declared} == set()

@@ -15,6 +15,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from PIL import Image
 
+from decentral import __version__
 from decentral.cli.options import RunOptions
 from decentral.cli.run import main
 from decentral.cli.study_arguments import chosen_studies
@@ -138,6 +139,12 @@ def test_the_readme_says_how_to_install_and_where_data_come_from() -> None:
 def test_the_citation_is_of_this_version_and_of_papers_that_the_readme_names() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+    assert (citation["version"], citation["license"]) == (__version__, project["license"])
     assert {"cff-version", "message", "title", "authors"} <= citation.keys()
-    assert len(citation["references"]) == 2 and all(one["url"] in README for one in citation["references"])
+    assert len(citation["references"]) == 5
+    assert all(one["url"] in README for one in citation["references"] if "url" in one)
+
+
+def test_the_list_of_changes_begins_with_this_version() -> None:
+    versions = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert versions[0] == __version__
