@@ -21,6 +21,9 @@ study: $(VENV)/.installed  ## one study: make study STUDY=relaysum_table1 [SCALE
 	@test -n "$(STUDY)" || { echo "make study needs a name, for example STUDY=relaysum_table1:"; $(BIN)/decentral-study; exit 2; }
 	$(BIN)/decentral-study $(STUDY) scale=$(SCALE) $(ARGS)
 
+benchmark: $(VENV)/.installed  ## about twenty methods in fixed scenarios: make benchmark [SCALE=smoke|small|laptop] [ARGS='methods=[mine] --config-dir FOLDER']
+	$(BIN)/decentral-benchmark scale=$(SCALE) $(ARGS)
+
 sweep-thesis-lr: $(VENV)/.installed  ## thesis, Tables A.1 to A.3: five learning rates x three alphas x five methods
 	$(BIN)/decentral-study 'thesis_tableA_*' scale=$(SCALE) $(ARGS)
 
@@ -102,4 +105,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 SWEEPS := sweep-thesis-lr sweep-thesis-topologies sweep-relaysum-alpha sweep-relaysum-workers
-.PHONY: help run studies study $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-slow test-all test-matrix check format bench readme notebooks docs clean
+.PHONY: help run studies study benchmark $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-slow test-all test-matrix check format bench readme notebooks docs clean

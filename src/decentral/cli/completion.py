@@ -20,10 +20,11 @@ from decentral.registry import components
 from decentral.study import SCALES
 from decentral.terminal.console import say
 
-_RUN, _STUDY = "decentral-run", "decentral-study"
+_RUN, _STUDY, _BENCHMARK = "decentral-run", "decentral-study", "decentral-benchmark"
 _OPTIONS = {
     _RUN: ("--help", "--version", "--multirun", "--config-dir", "--cfg", "--resolve", "--package", "--info"),
     _STUDY: ("--help", "--plan", "--plan=quick", "--report", "--config-dir"),
+    _BENCHMARK: ("--help", "--list", "--plan", "--plan=quick", "--report", "--scale", "--config-dir"),
 }
 
 _BASH = """\
@@ -39,7 +40,7 @@ _decentral()
         COMPREPLY[0]+=" "
     fi
 }
-complete -o nospace -o default -F _decentral decentral-run decentral-study
+complete -o nospace -o default -F _decentral decentral-run decentral-study decentral-benchmark
 """
 _SHELLS = {"bash": _BASH, "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{_BASH}"}
 
@@ -71,6 +72,8 @@ def candidates(line: str, program: str) -> list[str]:
         found = _keys(word, before, folders)
         if program == _STUDY:
             found += ["scale=", *options("study", folders)]
+        elif program == _BENCHMARK:
+            found += ["scale=", "methods=", "scenarios="]
     return sorted({one for one in found if one.startswith(word)})
 
 
@@ -128,12 +131,26 @@ def _values(word: str, before: Sequence[str], folders: Sequence[Path], program: 
     start = f"{key}={text.rpartition(',')[0]}," if several else f"{key}="
     if key == "scale" and program == _STUDY:
         return [start + scale for scale in SCALES]
+    if program == _BENCHMARK and key in ("scale", "methods", "scenarios"):
+        return _of_the_benchmark(key, text)
     if key in CHOICES:
         return [start + name for name in options(key, folders)]
     head, point, name = key.partition(".")
     known = _settings(head, before, folders) if point else {f.name: f for f in dataclasses.fields(Config)}
     wanted = name if point else head
     return [start + value for value in (_few(known[wanted]) if wanted in known else [])]
+
+
+def _of_the_benchmark(key: str, text: str) -> list[str]:
+    """The scales, or lists that the last name of `text` can end with."""
+    from decentral.study import benchmark, catalogue
+
+    if key == "scale":
+        return [f"scale={scale}" for scale in catalogue.scales("benchmark_methods")]
+    names = benchmark.scenario_names() if key == "scenarios" else [one.name for one in benchmark.methods()]
+    before = text.rpartition(",")[0]
+    start = f"{key}={before}," if before else f"{key}=["
+    return [f"{start}{name}{end}" for name in names for end in (",", "]")]
 
 
 def _few(f: dataclasses.Field[Any]) -> list[str]:

@@ -8,8 +8,8 @@ import json
 import re
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NoReturn
 
 from decentral.cli.folders import check_writable
 from decentral.cli.options import SETTINGS, Options
@@ -27,6 +27,7 @@ from decentral.tasks.evaluation import silent
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, report_error, say
 
 if TYPE_CHECKING:
+    from decentral.report.make import Made
     from decentral.scheduling.scheduler import Tally
 
 _HELP = """\
@@ -56,18 +57,22 @@ tab completion: decentral-run --help.
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-study`. Exit status: 0 done, 1 some run failed, 2 refused, 130 interrupted."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    guarded("decentral-study", lambda: _carry_out_command(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def guarded(command: str, carry_out: Callable[[], int]) -> NoReturn:
+    """Exit with the status that `carry_out` returns; what goes wrong becomes a sentence and a status."""
     try:
-        sys.exit(_carry_out_command(arguments))
+        sys.exit(carry_out())
     except ConfigError as error:
-        report_error(str(error), "decentral-study")
+        report_error(str(error), command)
         sys.exit(REFUSED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except OSError as error:
         from decentral.store.failures import advice, classify, describe
 
-        report_error(f"{describe(error)}. {advice(classify(error))}.", "decentral-study")
+        report_error(f"{describe(error)}. {advice(classify(error))}.", command)
         sys.exit(FAILED)
 
 
@@ -105,14 +110,14 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         return _report_again(chosen)
     parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
     began = time.monotonic()
-    config = compose(_for_this_machine(chosen.overrides), chosen.config_dir)
+    config = compose(for_this_machine(chosen.overrides), chosen.config_dir)
     if config.rerun:
         raise ConfigError(
             f"rerun=true is for decentral-run, not for a whole study: delete the runs of {chosen.name} that are to be "
             "computed again, or use another results_dir."
         )
     check_writable("results_dir", config.results_dir, chosen.results_dir)
-    cells = _cells(chosen)
+    cells = checked_cells(chosen)
     if options.plan or options.quick:
         measures = options.plan and not options.quick
         tell = functools.partial(print, file=sys.stderr, flush=True) if config.progress else silent
@@ -129,7 +134,7 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
     return carry_out(chosen, cells, source, config, began)
 
 
-def _cells(chosen: ChosenStudy) -> list[Cell]:
+def checked_cells(chosen: ChosenStudy) -> list[Cell]:
     """The study's cells. Raises ConfigError if there is nothing to do, or something twice."""
     cells = chosen.study.cells(chosen.overrides, chosen.config_dir)
     labels = [json.dumps(cell.labels, sort_keys=True) for cell in cells]
@@ -150,7 +155,7 @@ def _cells(chosen: ChosenStudy) -> list[Cell]:
 def _report_again(chosen: ChosenStudy) -> int:
     """From the runs, if all of them are here, else from what was collected before."""
     try:
-        cells = _cells(chosen)
+        cells = checked_cells(chosen)
         source = Unfinished(cells)
         complete = not source.pending()
     except ConfigError:  # the data are not on this machine, say
@@ -158,14 +163,14 @@ def _report_again(chosen: ChosenStudy) -> int:
             raise
     else:
         if complete:
-            _collect(chosen, cells, source, time.monotonic(), None)
+            collect_results(chosen, cells, source, time.monotonic(), None)
     return _report(chosen)
 
 
 def carry_out(chosen: ChosenStudy, cells: Sequence[Cell], source: Unfinished, config: Config, began: float) -> int:
     """Run what is left, collect, report; returns the exit status."""
-    tally = _schedule(source, config, chosen) if source.pending() else None
-    _collect(chosen, cells, source, began, tally)
+    tally = schedule_jobs(source, config, chosen) if source.pending() else None
+    collect_results(chosen, cells, source, began, tally)
     status = _report(chosen)
     if tally is not None and tally.interrupted:
         say(f"Interrupted; what is done is kept.\nNext:     {chosen.command}  (goes on)")
@@ -177,7 +182,8 @@ def carry_out(chosen: ChosenStudy, cells: Sequence[Cell], source: Unfinished, co
     return status
 
 
-def _schedule(source: Unfinished, config: Config, chosen: ChosenStudy) -> Tally:
+def schedule_jobs(source: Unfinished, config: Config, chosen: ChosenStudy) -> Tally:
+    """Carry out what is left, with the launcher of the configuration; returns what became of it."""
     from decentral.scheduling.board import board
     from decentral.scheduling.scheduler import schedule
 
@@ -186,11 +192,21 @@ def _schedule(source: Unfinished, config: Config, chosen: ChosenStudy) -> Tally:
         return schedule(source, config.launcher, chosen.results_dir, shown)
 
 
-def _collect(chosen: ChosenStudy, cells: Sequence[Cell], source: Unfinished, began: float, tally: Tally | None) -> None:
-    """Write what is known, with the provenance of the runs, whenever they were carried out."""
+def collect_results(
+    chosen: ChosenStudy,
+    cells: Sequence[Cell],
+    source: Unfinished,
+    began: float,
+    tally: Tally | None,
+    in_parts: bool = False,
+) -> None:
+    """Write what is known, with the provenance of the runs, whenever they were carried out.
+
+    `in_parts`: the study is carried out cell by cell, as somebody asks for them, and is not kept as it was complete.
+    """
     left = source.pending()  # look again what is finished
     earlier = collect.read_facts(chosen.directory)
-    before = {} if earlier.get("complete") else earlier  # of the same computation, interrupted
+    before = {} if earlier.get("complete") and not in_parts else earlier  # of the same computation, interrupted
     facts = {
         "study": chosen.name,
         "scale": chosen.scale,
@@ -202,7 +218,7 @@ def _collect(chosen: ChosenStudy, cells: Sequence[Cell], source: Unfinished, beg
     facts = facts if tally is not None or not earlier else {**facts, **earlier}
     facts |= collect.provenance([source.jobs[id].directory for id in source.finished]) | collect.reported()
     facts["complete"] = not left
-    if left and earlier.get("complete"):
+    if left and earlier.get("complete") and not in_parts:
         say(f"{chosen.directory} keeps its complete results, of commit {str(earlier.get('git_commit'))[:12]}.")
         return
     facts["digest"] = collect.digest(chosen.definition, source.finished)
@@ -212,6 +228,12 @@ def _collect(chosen: ChosenStudy, cells: Sequence[Cell], source: Unfinished, beg
 
 
 def _report(chosen: ChosenStudy) -> int:
+    say(reported(chosen).summary())
+    return 0
+
+
+def reported(chosen: ChosenStudy) -> Made:
+    """Make the report and the pages from what was collected. Raises ConfigError if nothing was."""
     from decentral.report.make import make, report_pages
 
     if not (chosen.directory / "values.csv").exists():
@@ -220,8 +242,7 @@ def _report(chosen: ChosenStudy) -> int:
     collect.refresh(chosen.study, chosen.directory, at_this_scale)
     made = make(chosen.directory)
     report_pages(chosen.results_dir)
-    say(made.summary())
-    return 0
+    return made
 
 
 def _listing(config_dir: str | None) -> str:
@@ -236,7 +257,8 @@ def _listing(config_dir: str | None) -> str:
     return f"{aligned(rows, left=4)}\n\ndecentral-study NAME carries one out; decentral-study --help says more."
 
 
-def _for_this_machine(overrides: Sequence[str]) -> list[str]:
+def for_this_machine(overrides: Sequence[str]) -> list[str]:
+    """Those of the overrides that say how jobs are started and where results go."""
     return [
         o
         for o in overrides

@@ -40,6 +40,7 @@ CONTRACTS = {
     "study.tuning": "study.tuning.rule.Rule",
     "report.claims": "report.claims.claim.Claim",
     "report.figures": "report.figures.figure.StudyFigure",
+    "report.listings": "report.listings.listing.Listing",
 }
 """Package -> what a component of one's own has to be; it is looked for in a folder (and entry points) with the last
 part of the package's name."""

@@ -65,8 +65,8 @@ class Made:
 
 
 def make(directory: Path, output: Output = SCREEN) -> Made:
-    """Write table.csv, .md and .tex, the figures as `output` says (<figure>.png and .svg), and verdicts.csv into
-    `directory`; each replaced whole.
+    """Write table.csv, .md and .tex, <listing>.csv and .md, the figures as `output` says (<figure>.png and .svg), and
+    verdicts.csv into `directory`; each replaced whole.
 
     Reads study.json, values.csv and curves.csv there and nothing else. The same results give the same bytes. Raises
     ConfigError if they are not there or their `report` section is wrong.
@@ -80,6 +80,11 @@ def make(directory: Path, output: Output = SCREEN) -> Made:
             "table.csv": tables.as_csv(results),
             "table.md": tables.as_markdown(results),
             "table.tex": latex.as_latex(results),
+        }
+    for listing in spec.listings:
+        texts |= {
+            f"{listing.file}.csv": listing.as_csv(results),
+            f"{listing.file}.md": listing.as_markdown(results),
         }
     for name, text in sorted(texts.items()):
         write_text(directory / name, text)

@@ -97,6 +97,11 @@ def _run(run: Run) -> list[str]:
     if facts.get("at_this_scale"):
         blocks.append(f"At this scale: {', '.join(f'`{word}`' for word in facts['at_this_scale'])}.")
     blocks.append(f"```\n{facts.get('command') or f'decentral-study {results.study} scale={results.scale}'}\n```")
+    for listing in results.spec.listings:
+        if (file := results.directory / f"{listing.file}.md").is_file():
+            blocks.append(
+                f"{file.read_text(encoding='utf-8').strip()} [{listing.file}.csv]({place}/{listing.file}.csv)"
+            )
     table = results.directory / "table.md"
     if results.spec.table is not None and table.is_file():
         blocks.append(table.read_text(encoding="utf-8").strip())

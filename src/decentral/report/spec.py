@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from decentral.config.parsing import build
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
 from decentral.report.claims.claim import Claim
 from decentral.report.figures.figure import StudyFigure
+
+if TYPE_CHECKING:
+    from decentral.report.listings.listing import Listing
 
 Format = Literal["percent", "steps", "scientific", "plain"]
 
@@ -78,6 +81,7 @@ class ReportSpec:
                        in steps, else not known
     repeats            what the values of a cell are told apart by: seed, or round where times are taken; '': nothing,
                        they are computed
+    listings           further tables, made from the numbers: see report/listings/
     """
 
     caption: str = ""
@@ -86,6 +90,7 @@ class ReportSpec:
     repeats: str = "seed"
     table: Table | None = None
     figures: list[StudyFigure] = field(default_factory=list)
+    listings: list[Any] = field(default_factory=list)
     published: Published | None = None
     claims: list[Claim] = field(default_factory=list)
 
@@ -104,12 +109,8 @@ def parse(section: dict[str, Any] | None, study: str) -> ReportSpec:
         raise ConfigError(f"{where} should be keys with values, not {section!r}.")
     section = dict(section or {})
     try:
-        figures = [
-            _component(
-                "report.figures", {**one, "file": one.get("name", f"figure{number}")}, f"{where}.figures[{number}]"
-            )
-            for number, one in enumerate(_list(section.pop("figures", None), f"{where}.figures"))
-        ]
+        figures = _components("report.figures", section, "figures", where)
+        listings: list[Listing] = _components("report.listings", section, "listings", where)
         claims = [
             _component("report.claims", one, f"{where}.claims[{number}]")
             for number, one in enumerate(_list(section.pop("claims", None), f"{where}.claims"))
@@ -118,12 +119,20 @@ def parse(section: dict[str, Any] | None, study: str) -> ReportSpec:
     except ConfigError as error:
         text = str(error)
         raise ConfigError(text if text.startswith("study ") else f"{where}: {text}") from None
-    spec.figures, spec.claims = figures, claims
-    names = [figure.file for figure in figures]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice:
-        raise ConfigError(f"{where}.figures: two are called '{twice}': give each its own name.")
+    spec.figures, spec.claims, spec.listings = figures, claims, listings
+    for key, names in (("figures", [one.file for one in figures]), ("listings", [one.file for one in listings])):
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice:
+            raise ConfigError(f"{where}.{key}: two are called '{twice}': give each its own name.")
     return spec
+
+
+def _components(package: str, section: dict[str, Any], key: str, where: str) -> list[Any]:
+    """Figures or listings, whose `name` in the YAML is that of their files."""
+    return [
+        _component(package, {**one, "file": one.get("name", f"{key[:-1]}{number}")}, f"{where}.{key}[{number}]")
+        for number, one in enumerate(_list(section.pop(key, None), f"{where}.{key}"))
+    ]
 
 
 def _component(package: str, values: dict[str, Any], where: str) -> Any:

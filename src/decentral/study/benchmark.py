@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,15 @@ def methods(names: list[str] | None = None) -> list[Method]:
     return found
 
 
+def scenario_names() -> list[str]:
+    """The scenarios that there are, ours and one's own."""
+    return sorted(_files())
+
+
 def scenarios(names: list[str]) -> list[Scenario]:
     """The scenarios with these names, then those in one's own folder. Raises ConfigError for one that does not exist,
     or whose file is wrong."""
-    files = {path.stem: path for folder in _folders() for path in sorted((folder / "scenario").glob("*.yaml"))}
-    mine = own.folder()
+    files, mine = _files(), own.folder()
     theirs = [name for name, path in files.items() if mine is not None and mine in path.parents]
     found = []
     for name in dict.fromkeys([*names, *theirs]):
@@ -115,14 +119,16 @@ def scenarios(names: list[str]) -> list[Scenario]:
     return found
 
 
+def _files() -> dict[str, Path]:
+    return {path.stem: path for folder in _folders() for path in sorted((folder / "scenario").glob("*.yaml"))}
+
+
 def _scenario(name: str, values: dict[str, Any]) -> Scenario:
     scenario: Scenario = build(Scenario, {"name": name, **values}, f"scenario {name}")
     return scenario
 
 
 def _values(scenario: Scenario) -> dict[str, Any]:
-    from dataclasses import asdict
-
     return {key: value for key, value in asdict(scenario).items() if key != "smoke"}
 
 

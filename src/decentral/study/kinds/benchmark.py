@@ -62,16 +62,10 @@ class Benchmark(Study):
 
     def _command(self, scenario: Scenario, method: Method, overrides: Sequence[str], names: set[str]) -> list[str]:
         base = [*self.base, *scenario.base]
-        local = {word.partition(".")[0]: [] for word in overrides} | {name: [] for name in names}
-        general = []
-        for word in overrides:
-            head, point, rest = word.partition(".")
-            if point and head in names:
-                local[head].append(rest)
-            else:
-                general.append(word)
+        general = [word for word in overrides if word.partition(".")[0] not in names]
+        local = [word.partition(".")[2] for word in overrides if word.partition(".")[0] == scenario.name]
         sgd = method.with_sgd if "optim=sgd" in base else []
-        return ["save=none", *base, f"steps={scenario.steps}", *method.base, *sgd, *general, *local[scenario.name]]
+        return ["save=none", *base, f"steps={scenario.steps}", *method.base, *sgd, *general, *local]
 
     def _cell(self, scenario: Scenario, method: Method, run: ComposedRun) -> BenchmarkCell:
         own = replace(scenario.target, axis=_MAIN)
@@ -90,6 +84,7 @@ class Benchmark(Study):
             study=study,
             measure=own,
             published="",
+            method=method.name,
         )
 
 

@@ -27,6 +27,9 @@ class BenchmarkCell(TunedCell):
     All scenarios have the same metrics, whatever has to be reached in them.
     """
 
+    method: str = ""
+    """Its name in methods.yaml, or that of the algorithm."""
+
     def meanings(self) -> dict[str, Meaning]:
         """The earlier, the better."""
         return dict.fromkeys(METRICS.values(), Meaning(larger_is_better=False))

@@ -1,0 +1,297 @@
+"""The console command `decentral-benchmark`."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import re
+import shlex
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from decentral.cli import study as studies
+from decentral.cli.folders import check_writable
+from decentral.cli.options import SETTINGS, Options
+from decentral.cli.study_arguments import PUBLISHED_RESULTS, ChosenStudy, chosen_studies
+from decentral.config.composition import compose, folders_of
+from decentral.errors import ConfigError, suggest
+from decentral.registry import own
+from decentral.report.listings.ranks import Ranks
+from decentral.report.make import Made
+from decentral.report.spec import parse
+from decentral.study import benchmark, catalogue
+from decentral.study.kinds.benchmark import Benchmark
+from decentral.study.kinds.benchmark_cell import BenchmarkCell
+from decentral.study.plan import plan
+from decentral.study.progress import Unfinished
+from decentral.study.stored_cell import StoredCell, stored
+from decentral.study.study import Cell
+from decentral.tasks.evaluation import silent
+from decentral.terminal.console import FAILED, INTERRUPTED, say
+from decentral.terminal.text import aligned
+
+STUDY = "benchmark_methods"
+_WIDTH = 100
+
+_HELP = """\
+decentral-benchmark [scale=smoke|small|laptop] [key=value ...]
+                                     carry the benchmark out, or what is left of it, and report
+decentral-benchmark methods=[relaysgd,dpsgd] scenarios=[digits_delayed] [...]
+                                     only these; the report has everything that is known beside them
+decentral-benchmark --plan [...]     only say what is to do, and what it takes (--plan=quick measures nothing)
+decentral-benchmark --report [...]   only make tables, figures and the page from what is stored
+decentral-benchmark --list           the methods and the scenarios
+
+Which method reaches the target first, in simulated time, bytes and steps? Every method gets the same budget in every
+scenario: so many steps, so many learning rates on one seed, then several seeds with the best of them.
+
+scale=smoke   under a minute: does it work?
+scale=small   (default) digits and quadratics, all methods; on two cores, minutes
+scale=laptop  also CIFAR-10, speakers, a language and a translation; on two cores, a night
+
+A method of your own enters with one file, and only its runs are carried out:
+
+  decentral-benchmark methods=[mine] --config-dir FOLDER
+
+where FOLDER/algorithms/mine.py has the algorithm (see examples/own_algorithm), or FOLDER/benchmark/methods.yaml a line
+with its settings, or FOLDER/benchmark/scenario/NAME.yaml a scenario. docs/benchmark.md has the rules.
+
+Runs and reports go to results_dir=results/own, which git ignores; results/ has the published ones. A method that is not
+among methods=[...] and was not run there is shown as published, if it is the same computation.
+Everything else is passed on to every run, as for decentral-run: launcher=slurm ...; for one scenario with its name in
+front: cifar10.data.path=FOLDER. What is finished is never run again.
+"""
+
+
+class _Request(NamedTuple):
+    """What the command line asks for."""
+
+    scale: str
+    methods: list[str] | None
+    """None: all."""
+    scenarios: list[str] | None
+    rest: list[str]
+    config_dir: str | None
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of `decentral-benchmark`. Exit status: 0 done, 1 some run failed, 2 refused, 130 interrupted."""
+    studies.guarded(
+        "decentral-benchmark", lambda: _carry_out_command(list(sys.argv[1:] if arguments is None else arguments))
+    )
+
+
+def _carry_out_command(arguments: list[str]) -> int:
+    options = _parse(arguments)
+    if options.help:
+        say(_HELP)
+        return 0
+    own.use(None)
+    folders_of(options.config_dir)
+    if options.shell_completion:
+        from decentral.cli.completion import complete
+
+        complete(options.words, "decentral-benchmark")
+        return 0
+    if options.list:
+        say(_listing(options.config_dir))
+        return 0
+    request = _request(options)
+    chosen, cells, selected = _composed(request)
+    parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
+    if options.plan or options.quick:
+        return _plan(chosen, selected, options.plan and not options.quick)
+    everything = _with_published(chosen, cells, selected)
+    if options.report:
+        return _report_again(chosen, everything)
+    began = time.monotonic()
+    config = compose(studies.for_this_machine(chosen.overrides), chosen.config_dir)
+    if config.rerun:
+        raise ConfigError(
+            "rerun=true is for decentral-run, not for a benchmark: delete the runs that are to be computed again, "
+            "or use another results_dir."
+        )
+    check_writable("results_dir", config.results_dir, chosen.results_dir)
+    source = Unfinished(selected)
+    tally = studies.schedule_jobs(source, config, chosen) if source.pending() else None
+    if tally is None:
+        say("All that is asked for had been finished; nothing was computed.")
+    whole = Unfinished(everything)
+    studies.collect_results(chosen, everything, whole, began, tally, in_parts=True)
+    made = studies.reported(chosen)
+    say(_summary(made, chosen))
+    if tally is not None and (tally.interrupted or tally.failed):
+        number = len(tally.failed)
+        words = (
+            "Interrupted; what is done is kept." if tally.interrupted else f"{number} of the runs failed (see above)."
+        )
+        say(f"{words}\nNext:     {chosen.command}  (goes on)")
+        return INTERRUPTED if tally.interrupted else FAILED
+    say(f"Next:     {_next(request)}")
+    return 0
+
+
+def _composed(request: _Request) -> tuple[ChosenStudy, list[Cell], list[BenchmarkCell]]:
+    """The study, all its cells, and those that are asked for."""
+    if request.scale not in (scales := catalogue.scales(STUDY)):
+        raise ConfigError(f"scale={request.scale} does not exist here.{suggest(request.scale, scales)}")
+    known = {one.name for one in _study(request.scale, request.config_dir).scenarios}
+    local = [word for word in request.rest if word.partition(".")[0] in known]
+    general = [word for word in request.rest if word not in local]
+    (chosen,) = chosen_studies([STUDY, f"scale={request.scale}", *general], request.config_dir)
+    study = chosen.study
+    assert isinstance(study, Benchmark)
+    mine = {one.name for one in study.methods}
+    study.methods += benchmark.methods([name for name in request.methods or [] if name not in mine])
+    for name in request.scenarios or []:
+        if name not in known:
+            raise ConfigError(f"scenarios=[{name}] is none of scale={request.scale}.{_elsewhere(name, request, known)}")
+    chosen = chosen._replace(overrides=[*chosen.overrides, *local], command=_command(request))
+    cells = studies.checked_cells(chosen)
+    selected = [
+        cell
+        for cell in cells
+        if isinstance(cell, BenchmarkCell)
+        and (request.methods is None or cell.method in request.methods)
+        and (request.scenarios is None or cell.labels["scenario"] in request.scenarios)
+    ]
+    return chosen, cells, selected
+
+
+def _study(scale: str, config_dir: str | None) -> Benchmark:
+    study = catalogue.load(STUDY, scale, config_dir)
+    assert isinstance(study, Benchmark)
+    return study
+
+
+def _elsewhere(name: str, request: _Request, known: set[str]) -> str:
+    """Where a scenario is that a scale does not have, or what was meant."""
+    scales = [
+        scale
+        for scale in catalogue.scales(STUDY)
+        if name in {one.name for one in _study(scale, request.config_dir).scenarios}
+    ]
+    return f" Use scale={' or scale='.join(scales)}." if scales else suggest(name, known)
+
+
+def _with_published(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]) -> list[Cell]:
+    """The cells, where what is neither asked for nor known here has the published numbers."""
+    there = Path(PUBLISHED_RESULTS) / chosen.directory.relative_to(chosen.results_dir)
+    if there.resolve() == chosen.directory.resolve():
+        return cells
+    wanted = {id(cell) for cell in selected}
+    absent = [c for c in cells if id(c) not in wanted and not any(job.finished() is not None for job in c.jobs())]
+    found = stored(absent, there)
+    instead = {id(absent[number]): cell for number, cell in found.items()}
+    if instead:
+        say(f"Note:     {len(instead)} of {len(cells)} cells are shown as published in {there}.")
+    return [instead.get(id(cell), cell) for cell in cells]
+
+
+def _plan(chosen: ChosenStudy, cells: Sequence[Cell], measures: bool) -> int:
+    config = compose(studies.for_this_machine(chosen.overrides), chosen.config_dir)
+    tell = functools.partial(print, file=sys.stderr, flush=True) if config.progress else silent
+    say(plan("decentral-benchmark", chosen.scale, cells, config.launcher, chosen.results_dir, measures, tell))
+    return 0
+
+
+def _report_again(chosen: ChosenStudy, cells: Sequence[Cell]) -> int:
+    """From the runs where some of them are here, else from what was collected before."""
+    source = Unfinished(cells)
+    source.pending()
+    if source.finished or any(isinstance(cell, StoredCell) for cell in cells):
+        studies.collect_results(chosen, cells, source, time.monotonic(), None, in_parts=True)
+    say(_summary(studies.reported(chosen), chosen))
+    return 0
+
+
+def _summary(made: Made, chosen: ChosenStudy) -> str:
+    """The ranks, and where everything is."""
+    results = made.results
+    title = str(results.facts.get("title") or "")
+    blocks = [f"decentral-benchmark scale={results.scale}: {title[:1].lower()}{title[1:]}"]
+    for listing in results.spec.listings:
+        if isinstance(listing, Ranks) and len(rows := listing.lines(results)) > 1:
+            blocks += [aligned(rows, left=listing.left), textwrap.fill(listing.sentences(results)[0], _WIDTH)]
+    lines = [f"Note:     {remark}" for remark in made.remarks]
+    lines += [f"Page:     {results.directory.parents[1] / 'README.md'}", f"Results:  {results.directory}"]
+    return "\n\n".join([*blocks, "\n".join([*lines, *(f"Figure:   {path}" for path in made.figures)])])
+
+
+def _next(request: _Request) -> str:
+    if request.scale == "smoke":
+        return "decentral-benchmark scale=small  (all methods)"
+    if request.config_dir is None:
+        return "decentral-benchmark methods=[mine] --config-dir FOLDER  (a method of your own beside these)"
+    return f"{_command(request)} --report  (make the report again)"
+
+
+def _command(request: _Request) -> str:
+    words = [f"scale={request.scale}"]
+    words += [f"methods=[{','.join(request.methods)}]"] if request.methods is not None else []
+    words += [f"scenarios=[{','.join(request.scenarios)}]"] if request.scenarios is not None else []
+    folder = ["--config-dir", request.config_dir] if request.config_dir else []
+    return shlex.join(["decentral-benchmark", *words, *request.rest, *folder]).replace("'", "")
+
+
+def _listing(config_dir: str | None) -> str:
+    """Methods and scenarios, as --list says them."""
+    rows = [["method", "title", "what decentral-run is told"]]
+    rows += [[one.name, one.title, " ".join([*one.base, *one.with_sgd])] for one in benchmark.methods()]
+    at: dict[str, list[str]] = {}
+    found: dict[str, benchmark.Scenario] = {}
+    for scale in catalogue.scales(STUDY, config_dir):
+        for one in _study(scale, config_dir).scenarios:
+            at.setdefault(one.name, []).append(scale)
+            found[one.name] = one
+    lines = [["scenario", "scales", "title"]]
+    lines += [[name, " ".join(scales), found[name].title] for name, scales in at.items()]
+    return f"{aligned(rows, left=3)}\n\n{aligned(lines, left=3)}\n\ndecentral-benchmark --help says more."
+
+
+def _request(options: argparse.Namespace) -> _Request:
+    bare = next((word for word in options.words if "=" not in word), None)
+    if bare is not None:
+        raise ConfigError(f"{bare} is no setting: write methods=[{bare}] or scenarios=[{bare}], or see --list.")
+    scale, rest = catalogue.reserved(options.words, "scale")
+    if options.scale is not None and scale not in (None, options.scale):
+        raise ConfigError(f"scale={scale} and --scale {options.scale} contradict each other: give one of them.")
+    methods, rest = catalogue.reserved(rest, "methods")
+    scenarios, rest = catalogue.reserved(rest, "scenarios")
+    names = _names("methods", methods), _names("scenarios", scenarios)
+    return _Request(options.scale or scale or "small", *names, rest, options.config_dir)
+
+
+def _names(key: str, text: str | None) -> list[str] | None:
+    """The names in '[a,b]' or 'a,b'."""
+    if text is None:
+        return None
+    names = [name.strip(" '\"") for name in text.strip("[] ").split(",")]
+    if not all(re.fullmatch(r"[\w-]+", name) for name in names):
+        raise ConfigError(
+            f"{key}={text} is no list of names: write {key}=[{'relaysgd,dpsgd' if key == 'methods' else 'quadratic'}]."
+        )
+    return list(dict.fromkeys(names))
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    unknown = next((word for word in arguments if re.match("--plan=(?!quick$)", word)), None)
+    if unknown is not None:
+        raise ConfigError(f"{unknown} does not exist: use --plan, or --plan=quick, which measures nothing.")
+    parser = Options("decentral-benchmark", "words", SETTINGS)
+    parser.add_argument("--scale")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--plan", action="store_true")
+    parser.add_argument("--plan=quick", action="store_true", dest="quick")
+    parser.add_argument("--report", action="store_true")
+    parser.add_argument("-cd", "--config-dir")
+    parser.add_argument("-sc", "--shell-completion", action="store_true")
+    return parser.parse_intermixed_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Further tables of a study, made from its numbers: one file each."""
