@@ -50,7 +50,7 @@ def name(directory: Path) -> str:
 
 def test_there_are_results_of_every_paper() -> None:
     assert len(STUDIES) >= 36 and len(RUNS) >= 5 and len(BENCHMARKS) >= 11
-    assert {path.parents[1].name for path in STUDIES} == {"bluefog", "flex", "relaysum", "thesis", "time", "wagma"}
+    assert {path.parents[1].name for path in STUDIES} == {"benchmark", "bluefog", "flex", "relaysum", "thesis", "time", "wagma"}
 
 
 # -- studies -----------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_the_pages_are_made_again_byte_for_byte(tmp_path: Path) -> None:
     for written_by_hand in RESULTS.glob("*/summary.md"):
         shutil.copy(written_by_hand, copy / written_by_hand.relative_to(RESULTS))
     written = {path.relative_to(copy) for path in report_pages(copy)}
-    papers = ("bluefog", "flex", "relaysum", "thesis", "time", "wagma")
+    papers = ("benchmark", "bluefog", "flex", "relaysum", "thesis", "time", "wagma")
     assert written == {Path("README.md"), *(Path(paper) / "README.md" for paper in papers)}
     for page in written:
         assert (copy / page).read_text() == (RESULTS / page).read_text()

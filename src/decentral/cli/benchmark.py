@@ -146,10 +146,13 @@ def _composed(request: _Request) -> tuple[ChosenStudy, list[Cell], list[Benchmar
     study = chosen.study
     assert isinstance(study, Benchmark)
     mine = {one.name for one in study.methods}
-    study.methods += benchmark.methods([name for name in request.methods or [] if name not in mine])
+    study.methods += benchmark.methods([name for name in request.methods or [] if name not in mine], mine=False)
     for name in request.scenarios or []:
         if name not in known:
             raise ConfigError(f"scenarios=[{name}] is none of scale={request.scale}.{_elsewhere(name, request, known)}")
+    if request.scenarios is not None:  # what needs data that nobody has given is not asked for them
+        given = {*request.scenarios, *(word.partition(".")[0] for word in local)}
+        study.scenarios = [one for one in study.scenarios if not one.needs or one.name in given]
     chosen = chosen._replace(overrides=[*chosen.overrides, *local], command=_command(request))
     cells = studies.checked_cells(chosen)
     selected = [

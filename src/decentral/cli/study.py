@@ -202,7 +202,8 @@ def collect_results(
 ) -> None:
     """Write what is known, with the provenance of the runs, whenever they were carried out.
 
-    `in_parts`: the study is carried out cell by cell, as somebody asks for them, and is not kept as it was complete.
+    `in_parts`: the study is carried out cell by cell, as somebody asks for them: it is not kept as it was complete, and
+    its time is that of all its runs, one after the other.
     """
     left = source.pending()  # look again what is finished
     earlier = collect.read_facts(chosen.directory)
@@ -212,10 +213,10 @@ def collect_results(
         "scale": chosen.scale,
         "command": chosen.command,
         "changed": chosen.changed,
-        "wall_s": round(before.get("wall_s", 0.0) + time.monotonic() - began, 1),
+        "wall_s": round(_time_of(cells) if in_parts else before.get("wall_s", 0.0) + time.monotonic() - began, 1),
         "failed": len(tally.failed) if tally is not None else 0,
     }
-    facts = facts if tally is not None or not earlier else {**facts, **earlier}
+    facts = facts if tally is not None or in_parts or not earlier else {**facts, **earlier}
     facts |= collect.provenance([source.jobs[id].directory for id in source.finished]) | collect.reported()
     facts["complete"] = not left
     if left and earlier.get("complete") and not in_parts:
@@ -225,6 +226,11 @@ def collect_results(
     collect.collect(chosen.study, cells, chosen.directory, facts)
     for remark in dict.fromkeys(remark for cell in cells for remark in cell.remarks()):
         say(f"Note:     {remark}")
+
+
+def _time_of(cells: Sequence[Cell]) -> float:
+    """Seconds that the runs of the cells took, each counted once."""
+    return sum({value.run: value.wall_s for cell in cells for value in cell.values()}.values())
 
 
 def _report(chosen: ChosenStudy) -> int:

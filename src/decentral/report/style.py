@@ -109,6 +109,7 @@ _OF_ONE_ALGORITHM = {
 _OF_VARIANTS = ("D", "^", "v")
 """Markers of further variants of an algorithm."""
 _TOPOLOGY_WORDS = {
+    "base_graph": "base graph",
     "bt": "binary tree",
     "dbt": "double binary trees",
     "complete": "fully connected",

@@ -79,21 +79,28 @@ class Scenario:
         return _scenario(self.name, {**_values(self), **self.smoke, "base": [*self.base, *self.smoke.get("base", [])]})
 
 
-def methods(names: list[str] | None = None) -> list[Method]:
-    """The methods with these names; None: all that have a line, ours and one's own.
+def methods(names: list[str] | None = None, mine: bool = True) -> list[Method]:
+    """The methods with these names (None: all that have a line), then, unless `mine` is false, those that have a line
+    in one's own folder.
 
     An algorithm without a line, such as one of one's own, is a method with its defaults and its usual topology. Raises
-    ConfigError for a name that is neither.
+    ConfigError for a name that is neither, and for a line that is not right.
     """
     known: dict[str, dict[str, Any]] = {}
+    theirs: list[str] = []
     for folder in _folders():
-        for name, values in _read(folder / "methods.yaml").items():
+        file = folder / "methods.yaml"
+        theirs = []
+        for name, values in _read(file).items():
             if name in known:
-                raise ConfigError(f"{folder / 'methods.yaml'}: {name} is the name of one of ours: give it another one.")
-            known[name] = _mapping(values, f"{folder / 'methods.yaml'}: {name}")
+                raise ConfigError(f"{file}: {name} is the name of one of ours: give it another one.")
+            known[name] = _mapping(values, f"{file}: {name}")
+            theirs.append(name)
+    if own.folder() is None or not mine:
+        theirs = []
     algorithms = components("algorithms")
     found = []
-    for name in known if names is None else names:
+    for name in dict.fromkeys([*(known if names is None else names), *theirs]):
         if name not in known and name not in algorithms:
             raise ConfigError(f"methods=[{name}] does not exist.{suggest(name, {*known, *algorithms})}")
         values = known.get(name) or {"title": name, "base": [f"algo={name}"]}

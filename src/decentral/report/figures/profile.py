@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _FURTHEST = 64.0
 """The largest factor that is drawn."""
+_DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1)), "-.")
 
 
 @dataclass
@@ -57,14 +58,15 @@ class Profile(StudyFigure):
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """One panel, logarithmic in tau; names to the right, apart from each other."""
-        colours = self._colours(lines)
-        small = output.small
-        drawn = canvas.blank(output.width or 8.4, 3.2 if small else 4.9, self._heads(results), [], output)
+        looks, small = self._looks(lines), output.small
+        colours = {key: look.colour for key, look in looks.items()}
+        drawn = canvas.blank(output.width or 8.4, 3.2 if small else 4.9, canvas.heads(self, results, []), [], output)
         ax = drawn.subplots()
         for number, line in reversed(list(enumerate(lines))):
             strong = number < self.coloured
-            look: dict[str, Any] = {"lw": 2.0 if strong else 1.0, "zorder": 4 if strong else 2}
-            ax.plot(line.x, line.y, drawstyle="steps-post", color=colours[line.key], alpha=1 if strong else 0.8, **look)
+            drawing: dict[str, Any] = {"lw": 2.0 if strong else 1.0, "zorder": 4 if strong else 2}
+            dashes = {"color": colours[line.key], "linestyle": looks[line.key].line if strong else "-"}
+            ax.plot(line.x, line.y, drawstyle="steps-post", **dashes, **drawing)
         ax.set_xscale("log")
         ax.set_xlim(1, max(line.x[-1] for line in lines))
         ax.set_ylim(-0.02, 1.02)
@@ -77,30 +79,23 @@ class Profile(StudyFigure):
         ax.set_ylabel(self.ylabel or f"share of the {self.problem}s")
         gap = (0.072 if small else 0.048) * 1.04
         heights = _apart([line.y[-1] for line in lines], gap)
+        wide = ax.get_yaxis_transform()  # x as a part of the panel
         for line, height in zip(lines, heights, strict=True):
-            place = {"xycoords": ("axes fraction", "data"), "textcoords": ("axes fraction", "data")}
-            link = {"arrowstyle": "-", "color": colours[line.key], "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
-            ax.annotate(
-                canvas.said(self, line.key),
-                xy=(1.0, line.y[-1]),
-                xytext=(1.04, height),
-                arrowprops=link,
-                va="center",
-                fontsize=6 if small else 8,
-                color=colours[line.key],
-                annotation_clip=False,
-                **place,  # type: ignore[arg-type]
-            )
+            look = {"color": colours[line.key], "clip_on": False, "transform": wide}
+            ax.plot([1.0, 1.012, 1.032, 1.04], [line.y[-1], line.y[-1], height, height], lw=0.7, **look)
+            letters = {"fontsize": 6 if small else 8, "va": "center"}
+            ax.text(1.046, height, canvas.said(self, line.key), **letters, **look)
         return drawn
 
-    def _heads(self, results: Results) -> tuple[str, str]:
-        title, below = canvas.heads(self, results, [])
-        return title, below
-
-    def _colours(self, lines: list[Line]) -> dict[tuple[str, ...], str]:
-        """Of the first lines those that their methods have everywhere; the others are grey."""
-        known = {key: colour for (_, key), colour in canvas.colours(self, lines).items()}
-        return {line.key: known[line.key] if n < self.coloured else style.GREY for n, line in enumerate(lines)}
+    def _looks(self, lines: list[Line]) -> dict[tuple[str, ...], style.Look]:
+        """Of the first lines those that their methods have everywhere, two of a colour with different dashes; the
+        others are grey."""
+        found: dict[tuple[str, ...], style.Look] = {}
+        for number, line in enumerate(lines):
+            colour = canvas.colours(self, lines)["", line.key] if number < self.coloured else style.GREY
+            alike = sum(look.colour == colour for look in found.values())
+            found[line.key] = style.Look(colour, "", _DASHES[alike % len(_DASHES)])
+        return found
 
 
 def _apart(heights: list[float], gap: float) -> list[float]:

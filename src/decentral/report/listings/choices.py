@@ -59,16 +59,16 @@ class Choices(Listing):
             return "nobody"
         number = f"{found.typical[order[0], place]:.3g}"
         tied = [n for n in order if factors[n] <= 1 + 1e-9]
-        words = [" = ".join(self._words(found.methods[n]) for n in tied[: self.most]) + f" ({number})"]
-        words += [f"{self._words(found.methods[n])} ({factors[n]:.2f}x)" for n in order[len(tied) : self.most]]
+        words = [" = ".join(self._words(found.methods[n]) for n in tied[: self.most]) + f": {number}"]
+        words += [f"{self._words(found.methods[n])} {factors[n]:.2f}x" for n in order[len(tied) : self.most]]
         more = len(order) - self.most
         return ", ".join(words) + (f" and {more} more" if more > 0 else "")
 
     def sentences(self, results: Results) -> list[str]:
         """Who is good everywhere."""
         texts = [
-            f"In brackets what the first one takes, the median over seeds; behind it whoever takes at most "
-            f"{self.within:g} times as much. The number of `a = b` is the same for both."
+            f"The number is what the first one takes, the median over seeds; behind it whoever takes at most "
+            f"{self.within:g} times as much. `a = b`: both take the same."
         ]
         for (_, word), found in zip(self.metrics.items(), self._costs(results).values(), strict=True):
             if found.methods:
@@ -98,4 +98,6 @@ class Choices(Listing):
         return {metric: profiles.costs(results, metric, self.problem, self.methods) for metric in self.metrics}
 
     def _words(self, key: tuple[str, ...]) -> str:
-        return ", ".join(style.pretty(label, word) for label, word in zip(self.methods, key, strict=True) if word)
+        """For example 'D-PSGD (ring)'."""
+        first, *more = [style.pretty(label, word) for label, word in zip(self.methods, key, strict=True) if word]
+        return f"{first} ({', '.join(more)})" if more else first

@@ -1,0 +1,191 @@
+"""decentral-benchmark: profiles and ranks by hand, what is run, what is shown, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from decentral.cli import benchmark as command
+from decentral.report.profiles import Costs, costs
+from decentral.report.results import read
+from decentral.study import benchmark, catalogue
+from handmade import write
+
+INF = math.inf
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own_algorithm" / "mine"
+
+BY_HAND = Costs(
+    methods=[("A",), ("B",), ("C",)],
+    problems=["p", "q", "r", "s"],
+    seeds=[
+        [(1.0, 2.0, 3.0), (4.0, 4.0, 4.0), (10.0, INF, INF), (INF, INF, INF)],
+        [(6.0, 4.0, 5.0), (2.0, 2.0, 9.0), (3.0, 3.0, 3.0), (INF, INF, INF)],
+        [(2.0, 2.0, 2.0), (INF, 8.0, 8.0), (6.0, 6.0, 6.0), (INF, INF, INF)],
+    ],
+    left_out=[],
+)
+"""Medians: A 2 4 never never, B 5 2 3 never, C 2 8 6 never. Best: 2 2 3, and nobody."""
+
+
+def test_a_method_takes_the_median_over_its_seeds_where_never_is_infinite() -> None:
+    expected = [[2, 4, INF, INF], [5, 2, 3, INF], [2, 8, 6, INF]]
+    assert np.array_equal(BY_HAND.typical, expected)
+
+
+def test_factors_are_those_to_the_best_and_never_is_infinite() -> None:
+    assert np.array_equal(BY_HAND.ratios, [[1, 2, INF, INF], [2.5, 1, 1, INF], [1, 4, 2, INF]])
+
+
+@pytest.mark.parametrize(
+    ("tau", "shares"),
+    [(1, [1 / 4, 2 / 4, 1 / 4]), (2, [2 / 4, 2 / 4, 2 / 4]), (2.5, [2 / 4, 3 / 4, 2 / 4]), (4, [2 / 4, 3 / 4, 3 / 4])],
+)
+def test_a_profile_is_the_share_of_problems_within_a_factor_of_the_best(tau: float, shares: list[float]) -> None:
+    assert BY_HAND.profile([tau])[:, 0].tolist() == shares
+
+
+def test_ranks_are_means_over_problems_and_equals_share_theirs() -> None:
+    expected = [(1.5 + 2 + 3 + 2) / 4, (3 + 1 + 1 + 2) / 4, (1.5 + 3 + 2 + 2) / 4]
+    assert BY_HAND.ranks().tolist() == pytest.approx(expected)
+    assert [BY_HAND.methods[one] for one in BY_HAND.order()] == [("B",), ("A",), ("C",)]
+
+
+def test_bounds_of_ranks_are_around_them_and_none_where_seeds_agree() -> None:
+    low, high = BY_HAND.rank_bounds()
+    assert (low <= BY_HAND.ranks()).all() and (high >= BY_HAND.ranks()).all() and (low < high).any()
+    alike = Costs(BY_HAND.methods, ["p"], [[(1.0, 1.0)], [(2.0, 2.0)], [(INF, INF)]], [])
+    assert [bound.tolist() for bound in alike.rank_bounds()] == [[1, 2, 3], [1, 2, 3]]
+
+
+def test_two_infinite_seeds_of_four_make_the_median_infinite() -> None:
+    half = Costs([("A",)], ["p"], [[(1.0, 2.0, INF, INF)]], [])
+    assert half.typical.tolist() == [[INF]]
+
+
+def test_costs_are_read_from_what_a_study_wrote(tmp_path: Path) -> None:
+    def row(method: str, scenario: str, value: float | str, seed: int) -> dict[str, object]:
+        status = "not reached" if value == "" else "done"
+        labels = {"method": method, "scenario": scenario}
+        return {**labels, "metric": "steps", "value": value, "seed": seed, "status": status, "chosen": True}
+
+    rows = [row("A", "p", 3, 1), row("A", "p", "", 2), row("A", "q", 5, 1), row("B", "p", 4, 1)]
+    folder = write(tmp_path / "mine" / "study" / "small", rows, {}, labels=["method", "scenario"])
+    found = costs(read(folder), "steps", "scenario", ["method"])
+    assert found.methods == [("A",)] and found.left_out == [("B",)]
+    assert found.seeds == [[(3.0, INF), (5.0,)]]
+
+
+# -- what is run -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_every_method_composes_in_every_scenario_and_has_labels_of_its_own() -> None:
+    cells = catalogue.load(command.STUDY, "small").cells(["results_dir=nowhere"])
+    labels = {json.dumps(cell.labels) for cell in cells}
+    assert len(labels) == len(cells) == 5 * len(benchmark.methods())
+    assert len(benchmark.methods()) >= 15
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    with pytest.raises(SystemExit) as exit:
+        command.main(list(arguments))
+    captured = capsys.readouterr()
+    assert exit.value.code == status, captured.err
+    return captured.out + captured.err
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    (["scale=tiny"], "scale=tiny does not exist here. Choose one of:"),
+    (["scale=smoke", "--scale", "small"], "scale=smoke and --scale small contradict each other"),
+    (["scale=smoke", "methods=[relaysdg]"], "methods=[relaysdg] does not exist. Did you mean 'relaysgd'?"),
+    (["scale=smoke", "scenarios=[quadratics]"], "scenarios=[quadratics] is none of scale=smoke. Did you mean"),
+    (["scale=smoke", "scenarios=[digits_many]"], "scenarios=[digits_many] is none of scale=smoke. Use scale=laptop"),
+    (["scale=smoke", "methods=[]"], "methods=[] is no list of names: write methods=[relaysgd,dpsgd]."),
+    (["relaysgd"], "relaysgd is no setting: write methods=[relaysgd]"),
+    (["scale=smoke", "lr=0.1"], "lr=0.1 cannot be set, because benchmark_methods itself sets lr"),
+    (["--plan=slow"], "--plan=slow does not exist: use --plan, or --plan=quick"),
+])  # fmt: skip
+def test_what_is_wrong_is_said_in_a_sentence(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert complaint in " ".join(said(capsys, *arguments, status=2).split())
+
+
+@pytest.mark.parametrize(("file", "text", "complaint"), [
+    ("methods.yaml", "mine: {base: [algo=dpsgd]}", "method mine.title is missing: it should be text"),
+    ("methods.yaml", "dpsgd: {title: D, base: []}", "dpsgd is the name of one of ours: give it another one"),
+    ("methods.yaml", "mine: {title: M, base: [algo=dpsgd], times: 0}", "method mine: times=0 has to be above 0"),
+    ("scenario/mine.yaml", "title: M", "scenario mine.base is missing"),
+    (
+        "scenario/mine.yaml",
+        "{title: M, base: [], steps: 5, target: {metric: loss}, because: so, rates: [1]}",
+        "scenario mine: target has no to_reach",
+    ),
+])  # fmt: skip
+def test_what_is_wrong_with_a_file_of_ones_own_is_said(
+    file: str, text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "benchmark" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    said_ = said(capsys, "scale=smoke", "--plan=quick", "--config-dir", str(tmp_path), status=2)
+    assert complaint in " ".join(said_.split())
+
+
+def test_list_names_methods_and_scenarios(capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "--list")
+    assert "relaysgd" in text and "topology=dbt" in text and "digits_heavy_tail" in text
+
+
+def test_the_plan_of_one_method_is_of_that_one_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = said(capsys, "scale=smoke", "methods=[relaysgd]", "--plan=quick", f"results_dir={tmp_path}")
+    assert "RelaySGD" in text and "D-PSGD" not in text
+
+
+def runs(folder: Path) -> set[str]:
+    return {path.parent.name for path in folder.glob("runs/*/status.json")}
+
+
+def shown(folder: Path) -> list[str]:
+    with open(folder / "benchmark" / command.STUDY / "smoke" / "ranks.csv", newline="") as file:
+        return sorted(row["method"] for row in csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_a_method_of_ones_own_enters_with_one_file_and_only_its_runs_are_carried_out(tmp_path: Path) -> None:
+    """The smoke scale, from an empty folder: then a folder with one algorithm, which has no line anywhere."""
+    mine = tmp_path / "mine"
+    (mine / "algorithms").mkdir(parents=True)
+    shutil.copy(EXAMPLE / "algorithms" / "partway.py", mine / "algorithms")
+
+    def carried_out(*arguments: str) -> str:
+        words = [sys.executable, "-m", "decentral.cli.benchmark", "--scale", "smoke", *arguments]
+        return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    results = tmp_path / "results" / "own"
+    first = carried_out("methods=[dpsgd,allreduce]")
+    assert shown(results) == ["All-reduce", "D-PSGD"] and "Next:" in first
+    before = runs(results)
+    assert len(before) == 4  # two methods, two scenarios, a rate and a seed
+    carried_out("methods=[partway]", "--config-dir", "mine")
+    assert shown(results) == ["All-reduce", "D-PSGD", "partway"]
+    assert len(runs(results) - before) == 2 and before < runs(results)
+    assert "nothing was computed" in carried_out("methods=[partway]", "--config-dir", "mine")
+    page = (results / "benchmark" / "README.md").read_text()
+    assert "partway" in page and "profile_time.png" in page
+
+    # as published: another folder for results shows what `results` has of the others, without a run of theirs
+    (tmp_path / "results" / "benchmark").mkdir()
+    shutil.copytree(results / "benchmark" / command.STUDY, tmp_path / "results" / "benchmark" / command.STUDY)
+    text = carried_out("methods=[partway]", "--config-dir", "mine", "results_dir=elsewhere")
+    assert "cells are shown as published" in text
+    assert len(runs(tmp_path / "elsewhere")) == 2
+    assert shown(tmp_path / "elsewhere") == ["All-reduce", "D-PSGD", "partway"]
