@@ -65,7 +65,7 @@ class Profile(StudyFigure):
         for number, line in reversed(list(enumerate(lines))):
             strong = number < self.coloured
             drawing: dict[str, Any] = {"lw": 2.0 if strong else 1.0, "zorder": 4 if strong else 2}
-            dashes = {"color": colours[line.key], "linestyle": looks[line.key].line if strong else "-"}
+            dashes: dict[str, Any] = {"color": colours[line.key], "linestyle": looks[line.key].line if strong else "-"}
             ax.plot(line.x, line.y, drawstyle="steps-post", **dashes, **drawing)
         ax.set_xscale("log")
         ax.set_xlim(1, max(line.x[-1] for line in lines))
@@ -81,9 +81,9 @@ class Profile(StudyFigure):
         heights = _apart([line.y[-1] for line in lines], gap)
         wide = ax.get_yaxis_transform()  # x as a part of the panel
         for line, height in zip(lines, heights, strict=True):
-            look = {"color": colours[line.key], "clip_on": False, "transform": wide}
+            look: dict[str, Any] = {"color": colours[line.key], "clip_on": False, "transform": wide}
             ax.plot([1.0, 1.012, 1.032, 1.04], [line.y[-1], line.y[-1], height, height], lw=0.7, **look)
-            letters = {"fontsize": 6 if small else 8, "va": "center"}
+            letters: dict[str, Any] = {"fontsize": 6 if small else 8, "va": "center"}
             ax.text(1.046, height, canvas.said(self, line.key), **letters, **look)
         return drawn
 
