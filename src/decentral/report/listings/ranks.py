@@ -72,8 +72,8 @@ class Ranks(Listing):
         texts = [
             f"Mean over {problems} of a method's rank (1: the best) by the median over seeds; who never gets to the "
             "target shares the last ranks. In brackets: 5 % and 95 % quantiles where the seeds of every cell are drawn "
-            "anew, with replacement (bootstrap, 2,000 replicates); with few seeds a rank may lie at their edge, or just "
-            f"beyond. That is the uncertainty over seeds; other {self.problem}s would change the ranks, too."
+            "anew, with replacement (bootstrap, 2,000 replicates); with few seeds a rank may lie at their edge, or "
+            f"just beyond. That is the uncertainty over seeds; other {self.problem}s would change the ranks, too."
         ]
         if found.left_out:
             names = ", ".join(" ".join(filter(None, key)) for key in found.left_out)
