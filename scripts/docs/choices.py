@@ -143,8 +143,8 @@ class Methods:
         rows = [
             (
                 "A worker sends",
-                f"{sent.models:.3g} models in {sent.messages:.3g} messages a step{over}: counted in {traffic.STEPS} "
-                f"steps of {WORKERS} workers with its usual settings",
+                f"{_counted(sent.models, 'model')} in {_counted(sent.messages, 'message')} a step{over}: counted in "
+                f"{traffic.STEPS} steps of {WORKERS} workers with its usual settings",
             ),
             ("Topology", f"{needs} is asked of it" if topology else "none is used"),
             ("Lost messages", "has a rule for them" if algorithm.survives_loss else "are refused"),
@@ -155,12 +155,16 @@ class Methods:
         return "\n".join(["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows)])
 
 
+def _counted(number: float, what: str) -> str:
+    return f"{number:.3g} {what}{'' if f'{number:.3g}' == '1' else 's'}"
+
+
 def topologies(folder: Path) -> str:
     """All topologies on one page, with drawings in `folder`, beside the page."""
     folder.mkdir(parents=True, exist_ok=True)
     parts, facts = [], []
     for one in known("topology"):
-        parts.append(f"## {one.option} {{ #{one.option} }}\n\n{escaped(one.summary)}")
+        parts.append(f"## {one.option} {{ #{one.option} }}")
         rounds = {n: found for n in _SIZES if (found := one.rounds(n)) is not None}
         if rounds:
             n = WORKERS if WORKERS in rounds else max(rounds)
@@ -197,13 +201,13 @@ def group(name: str) -> str:
     """All choices of a group on one page."""
     parts = [f"# {TITLES[name]}"]
     for one in known(name):
-        parts.append(f"## {name}={one.option} {{ #{one.option} }}\n\n{escaped(one.summary)}")
+        parts.append(f"## {name}={one.option} {{ #{one.option} }}")
         if one.cls is None:
             assert one.file is not None
-            parts.append(fence(one.file.read_text().rstrip(), "yaml"))
+            parts += [escaped(one.summary), fence(one.file.read_text().rstrip(), "yaml")]
             continue
         if (named := getattr(one.cls, "name", one.option)) != one.option and section(name, named):
-            parts.append(f"As [`{name}={named}`](#{named}), with")
+            parts.append(f"{escaped(one.summary)} As [`{name}={named}`](#{named}), with")
             parts.append(fence(yaml.safe_dump(dict(one.values), sort_keys=False).rstrip(), "yaml"))
             continue
         parts.append(markdown(one.doc, without_settings=True))
