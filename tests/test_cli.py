@@ -162,6 +162,12 @@ def test_help_shows_the_settings_in_a_setting(capsys: pytest.CaptureFixture[str]
     assert "cluster.stragglers.slowdown=null or: how many times as long it takes" in shown
 
 
+def test_help_explains_settings_that_a_choice_shares_with_others(capsys: pytest.CaptureFixture[str]) -> None:
+    words = " ".join(command(capsys, "--help", "compress=topk")[1].split())
+    assert "compress.keep=0.1 the share of the coordinates that is sent" in words
+    assert words.count("index_bytes=4 of an index") == 1
+
+
 @pytest.mark.parametrize("group", CHOICES)
 def test_help_of_a_group_has_a_line_for_each_choice(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = command(capsys, "--help", group)

@@ -153,14 +153,18 @@ def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
     width = max((len(text) for text, _ in shown), default=0) + 2
     if found.settings or found.nodes:
         lines += ["", "  Settings"]
-    lines += [f"    {text:<{width}}{_members(setting)}".rstrip() for text, setting in shown]
+    lines += [_setting_text(text, setting, width, found.doc) for text, setting in shown]
     for name, node in found.nodes.items():
         lines += ["", *_setting_texts(f"{group}.{name}", node)]
     return "\n".join(lines)
 
 
-def _members(setting: Setting) -> str:
-    return f"one of {', '.join(setting.members)}" if setting.members else ""
+def _setting_text(text: str, setting: Setting, width: int, doc: str) -> str:
+    """A line of a choice's settings: its values, and what they are where the choice's own docstring does not say it."""
+    values = f"one of {', '.join(setting.members)}" if setting.members else ""
+    told = re.search(rf"^{setting.name}  +\S", doc, re.M)
+    line = f"    {text:<{width}}" + "; ".join(filter(None, [values, "" if told else setting.about]))
+    return textwrap.fill(line, _WIDTH, subsequent_indent=(width + 4) * " ", drop_whitespace=True).rstrip()
 
 
 def _facts(topology: Choice) -> list[str]:

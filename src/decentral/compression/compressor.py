@@ -70,6 +70,8 @@ class Compressor(ABC):
     comes back, so that it is part of the algorithm's state: the residuals r [k, P] of error feedback, one row for each
     local worker, and a `memory` [M] that all workers share (PowerSGD's Q). Both start where `residual` and `memory`
     say. What it keeps otherwise is memory to work in.
+
+    error_feedback  what was not sent is added to the next gradient: e = g + r, send C(e), r <- e - C(e)
     """
 
     name: str
@@ -88,7 +90,6 @@ class Compressor(ABC):
     """Whether it decides in every step by what links cost, and so needs to know that."""
 
     error_feedback: bool
-    """Whether what was not sent is added to the next gradient: e = g + r, send C(e), r <- e - C(e)."""
 
     layout: RowLayout
     """Of the rows that it is bound to; this, and what follows, is no configuration."""

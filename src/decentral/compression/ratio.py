@@ -29,6 +29,8 @@ class Ratio(Compressor):
 
     with T = warmup_epochs in whole steps: the first step of a warm-up sends everything.
 
+    keep           the share of the coordinates that is sent
+    warmup_epochs  for so many epochs it falls to that, from 1
     adapt          none, or how keep is decided after the warm-up, and again when the network or the gain changes (see
                    `training/adaptive.py`): knee, of communication time and of 1 / gain; throughput, the least time of a
                    step over its gain

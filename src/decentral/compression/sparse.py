@@ -25,6 +25,8 @@ class Sparse(Encoder):
     """Sends pairs (value, index): C(e) is e at the places that are sent, and 0 elsewhere.
 
     Error feedback is exact: what is sent leaves the residual, and all else stays in it, bit for bit.
+
+    index_bytes  of an index, 4 or 8
     """
 
     name: str

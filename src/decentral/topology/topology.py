@@ -80,7 +80,12 @@ class Repeating:
 class GraphTopology(Topology):
     """A topology given by graphs, with mixing weights by a common rule (see `Weights`).
 
-    A concrete topology gives `name` its default and implements `graphs`. `edge_weight` goes with weights=constant only.
+    A concrete topology gives `name` its default and implements `graphs`.
+
+    weights      metropolis: 1 / (1 + the larger degree), symmetric; uniform: a worker splits equally among itself and
+                 those it sends to; pull: it takes equally from itself and those it hears; constant: `edge_weight` on
+                 every edge; auto: metropolis where every edge goes both ways, uniform otherwise
+    edge_weight  of every edge, with weights=constant only
     """
 
     name: str
