@@ -50,7 +50,8 @@ def name(directory: Path) -> str:
 
 def test_there_are_results_of_every_paper() -> None:
     assert len(STUDIES) >= 36 and len(RUNS) >= 5 and len(BENCHMARKS) >= 11
-    assert {path.parents[1].name for path in STUDIES} == {"benchmark", "bluefog", "flex", "relaysum", "thesis", "time", "wagma"}
+    papers = {"benchmark", "bluefog", "flex", "relaysum", "thesis", "time", "wagma"}
+    assert {path.parents[1].name for path in STUDIES} == papers
 
 
 # -- studies -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from decentral.store.metadata import Metric
 from decentral.tasks.evaluation import WHOLE, Scope
 from decentral.tasks.task import Problem
 
-
 _TOLERANCE = 1e-5
 
 
