@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _FURTHEST = 64.0
 """The largest factor that is drawn."""
+_FEW = 10.0
+"""An axis that goes further has no number between 1 and 1.5."""
 _DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1)), "-.")
 
 
@@ -70,7 +72,10 @@ class Profile(StudyFigure):
         ax.set_xscale("log")
         ax.set_xlim(1, max(line.x[-1] for line in lines))
         ax.set_ylim(-0.02, 1.02)
-        ticks = [tick for tick in (1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if tick <= ax.get_xlim()[1]]
+        few = (
+            (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if lines[0].x[-1] > _FEW else (1, 1.25, 1.5, 2, 3, 4, 6, 8)
+        )
+        ticks = [tick for tick in few if tick <= ax.get_xlim()[1]]
         ax.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
         ax.minorticks_off()
         ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
