@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # make test-matrix: the wheel in an environment of its own, for every Python from 3.11 to 3.13 with the lowest torch of
 # pyproject.toml and with the newest, and the tests that compare every method with its reference and with the contract.
-# A Python that this machine has not is SKIPPED, and the last lines say so. It takes some gigabytes for a while, and
-# downloads a torch for each cell: PYTHONS="3.12" and TORCHES="newest" choose some; TESTS="tests/test_cli.py" others.
+# A Python that this machine has not is SKIPPED, and the last lines say so. A cell downloads a torch, takes some gigabytes
+# for a while and a quarter of an hour on two cores: PYTHONS="3.12" and TORCHES="newest" choose some of them,
+# TESTS="tests/test_cli.py" other tests.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 read -ra pythons <<<"${PYTHONS:-3.11 3.12 3.13}"
