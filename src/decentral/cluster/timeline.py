@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
-from decentral.cluster.operations import Local
-
 if TYPE_CHECKING:
     from decentral.cluster.compute import GradientTimes
     from decentral.cluster.costs import LinkCosts
@@ -104,7 +102,6 @@ class Timeline:
         Whatever happens at the time of the last of these gradients happens, too.
         """
         heap, last, programs, computing = self._heap, self._last, self._programs, self._computing
-        nothing_to_do = Local if self.rows is None else None
         i: int | None
         call: Callable[[float], object] | None
         while heap or last:
@@ -128,8 +125,6 @@ class Timeline:
                 if self.rows is not None:
                     self.rows.end_gradient(i)
             for operation in programs[i]:
-                if type(operation) is nothing_to_do:
-                    continue
                 ready = operation.begin(self, i, now)
                 if ready is None:
                     break
