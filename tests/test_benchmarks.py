@@ -302,7 +302,7 @@ class TestCostFigure:
         ("laptop", 1, 3),
         ("timeline", 1, 1),
         ("compression", 2, 5),
-        ("virtual", 1, 8),
+        ("virtual", 1, 3),
         ("translation", 1, 2),
     ],
 )
