@@ -25,8 +25,9 @@ from decentral.gradients.passes.layers import refusal
 from decentral.gradients.passes.side_by_side import SideBySide
 from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
 from decentral.gradients.precision import Precision
+from decentral.host import devices
 from decentral.registry import components
-from decentral.runtime.devices import device_kind
+from decentral.runtime.devices import device_kind, slow_precision
 from table import ALGORITHMS
 
 EXECUTIONS = sorted(components("gradients"))
@@ -319,6 +320,22 @@ def test_evaluation_is_as_exact_whatever_the_precision_of_training(start):
 def test_tf32_is_refused_where_there_is_no_gpu():
     with pytest.raises(ConfigError, match=r"precision=tf32 .*CPU"):
         device_kind(configure(*IMAGES, "precision=tf32", "device=cpu"))
+
+
+@pytest.mark.parametrize(
+    ("told", "slow"),
+    [
+        ("processor : 0\nflags\t\t: fpu avx2 avx512f\n", True),
+        ("processor : 0\nflags\t\t: fpu avx2 avx512_bf16\n", False),
+        ("processor : 0\nFeatures\t: fp asimd bf16\n", False),
+        ("", False),
+    ],
+)
+def test_bf16_where_the_processor_cannot_is_said_to_be_slow(told: str, slow: bool, monkeypatch, tmp_path):
+    (tmp_path / "cpuinfo").write_text(told)
+    monkeypatch.setattr(devices, "_PROCESSOR", tmp_path / "cpuinfo")
+    assert ("precision=fp32" in slow_precision(configure(*IMAGES, "precision=bf16", "device=cpu"))) == slow
+    assert slow_precision(configure(*IMAGES, "device=cpu")) == ""
 
 
 def test_a_precision_is_refused_where_no_network_is_trained():

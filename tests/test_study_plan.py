@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ from configure import configure
 from decentral.cli import study as command
 from decentral.config.schema import Config
 from decentral.host import devices
+from decentral.jobs import rehearsal
 from decentral.jobs.rehearsal import Rehearsal, extent, rehearse
 from decentral.jobs.training_run import TrainingRun
 from decentral.store.files import write_json
@@ -171,6 +173,26 @@ def test_a_rehearsal_of_a_run_knows_its_parts(tmp_path: Path):
     assert 1 <= seen.checkpoint_bytes / (seen.models_bytes * 4 / 5) < 2  # the rows of 4 workers; 4 models and the mean
     assert not (tmp_path / "results").exists()
     assert seen_of(configure(*given, "save=none")).models_bytes == 0
+
+
+@pytest.mark.parametrize(("limit_s", "looked_at"), [(0.0, 1), (8.0, 16), (100.0, 64)])
+def test_what_many_workers_take_is_seen_on_as_many_as_there_is_time_for(monkeypatch, limit_s: float, looked_at: int):
+    """Here gradients of k workers at once take 1 + k / 64 seconds: by one of them 64 would take a minute, not 2 s."""
+    now = 0.0
+
+    def work(workers: Sequence[int]) -> float:
+        return 1 + len(workers) / 64
+
+    def seconds(run: object, work: Callable[[], float]) -> float:
+        nonlocal now
+        now += (spent := work())
+        return spent
+
+    monkeypatch.setattr(rehearsal, "_seconds", seconds)
+    monkeypatch.setattr(rehearsal.time, "monotonic", lambda: now)
+    run = SimpleNamespace(net=SimpleNamespace(n=64))
+    found, number = rehearsal._of_all(run, work, limit_s)
+    assert number == looked_at and found == work(range(number)) * 64 / number
 
 
 def test_a_rehearsal_of_a_computation_leaves_nothing(tmp_path: Path):

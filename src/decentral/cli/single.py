@@ -10,7 +10,7 @@ from decentral.cli.timelines import work_out
 from decentral.config.identity import run_directory
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
-from decentral.terminal.console import FAILED, INTERRUPTED, is_leader, report_error, say
+from decentral.terminal.console import FAILED, INTERRUPTED, is_leader, report_error, say, warn
 
 
 def carry_out(config: Config) -> int:
@@ -19,6 +19,7 @@ def carry_out(config: Config) -> int:
         return work_out([("", config)])
     from decentral.report.run_figures import FIGURE, draw
     from decentral.report.summary import summary
+    from decentral.runtime.devices import slow_precision
     from decentral.runtime.launch import begun_again, launch
     from decentral.store import Status
     from decentral.store.failures import advice, classify, describe
@@ -27,6 +28,8 @@ def carry_out(config: Config) -> int:
     try:
         config = begun_again(config)
         check_directory(config)
+        if is_leader() and (word := slow_precision(config)):
+            warn(word)
         outcome = launch(config)
     except (ConfigError, KeyboardInterrupt):
         raise

@@ -17,14 +17,16 @@ from decentral.cli.study_arguments import ChosenStudy, chosen_studies
 from decentral.config.composition import compose, folders_of
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
+from decentral.jobs.training_run import TrainingRun
 from decentral.registry import own
 from decentral.report.spec import parse
+from decentral.runtime.devices import slow_precision
 from decentral.study import catalogue, collect
 from decentral.study.plan import plan
 from decentral.study.progress import Unfinished
 from decentral.study.study import Cell
 from decentral.tasks.evaluation import silent
-from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, report_error, say
+from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, report_error, say, warn
 
 if TYPE_CHECKING:
     from decentral.report.make import Made
@@ -118,13 +120,17 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         )
     check_writable("results_dir", config.results_dir, chosen.results_dir)
     cells = checked_cells(chosen)
+    source = Unfinished(cells)
+    pending = source.pending()
+    for word in dict.fromkeys(slow_precision(job.config) for job in pending if isinstance(job, TrainingRun)):
+        if word:
+            warn(word)
     if options.plan or options.quick:
         measures = options.plan and not options.quick
         tell = functools.partial(print, file=sys.stderr, flush=True) if config.progress else silent
         say(plan(chosen.name, chosen.scale, cells, config.launcher, chosen.results_dir, measures, tell))
         return 0
-    source = Unfinished(cells)
-    if not source.pending():
+    if not pending:
         known = len(source.jobs)
         say(f"{chosen.name} at scale={chosen.scale} is done: all {known} jobs had been finished; nothing was computed.")
         if collect.is_current(chosen.directory, chosen.definition, source.finished):

@@ -12,13 +12,13 @@ Stored configurations may have it with that value; anywhere else it is refused.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, field, fields, make_dataclass
 from functools import cache, partial
 from typing import Any, NamedTuple, get_type_hints
 
 from decentral.errors import ConfigError
+from decentral.terminal.console import warn
 
 _OLD = "old"
 
@@ -201,4 +201,4 @@ def _each(values: str, new: Callable[[str], Any]) -> str:
 @cache
 def _warn(old: str, new: str) -> None:
     """Once in a process."""
-    print(f"warning: {old} is now called {new}.", file=sys.stderr, flush=True)
+    warn(f"{old} is now called {new}.")

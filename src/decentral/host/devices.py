@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 from glob import glob
+from pathlib import Path
 
+_PROCESSOR = Path("/proc/cpuinfo")
+_BF16 = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}  # as the kernel names them, on x86 and on Arm
 _share_of_cores: int | None = None
 
 
@@ -19,6 +22,17 @@ def share_cores(count: int) -> None:
     """Use no more than `count` cores in this process from now on: others run beside it."""
     global _share_of_cores
     _share_of_cores = count
+
+
+def computes_bf16() -> bool | None:
+    """Whether the processor has instructions for bfloat16, without which it takes many times as long as float32; None
+    where the system does not tell."""
+    try:
+        lines = _PROCESSOR.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    flags = [line.partition(":")[2].split() for line in lines if line.lower().startswith(("flags", "features"))]
+    return not _BF16.isdisjoint(flags[0]) if flags else None
 
 
 def num_gpus() -> int:

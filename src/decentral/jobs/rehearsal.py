@@ -10,10 +10,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import singledispatch
+from functools import partial, singledispatch
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -33,7 +33,9 @@ if TYPE_CHECKING:
     from decentral.training.assemble import Run
 
 _MOST_STEPS = 200  # more say no more
-_SHARE_OF_STEPS = 0.5  # of the time that a rehearsal has
+_SHARE_OF_STEPS, _SHARE_OF_GRADIENTS = 0.6, 0.5  # of the time that a rehearsal has, and of that
+_SHARE_OF_EVALUATIONS = 0.3
+_MORE = 4  # times as many workers at once in the next attempt
 _ROW_BYTES = 150  # of a line of metrics.jsonl
 _FILES_BYTES = 12_000  # of the configuration, the status, the provenance and the description of the metrics
 _FEW_EXAMPLES = 256
@@ -139,7 +141,7 @@ def _training_run(
         step_s = _time_of_a_step(run, limit_s * _SHARE_OF_STEPS)
         seen = Rehearsal(start_s, step_s, steps_per_epoch=run.problem.steps_per_epoch, **_bytes(run))
         show(seen)
-        on_the_way, last = _times_of_evaluations(run)
+        on_the_way, last = _times_of_evaluations(run, limit_s * _SHARE_OF_EVALUATIONS)
         return seen._replace(evaluation_s=on_the_way, last_evaluation_s=last)
     finally:
         run.close()
@@ -167,18 +169,17 @@ def _seconds(run: Run, work: Callable[[], object]) -> float:
 
 
 def _time_of_a_step(run: Run, limit_s: float) -> float:
-    """Seconds; where a step takes longer than there is time for, from the gradient of one worker."""
+    """Seconds; where a step takes longer than there is time for, from the gradients of some workers."""
     import numpy as np
 
-    def gradient() -> None:
-        run.problem.gradient(run.stepper.models[:1], np.zeros(1, dtype=np.int64), [0])
+    def gradients(workers: Sequence[int]) -> object:
+        return run.problem.gradient(run.stepper.models[: len(workers)], np.zeros(len(workers), dtype=np.int64), workers)
 
     end = time.monotonic() + limit_s
     if run.net.n > 1:
-        _seconds(run, gradient)  # what is imported and laid out at the first call is no part of a step
-        gradient_s = _seconds(run, gradient)
-        if 3 * run.net.n * gradient_s > end - time.monotonic():
-            return run.net.n * gradient_s
+        gradients_s, number = _of_all(run, gradients, limit_s * _SHARE_OF_GRADIENTS)
+        if number < run.net.n and 2 * gradients_s > end - time.monotonic():
+            return gradients_s
     step_s = _seconds(run, run.stepper.step)
     times: list[float] = []
     while len(times) < _MOST_STEPS and time.monotonic() + step_s < end:
@@ -187,7 +188,19 @@ def _time_of_a_step(run: Run, limit_s: float) -> float:
     return sum(times) / len(times) if times else step_s
 
 
-def _times_of_evaluations(run: Run) -> tuple[float, float]:
+def _of_all(run: Run, work: Callable[[Sequence[int]], object], limit_s: float) -> tuple[float, int]:
+    """Seconds of work for all workers, by that for as many of the first ones as the time allows, and how many those
+    are: what is done for several at once takes less for each."""
+    end, number = time.monotonic() + limit_s, 1
+    _seconds(run, lambda: work([0]))  # what is imported and laid out at the first call is no part of it
+    spent_s = _seconds(run, lambda: work([0]))
+    while number < run.net.n and time.monotonic() + _MORE * spent_s < end:
+        number = min(_MORE * number, run.net.n)
+        spent_s = _seconds(run, partial(work, range(number)))
+    return spent_s * run.net.n / number, number
+
+
+def _times_of_evaluations(run: Run, limit_s: float) -> tuple[float, float]:
     """Seconds of an evaluation on the way, and of the last one; where there are test examples, from a few of them."""
     from decentral.tasks.evaluation import WHOLE, Scope
     from decentral.training.evaluation import evaluate
@@ -201,10 +214,10 @@ def _times_of_evaluations(run: Run) -> tuple[float, float]:
     few = Scope(min(counts[1], _FEW_EXAMPLES))
     assert few.examples is not None
     mean = run.net.average(x)
-    worker_s = _seconds(run, lambda: problem.worker_statistics(x, [0], few))
+    all_s, _ = _of_all(run, lambda workers: problem.worker_statistics(x[: len(workers)], workers, few), limit_s)
     average_s = _seconds(run, lambda: problem.average_statistics(mean, 0, 1, few))
-    fixed_s = max(0.0, average_s - worker_s)  # the statistics of batch norm, whatever the examples
-    each_s = (n + 1) * worker_s / few.examples
+    fixed_s = max(0.0, average_s - all_s / n)  # the statistics of batch norm, whatever the examples
+    each_s = all_s * (n + 1) / n / few.examples
     return fixed_s + (run.examples_on_the_way or counts[1]) * each_s, fixed_s + counts[1] * each_s
 
 

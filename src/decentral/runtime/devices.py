@@ -8,7 +8,7 @@ from decentral.config.checks import goes_by_itself, is_virtual
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
-from decentral.host.devices import num_cores, num_gpus
+from decentral.host.devices import computes_bf16, num_cores, num_gpus
 
 _USER_THREADS = os.environ.get("OMP_NUM_THREADS")
 
@@ -21,6 +21,17 @@ def device_kind(config: Config) -> str:
             "precision=tf32 is arithmetic of GPUs, and this run is on the CPU: use precision=fp32, or bf16 for speed."
         )
     return kind
+
+
+def slow_precision(config: Config) -> str:
+    """A sentence if this processor lacks the instructions that the precision is chosen for, else ''."""
+    on_cpu = kind_of(config.device, num_gpus()) == "cpu"
+    if config.precision is not Precision.bf16 or not on_cpu or computes_bf16() is not False:
+        return ""
+    return (
+        "precision=bf16 is slow here: this processor has no instructions for bfloat16, and a pass takes many times as "
+        "long as with precision=fp32."
+    )
 
 
 def kind_of(device: str, gpus: int) -> str:

@@ -34,6 +34,7 @@ _LEAST_S = 1.0
 _GRACE_S = 3.0  # for an evaluation
 _START_S = 60.0  # until there is a process with PyTorch and the data, on a slow disk
 _REMEMBERED = 500
+_EDITION = 2  # raised when rehearsals measure otherwise: what is remembered of the one before is no use then
 
 
 class Rehearsed(NamedTuple):
@@ -120,7 +121,7 @@ class _Memory:
         known = (read_json(self.path) if self.path.is_file() else None) or {}
         self._known: dict[str, Any] = known if isinstance(known, dict) else {}
         here = [decentral.__version__, importlib.metadata.version("torch"), processor(), num_cores()]
-        self._here = json.dumps([*here, Rehearsal._fields])
+        self._here = json.dumps([*here, _EDITION, Rehearsal._fields])
 
     def find(self, key: str) -> Rehearsal | None:
         values = self._known.get(self._digest(key))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -21,6 +22,12 @@ def say(text: str, end: str = "\n") -> None:
         print(text.encode("ascii", "replace").decode(), end=end, flush=True)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def warn(message: str) -> None:
+    """A sentence on stderr about what goes on all the same; even that must not fail the run."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        print(f"warning: {message}", file=sys.stderr, flush=True)
 
 
 def report_error(message: str, program: str = "decentral-run") -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
-import sys
 import threading
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 from decentral.host import packages
+from decentral.terminal import console
 
 _CLOSE_TIMEOUT_S = 30.0
 _MAX_WAITING = 10_000
@@ -119,8 +118,7 @@ class Guarded(Sink):
 
 def warn(name: str, text: str) -> None:
     """One line on stderr; even that must not fail the run."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"warning: logger={name} {text}", file=sys.stderr, flush=True)
+    console.warn(f"logger={name} {text}")
 
 
 def one_line(error: BaseException) -> str:
