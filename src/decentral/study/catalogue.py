@@ -85,7 +85,7 @@ def _read(name: str, config_dir: str | None) -> dict[str, Any]:
 
 @cache
 def _parsed(file: Path, changed_ns: int, size: int) -> bytes:
-    """What is in a file as it is now, pickled: nobody can change it, and a report asks for all studies several times."""
+    """What is in a file as it is now, pickled, so that nobody changes it; a report asks for a study several times."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # several times as fast, where it was built
