@@ -206,8 +206,8 @@ def _d2_spectrum(rounds: Rounds, where: str) -> str | None:
         return None
     return (
         f"needs a mixing matrix without eigenvalues below -1/3, but the smallest eigenvalue of W is {smallest:.3f}, "
-        f"below -1/3, for {where}: use algo=exact_diffusion, or topology.weights=constant with a small enough "
-        f"topology.edge_weight ({_largest_edge_weight(rounds):.3g} or less)"
+        f"below -1/3, for {where}: use algo=exact_diffusion, or, where the topology takes weights, "
+        f"topology.weights=constant topology.edge_weight={_largest_edge_weight(rounds):.3g} (or less)"
     )
 
 
