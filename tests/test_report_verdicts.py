@@ -350,6 +350,31 @@ def test_unknown_papers_and_items_are_refused() -> None:
         published.numbers("relaysun", "table1")
 
 
+def test_a_reason_stands_at_the_claim_that_is_not_met(tmp_path: Path) -> None:
+    """And where it is met, or there is no such claim, the report says that the reason is idle."""
+    sides = {"too low": "at_least", "low enough": "at_most"}
+    claims = [{"says": says, "kind": "bound", "cell": RELAY, limit: 99} for says, limit in sides.items()]
+    directory = write(tmp_path / "relaysum" / "mine" / "small", table1(), {"claims": claims})
+    lines = {"too low": "The networks are larger.", "low enough": "Nobody needs it.", "unheard of": "Nor this."}
+    (directory / "reasons.yaml").write_text("".join(f"{says}: {reason}\n" for says, reason in lines.items()))
+    made = make(directory)
+    why = {one.what: one.why for one in made.verdicts}
+    assert why["too low"].endswith(". The networks are larger.") and "Nobody" not in why["low enough"]
+    assert ["low enough" in one or "unheard of" in one for one in made.remarks] == [True, True]
+
+
+@pytest.mark.parametrize("text", ["- a list", "a: 5", "a: ["])
+def test_reasons_that_are_none_are_refused(tmp_path: Path, text: str) -> None:
+    directory = write(
+        tmp_path / "relaysum" / "mine" / "small",
+        table1(),
+        {"claims": [{"says": "So.", "kind": "bound", "cell": RELAY, "at_least": 99}]},
+    )
+    (directory / "reasons.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"reasons\.yaml"):
+        make(directory)
+
+
 def test_at_scale_smoke_no_claim_is_judged(tmp_path: Path) -> None:
     claim = {"says": "So.", "kind": "close", "first": {"alpha": "1"}, "second": {"alpha": "1"}, "within": 100}
     line = verdicts(tmp_path, {"claims": [claim]}, table1(), scale="smoke")["So."]

@@ -100,6 +100,10 @@ def make(directory: Path, output: Output = SCREEN) -> Made:
     if extra:
         item = spec.published.item if spec.published else ""
         remarks.append(f"{len(extra)} of our cells have no number in {item}, for example '{extra[0]}'.")
+    remarks += [
+        f"reasons.yaml says why '{says}' is not met, but there is no such claim, or it is met."
+        for says in verdicts.idle_reasons(results, found)
+    ]
     return Made(results, files, found, remarks)
 
 

@@ -62,6 +62,23 @@ class Results:
         """The study's `report:` section. Raises ConfigError if it is wrong."""
         return spec.parse(self.facts.get("report"), self.study)
 
+    @cached_property
+    def reasons(self) -> dict[str, str]:
+        """reasons.yaml: why claims are not met here, a sentence for each, as who looked into it wrote it there; {} if
+        nobody has. Raises ConfigError if it is wrong."""
+        import yaml
+
+        path = self.directory / "reasons.yaml"
+        if not path.is_file():
+            return {}
+        try:
+            found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        except (ValueError, yaml.YAMLError) as error:
+            raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}.") from None
+        if not isinstance(found, dict) or not all(isinstance(text, str) for pair in found.items() for text in pair):
+            raise ConfigError(f"{path} has to hold lines such as 'what a claim says: a sentence'.")
+        return found
+
     def larger_is_better(self, metric: str = "") -> bool | None:
         """The direction of a metric, by default the first: as the report says of that one, or as the runs said; None
         if it is not known."""

@@ -68,6 +68,8 @@ def judge_claims(results: Results) -> list[Verdict]:
         own = claim.larger_is_better
         direction = results.larger_is_better(claim.metric) if own is None else own
         verdict, ours, spread, tolerance, why = claim.check(cells, direction is not False)
+        if verdict == NOT_MET and (reason := results.reasons.get(claim.says)):
+            why = f"{why}. {reason}"
         found.append(Verdict("claim", claim.says, _text(ours), _text(spread), "", tolerance, verdict, why))
     return found
 
@@ -93,6 +95,12 @@ def unknown_keys(results: Results) -> list[str]:
         return []
     theirs = {one.key for one in numbers(str(results.facts.get("paper", "")), spec.item)}
     return sorted({entry.published for entry in results.entries()} - theirs - {""})
+
+
+def idle_reasons(results: Results, verdicts: Iterable[Verdict]) -> list[str]:
+    """Reasons in reasons.yaml for what is no claim that is not met."""
+    missed = {one.what for one in verdicts if one.kind == "claim" and one.verdict == NOT_MET}
+    return [says for says in results.reasons if says not in missed]
 
 
 def not_run(paper: str, published: Published, why: str) -> list[Verdict]:
