@@ -304,6 +304,8 @@ class TestCostFigure:
         ("compression", 2, 5),
         ("virtual", 1, 3),
         ("translation", 1, 2),
+        ("outer", 1, 1),
+        ("collectives", 1, 2),
     ],
 )
 @pytest.mark.slow
