@@ -111,8 +111,7 @@ def test_it_is_the_same_with_one_process_and_with_two(folder: Path, name: str) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "processes"), [(name, 1 + number % 2) for number, name in enumerate(CASES)])
 def test_it_goes_on_after_a_kill(folder: Path, name: str, processes: int) -> None:
     settings = [*CASES[name].settings, *QUICK, f"processes={processes}"]
     fault = json.dumps([{"rank": 0, "step": 7, "kind": "kill"}])

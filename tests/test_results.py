@@ -54,6 +54,26 @@ def test_there_are_results_of_every_paper() -> None:
     assert {path.parents[1].name for path in STUDIES} == papers
 
 
+def most_telling() -> list[Path]:
+    """Of each study the results at the largest scale that was run."""
+    scales = ("small", "laptop", "paper")
+    known = [path for path in STUDIES if path.name in scales]
+    return [
+        max((path for path in known if path.parent == study), key=lambda path: scales.index(path.name))
+        for study in sorted({path.parent for path in known})
+    ]
+
+
+@pytest.mark.parametrize("directory", most_telling(), ids=name)
+def test_a_claim_that_is_not_met_says_why(directory: Path) -> None:
+    results = read(directory)
+    with open(directory / "verdicts.csv", newline="") as file:
+        missed = {row["what"]: row["why"] for row in csv.DictReader(file) if row["verdict"] == "not met"}
+        claims = {says: missed[says] for says in (claim.says for claim in results.spec.claims) if says in missed}
+    assert {says for says, why in claims.items() if not why.endswith(results.reasons.get(says, "no reason"))} == set()
+    assert set(results.reasons) <= set(claims)
+
+
 # -- studies -----------------------------------------------------------------------------------------------------------
 
 
