@@ -13,6 +13,7 @@ from torch import Tensor
 from decentral.topology.mixing_matrix import MixingMatrix
 
 _BLOCK_BYTES = 8 << 20  # of a block of rows on a CPU: for smaller ones, calls cost more than the cache saves
+_LEAST_COLUMNS = 1 << 14  # of a block: with fewer, calls take longer than what they do, however many rows there are
 _BLOCK_BYTES_GPU = 1 << 28  # launching a kernel costs more than memory does
 
 
@@ -35,9 +36,9 @@ class Scratch:
 
 
 def blocks(num_columns: int, num_rows: int, like: Tensor) -> Iterator[slice]:
-    """Slices of range(num_columns), such that `num_rows` rows of a slice stay in the cache."""
+    """Slices of range(num_columns), such that `num_rows` rows of a slice stay in the cache, unless there are many."""
     limit = _BLOCK_BYTES if like.device.type == "cpu" else _BLOCK_BYTES_GPU
-    size = max(1024, limit // max(1, num_rows * like.element_size()))
+    size = max(_LEAST_COLUMNS, limit // max(1, num_rows * like.element_size()))
     for start in range(0, num_columns, size):
         yield slice(start, min(start + size, num_columns))
 
