@@ -29,6 +29,7 @@ _DARK = 0.55
 """Colours that are darker than this have white letters on them."""
 _MOST_TICKS = 10
 _LEAST_NAMED = 0.03
+_TO_BORDER = 16  # points, from the middle of a place
 """Share of a map that a region needs to have its name on it."""
 
 
@@ -203,6 +204,7 @@ class Map(StudyFigure):
     def _names(self, ax: Axes, region: Region, picture: np.ndarray, letters: float) -> None:
         """What a region is, at its place that is farthest from its border; regions of few places have the legend."""
         import numpy as np
+        from matplotlib.transforms import offset_copy
         from scipy.ndimage import distance_transform_edt, label
 
         ny, nx = region.best.shape
@@ -216,11 +218,13 @@ class Map(StudyFigure):
                 wide = np.array([[_run(mine[row], column) for column in range(nx)] for row in range(ny)])
                 row, column = np.unravel_index((wide + inside).argmax(), mine.shape)
                 dark = float(picture[row, column].mean()) < _DARK
+                beside = {0: 1, nx - 1: -1}.get(column, 0)  # a name at the border begins, or ends, there
                 ax.text(
                     region.x[column],
                     region.y[row],
                     canvas.said(self, key),
-                    ha="center",
+                    transform=offset_copy(ax.transData, ax.get_figure(root=True), -_TO_BORDER * beside, units="points"),
+                    ha={1: "left", -1: "right"}.get(beside, "center"),
                     va="center",
                     fontsize=letters + 0.5,
                     fontweight="bold",
