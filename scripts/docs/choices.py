@@ -139,12 +139,13 @@ class Methods:
         algorithm = cls()
         topology = sent.topology if algorithm.uses_topology else ""
         over = f" over `topology={topology}`" if topology else ""
+        parts = "; a message is a part of a model" if sent.models < 0.99 * sent.messages else ""
         needs = ", ".join(sorted(f"`{need.value}`" for need in algorithm.needs)) or "nothing"
         rows = [
             (
                 "A worker sends",
-                f"{_counted(sent.models, 'model')} in {_counted(sent.messages, 'message')} a step{over}: counted in "
-                f"{traffic.STEPS} steps of {WORKERS} workers with its usual settings",
+                f"{_counted(sent.models, 'model')} in {_counted(sent.messages, 'message')} a step{over}, on average of "
+                f"{WORKERS} workers: counted in {traffic.STEPS} steps with its usual settings{parts}",
             ),
             ("Topology", f"{needs} is asked of it" if topology else "none is used"),
             ("Lost messages", "has a rule for them" if algorithm.survives_loss else "are refused"),
