@@ -120,7 +120,8 @@ def compare(directory: Path, tmp_path: Path, suffixes: set[str]) -> None:
     """The report that is made from a copy of what the study collected has the same files as `directory`."""
     copy = tmp_path / directory.relative_to(RESULTS)
     copy.mkdir(parents=True)
-    collected = [path for path in directory.iterdir() if path.name.startswith(("study.", "values.", "curves.csv"))]
+    given = ("study.", "values.", "curves.csv", "reasons.")
+    collected = [path for path in directory.iterdir() if path.name.startswith(given)]
     for path in collected:
         shutil.copy(path, copy)
     reported = {path.name for path in directory.iterdir()} - {path.name for path in collected}
