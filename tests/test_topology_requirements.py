@@ -87,7 +87,7 @@ def test_even_rings_sit_on_the_bound_of_d2_and_pass(num_workers):
 def test_the_edge_weight_that_the_d2_message_proposes_is_accepted(name):
     with pytest.raises(ConfigError) as error:
         check(TOPOLOGIES[name]().schedule(32), {Need.d2_spectrum}, algo="d2", topology=name)
-    proposed = re.search(r"edge_weight \((\S+) or less\)", str(error.value))
+    proposed = re.search(r"topology\.edge_weight=(\S+) \(or less\)", str(error.value))
     assert proposed is not None
     constant = TOPOLOGIES[name](weights=Weights.constant, edge_weight=float(proposed[1]))
     assert accepts(constant.schedule(32), Need.d2_spectrum)

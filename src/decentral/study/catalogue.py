@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -78,14 +78,14 @@ def _read(name: str, config_dir: str | None) -> dict[str, Any]:
     file = next((path for path in found if path.is_file()), None)
     if file is None:
         raise ConfigError(f"there is no study {name}.{suggest(name, names(config_dir))}")
-    values: dict[str, Any] = pickle.loads(_parsed(file, file.stat().st_mtime_ns, file.stat().st_size))
+    values = deepcopy(_parsed(file, file.stat().st_mtime_ns, file.stat().st_size))
     model = values.pop("like", None)
     return _merged(_read(str(model), config_dir), values) if model else values
 
 
 @cache
-def _parsed(file: Path, changed_ns: int, size: int) -> bytes:
-    """What is in a file as it is now, pickled, so that nobody changes it; a report asks for a study several times."""
+def _parsed(file: Path, changed_ns: int, size: int) -> dict[str, Any]:
+    """What is in a file as it is now; a report asks for a study several times, so copy it before changing it."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # several times as fast, where it was built
@@ -95,7 +95,7 @@ def _parsed(file: Path, changed_ns: int, size: int) -> bytes:
         raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}.") from None
     if not isinstance(values, dict):
         raise ConfigError(f"{file} has to hold keys and values.")
-    return pickle.dumps(values)
+    return values
 
 
 def _merged(model: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
