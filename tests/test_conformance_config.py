@@ -10,10 +10,14 @@ from typing import get_type_hints
 
 import numpy as np
 import pytest
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import OmegaConf
 from PIL import Image
 
 from configure import configure
-from decentral.config.composition import compose, conf_directory
+from decentral.config.composition import alone, compose, conf_directory, register_schema
 from decentral.config.files import dump, load
 from decentral.config.identity import identity, run_directory, run_id
 from decentral.config.schema import GROUPS, NODES, Config
@@ -116,6 +120,17 @@ def test_a_component_begins_with_its_name_and_has_plain_fields(group, name):
     assert fields[0].name == "name" and fields[0].default == name
     assert not any("Literal" in str(hints[f.name]) or "tuple" in str(hints[f.name]) for f in fields)
     assert cls.__doc__ and not cls.__doc__.startswith(f"{cls.__name__}("), "a docstring of its own, for --help"
+
+
+def test_a_group_is_what_its_choice_gives_alone():
+    register_schema()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        whole = hydra_compose("config")
+        defaults = yaml.safe_load((CONF / "config.yaml").read_text())["defaults"]
+        chosen = {group: name for one in defaults if isinstance(one, dict) for group, name in one.items()}
+        assert set(GROUPS) <= set(chosen)
+        for group in GROUPS:
+            assert OmegaConf.to_container(alone(group, chosen[group])) == OmegaConf.to_container(whole[group])
 
 
 def test_the_shortcut_of_these_tests_gives_what_the_command_line_does():

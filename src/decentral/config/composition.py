@@ -154,7 +154,8 @@ def _compose_one(
 class _Pieces:
     """What Hydra composed, group by group: a group's part follows from the experiment and its own choice alone.
 
-    What is chosen among ours is the same for the whole process; what is the user's may have changed by the next time.
+    Without an experiment it is what the choice's file gives by itself: config.yaml sets nothing in a group. What is
+    chosen among ours is the same for the whole process; what is the user's may have changed by the next time.
     """
 
     _ours: ClassVar[dict[tuple[str, str], Any]] = {}
@@ -164,14 +165,20 @@ class _Pieces:
 
     def together(self, choices: Sequence[str]) -> Any:
         """The composed configuration for these choices, put together if each of them was composed before."""
-        ours = self._config_dir is None and all(map(_is_ours, choices))
-        known = self._ours if ours else self._theirs
+        known = self._ours if self._config_dir is None and all(map(_is_ours, choices)) else self._theirs
         chosen = {choice.partition("=")[0]: choice for choice in choices}
         experiment = chosen.get("experiment", "")
         whole, places = (experiment, ""), {group: (experiment, chosen.get(group, group)) for group in GROUPS}
-        if any(place not in known for place in places.values()):
-            known[whole] = found = self._compose(choices)
+        missing = {group: place for group, place in places.items() if place not in known}
+        ours = not experiment and all(_is_ours(choice) for _, choice in missing.values())
+        if whole in known and ours and len(missing) < 3:  # three take Hydra as long as everything
+            known.update({place: alone(group, place[1].partition("=")[2]) for group, place in missing.items()})
+        elif missing:
+            found = self._compose(choices)
             known.update({place: found[group] for group, place in places.items()})
+            known[whole] = found
+            for group in GROUPS:
+                found[group] = None  # not copied below
         together = deepcopy(known[whole])
         for group, place in places.items():
             together[group] = known[place]  # a copy
@@ -182,6 +189,13 @@ class _Pieces:
 
         search = [f"hydra.searchpath=['file://{Path(self._config_dir).resolve()}']"] if self._config_dir else []
         return hydra_compose("config", overrides=[*choices, *search])
+
+
+def alone(group: str, name: str) -> Any:
+    """The part of a group with this choice, one of ours, where no experiment changes it."""
+    from hydra import compose as hydra_compose
+
+    return hydra_compose(f"{group}/{name}")[group]
 
 
 @cache
