@@ -125,7 +125,7 @@ def test_vgg11_sees_one_feature_per_channel_whatever_the_image_size(shape):
     assert module(torch.randn(2, *shape)).shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES} - {"vit_l_16"}))  # 300 million numbers, drawn as those of alexnet
 def test_the_same_seed_gives_the_same_initial_values_and_another_seed_others(name):
     model = components("models")[name]()
     a, b, c = (build(model, CIFAR, seed=seed).state_dict() for seed in (1, 1, 2))

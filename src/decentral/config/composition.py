@@ -207,13 +207,13 @@ def _is_ours(choice: str) -> bool:
 
 def _with_values(values: Any, overrides: Sequence[str]) -> Any:
     """What Hydra does with plain `key=value` overrides, after the choices: they are set in order."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
 
+    from decentral.config.overrides import parsed_override
+
     move_old_keys(values)  # so that what follows on the command line overrides them, too
-    parser = OverridesParser.create()
     for override in overrides:
-        parsed = parser.parse_override(override)
+        parsed = parsed_override(override)
         OmegaConf.update(values, parsed.key_or_group, parsed.value(), merge=True)
     return values
 

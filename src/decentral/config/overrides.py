@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
@@ -34,16 +35,14 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
     Hydra would notice too, but not say what was meant. `several` allows several values for a key, as in lr=0.1,0.2.
     Raises ConfigError.
     """
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
-    parser = OverridesParser.create()
     groups = {group: components(package) for group, package in GROUPS.items()}
     plain = [new_override(override.lstrip("+"), groups, NODES, Config) for override in spelt_out(overrides, folders)]
     for override in plain:
         _check_key(override, folders)
         try:
-            parsed = parser.parse_override(override)
+            parsed = parsed_override(override)
         except HydraException:
             raise ConfigError(
                 f"{override} cannot be read: every setting is an argument of its own, key=value, and a value with "
@@ -63,6 +62,14 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
             for value in values if "glob" not in text else ():
                 _check_choice(key, value, options(key, folders))
     return plain
+
+
+@lru_cache(maxsize=4096)  # a study says the same of many runs, and the grammar takes a millisecond
+def parsed_override(override: str) -> Any:
+    """`key=value` as Hydra reads it. Raises HydraException."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_override(override)
 
 
 STANDS_FOR = {"env": ("gymnasium", "id")}

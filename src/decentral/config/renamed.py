@@ -36,11 +36,14 @@ class Move(NamedTuple):
 def moves(nodes: Mapping[str, type]) -> tuple[Move, ...]:
     """What lies in these parts of the configuration now and was elsewhere."""
     return tuple(
-        Move(f.metadata["was_at"], f"{node}.{f.name}", get_type_hints(cls)[f.name])
+        Move(f.metadata["was_at"], f"{node}.{f.name}", _hints(cls)[f.name])
         for node, cls in nodes.items()
         for f in fields(cls)
         if "was_at" in f.metadata
     )
+
+
+_hints = cache(get_type_hints)
 
 
 def renamed_keys(groups: Mapping[str, Mapping[str, type]], nodes: Mapping[str, type]) -> set[tuple[str, str]]:
