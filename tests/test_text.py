@@ -240,13 +240,14 @@ LONG = '"' + "x" * 200_000 + '"'
 @pytest.mark.parametrize(
     ("train", "test", "words"),
     [
-        ("label,words\na,good\n", CSV, r"train.csv, line 1: there is no column 'text', only label, words"),
+        ("label,words\na,good\n", CSV, r"train.csv, line 1: there is no column 'text'. Choose one of: label, words\."),
         (CSV, "label,text\nc,good\n", r"test.csv, line 2: the class 'c' does not occur in train.csv"),
         ("label,text\na\n", CSV, r"train.csv, line 2: there are 1 columns, and 2 are needed"),
         ("label,text\na,good\nb, \n", CSV, r"train.csv, line 3: there is no text"),
         (b"label,text\na,good\nb,\xff\n", CSV, r"train.csv, line 3: byte 3 is not UTF-8"),
         (f"label,text\na,{LONG}\n", CSV, r"train.csv, line \d: this is no CSV that can be read .* 131,072 characters"),
-        ("label,text\n", CSV, r"train.csv has no texts"),
+        ("label,text\n", CSV, r"train.csv has no texts: it needs a row for each"),
+        ("", CSV, r"train.csv, line 1 is empty: it has to name the columns, such as 'text'"),
     ],
 )
 def test_what_is_wrong_with_a_text_file_is_said_with_its_line(tmp_path, train, test, words):

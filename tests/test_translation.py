@@ -305,6 +305,9 @@ def test_what_is_wrong_with_a_file_is_one_sentence_with_file_and_line(cache, cas
     with pytest.raises(ConfigError, match=sentence) as error:
         data.prepare()
     assert str(error.value).startswith("data.path") and "\n" not in str(error.value)
+    if "line" not in case and "UTF-8" not in case:  # which counting lines does not see
+        with pytest.raises(ConfigError, match=sentence):
+            data.inspect()
 
 
 def test_pairs_with_an_empty_line_can_be_left_out(cache):

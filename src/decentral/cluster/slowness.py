@@ -56,8 +56,8 @@ class Exactly(Slowness):
         """From 1 to n."""
         if not 1 <= self.count <= num_workers:
             raise ConfigError(
-                f"{where}.count={self.count} makes no sense for num_workers={num_workers}: it has to be from 1 to "
-                f"{num_workers}."
+                f"{where}.count={self.count} makes no sense for num_workers={num_workers}: use at least 1 and at most "
+                f"{num_workers}, or a cluster in which nobody is late, such as cluster=even."
             )
 
     def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:

@@ -70,7 +70,7 @@ class Parallel(PairsData):
     def inspect(self) -> SentencePairs:
         """Counts the lines."""
         files = self._files()
-        counts = [count_lines(files[split][0], self._where) for split in _SPLITS]
+        counts = [self._pairs(*paths, *(count_lines(path, self._where) for path in paths)) for paths in files.values()]
         vocabulary = self.vocab_size if self.tokenizer is None else bpe.size_of(self.tokenizer, "data.tokenizer")
         bpe.required(f"data={self.name}")
         return SentencePairs(
@@ -158,19 +158,22 @@ class Parallel(PairsData):
         facts = {"references": texts["test"][1], "notes": notes}
         (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
-    def _read(self, source: Path, target: Path) -> tuple[list[str], list[str]]:
-        """The lines of two files that belong together. Raises ConfigError where they do not."""
-        sides = read_lines(source, self._where), read_lines(target, self._where)
-        if len(sides[0]) != len(sides[1]):
-            (longer, more), (shorter, fewer) = sorted(
-                ((path, len(side)) for path, side in zip((source, target), sides, strict=True)), key=lambda one: -one[1]
-            )
+    def _pairs(self, source: Path, target: Path, sources: int, targets: int) -> int:
+        """How many pairs two files with so many lines have. Raises ConfigError where lines have no translation."""
+        if sources != targets:
+            (longer, more), (shorter, fewer) = sorted(((source, sources), (target, targets)), key=lambda one: -one[1])
             raise ConfigError(
                 f"{self._where}: {longer} has {more:,} lines and {shorter} has {fewer:,}, so that line {fewer + 1:,} "
                 "of the first has no translation: line i of one has to be the translation of line i of the other."
             )
-        if not sides[0]:
+        if not sources:
             raise ConfigError(f"{self._where}: {source} is empty: it has to have a sentence in each line.")
+        return sources
+
+    def _read(self, source: Path, target: Path) -> tuple[list[str], list[str]]:
+        """The lines of two files that belong together. Raises ConfigError where they do not."""
+        sides = read_lines(source, self._where), read_lines(target, self._where)
+        self._pairs(source, target, *map(len, sides))
         whole = [bool(one and other) for one, other in zip(*sides, strict=True)]
         if not all(whole) and not self.skip_empty:
             i = whole.index(False)

@@ -67,9 +67,10 @@ def _csv_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[Ro
 
 
 def _place(path: Path, column: str, header: list[str]) -> int:
+    if not header:
+        raise ConfigError(f"data.path: {path}, line 1 is empty: it has to name the columns, such as '{column}'.")
     if column not in header:
-        near = suggest(column, header)
-        raise ConfigError(f"data.path: {path}, line 1: there is no column '{column}', only {', '.join(header)}.{near}")
+        raise ConfigError(f"data.path: {path}, line 1: there is no column '{column}'.{suggest(column, header)}")
     return header.index(column)
 
 
@@ -86,6 +87,5 @@ def _json_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[R
             raise ConfigError(f"data.path: {where}: a line has to be a JSON object with keys, not {line.strip()[:20]}.")
         for column in map(str, columns):
             if column not in found:
-                near = suggest(column, list(found))
-                raise ConfigError(f"data.path: {where}: there is no '{column}', only {', '.join(found)}.{near}")
+                raise ConfigError(f"data.path: {where}: there is no '{column}'.{suggest(column, list(found))}")
         yield Row(where, [str(found[str(column)]) for column in columns])

@@ -53,7 +53,10 @@ class TextFile(RunningText):
         (text,) = texts
         bounds = [round(len(text) * part / self.sections) for part in range(self.sections + 1)]
         if len(text) < 2 * self.sections:
-            raise ConfigError(f"data.path={self.path} has only {len(text)} characters for {self.sections} sections.")
+            raise ConfigError(
+                f"data.path={self.path} has only {len(text)} characters for data.sections={self.sections}: use a "
+                "longer text, or fewer sections."
+            )
         return [Source(f"section {part}", text[bounds[part] : bounds[part + 1]]) for part in range(self.sections)]
 
     def stamp(self) -> str:

@@ -70,7 +70,7 @@ class TextFolder(TextFiles):
     def _rows(self, file: Path) -> list[Row]:
         rows = list(read_rows(file, [*self.text, self.label]))
         if not rows:
-            raise ConfigError(f"data.path: {file} has no texts.")
+            raise ConfigError(f"data.path: {file} has no texts: it needs a row for each.")
         return rows
 
 
