@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -12,9 +12,10 @@ from configure import configure
 from decentral.algorithms.a2cid2 import A2CiD2
 from decentral.algorithms.adpsgd import ADPSGD
 from decentral.algorithms.async_push_sum import AsyncPushSum
-from decentral.algorithms.asynchronous import AsynchronousAlgorithm
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
 from decentral.algorithms.eager_sgd import EagerSGD, Partial
 from decentral.algorithms.wagma import WAGMA
+from decentral.cluster.operations import Operation
 from decentral.registry import components
 from decentral.topology.rounds import Rounds
 from decentral.training.timing import Timed, timed
@@ -194,3 +195,15 @@ def test_whoever_is_fast_takes_more_gradients_unless_all_meet(method):
     run.run()
     meets = isinstance(run.algorithm, WAGMA | EagerSGD)
     assert sum(run.timeline.drawn) == 8 * 20 and (set(run.timeline.drawn) == {20}) == meets
+
+
+class Stops(ADPSGD):
+    """Workers whose programs end after two gradients."""
+
+    def program(self, i: int, team: Team) -> Iterator[Operation]:
+        yield from (Gradient(), Gradient())
+
+
+def test_a_program_that_ends_too_soon_is_said_to():
+    with pytest.raises(RuntimeError, match=r"program of worker \d ended after 2 of 20 gradients: .*`while True:`"):
+        Virtual(Stops(), rounds("ring", 4), uneven(4), SLOW, 20).run()

@@ -419,6 +419,7 @@ def test_times_cannot_be_recorded_of_workers_side_by_side(start):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)  # two minutes on a core of one's own
 def test_sentences_are_reversed_by_default(tmp_path):
     config = compose(["task=translation", "device=cpu", "progress=false", f"run_dir={tmp_path / 'run'}"])
     assert carry_out(World(0, 1, torch.device("cpu")), config, -1, -1) == "done"

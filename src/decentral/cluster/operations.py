@@ -82,3 +82,13 @@ class LocalAt(Operation):
     def carry_out(self, host: Host, i: int) -> None:
         """While nobody averages with the worker's row."""
         host.local(i, self.what, timed=True)
+
+
+def check_ended(i: int, gradients: int, share: float) -> None:
+    """The program of worker i gives no operation any more. Raises RuntimeError if it took fewer gradients than its
+    share."""
+    if gradients < share:
+        raise RuntimeError(
+            f"the program of worker {i} ended after {gradients} of {share:g} gradients: it has to give operations "
+            "until nobody asks for another one, as in `while True:` or `for t in range(team.num_steps):`"
+        )

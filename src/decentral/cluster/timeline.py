@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from decentral.cluster.operations import check_ended
+
 if TYPE_CHECKING:
     from decentral.cluster.compute import GradientTimes
     from decentral.cluster.costs import LinkCosts
@@ -85,7 +87,7 @@ class Timeline:
         """How often a contribution, or a model that was averaged, was so many versions old."""
         self.critical = [0] * self.n
         """How often all, or a group, waited for this worker last."""
-        self._left = most_gradients
+        self._left, self._share = most_gradients, most_gradients / self.n
         self._programs = programs
         self._times = times
         self._blocks: dict[int, list[list[float]]] = {}
@@ -99,7 +101,8 @@ class Timeline:
     def run(self, gradients: float = inf, until_s: float = inf) -> bool:
         """Go on until so many gradients have been completed in all, or to a simulated time; False if all is over.
 
-        Whatever happens at the time of the last of these gradients happens, too.
+        Whatever happens at the time of the last of these gradients happens, too. Raises RuntimeError if the program of
+        a worker ends before it has taken its share of all gradients.
         """
         heap, last, programs, computing = self._heap, self._last, self._programs, self._computing
         i: int | None
@@ -131,6 +134,8 @@ class Timeline:
                 if ready > now or computing[i]:
                     heappush(heap, (ready, i, i, None))
                     break
+            else:
+                check_ended(i, self.drawn[i], self._share)
         return False
 
     def _seconds_of(self, i: int) -> Iterator[float]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from decentral.cluster.groups import Groups
-from decentral.cluster.operations import Gradient
+from decentral.cluster.operations import Gradient, check_ended
 from decentral.cluster.timeline import Lateness
 from decentral.network.asynchronous.mail import PostOffice
 from decentral.network.asynchronous.meeting import AllWorkers
@@ -315,6 +315,7 @@ class ThreadedStepper:
         with torch.no_grad(), suppress(_Over):
             for operation in program:
                 operation.carry_out(self, i)
+            check_ended(i, self.drawn[self._place(i)], self.team.num_steps)
         self._arrive(i, _FINISHED)
 
     def _place(self, i: int) -> int:
