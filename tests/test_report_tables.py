@@ -10,6 +10,7 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.report.make import make
+from decentral.report.tables import together
 from handmade import PUBLISHED, TABLE, table1, value, write
 
 
@@ -179,3 +180,11 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
         make(directory)
     with pytest.raises(ConfigError, match="a label cannot be called 'seed'"):
         make(write(directory, [], {}, labels=["seed"]))
+
+
+def test_remarks_that_differ_in_numbers_only_are_one() -> None:
+    ended = [f"stop_after_simulated_s=9.5 ended the run after {steps} of 400 steps" for steps in (30, 120, 60)]
+    assert together([ended[0], "the data are CIFAR-10 (JPEG)", *ended[1:]]) == [
+        "stop_after_simulated_s=9.5 ended the run after 30 to 120 of 400 steps",
+        "the data are CIFAR-10 (JPEG)",
+    ]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 
 from decentral.errors import ConfigError, suggest
 from decentral.report import style
@@ -14,6 +17,7 @@ from decentral.report.spec import Table
 from decentral.store.files import csv_text
 from decentral.terminal.text import aligned
 
+_NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\b")
 _DIGITS = {"percent": 1, "steps": 1, "scientific": 1, "plain": 3}
 _WORDS = {"worst": "worst worker", "mean": "mean over workers", "averaged": "averaged model"}
 _CSV_COLUMNS = ("metric", "of", "mean", "std", "runs", "of_runs", "diverged", "rates", "at_edge", "published")
@@ -232,7 +236,7 @@ def row_words(row: tuple[str, ...], table: Table) -> list[str]:
 def notes(results: Results, found: list[Grid]) -> list[str]:
     """What a reader of the table has to know."""
     entries = [entry for grid in found for entry in grid.cells.values()]
-    parts = [f"{_capital(note)}." for note in results.facts.get("run_notes") or []]
+    parts = [f"{_capital(note)}." for note in together(results.facts.get("run_notes") or [])]
     if any(entry.std is not None for entry in entries):
         parts.append(f"Mean ± standard deviation over {results.spec.repeats}s (n - 1).")
     if any(entry.std is None and entry.runs == 1 for entry in entries):
@@ -251,6 +255,28 @@ def notes(results: Results, found: list[Grid]) -> list[str]:
     return blocks
 
 
+def together(remarks: Sequence[str]) -> list[str]:
+    """Remarks that differ in numbers only as one of them, which says from where to where the numbers go.
+
+    >>> together(["ended after 9 of 40 steps", "the data are old", "ended after 12 of 40 steps"])
+    ['ended after 9 to 12 of 40 steps', 'the data are old']
+    """
+    alike: dict[tuple[str, ...], list[list[str]]] = {}
+    for remark in remarks:
+        words = _NUMBER.split(remark)  # text, number, text, ...
+        alike.setdefault(tuple(words[::2]), []).append(words[1::2])
+    found = []
+    for texts, values in alike.items():
+        ranges = [_range(slot) for slot in zip(*values, strict=True)]
+        found.append("".join(chain.from_iterable(zip_longest(texts, ranges, fillvalue=""))))
+    return found
+
+
+def _range(values: Sequence[str]) -> str:
+    least, most = min(values, key=float), max(values, key=float)
+    return least if least == most else f"{least} to {most}"
+
+
 def markdown_table(lines: list[list[str]], left: int) -> str:
     """A Markdown table: a head and rows, the first `left` columns to the left, the others to the right."""
     head, *rows = [[text.replace("|", "\\|") for text in line] for line in lines]
@@ -259,4 +285,5 @@ def markdown_table(lines: list[list[str]], left: int) -> str:
 
 
 def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    """The beginning of a sentence; a setting stays as it is written."""
+    return text if "=" in text.split(" ")[0] else text[:1].upper() + text[1:]
