@@ -51,7 +51,8 @@ def sentence(error: BaseException) -> str:
     where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     rank = f"rank {place().rank}" if under_torchrun() else ""
     told = [", ".join(word for word in (rank, where) if word), str(error), *getattr(error, "__notes__", [])]
-    return " ".join(": ".join(part.rstrip(".: ") for part in told if part).split()) + "."
+    text = " ".join(": ".join(part.rstrip(".: ") for part in told if part).split())
+    return text if text.endswith("?") else f"{text}."
 
 
 def _is_library(file: str) -> bool:
