@@ -301,12 +301,31 @@ def test_a_bound_needs_one_limit(tmp_path: Path, limits: dict) -> None:
 
 @pytest.mark.parametrize(("cell", "complaint"), [
     ({"metod": "D2"}, "the claim 'So it is.' names a label 'metod'. Did you mean 'method'?"),
-    ({"method": "D-PSGD"}, "means both method=D-PSGD, topology=ring, alpha=1 and method=D-PSGD, topology=ring, "),
+    ({"method": "D-PSGD"}, "means both method=D-PSGD, topology=ring, alpha=1, metric="),
 ])  # fmt: skip
 def test_a_claim_that_names_no_cell_or_several_is_refused(tmp_path: Path, cell: dict, complaint: str) -> None:
     with pytest.raises(ConfigError, match="study mine: ") as refused:
         claim(tmp_path, kind="order", better=RELAY, worse=cell)
     assert complaint in str(refused.value)
+
+
+TIMES = [
+    value("RelaySGD", "dbt", 0.01, 20, metric="seconds to test accuracy 50 %"),
+    value("D-PSGD", "ring", 0.01, 30, metric="seconds to test accuracy 50 %"),
+    value("D-PSGD", "ring", 0.01, 51, metric="test accuracy (%)"),
+]
+
+
+@pytest.mark.parametrize("metric", ["seconds to *", "seconds to test accuracy 50 %"])
+def test_a_claim_names_its_metric_or_a_pattern_of_it(tmp_path: Path, metric: str) -> None:
+    cells = {"better": {**RELAY, "metric": metric}, "worse": {**GOSSIP, "metric": metric}}
+    line = claim(tmp_path, TIMES, kind="order", larger_is_better=False, **cells)
+    assert (line["verdict"], line["ours"]) == ("met", "10")
+
+
+def test_a_pattern_that_fits_several_metrics_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"metric=seconds to test accuracy 50 % and .*, metric=test accuracy \(%\): "):
+        claim(tmp_path, TIMES, kind="bound", cell={**GOSSIP, "metric": "*"}, at_least=1)
 
 
 # The published numbers

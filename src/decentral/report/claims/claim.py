@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError, suggest
@@ -35,17 +36,21 @@ class Cells:
     def find(self, wanted: Mapping[str, Any], says: str) -> Entry | None:
         """The one entry with these labels, of the first metric unless `metric` is among them; None if it was not run.
 
-        Raises ConfigError if a label does not exist or several entries have them.
+        A metric may be a pattern, such as `simulated_s to *`, for numbers that are called differently from scale to
+        scale. Raises ConfigError if a label does not exist or several entries have them.
         """
         for name in wanted:
             if self.entries and name not in (*self.labels, "metric"):
                 known = suggest(name, (*self.labels, "metric"))
                 raise ConfigError(f"study {self.study}: the claim '{says}' names a label '{name}'.{known}")
         labels = {name: plain(value) for name, value in wanted.items()}
-        metric = labels.pop("metric", self.entries[0].metric if self.entries else "")
-        found = [e for e in self.entries if e.metric == metric and labels.items() <= e.labels.items()]
+        metric = str(labels.pop("metric", self.entries[0].metric if self.entries else ""))
+        exact = [e for e in self.entries if e.metric == metric]
+        alike = exact or [e for e in self.entries if fnmatchcase(e.metric, metric)]
+        found = [e for e in alike if labels.items() <= e.labels.items()]
         if len(found) > 1:
-            first, second = (", ".join(f"{k}={v}" for k, v in entry.labels.items()) for entry in found[:2])
+            both = ({**entry.labels, "metric": entry.metric} for entry in found[:2])
+            first, second = (", ".join(f"{name}={value}" for name, value in one.items()) for one in both)
             raise ConfigError(
                 f"study {self.study}: the claim '{says}' means both {first} and {second}: give it more labels."
             )
