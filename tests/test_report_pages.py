@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.report import main
+from decentral.cli import report as command
 from decentral.errors import ConfigError
 from decentral.report.make import make, report_all, report_pages
 from decentral.study import catalogue
@@ -26,6 +26,13 @@ CLAIMS = [
 FIGURE = {"name": "course", "kind": "curves", "worker": "worst", "panels": "alpha", "lines": ["method"],
           "spread": "range", "caption": "Accuracy over steps"}  # fmt: skip
 REPORT = {"caption": "Worst.", "table": TABLE, "figures": [FIGURE], "published": PUBLISHED, "claims": CLAIMS}
+
+
+def report(words: list[str]) -> None:
+    """`decentral-report`, which has to end well."""
+    with pytest.raises(SystemExit) as exit:
+        command.main(words)
+    assert exit.value.code == 0
 
 
 @pytest.fixture(autouse=True)
@@ -162,7 +169,7 @@ def test_a_directory_that_is_no_study_is_left_out_with_a_remark(results_dir: Pat
     write(results_dir / "own" / "wanted" / "small", table1(), {}, wanted={"no labels": 3})
     wrong = [{"says": "So.", "kind": "order", "better": {"metod": "D2"}, "worse": {"method": "D2"}}]
     write(results_dir / "own" / "claims" / "small", table1(), {"claims": wrong})
-    main([f"results_dir={results_dir}"])
+    report([f"results_dir={results_dir}"])
     said = capsys.readouterr().out
     remarks = [line.removeprefix("Note:     ") for line in said.splitlines() if " is left out: " in line]
     assert sorted(remark.split("/")[1] for remark in remarks) == sorted([*foreign, "claims", "report", "wanted"])
@@ -251,7 +258,7 @@ def test_a_summary_says_what_its_table_shows_and_how_many_tables_there_are(tmp_p
 
 
 def test_the_command_makes_all_reports_and_says_where_they_are(results_dir: Path, capsys) -> None:
-    main([f"results_dir={results_dir}"])
+    report([f"results_dir={results_dir}"])
     said = capsys.readouterr().out
     assert "Made:     3 reports, 3 figures" in said and f"Pages:    {results_dir}/README.md" in said
     assert "Published numbers: 2 of 4 met (50 %)" in said
@@ -260,7 +267,7 @@ def test_the_command_makes_all_reports_and_says_where_they_are(results_dir: Path
 
 
 def test_a_name_and_a_scale_choose_what_is_made(results_dir: Path, capsys) -> None:
-    main(["relaysum_table1", "scale=small", f"results_dir={results_dir}"])
+    report(["relaysum_table1", "scale=small", f"results_dir={results_dir}"])
     said = capsys.readouterr().out
     about = "Test accuracy (%): mean ± standard deviation over seeds."
     assert said.startswith(f"relaysum_table1, scale=small: Heterogeneous data\n\n{about}\n\nmethod    topology ")
@@ -276,14 +283,14 @@ def test_figures_for_a_paper_are_asked_for_by_the_command_and_lie_beside_the_usu
     place = results_dir / "relaysum" / "relaysum_table1" / "paper"
     usual = {path.name: path.read_bytes() for path in place.iterdir()}
     wanted = ["figures.title=false", "figures.width=column", "figures.format=[pdf]"]
-    main(["relaysum_table1", "scale=paper", f"results_dir={results_dir}", *wanted])
+    report(["relaysum_table1", "scale=paper", f"results_dir={results_dir}", *wanted])
     assert f"Figure:   {place}/course.pdf" in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in place.iterdir() if path.name in usual} == usual
     assert {path.name for path in place.iterdir()} - usual.keys() == {"course.pdf"}
 
 
 def test_the_help_says_how_figures_are_made_for_a_paper(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["--help"])
+    report(["--help"])
     said = capsys.readouterr().out
     for words in (
         "figures.title=true|false",
@@ -308,7 +315,7 @@ def test_the_help_says_how_figures_are_made_for_a_paper(capsys: pytest.CaptureFi
 def test_what_cannot_be_done_is_one_sentence(results_dir: Path, monkeypatch, capsys, arguments, complaint) -> None:
     monkeypatch.chdir(results_dir)
     with pytest.raises(SystemExit) as stopped:
-        main(arguments)
+        command.main(arguments)
     said = capsys.readouterr().err
     assert stopped.value.code == 2 and said.startswith("decentral-report: ") and said.count("\n") == 1
     assert complaint in said
@@ -316,8 +323,7 @@ def test_what_cannot_be_done_is_one_sentence(results_dir: Path, monkeypatch, cap
 
 def test_the_command_needs_no_torch(results_dir: Path) -> None:
     code = (
-        "import sys; from decentral.report.make import make; from decentral.cli.report import main;"
-        "main(['--help']);"
+        "import sys; import decentral.cli.report; from decentral.report.make import make;"
         f"make(__import__('pathlib').Path({str(results_dir / 'relaysum' / 'relaysum_table1' / 'paper')!r}));"
         "assert 'torch' not in sys.modules"
     )

@@ -8,12 +8,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from decentral.cli.guarded import guarded
 from decentral.cli.options import SETTINGS, Options
 from decentral.config.composition import folders_of
 from decentral.config.overrides import checked
 from decentral.errors import ConfigError
 from decentral.registry import own
-from decentral.terminal.console import INTERRUPTED, REFUSED, report_error, say
+from decentral.terminal.console import say
 
 _HELP = """\
 decentral-advise [key=value ...] [--json] [--output FILE] [--config-dir FOLDER]
@@ -40,13 +41,7 @@ _COMPARED = ("algo", "topology", "compress", "communication", "simulate", "steps
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-advise`. Exit status: 0 done, 2 refused, 130 interrupted."""
-    try:
-        sys.exit(_carry_out(list(sys.argv[1:] if arguments is None else arguments)))
-    except ConfigError as error:
-        report_error(str(error), "decentral-advise")
-        sys.exit(REFUSED)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    guarded("decentral-advise", lambda: _carry_out(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def _carry_out(arguments: list[str]) -> int:

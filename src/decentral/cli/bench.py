@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decentral.benchmarks.harness.benchmark import Benchmark, Effort
+from decentral.cli.guarded import guarded
 from decentral.cli.options import Options
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
-from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, report_error, say
+from decentral.terminal.console import FAILED, INTERRUPTED, say
 
 _HELP = """\
 decentral-bench [NAME ...] [--rounds N] [--quick] [--output FOLDER]   measure (all benchmarks, or those named)
@@ -44,13 +45,7 @@ class _Options(Options):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-bench`. Exit status: 0 done, 1 some benchmark failed, 2 refused, 130 interrupted."""
-    try:
-        sys.exit(_carry_out(_Options().parse_intermixed_args(arguments)))
-    except ConfigError as error:
-        report_error(str(error), "decentral-bench")
-        sys.exit(REFUSED)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    guarded("decentral-bench", lambda: _carry_out(_Options().parse_intermixed_args(arguments)))
 
 
 def _carry_out(options: argparse.Namespace) -> int:

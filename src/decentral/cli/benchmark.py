@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from decentral.cli import study as studies
 from decentral.cli.folders import check_writable
+from decentral.cli.guarded import guarded
 from decentral.cli.options import SETTINGS, Options
 from decentral.cli.study_arguments import PUBLISHED_RESULTS, ChosenStudy, chosen_studies
 from decentral.config.composition import compose, folders_of
@@ -80,9 +81,7 @@ class _Request(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-benchmark`. Exit status: 0 done, 1 some run failed, 2 refused, 130 interrupted."""
-    studies.guarded(
-        "decentral-benchmark", lambda: _carry_out_command(list(sys.argv[1:] if arguments is None else arguments))
-    )
+    guarded("decentral-benchmark", lambda: _carry_out_command(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def _carry_out_command(arguments: list[str]) -> int:

@@ -7,12 +7,13 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from decentral.cli.guarded import guarded
 from decentral.cli.options import SETTINGS, Options
 from decentral.config.composition import folders_of
 from decentral.config.overrides import checked
 from decentral.errors import ConfigError
 from decentral.registry import own
-from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, report_error, say
+from decentral.terminal.console import FAILED, say
 from decentral.terminal.text import aligned
 
 if TYPE_CHECKING:
@@ -33,13 +34,7 @@ _WIDTH = 118
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-check`. Exit status: 0 all properties hold, 1 some do not, 2 refused."""
-    try:
-        sys.exit(_carry_out(list(sys.argv[1:] if arguments is None else arguments)))
-    except ConfigError as error:
-        report_error(str(error), "decentral-check")
-        sys.exit(REFUSED)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+    guarded("decentral-check", lambda: _carry_out(list(sys.argv[1:] if arguments is None else arguments)))
 
 
 def _carry_out(arguments: list[str]) -> int:

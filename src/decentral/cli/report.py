@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from decentral.cli.guarded import guarded
 from decentral.cli.options import Options
 from decentral.cli.study_arguments import OWN_RESULTS, PUBLISHED_RESULTS
 from decentral.config.composition import folders_of
@@ -13,7 +13,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.registry import own
 from decentral.report.figures.output import KEYS as FIGURES
 from decentral.report.figures.output import output
-from decentral.terminal.console import REFUSED, report_error, say
+from decentral.terminal.console import say
 
 _HELP = """\
 decentral-report [NAME ...] [scale=smoke|small|laptop|paper] [results_dir=PATH] [figures.KEY=VALUE ...]
@@ -32,25 +32,31 @@ figures.format=[png,svg,pdf] one or several (the usual ones: [png,svg]); fonts a
 
 The same results give the same files. Formats that are not named keep the files that they have.
 --config-dir FOLDER is for claims and figures of your own, in FOLDER/claims/ and FOLDER/figures/.
+Exit status: 0 done, 1 failed (a full disk, say), 2 refused, 130 interrupted.
 """
 _KEYS = ("results_dir", "scale", *FIGURES)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of `decentral-report`. Exit status: 0 done, 2 refused."""
-    try:
-        parser = Options("decentral-report", "words", _KEYS)
-        parser.add_argument("-cd", "--config-dir")
-        options = parser.parse_intermixed_args(arguments)
-        if options.help:
-            say(_HELP.rstrip())
-            return
-        own.use(None)
-        folders_of(options.config_dir)
-        _carry_out(options.words)
-    except ConfigError as error:
-        report_error(str(error), "decentral-report")
-        sys.exit(REFUSED)
+    """Entry point of `decentral-report`. Exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
+    guarded(
+        "decentral-report",
+        lambda: _carry_out_command(arguments),
+        "interrupted; every report is whole, made anew or as it was: the same command makes all of them.",
+    )
+
+
+def _carry_out_command(arguments: Sequence[str] | None) -> int:
+    parser = Options("decentral-report", "words", _KEYS)
+    parser.add_argument("-cd", "--config-dir")
+    options = parser.parse_intermixed_args(arguments)
+    if options.help:
+        say(_HELP.rstrip())
+        return 0
+    own.use(None)
+    folders_of(options.config_dir)
+    _carry_out(options.words)
+    return 0
 
 
 def _carry_out(arguments: list[str]) -> None:

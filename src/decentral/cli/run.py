@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from decentral.cli.guarded import guarded
 from decentral.cli.options import RunOptions
 from decentral.cli.single import carry_out
 from decentral.config.composition import (
@@ -29,17 +30,9 @@ from decentral.terminal.console import INTERRUPTED, REFUSED, report_error, say
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-run`. Exit status: 0 done or diverged, 1 failed, 2 refused, 130 interrupted."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        status = _carry_out_command(arguments)
-        say("", end="")  # what is left in the buffer
-        sys.exit(status)
-    except ConfigError as error:
-        report_error(str(error))
-        sys.exit(REFUSED)
-    except KeyboardInterrupt:
-        report_error("interrupted; what is stored is kept, and the same command goes on from there.")
-        sys.exit(INTERRUPTED)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    kept = "interrupted; what is stored is kept, and the same command goes on from there."
+    guarded("decentral-run", lambda: _carry_out_command(words), kept)
 
 
 def _carry_out_command(arguments: list[str]) -> int:

@@ -8,10 +8,11 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from decentral.cli.folders import check_writable
+from decentral.cli.guarded import guarded
 from decentral.cli.options import SETTINGS, Options
 from decentral.cli.study_arguments import ChosenStudy, chosen_studies
 from decentral.config.composition import compose, folders_of
@@ -26,7 +27,7 @@ from decentral.study.plan import plan
 from decentral.study.progress import Unfinished
 from decentral.study.study import Cell
 from decentral.tasks.evaluation import silent
-from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, report_error, say, warn
+from decentral.terminal.console import FAILED, INTERRUPTED, say, warn
 
 if TYPE_CHECKING:
     from decentral.report.make import Made
@@ -60,22 +61,6 @@ tab completion: decentral-run --help.
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-study`. Exit status: 0 done, 1 some run failed, 2 refused, 130 interrupted."""
     guarded("decentral-study", lambda: _carry_out_command(list(sys.argv[1:] if arguments is None else arguments)))
-
-
-def guarded(command: str, carry_out: Callable[[], int]) -> NoReturn:
-    """Exit with the status that `carry_out` returns; what goes wrong becomes a sentence and a status."""
-    try:
-        sys.exit(carry_out())
-    except ConfigError as error:
-        report_error(str(error), command)
-        sys.exit(REFUSED)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
-    except OSError as error:
-        from decentral.store.failures import advice, classify, describe
-
-        report_error(f"{describe(error)}. {advice(classify(error))}.", command)
-        sys.exit(FAILED)
 
 
 def _carry_out_command(arguments: list[str]) -> int:

@@ -16,7 +16,7 @@ from decentral.config.files import dump
 from decentral.config.identity import identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.scheduling.job import Job
+from decentral.scheduling.job import Demand, Job
 from decentral.store import RunStore, Status
 from decentral.store.lines import LineFile, read_lines
 
@@ -137,6 +137,23 @@ class Computation(Job):
         status = Status.done if done else Status.interrupted
         store.set_status(status, spent_s=spent(), **({"wall_s": spent()} if done else {}))
         return status
+
+
+class BetweenProcesses:
+    """A computation with a process for each worker, in which something is timed: nothing else runs meanwhile."""
+
+    config: Config
+
+    @property
+    def num_workers(self) -> int:
+        """n, and as many processes."""
+        assert self.config.num_workers is not None
+        return self.config.num_workers
+
+    @property
+    def demand(self) -> Demand:
+        """All of the machine."""
+        return Demand(self.num_workers, "cpu", alone=True)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from decentral.config.identity import component_identity
 from decentral.config.schema import Config
-from decentral.jobs.computation import Computation
-from decentral.scheduling.job import Demand
+from decentral.jobs.computation import BetweenProcesses, Computation
 from decentral.store.lines import LineFile
 
 BYTES_PER_MB = 1_000_000
@@ -25,7 +24,7 @@ class Timed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ExchangeTimes(Computation):
+class ExchangeTimes(BetweenProcesses, Computation):
     """Times exchanges in turn, round after round, so that a slow moment of the machine is slow for all of them.
 
     There is a process for each of the `config.num_workers` workers. A round of an exchange begins when all processes
@@ -41,17 +40,6 @@ class ExchangeTimes(Computation):
 
     folder: ClassVar[str] = "exchange_times"
     lines: ClassVar[str] = "times.jsonl"
-
-    @property
-    def num_workers(self) -> int:
-        """n, and as many processes."""
-        assert self.config.num_workers is not None
-        return self.config.num_workers
-
-    @property
-    def demand(self) -> Demand:
-        """All of the machine."""
-        return Demand(self.num_workers, "cpu", alone=True)
 
     def parameters(self) -> dict[str, Any]:
         """The exchanges with their topologies and transports, the sizes and the rounds."""

@@ -12,10 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from decentral.jobs.computation import Computation
+from decentral.jobs.computation import BetweenProcesses, Computation
 from decentral.jobs.consensus import error, starts
 from decentral.network.settings import Carrier
-from decentral.scheduling.job import Demand
 from decentral.store import Status
 from decentral.store.lines import LineFile
 
@@ -40,7 +39,7 @@ class RaceSettings(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Race(Computation):
+class Race(BetweenProcesses, Computation):
     """Average consensus for `duration_s`, in as many processes as there are workers; the last one is slower.
 
     asynchronous   push-sum by windows (BlueFog paper, Listing 3): a worker waits for nobody. In its turn it works,
@@ -58,12 +57,6 @@ class Race(Computation):
 
     folder: ClassVar[str] = "races"
     lines: ClassVar[str] = "races.jsonl"
-
-    @property
-    def demand(self) -> Demand:
-        """All of the machine: it is timed."""
-        assert self.config.num_workers is not None
-        return Demand(self.config.num_workers, "cpu", alone=True)
 
     def parameters(self) -> dict[str, Any]:
         """Seeds, slowdowns, the settings (under the name that they had when ids were given), a transport that was

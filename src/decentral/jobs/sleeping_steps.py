@@ -7,13 +7,12 @@ from typing import Any, ClassVar
 
 from decentral.config.identity import component_identity, identity
 from decentral.config.schema import Config
-from decentral.jobs.computation import SeededComputation
+from decentral.jobs.computation import BetweenProcesses, SeededComputation
 from decentral.jobs.simulated_time import cluster_of
-from decentral.scheduling.job import Demand
 
 
 @dataclass(frozen=True)
-class SleepingSteps(SeededComputation):
+class SleepingSteps(BetweenProcesses, SeededComputation):
     """Real processes with a worker in each, who sleeps for all of what config.cluster says that a gradient takes.
 
     methods   name -> the run of a method; all of them have the same cluster and number of workers
@@ -31,17 +30,6 @@ class SleepingSteps(SeededComputation):
 
     folder: ClassVar[str] = "sleeping_steps"
     lines: ClassVar[str] = "steps.jsonl"
-
-    @property
-    def num_workers(self) -> int:
-        """n, and as many processes."""
-        assert self.config.num_workers is not None
-        return self.config.num_workers
-
-    @property
-    def demand(self) -> Demand:
-        """All of the machine."""
-        return Demand(self.num_workers, "cpu", alone=True)
 
     def parameters(self) -> dict[str, Any]:
         """Seeds and steps, and every method with its topology and transport."""

@@ -15,9 +15,8 @@ from decentral.cluster.cluster import VirtualCluster
 from decentral.config.identity import identity
 from decentral.config.schema import Config
 from decentral.host.devices import num_cores
-from decentral.jobs.computation import Computation
+from decentral.jobs.computation import BetweenProcesses, Computation
 from decentral.jobs.validation.recording import Recording
-from decentral.scheduling.job import Demand
 from decentral.store import Status
 from decentral.store.lines import LineFile
 
@@ -37,7 +36,7 @@ class Method(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ObservedTimes(Computation):
+class ObservedTimes(BetweenProcesses, Computation):
     """Carries out each method between processes with one worker each, one method after the other in the same processes.
 
     Workers sleep as long as their cluster says that a gradient takes, and have zeros for a gradient of `num_parameters`
@@ -57,17 +56,6 @@ class ObservedTimes(Computation):
 
     folder: ClassVar[str] = "observed_times"
     lines: ClassVar[str] = "observed.jsonl"
-
-    @property
-    def num_workers(self) -> int:
-        """n, and as many processes."""
-        assert self.config.num_workers is not None
-        return self.config.num_workers
-
-    @property
-    def demand(self) -> Demand:
-        """All of the machine."""
-        return Demand(self.num_workers, "cpu", alone=True)
 
     def parameters(self) -> dict[str, Any]:
         """Methods, steps and what is slept."""

@@ -219,8 +219,8 @@ class _Validation:
 
 
 @dataclass
-class ObservedCell(Cell):
-    """One method in one place, for all rounds."""
+class _PlaceCell(Cell):
+    """What was observed in one place."""
 
     labels: Labels
     found: _Validation
@@ -237,6 +237,11 @@ class ObservedCell(Cell):
     def meanings(self) -> dict[str, Meaning]:
         """See above."""
         return _MEANINGS
+
+
+@dataclass
+class ObservedCell(_PlaceCell):
+    """One method in one place, for all rounds."""
 
     def values(self) -> list[Value]:
         """For each round: the error, then the times."""
@@ -295,24 +300,8 @@ class SummaryCell(Cell):
 
 
 @dataclass
-class RankCell(Cell):
+class RankCell(_PlaceCell):
     """Whether methods are predicted to be as fast as each other in the order in which they are, in one place."""
-
-    labels: Labels
-    found: _Validation
-    place: Place
-
-    def jobs(self) -> list[Job]:
-        """Its own, and the one from which costs come."""
-        return self.found.needed(self.place)
-
-    def wanted(self) -> int:
-        """A value for each round."""
-        return self.found.study.rounds
-
-    def meanings(self) -> dict[str, Meaning]:
-        """See above."""
-        return _MEANINGS
 
     def values(self) -> list[Value]:
         """For each round."""

@@ -1,0 +1,50 @@
+"""Whatever goes wrong in a console command becomes a sentence on stderr and an exit status, never a traceback."""
+
+from __future__ import annotations
+
+import errno
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from decentral.cli.guarded import guarded
+from decentral.errors import ConfigError
+
+SCRIPTS = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]["scripts"]
+
+
+def raising(error: BaseException) -> int:
+    raise error
+
+
+@pytest.mark.parametrize(("error", "status", "sentence"), [
+    (ConfigError("alpha=-1 has to be above 0."), 2, "decentral-x: alpha=-1 has to be above 0."),
+    (KeyboardInterrupt(), 130, "decentral-x: interrupted."),
+    (OSError(errno.ENOSPC, "No space left on device", "table.md"), 1, "decentral-x: "),
+])  # fmt: skip
+def test_what_goes_wrong_is_a_sentence_and_a_status(
+    error: BaseException, status: int, sentence: str, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        guarded("decentral-x", lambda: raising(error))
+    told = capsys.readouterr()
+    assert exit.value.code == status and told.out == ""
+    assert told.err.startswith(sentence) and told.err.count("\n") == 1 and told.err.endswith(".\n")
+
+
+def test_a_full_disk_is_named_with_the_file(capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit):
+        guarded("decentral-report", lambda: raising(OSError(errno.ENOSPC, "No space left on device", "table.md")))
+    told = capsys.readouterr().err
+    assert "table.md" in told and "space" in told.lower()
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_every_console_command_is_guarded(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, name = SCRIPTS[command].partition(":")
+    called: list[str] = []
+    monkeypatch.setattr(f"{module}.guarded", lambda command, *more: called.append(command))
+    getattr(import_module(module), name)(["--help"])
+    assert called == [command]
