@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from decentral.cluster.host import Host
     from decentral.cluster.timeline import Timeline
 
+_Coming = dict[int, tuple[float, int]]
+"""The senders whose share a receiver has not taken, with the time when it arrives and its version."""
+_Way = tuple[int, float, _Coming, float, float]
+"""Receiver and weight of a share, where it waits, how many seconds it is on its way, and the latency of that."""
+
 
 @dataclass(frozen=True, eq=False)
 class Slots:
@@ -33,24 +38,22 @@ class Slots:
 
 
 class _Slots:
-    """For each receiver the senders whose share it has not taken, with the time when it arrives and its version."""
+    """What waits for each receiver."""
 
     def __init__(self, place: Slots, timeline: Timeline) -> None:
         self.place, self.timeline = place, timeline
-        self.coming: list[dict[int, tuple[float, int]]] = [{} for _ in range(timeline.n)]
+        self.coming: list[_Coming] = [{} for _ in range(timeline.n)]
         self.takes = [partial(self.take, i) for i in range(timeline.n)]
 
     def push(self, i: int, push: Push, now: float) -> None:
         """Leave shares, one after the other through one port; a share for a slot that is not empty stays."""
-        timeline, shares, own, coming = self.timeline, push.shares, push.own, self.coming
+        timeline, own, ways = self.timeline, push.own, push.ways
         rows, version, leaves = timeline.rows, timeline.drawn[i] - 1, now
-        timeline.messages_sent += len(shares)
-        timeline.bytes_sent += len(shares) * (timeline.bytes_per_row + 8)
-        if push.seconds is None:
-            costs, size = timeline.costs, timeline.timed_bytes
-            push.seconds = [(costs.message_s(i, j, size), costs.hop_s(i, j)) for j, _ in shares]
-        for (j, weight), (message_s, hop_s) in zip(shares, push.seconds, strict=True):
-            slots = coming[j]
+        if ways is None:
+            ways = push.ways = [self._way(i, j, weight) for j, weight in push.shares]
+        timeline.messages_sent += len(ways)
+        timeline.bytes_sent += len(ways) * (timeline.bytes_per_row + 8)
+        for j, weight, slots, message_s, hop_s in ways:
             if i in slots:
                 own += weight
                 continue
@@ -61,6 +64,10 @@ class _Slots:
                 rows.put(("share", i, j), self.place.share, i, weight)
         if rows is not None and own != 1:
             rows.call(self.place.kept, i, own)
+
+    def _way(self, i: int, j: int, weight: float) -> _Way:
+        costs = self.timeline.costs
+        return j, weight, self.coming[j], costs.message_s(i, j, self.timeline.timed_bytes), costs.hop_s(i, j)
 
     def take(self, i: int, now: float) -> None:
         """Worker i takes all that has arrived."""
@@ -86,8 +93,8 @@ class Push(Operation):
     slots: Slots
     shares: tuple[tuple[int, float], ...]
     own: float
-    seconds: list[tuple[float, float]] | None = None
-    """Of each share: how long it is on its way, and the latency of that; known once it has been sent."""
+    ways: list[_Way] | None = None
+    """Of each share, known once it has been sent."""
 
     def begin(self, timeline: Timeline, i: int, now: float) -> float:
         """Over at once: messages travel by themselves."""

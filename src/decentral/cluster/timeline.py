@@ -8,6 +8,7 @@ comes out whether or not there are rows to carry its operations out on.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
@@ -90,7 +91,7 @@ class Timeline:
         self._left, self._share = most_gradients, most_gradients / self.n
         self._programs = programs
         self._times = times
-        self._blocks: dict[int, list[list[float]]] = {}
+        self._blocks: dict[int, list[array[float]]] = {}
         self._seconds = [self._seconds_of(i) for i in range(self.n)]
         self._computing = [False] * self.n
         self._meetings: dict[Any, Any] = {}
@@ -142,11 +143,12 @@ class Timeline:
         """How long each gradient of worker i takes, one after the other."""
         return chain.from_iterable(self._block(number)[i] for number in count())
 
-    def _block(self, number: int) -> list[list[float]]:
-        """The same of some gradients of all workers: [n][_STEPS_AT_ONCE]."""
+    def _block(self, number: int) -> list[array[float]]:
+        """The same of some gradients of all workers: [n][_STEPS_AT_ONCE], close together in memory."""
         if number not in self._blocks:
             first = number * _STEPS_AT_ONCE
-            self._blocks[number] = self._times.seconds(first, first + _STEPS_AT_ONCE).T.tolist()
+            seconds = self._times.seconds(first, first + _STEPS_AT_ONCE)
+            self._blocks[number] = [array("d", row.tobytes()) for row in seconds.T]
             oldest = min(self.drawn) // _STEPS_AT_ONCE
             for done in [known for known in self._blocks if known < oldest]:
                 del self._blocks[done]
