@@ -126,7 +126,13 @@ class Meeting:
         """Worker i overwrites its send buffer; versions in which it took part before keep what was there."""
         rows = self.timeline.rows  # the engine has not begun with versions behind the next one
         one = None if self.waits else self.in_order.get(self.carried_out[i])
-        if one is not None and one.begun and i not in one.kept and self._start(one, i) < now:
+        if (
+            one is not None
+            and one.begun
+            and one.takes_part[i] < now
+            and i not in one.kept
+            and self._start(one, i) < now
+        ):
             key = ("kept", one.number, i)
             one.kept[i] = self.published[i], key
             if rows is not None:
@@ -268,17 +274,15 @@ class Meeting:
     def _deliver(self, i: int, version: int, arrived: float, result: Result) -> None:
         """Worker i, which wants the sum of this version, goes on with this one."""
         timeline = self.timeline
-        begins, ends = result.begins, result.ends
+        begins, ends, then = result.begins, result.ends, None
         if arrived > begins:
             begins = arrived
             if arrived > ends:
                 ends = arrived
-        ends += self.copy_s
-        then: Callable[[float], object] | None = None
         if timeline.rows is not None:
             self.users[result.key] += 1
             then = partial(self._receive, i, version, result)
-        timeline.resume(i, arrived, begins, ends, then)
+        timeline.resume(i, arrived, begins, ends + self.copy_s, then)
 
     def _receive(self, i: int, version: int, result: Result, now: float) -> None:
         rows: Any = self.timeline.rows

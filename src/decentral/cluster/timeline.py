@@ -105,7 +105,7 @@ class Timeline:
         Whatever happens at the time of the last of these gradients happens, too. Raises RuntimeError if the program of
         a worker ends before it has taken its share of all gradients.
         """
-        heap, last, programs, computing = self._heap, self._last, self._programs, self._computing
+        heap, last, programs, computing, rows = self._heap, self._last, self._programs, self._computing, self.rows
         i: int | None
         call: Callable[[float], object] | None
         while heap or last:
@@ -126,8 +126,8 @@ class Timeline:
             if computing[i]:
                 computing[i] = False
                 self.completed += 1
-                if self.rows is not None:
-                    self.rows.end_gradient(i)
+                if rows is not None:
+                    rows.end_gradient(i)
             for operation in programs[i]:
                 ready = operation.begin(self, i, now)
                 if ready is None:
@@ -194,9 +194,10 @@ class Timeline:
     ) -> None:
         """Let worker i go on at `ends`, after `then`: it has waited since it arrived, until an exchange began."""
         waited = (begins if begins < ends else ends) - arrived
-        if waited < 0.0:
+        if waited > 0.0:
+            self.wait_s[i] += waited
+        else:
             waited = 0.0
-        self.wait_s[i] += waited
         if (exchanged := ends - arrived - waited) > 0.0:
             self.exchange_s[i] += exchanged
         if self.spans is not None:
