@@ -363,3 +363,21 @@ def test_a_module_without_statistics_takes_no_batch():
 def test_the_cnn_halves_larger_images_more_often():
     convolutions = [sum(isinstance(m, nn.Conv2d) for m in build(CNN(), (1, size, size))) for size in (4, 8, 16, 32, 64)]
     assert convolutions == [2, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("shape", [DIGITS, CIFAR])
+def test_the_cnn_pools_before_relu_and_computes_what_relu_before_pooling_computes(shape):
+    """Bit for bit, so that runs stored from before the order was changed are runs of this model."""
+    module = build(CNN(), shape)
+    layers = list(module)
+    for i, layer in enumerate(layers[:-1]):
+        if isinstance(layer, nn.MaxPool2d):
+            assert isinstance(layers[i + 1], nn.ReLU)
+            layers[i : i + 2] = layers[i + 1], layer
+    other = nn.Sequential(*layers)
+    images, classes = torch.randn(16, *shape), torch.arange(16) % 10
+    values = []
+    for order in (module, other):
+        loss = nn.functional.cross_entropy(order(images), classes)
+        values.append([loss, *torch.autograd.grad(loss, list(module.parameters()))])
+    assert all(map(torch.equal, *values))
