@@ -10,7 +10,7 @@ import numpy as np
 
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.schema import Config
-from decentral.jobs.validation.cores import shared, work_on_cores
+from decentral.jobs.validation.cores import computed, shared, work_on_cores
 from decentral.jobs.validation.replay import Simulated, links_of, simulated
 from decentral.randomness import uniform
 
@@ -57,8 +57,8 @@ class Case(NamedTuple):
 class Costs(NamedTuple):
     """What a method costs beside sleep, in seconds, from even runs.
 
-    beyond      how much longer than what was slept each gradient took: what it takes to compute, and by how much
-                sleeping is late
+    beyond      how much longer than what was slept each gradient took; where gradients are computed: the work of a core
+                that each of them is
     work_s      of a core, for each gradient: updates and copies
     latency_s   of a message
     transfer_s  of a row on a link, beside the latency
@@ -92,10 +92,12 @@ class Calibration:
     def predict(self, case: Case, name: str, round_number: int, cores: int) -> Simulated:
         """The clock with what was configured, and what the calibration says of all else."""
         planned = case.planned(round_number, case.warm_up, case.warm_up + 2 * case.steps)
-        beyond = self.costs[name].beyond
+        all_beyond = self.costs[name].beyond
         places = np.arange(planned.shape[0])[:, None], np.arange(planned.shape[1])[None, :]
-        drawn = uniform(case.config.seed + round_number, _PURPOSE, *places) * len(beyond)
-        return self.costs[name].clock(case, np.maximum(planned + beyond[drawn.astype(np.int64)], _LEAST_S), cores)
+        drawn = uniform(case.config.seed + round_number, _PURPOSE, *places) * len(all_beyond)
+        beyond = all_beyond[drawn.astype(np.int64)]
+        durations = planned + beyond if case.sleeps else computed(planned, beyond, cores, case.free_running)
+        return self.costs[name].clock(case, np.maximum(durations, _LEAST_S), cores)
 
 
 def calibrate(cases: Mapping[str, Case], recordings: Sequence[Recording]) -> Calibration:
@@ -107,7 +109,10 @@ def calibrate(cases: Mapping[str, Case], recordings: Sequence[Recording]) -> Cal
 def _costs(case: Case, recordings: list[Recording]) -> Costs:
     """Of one method. Latency and transfer cannot be told apart by the time of a step alone. Where contributions can be
     stale, both are fitted: with a longer latency, word of a version comes later, and fewer are. Else all is latency."""
-    beyond = [one.beyond(case.planned(one.round, 0, max(one.first) + len(one.durations()))) for one in recordings]
+    beyond = [
+        one.beyond(case.planned(one.round, 0, max(one.first) + len(one.durations()))) * _share_of_a_core(case, one)
+        for one in recordings
+    ]
     work = [work_on_cores(one.durations(), one.work_s(), one.cores, case.free_running) for one in recordings]
     free = Costs(np.concatenate(beyond), float(np.mean(work)))
     if any(one.stale_share is None for one in recordings):
@@ -116,6 +121,18 @@ def _costs(case: Case, recordings: list[Recording]) -> Costs:
         tried = [_with_transfer(case, recordings, free._replace(latency_s=seconds)) for seconds in _LATENCIES_S]
         costs = min(tried, key=lambda one: _unlike(case, recordings, one))
     return costs._replace(rest_s=_missing_s(case, recordings, costs))
+
+
+def _share_of_a_core(case: Case, recording: Recording) -> float:
+    """Of the time that gradients took in an even run, the share in which a worker had a core; 1 where it slept."""
+    if case.sleeps:
+        return 1.0
+    durations, low, high = recording.durations(), 0.0, 1.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        found = computed(np.zeros_like(durations), middle * durations, recording.cores, case.free_running)
+        low, high = (middle, high) if found.mean() < durations.mean() else (low, middle)
+    return high
 
 
 def _missing_s(case: Case, recordings: list[Recording], costs: Costs) -> float:
