@@ -15,7 +15,9 @@ from decentral.jobs.validation.agreement import kendall, sizes
 from decentral.jobs.validation.calibration import Calibration, Case, Costs, calibrate
 from decentral.jobs.validation.cores import computed, shared, work_on_cores
 from decentral.jobs.validation.observed import Method, ObservedTimes
+from decentral.jobs.validation.reaching import Target, simulated_s
 from decentral.jobs.validation.recording import Recording, pace
+from decentral.jobs.validation.replay import known_cluster, links_of
 from decentral.study import catalogue
 from decentral.study.kinds.time_validation import HELD_OUT, TimeValidation
 
@@ -204,3 +206,24 @@ def test_a_worker_that_sleeps_leaves_its_core_to_the_others():
     even, delayed = (computed(each, work_s, 2, False) for each in (np.zeros((20, 4)), sleeps))
     np.testing.assert_allclose(even, 2.0)
     np.testing.assert_allclose(delayed - sleeps, 1.0)
+
+
+@pytest.mark.parametrize("method", ["All-reduce", "D-PSGD", "WAGMA-SGD", "AD-PSGD"])
+def test_time_to_a_target_is_simulated_time_when_it_is_first_seen_to_be_reached(method: str) -> None:
+    """Four equal workers, gradients of two seconds and exchanges that take none: step t is over after 2 t seconds."""
+    digits = ["task=images", "data=digits", "model=mlp", "partition=iid", "batch_size=32"]
+    config = config_of(method, 4, *digits)
+    cluster = known_cluster(np.full((3, 4), 2.0), links_of(config, 0.0, 0.0))
+    assert simulated_s(config, 0, cluster, Target(1e-9, 5, 20)) == pytest.approx(10.0)
+    assert np.isnan(simulated_s(config, 0, cluster, Target(1.0, 2, 3)))
+    later = simulated_s(config, 0, cluster, Target(0.8, 5, 100))
+    assert 10.0 < later < 200.0 and later % 10.0 == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [((0.0,), "target.accuracy=0 makes no sense"), ((0.9, 0), "target.every_steps"), ((0.9, 9, 8), "at_most_steps")],
+)
+def test_targets_that_make_no_sense_are_refused(settings: tuple[float, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Target(*settings)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from decentral.cluster.cluster import VirtualCluster
+from decentral.cluster.known import KnownCluster
 from decentral.config.schema import Config
 from decentral.jobs.validation.cores import computed, shared, work_on_cores
-from decentral.jobs.validation.replay import Simulated, links_of, simulated
+from decentral.jobs.validation.replay import Simulated, known_cluster, links_of, simulated
 from decentral.randomness import uniform
 
 if TYPE_CHECKING:
@@ -72,11 +73,15 @@ class Costs(NamedTuple):
     transfer_s: float = 0.0
     rest_s: float = 0.0
 
-    def clock(self, case: Case, durations: np.ndarray, cores: int) -> Simulated:
-        """What the clock says, if gradients take so long [T, n]."""
+    def cluster(self, case: Case, durations: np.ndarray, cores: int) -> KnownCluster:
+        """Where gradients take so long [T, n], and everything else what it costs this method."""
         busy = shared(durations, self.work_s, cores, case.free_running)
         links = links_of(case.config, self.latency_s, self.transfer_s)
-        return simulated(case.config, case.steps, np.maximum(busy + self.rest_s, _LEAST_S), links)
+        return known_cluster(np.maximum(busy + self.rest_s, _LEAST_S), links)
+
+    def clock(self, case: Case, durations: np.ndarray, cores: int) -> Simulated:
+        """What the clock says of it."""
+        return simulated(case.config, case.steps, self.cluster(case, durations, cores))
 
 
 @dataclass(frozen=True)
@@ -91,13 +96,18 @@ class Calibration:
 
     def predict(self, case: Case, name: str, round_number: int, cores: int) -> Simulated:
         """The clock with what was configured, and what the calibration says of all else."""
-        planned = case.planned(round_number, case.warm_up, case.warm_up + 2 * case.steps)
+        cluster = self.cluster(case, name, round_number, cores, case.warm_up, 2 * case.steps)
+        return simulated(case.config, case.steps, cluster)
+
+    def cluster(self, case: Case, name: str, round_number: int, cores: int, first: int, num_steps: int) -> KnownCluster:
+        """What is configured for gradients `first` to first + num_steps - 1, with the costs that were calibrated."""
+        planned = case.planned(round_number, first, first + num_steps)
         all_beyond = self.costs[name].beyond
         places = np.arange(planned.shape[0])[:, None], np.arange(planned.shape[1])[None, :]
         drawn = uniform(case.config.seed + round_number, _PURPOSE, *places) * len(all_beyond)
         beyond = all_beyond[drawn.astype(np.int64)]
         durations = planned + beyond if case.sleeps else computed(planned, beyond, cores, case.free_running)
-        return self.costs[name].clock(case, np.maximum(durations, _LEAST_S), cores)
+        return self.costs[name].cluster(case, np.maximum(durations, _LEAST_S), cores)
 
 
 def calibrate(cases: Mapping[str, Case], recordings: Sequence[Recording]) -> Calibration:

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decentral.cluster.cluster import VirtualCluster
 from decentral.cluster.costs import LinkCosts
 from decentral.cluster.known import KnownCluster, KnownTimes
 from decentral.cluster.links import CollectiveName, Links
@@ -37,8 +36,14 @@ def links_of(config: Config, latency_s: float, transfer_s: float) -> Links:
     return Links(latency_s=latency_s, bandwidth_gbps=gbps, copy_gbps=math.inf, collective=collective)
 
 
-def simulated(config: Config, steps: int, durations: np.ndarray, links: Links) -> Simulated:
-    """So many steps of a method whose gradients take `durations` [T, n] seconds, with rows of one number.
+def known_cluster(durations: np.ndarray, links: Links) -> KnownCluster:
+    """Where gradients take `durations` [T, n] seconds, and rows travel as if they had one number."""
+    n = durations.shape[1]
+    return KnownCluster(KnownTimes(durations), LinkCosts(links.open(n), n), num_parameters=1)
+
+
+def simulated(config: Config, steps: int, cluster: KnownCluster) -> Simulated:
+    """So many steps of a method in this cluster, with rows of one number.
 
     Of methods in which workers take different numbers of gradients, time and gradients are counted until the first
     worker is done, as they are where a run is observed.
@@ -47,8 +52,7 @@ def simulated(config: Config, steps: int, durations: np.ndarray, links: Links) -
     from decentral.cluster.spans import Spans
     from decentral.training.timing import timed
 
-    n = durations.shape[1]
-    cluster: VirtualCluster = KnownCluster(KnownTimes(durations), LinkCosts(links.open(n), n))
+    n = cluster.times.num_workers
     alone = replace(config, processes="1", cluster=cluster, record_operations=False, steps=steps)
     free_running = isinstance(config.algo, AsynchronousAlgorithm) and config.algo.free_running
     spans = Spans(n) if free_running else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ from decentral.jobs.simulated_time import cluster_of
 from decentral.jobs.validation.agreement import Compared, kendall, sizes
 from decentral.jobs.validation.calibration import Calibration, Case, calibrate
 from decentral.jobs.validation.observed import Method, ObservedTimes
+from decentral.jobs.validation.reaching import ObservedTargets, Target, simulated_s
 from decentral.jobs.validation.recording import Recording
 from decentral.jobs.validation.replay import Simulated
 from decentral.scheduling.job import Job
 from decentral.store import RunStore, Status
+from decentral.study.measure import NOT_REACHED
 from decentral.study.rows import Row
 from decentral.study.study import Cell, Labels, Meaning, Study, Value, title_of
 
@@ -27,14 +30,16 @@ STALE, STALE_ERROR = "observed stale contributions (%)", "error of the predicted
 MEDIAN, P95 = "median error of predicted times (%)", "95th percentile of errors of predicted times (%)"
 REPLAY_MEDIAN, REPLAY_P95 = "median error of replayed times (%)", "95th percentile of errors of replayed times (%)"
 STALE_MEDIAN = "median error of predicted stale contributions (points)"
-TAU = "Kendall's tau of the methods by time per step"
+TAU, TAU_TO_TARGET = (f"Kendall's tau of the methods by time {what}" for what in ("per step", "to the target"))
+OBSERVED_TO_TARGET, PREDICTED_TO_TARGET = (f"{what} time to the target (s)" for what in ("observed", "predicted"))
 ALL, HELD_OUT, SLEEP = "all methods", "held out", "sleep"
 _MEANINGS = {
     **dict.fromkeys((ERROR, REPLAY_ERROR, STALE_ERROR), Meaning(None, "%")),
     **dict.fromkeys((OBSERVED, REPLAYED, PREDICTED), Meaning(None, "ms")),
     STALE: Meaning(None, "%"),
     **dict.fromkeys((MEDIAN, P95, REPLAY_MEDIAN, REPLAY_P95, STALE_MEDIAN), Meaning(False, "%")),
-    TAU: Meaning(True, ""),
+    **dict.fromkeys((TAU, TAU_TO_TARGET), Meaning(True, "")),
+    **dict.fromkeys((OBSERVED_TO_TARGET, PREDICTED_TO_TARGET), Meaning(None, "s")),
 }
 
 
@@ -80,6 +85,7 @@ class TimeValidation(Study):
     num_parameters  of the rows of those who sleep
     steps, warm_up, rounds  of each observed run, see `ObservedTimes`
     seed            of round 0
+    target          what is trained for where gradients are computed and costs do not come from
     """
 
     name: str = "time_validation"
@@ -92,6 +98,7 @@ class TimeValidation(Study):
     warm_up: int = 30
     rounds: int = 1
     seed: int = 1
+    target: Target = field(default_factory=Target)
 
     timed: ClassVar[frozenset[str]] = frozenset({"network.transport"})
 
@@ -135,7 +142,12 @@ class TimeValidation(Study):
             for n in setting.processes or self.processes:
                 place = Place(setting.compute, n, setting.stragglers)
                 jobs[place] = self._job(place, setting, overrides, config_dir)
-        found = _Validation(self, jobs)
+        targets = {
+            place: ObservedTargets(job.config, f"{job.name}, to the target", job.methods, self.target, self.rounds)
+            for place, job in jobs.items()
+            if place.compute != SLEEP and place != self.calibration_of(place.compute)
+        }
+        found = _Validation(self, jobs, targets)
         cells: list[Cell] = [
             ObservedCell(self._labels(row, place), found, place) for place in jobs for row in self.rows
         ]
@@ -165,10 +177,16 @@ class TimeValidation(Study):
 class _Validation:
     """What the jobs of a study say together."""
 
-    def __init__(self, study: TimeValidation, jobs: Mapping[Place, ObservedTimes]) -> None:
-        self.study, self.jobs = study, jobs
+    def __init__(
+        self,
+        study: TimeValidation,
+        jobs: Mapping[Place, ObservedTimes],
+        targets: Mapping[Place, ObservedTargets],
+    ) -> None:
+        self.study, self.jobs, self.targets = study, jobs, targets
         self._calibrations: dict[str, Calibration] = {}
         self._compared: dict[tuple[Place, str], list[Compared]] = {}
+        self._to_target: dict[tuple[Place, str], list[tuple[float, float]]] = {}
         self._recordings: dict[Place, dict[str, list[Recording]]] = {}
 
     def held_out(self, place: Place) -> bool:
@@ -176,9 +194,10 @@ class _Validation:
         return place != self.study.calibration_of(place.compute)
 
     def needed(self, place: Place) -> list[Job]:
-        """The job of a place, and the one that its costs come from."""
-        both = (self.jobs[place], self.jobs[self.study.calibration_of(place.compute)])
-        return list({job.id: job for job in both}.values())
+        """The jobs of a place, and the one that its costs come from."""
+        jobs: list[Job] = [self.jobs[place], self.jobs[self.study.calibration_of(place.compute)]]
+        jobs += [self.targets[place]] if place in self.targets else []
+        return list({job.id: job for job in jobs}.values())
 
     def compared(self, place: Place, method: str) -> list[Compared]:
         """Each run of a method there; nothing before both jobs are done."""
@@ -197,9 +216,35 @@ class _Validation:
             ]
         return self._compared[place, method]
 
+    def to_target(self, place: Place, method: str) -> list[tuple[float, float]]:
+        """For each round: observed and predicted seconds to the target, nan for never; nothing where none is trained
+        for, or before all jobs of the place are done."""
+        if place not in self.targets or any(job.finished() is not Status.done for job in self.needed(place)):
+            return []
+        if (place, method) not in self._to_target:
+            calibration, target = self._calibration(place.compute), self.study.target
+            case, cores = Case.of(self.jobs[place], method), self._recorded(place)[method][0].cores
+            self._to_target[place, method] = [
+                (
+                    observed,
+                    simulated_s(
+                        case.config,
+                        number,
+                        calibration.cluster(case, method, number, cores, 0, target.at_most_steps),
+                        target,
+                    ),
+                )
+                for number, observed in enumerate(self.targets[place].seconds(method))
+            ]
+        return self._to_target[place, method]
+
+    def all_jobs(self) -> list[Job]:
+        """Of all places."""
+        return [*self.jobs.values(), *self.targets.values()]
+
     def ready(self) -> bool:
         """Whether all jobs are done."""
-        return all(job.finished() is Status.done for job in self.jobs.values())
+        return all(job.finished() is Status.done for job in self.all_jobs())
 
     def _calibration(self, compute: str) -> Calibration:
         if compute not in self._calibrations:
@@ -258,6 +303,11 @@ class ObservedCell(_PlaceCell):
             if one.observed.stale_share is not None and one.stale_error is not None:
                 numbers |= {STALE: 100 * one.observed.stale_share, STALE_ERROR: one.stale_error}
             values += [Value(self.labels, number, metric, one.round, run=job.id) for metric, number in numbers.items()]
+        for number, (observed, predicted) in enumerate(self.found.to_target(self.place, _title(self.labels))):
+            run = self.found.targets[self.place].id
+            for metric, number_of in ((OBSERVED_TO_TARGET, observed), (PREDICTED_TO_TARGET, predicted)):
+                status = Status.done if math.isfinite(number_of) else NOT_REACHED
+                values.append(Value(self.labels, number_of, metric, number, run=run, status=status))
         spent = float((RunStore.peek(job.directory) or {}).get("wall_s", 0.0)) / len(study.rows)
         return [value._replace(wall_s=spent / len(values)) for value in values]
 
@@ -271,7 +321,7 @@ class SummaryCell(Cell):
 
     def jobs(self) -> list[Job]:
         """All."""
-        return list(self.found.jobs.values())
+        return self.found.all_jobs()
 
     def meanings(self) -> dict[str, Meaning]:
         """See above."""
@@ -296,6 +346,8 @@ class SummaryCell(Cell):
                 numbers |= dict(zip(names, found, strict=False))
         if self.labels["method"] == ALL and places:
             numbers[TAU] = statistics.fmean(tau for place in places for tau in ranks(self.found, place))
+            to_target = [tau for place in places for tau in ranks_to_target(self.found, place)]
+            numbers |= {TAU_TO_TARGET: statistics.fmean(to_target)} if to_target else {}
         return [Value(self.labels, number, metric, 0) for metric, number in numbers.items()]
 
 
@@ -305,7 +357,10 @@ class RankCell(_PlaceCell):
 
     def values(self) -> list[Value]:
         """For each round."""
-        return [Value(self.labels, tau, TAU, number) for number, tau in enumerate(ranks(self.found, self.place))]
+        found = {TAU: ranks(self.found, self.place), TAU_TO_TARGET: ranks_to_target(self.found, self.place)}
+        return [
+            Value(self.labels, tau, name, number) for name, taus in found.items() for number, tau in enumerate(taus)
+        ]
 
 
 def _title(labels: Labels) -> str:
@@ -320,3 +375,10 @@ def ranks(found: _Validation, place: Place) -> list[float]:
         kendall([one.predicted.step_s for one in of_round], [one.observed.step_s for one in of_round])
         for of_round in zip(*by_method, strict=True)
     ]
+
+
+def ranks_to_target(found: _Validation, place: Place) -> list[float]:
+    """The same by time to the target, of the methods that reach it both for real and by the clock."""
+    by_method = [found.to_target(place, name) for name in found.study.methods]
+    rounds = [[pair for pair in of_round if all(map(math.isfinite, pair))] for of_round in zip(*by_method, strict=True)]
+    return [kendall(*zip(*pairs, strict=True)) for pairs in rounds if len(pairs) > 1]
