@@ -15,6 +15,7 @@ from decentral.cli.run import main
 from decentral.config.composition import compose, conf_directory
 from decentral.config.overrides import CHOICES, checked, options
 from decentral.config.schema import GROUPS, Config
+from decentral.registry import components
 
 QUICK = ("task=quadratics", "num_workers=4", "steps=3", "progress=false", "device=cpu", "processes=1")
 
@@ -39,14 +40,21 @@ def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # what can be chosen
 
 
+USES = {"data": "images", "env": "rl"}
+"""A task that uses one or the other: no task uses both."""
+
+
 def test_every_choice_composes(capsys: pytest.CaptureFixture[str]) -> None:
     choices = {group: options(group, [conf_directory()]) for group in GROUPS}
     for i in range(max(map(len, choices.values()))):  # one of every group at a time: Hydra takes its time
         chosen = {group: names[min(i, len(names) - 1)] for group, names in choices.items()}
-        code, out, err = command(capsys, "--cfg", "job", *(f"{group}={name}" for group, name in chosen.items()))
-        assert (code, err) == (0, "")
-        for group in chosen:
-            assert f"{group}:\n  name: " in out
+        for source, other in (("data", "env"), ("env", "data")):
+            task = chosen["task"] if source in components("tasks")[chosen["task"]].uses else USES[source]
+            said = {group: name for group, name in chosen.items() if group != other} | {"task": task}
+            code, out, err = command(capsys, "--cfg", "job", *(f"{group}={name}" for group, name in said.items()))
+            assert (code, err) == (0, "")
+            for group in chosen:
+                assert f"{group}:\n  name: " in out
 
 
 def test_help_names_every_choice(capsys: pytest.CaptureFixture[str]) -> None:

@@ -272,7 +272,7 @@ def test_machines_need_links_between_them(key: str) -> None:
         (PLAIN, {"bandwidth_gbps": -1.0}, "bandwidth_gbps=-1 makes no sense"),
         (PLAIN, {"copy_gbps": float("nan")}, "copy_gbps=nan makes no sense"),
         (PLAIN, {"latency_s": 1e10}, r"latency_s=1e\+10 makes no sense: .* at most 1e\+09 seconds"),
-        (PLAIN, {"bandwidth_gbps": 1e-320}, "bandwidth_gbps=.* makes no sense: .* at least 1e-09 Gbit/s"),
+        (PLAIN, {"bandwidth_gbps": 1e-320}, "bandwidth_gbps=.* makes no sense: .* at least 1e-12 Gbit/s"),
         (PLAIN, {"between_latency_s": 1.0}, "between_latency_s=1 has no meaning without machines"),
         (PLAIN, {"shared_gbps": 1.0}, "shared_gbps=1 has no meaning without machines"),
         (TWO_TIERS, {"shared_gbps": 0.0}, "shared_gbps=0 makes no sense"),
@@ -298,6 +298,8 @@ def test_links_that_make_no_sense_are_refused(links: Links, changed: dict[str, A
         ("0,1,-1,1\n", "line 1 .* has '-1' where a latency"),
         ("0,1,inf,1\n", "line 1 .* has 'inf' where a latency"),
         ("0,1,1,0\n", "line 1 .* has '0' where a bandwidth"),
+        ("0,1,1e300,1\n", "line 1 .* has '1e300' where a latency in seconds, from 0 to 1e"),
+        ("0,1,1,1e-300\n", "line 1 .* has '1e-300' where a bandwidth in Gbit/s, at least 1e-12"),
         ("0,1,1,fast\n", "line 1 .* has 'fast' where a bandwidth"),
     ],
 )

@@ -226,6 +226,7 @@ def test_a_trace_is_replayed_and_begins_again(tmp_path: Path, text: str) -> None
         ("1,2\n1,\n", "line 2 .* has a hole"),
         ("1,2\n,\n", "line 2 .* has a hole"),
         ("1,2\n1,-2\n", "line 2 .* has '-2' where a number of seconds"),
+        ("1,2\n1,1e300\n", "line 2 .* has '1e300' where a number of seconds from 0 to 1e"),
         ("1,2\n1,inf\n", "line 2 .* has 'inf' where a number of seconds"),
         ("1,2\n1,nan\n", "line 2 .* has 'nan'"),
         ("a,b\n1,two\n", "line 2 .* has 'two'"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
+import decentral
 from configure import configure
 from conftest import Start
 from decentral.config.composition import compose
@@ -365,7 +367,7 @@ def test_alpha_decides_how_much_the_mazes_of_workers_differ_and_none_is_tested_o
     assert shares[0] > 0.6 and shares[1] < 0.35
     run = start(*settings("mlp"), "steps=4")
     table = (run.directory / "partition.csv").read_text().splitlines()
-    assert len(table) == 5 and table[0].startswith("worker,class_0")
+    assert len(table) == 5 and table[0].startswith("worker,kind_0")
     train, test = (draw("blocks", 9, 0, purpose, 1) for purpose in ("training", "test"))
     assert not np.array_equal(train, test)
 
@@ -433,6 +435,9 @@ def test_minigrid_is_seen_as_its_image_and_succeeds_or_not() -> None:
         (("env=CartPole-v1", "env.vary=[mood]"), r"env\.vary has 'mood'"),
         (("model=cnn",), r"model=cnn is for images, but .*policy_cnn"),
         (("task.gamma=1.5",), r"task\.gamma=1\.5"),
+        (("data=cifar10",), r"data=cifar10 has no meaning with task=rl, which has env= instead.*task=images"),
+        (("env=CartPole-v1", "env.vary=[length]", "env.spread=1e300"), r"env\.spread=1e\+300 .*from 0 to 10"),
+        (("lr=1e300",), r"lr=1e\+300 .*from 0 to 1e\+30"),
         (("env=habitat",), r"env=habitat needs habitat.*install"),
         (("cluster=rl", "cluster.compute.rollout_every=3"), r"cluster\.compute\.rollout_every=3 .*rollout_every=4"),
     ],
@@ -471,3 +476,35 @@ def test_one_worker_solves_a_known_gridworld(start: Start) -> None:
     assert run.last("SPL", "averaged") > 0.9
     assert run.last("frames", 0) == 100 * 64 * 32
     assert math.isfinite(run.last("loss", "mean"))
+
+
+def test_an_environment_is_refused_by_a_task_that_has_data() -> None:
+    for task in ([], ["task=text"]):
+        with pytest.raises(ConfigError, match=r"env=CartPole-v1 has no meaning with .*data= instead.*task=rl"):
+            compose([*task, "env=CartPole-v1"])
+
+
+def test_python_trains_policies_and_has_them_again(tmp_path: Path) -> None:
+    trained = decentral.train(
+        "policy_mlp",
+        None,
+        task="rl",
+        epochs=1,
+        num_workers=2,
+        progress=False,
+        results_dir=tmp_path,
+        env=dict(num_test=4),
+    )
+    loaded = decentral.load(trained.directory)
+    assert len(loaded.models) == 2 and loaded.averaged is not None and trained.averaged is not None
+    for name, tensor in trained.averaged.state_dict().items():
+        assert torch.equal(tensor, loaded.averaged.state_dict()[name])
+    with pytest.raises(ConfigError, match=r"task=rl has no data set: give None for train_data"):
+        decentral.train("policy_mlp", "digits", task="rl", results_dir=tmp_path)
+
+
+def test_no_worker_is_the_worst_by_a_metric_without_a_direction(start: Start) -> None:
+    rows = start(*settings("mlp"), "steps=4").rows
+    workers = {(row["metric"], row["worker"]) for row in rows}
+    assert ("return", "worst") in workers and ("episode_length", "mean") in workers
+    assert not {("episode_length", "worst"), ("frames", "worst")} & workers

@@ -14,6 +14,7 @@ from torch import Tensor
 
 import decentral
 from configure import configure
+from decentral.config.composition import compose
 from decentral.data.agnews import AGNews
 from decentral.data.description import PADDING, DataDescription, LabelledTokens, NextTokens
 from decentral.data.running_text import cut_windows
@@ -243,6 +244,12 @@ LONG = '"' + "x" * 200_000 + '"'
         ("label,words\na,good\n", CSV, r"train.csv, line 1: there is no column 'text'. Choose one of: label, words\."),
         (CSV, "label,text\nc,good\n", r"test.csv, line 2: the class 'c' does not occur in train.csv"),
         ("label,text\na\n", CSV, r"train.csv, line 2: there are 1 columns, and 2 are needed"),
+        (
+            "label,text\na,good, better\n",
+            CSV,
+            r"train.csv, line 2: there are 3 columns, and line 1 names 2: quote texts",
+        ),
+        ("label,text,text\na,good,bad\n", CSV, r"train.csv, line 1: there are 2 columns 'text'"),
         ("label,text\na,good\nb, \n", CSV, r"train.csv, line 3: there is no text"),
         (b"label,text\na,good\nb,\xff\n", CSV, r"train.csv, line 3: byte 3 is not UTF-8"),
         (f"label,text\na,{LONG}\n", CSV, r"train.csv, line \d: this is no CSV that can be read .* 131,072 characters"),
@@ -261,6 +268,9 @@ def test_what_is_wrong_with_a_text_file_is_said_with_its_line(tmp_path, train, t
     ("line", "words"),
     [
         ("{", "line 1: this is no JSON"),
+        ('{"label": "a", "text": null}', "line 1: 'text' is null, but it has to be a text or a number"),
+        ('{"label": ["a"], "text": "good"}', "line 1: 'label' is \\[\"a\"\\], but it has to be a text or a number"),
+        ("[" * 100_000, "line 1: this is no JSON that can be read"),
         ("[1]", "line 1: a line has to be"),
         ('{"label": 1}', "line 1: there is no 'te"),
     ],
@@ -271,9 +281,11 @@ def test_what_is_wrong_with_a_json_file_is_said_with_its_line(tmp_path, line, wo
         TextFolder(path=str(folder), tokens=TextTokens.words).prepare()
 
 
+AG = "".join(f'"{1 + i % 4}","Title {i}","Some\\news {i}"\n' for i in range(40))
+
+
 def test_ag_news_can_be_split_from_its_test_file(tmp_path):
-    rows = "".join(f'"{1 + i % 4}","Title {i}","Some\\news {i}"\n' for i in range(40))
-    data = AGNews(path=str(write(tmp_path / "ag", test__csv=rows)), tokens=TextTokens.words, from_test=32)
+    data = AGNews(path=str(write(tmp_path / "ag", test__csv=AG)), tokens=TextTokens.words, from_test=32)
     info, loaded = data.inspect(), data.load("cpu", 0)
     assert (info.num_train, info.num_test, info.num_classes) == (32, 8, 4)
     assert np.bincount(loaded.train_labels).tolist() == [8] * 4
@@ -453,3 +465,30 @@ def test_a_name_is_enough_to_train_on_texts_from_python(tmp_path):
     )  # fmt: skip
     assert len(result.models) == 4
     assert result.averaged(torch.tensor([[2, 3, PADDING]])).shape == (1, 4)
+
+
+def test_settings_of_texts_that_cannot_be_are_refused(tmp_path):
+    folder = str(write(tmp_path / "texts", train__csv=CSV, test__csv=CSV))
+    for settings, words in (
+        ({"vocabulary": 100_000_000}, r"data\.vocabulary=1e\+08 .*from 3 to 1e\+06"),
+        ({"longest": 10**11}, r"data\.longest=1e\+11"),
+        ({"text": ["text", "text"]}, r"data\.text=\[text,text\] and data\.label=label name a column twice"),
+        ({"text": ["label"]}, r"name a column twice"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            TextFolder(path=folder, **settings)
+    with pytest.raises(ConfigError, match=r"data\.vocabulary=4 is too small for these texts, whose characters"):
+        TextFolder(path=folder, vocabulary=4).prepare()
+    with pytest.raises(ConfigError, match=r"data=agnews has texts with labels: .*, or task=text"):
+        compose(["data=agnews", f"data.path={write(tmp_path / 'ag', test__csv=AG)}", "data.from_test=32"])
+
+
+def test_a_tokenizer_that_knows_nothing_of_a_text_is_refused(tmp_path):
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordLevel({"[PAD]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    folder = write(tmp_path / "texts", train__csv=CSV, test__csv=CSV)
+    with pytest.raises(ConfigError, match=r"data\.tokenizer=.*tokenizer\.json cannot cut these texts"):
+        TextFolder(path=str(folder), tokenizer=str(tmp_path / "tokenizer.json")).prepare()

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from decentral.cluster.csv_file import read_rows
+from decentral.cluster.settings import LONGEST_S, SLOWEST_GBPS
 from decentral.errors import ConfigError
 
 
@@ -61,7 +62,7 @@ def read_links(name: str, num_workers: int) -> LinkTable:
             raise ConfigError(f"{where} is a link from worker {source} to itself: remove it.")
         if source * num_workers + target in found:
             raise ConfigError(f"{where} repeats the link {source},{target}: give every link once.")
-        latency, gbps = _number(where, row[2], math.inf), _number(where, row[3])
+        latency, gbps = _number(where, row[2], LONGEST_S), _number(where, row[3])
         found[source * num_workers + target] = latency, 8e-9 / gbps
     key = sorted(found)
     latency_of, per_byte = np.array([found[k] for k in key]).T
@@ -84,7 +85,7 @@ def _number(where: str, cell: str, below: float | None = None) -> float:
     except ValueError:
         value = math.nan
     if below is not None and not 0 <= value < below:
-        raise ConfigError(f"{where} has '{cell}' where a latency in seconds, from 0 upwards, should be.")
-    if below is None and not value > 0:
-        raise ConfigError(f"{where} has '{cell}' where a bandwidth in Gbit/s, above 0, should be.")
+        raise ConfigError(f"{where} has '{cell}' where a latency in seconds, from 0 to {LONGEST_S:g}, should be.")
+    if below is None and not value >= SLOWEST_GBPS:
+        raise ConfigError(f"{where} has '{cell}' where a bandwidth in Gbit/s, at least {SLOWEST_GBPS:g}, should be.")
     return value

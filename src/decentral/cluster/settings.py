@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 from decentral.errors import ConfigError
 
 T = TypeVar("T")
-_LONGEST_S = 1e9
+LONGEST_S = 1e9
 """About 32 years: sums of durations stay numbers, and microseconds of them differ."""
-_SLOWEST_GBPS = 1e-9
-"""A bit per second."""
+SLOWEST_GBPS = 1e-12
+"""A bit in a quarter of an hour."""
 
 
 def chosen(kind: type[T], settings: Any, where: str, choice: str, besides: tuple[str, ...] = ()) -> T:
@@ -46,16 +46,16 @@ def check_seconds(key: str, value: float | None, zero: bool = True) -> None:
     if value is not None and not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
         least = "from 0 upwards" if zero else "above 0"
         raise ConfigError(f"{key}={value:g} makes no sense: it has to be a number of seconds {least}.")
-    if value is not None and value > _LONGEST_S:
-        raise ConfigError(f"{key}={value:g} makes no sense: it has to be at most {_LONGEST_S:g} seconds.")
+    if value is not None and value > LONGEST_S:
+        raise ConfigError(f"{key}={value:g} makes no sense: it has to be at most {LONGEST_S:g} seconds.")
 
 
 def check_bandwidth(key: str, value: float | None) -> None:
-    """Refuse what is no bandwidth, or one below 1e-9 Gbit/s; `inf` is one, None is not given."""
+    """Refuse what is no bandwidth, or one below 1e-12 Gbit/s; `inf` is one, None is not given."""
     if value is not None and not value > 0:
         raise ConfigError(f"{key}={value:g} makes no sense: it has to be a number of Gbit/s above 0, or inf.")
-    if value is not None and value < _SLOWEST_GBPS:
-        raise ConfigError(f"{key}={value:g} makes no sense: it has to be at least {_SLOWEST_GBPS:g} Gbit/s.")
+    if value is not None and value < SLOWEST_GBPS:
+        raise ConfigError(f"{key}={value:g} makes no sense: it has to be at least {SLOWEST_GBPS:g} Gbit/s.")
 
 
 def check_positive(key: str, value: float | None, meaning: str) -> None:

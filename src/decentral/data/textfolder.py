@@ -36,6 +36,11 @@ class TextFolder(TextFiles):
         super().__post_init__()
         if not self.text:
             raise ConfigError("data.text=[] names no column: give those of the text, such as data.text=[text].")
+        if len({*self.text, self.label}) <= len(self.text):
+            raise ConfigError(
+                f"data.text=[{','.join(self.text)}] and data.label={self.label} name a column twice: the text and the "
+                "class have to be in columns of their own."
+            )
 
     def files(self) -> list[Path]:
         """Of each split the first that is there, CSV before JSONL."""

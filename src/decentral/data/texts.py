@@ -18,12 +18,14 @@ from decentral.data.cache import cache_folder, cached
 from decentral.data.dataset import DataSet
 from decentral.data.description import LabelledTokens
 from decentral.data.tokens import BytePairs, Encoder, Symbols, TextTokens
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError, check_between
 
 if TYPE_CHECKING:
     import torch
 
     from decentral.data.loading.texts import TextsInMemory
+
+_MOST_TOKENS = 1_000_000  # of a vocabulary, and of a text: of both there are rows and batches
 
 
 class Part(NamedTuple):
@@ -58,8 +60,8 @@ class TextFiles(DataSet):
     """Tokens in a text, about."""
 
     def __post_init__(self) -> None:
-        check_at_least("data.vocabulary", self.vocabulary, 3)
-        check_at_least("data.longest", self.longest)
+        check_between("data.vocabulary", self.vocabulary, 3, _MOST_TOKENS)
+        check_between("data.longest", self.longest, 1, _MOST_TOKENS)
 
     @abstractmethod
     def files(self) -> list[Path]:
@@ -131,9 +133,22 @@ class TextFiles(DataSet):
     def _build(self, folder: Path) -> None:
         corpus = self._corpus()
         encoder = self._encoder(corpus.train.texts)
+        if isinstance(encoder, BytePairs) and self.tokenizer is None and encoder.vocabulary > self.vocabulary:
+            raise ConfigError(
+                f"data.vocabulary={self.vocabulary} is too small for these texts, whose characters alone are "
+                f"{encoder.vocabulary} tokens with padding and unknown: use that or more."
+            )
         encoder.save(folder / tokens_of.FILE)
         for name, part in (("train", corpus.train), ("test", corpus.test)):
-            encoded = encoder.encode(part.texts)
+            try:
+                encoded = encoder.encode(part.texts)
+            except Exception as error:  # whatever the library says of a tokenizer
+                if self.tokenizer is None:
+                    raise
+                raise ConfigError(
+                    f"data.tokenizer={self.tokenizer} cannot cut these texts ({error}): give one that has a token for "
+                    "what it does not know."
+                ) from None
             for where, tokens in zip(part.places, encoded, strict=True):
                 if not tokens:
                     raise ConfigError(f"data.path: {where}: there is no text: remove the line, or write something.")

@@ -154,7 +154,7 @@ class BytePairs(Encoder):
 
 def check_library(setting: str) -> None:
     """Raise ConfigError, with the line that installs it, if the library `tokenizers` is missing."""
-    require("tokenizers", setting, f"{INSTALL}, or leave it out for data that need none, such as data=synthetic_text")
+    require("tokenizers", setting, f"{INSTALL}, or use tokens that need none: data.tokens=words for texts with labels")
 
 
 def _symbols(text: str, words: bool) -> Sequence[str]:

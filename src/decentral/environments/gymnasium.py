@@ -13,7 +13,7 @@ import numpy as np
 
 from decentral.environments.adapters.spaces import PACKAGES, acted, seen
 from decentral.environments.environment import Environment, EnvironmentDescription, Running
-from decentral.errors import ConfigError, check_at_least, check_range, suggest
+from decentral.errors import ConfigError, check_at_least, check_between, suggest
 from decentral.randomness import address, normal
 from decentral.store.metadata import Metric
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _TESTS_AT_ONCE = 64
 _MOST_STEPS = 1000  # of an episode without a limit of its own
+
+_WIDEST_SPREAD = 10.0  # exp(10 z) is millions of times as much, or as little
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Gymnasium(Environment):
         check_at_least("env.num_kinds", self.num_kinds)
         check_at_least("env.num_train", self.num_train)
         check_at_least("env.num_test", self.num_test)
-        check_range("env.spread", self.spread, 0.0, math.inf)
+        check_between("env.spread", self.spread, 0.0, _WIDEST_SPREAD)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]

@@ -41,10 +41,10 @@ def class_counts(labels: np.ndarray, indices: list[np.ndarray], num_classes: int
     return np.stack([np.bincount(labels[rows], minlength=num_classes) for rows in indices]).astype(np.int64)
 
 
-def save_table(counts: np.ndarray, path: str | Path) -> None:
-    """`counts` [n, C] as CSV with the columns worker, class_0, class_1, ..., total."""
+def save_table(counts: np.ndarray, path: str | Path, dealt: str = "class") -> None:
+    """`counts` [n, C] as CSV with the columns worker, class_0, class_1, ..., total; `dealt` is what is not a class."""
     with open(path, "w", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(["worker", *(f"class_{c}" for c in range(counts.shape[1])), "total"])
+        table.writerow(["worker", *(f"{dealt}_{c}" for c in range(counts.shape[1])), "total"])
         for worker, row in enumerate(counts.tolist()):
             table.writerow([worker, *row, sum(row)])

@@ -126,7 +126,7 @@ def _draw(
     _frame(panel, curves, keys, scale)
     if curves.metrics[keys[0]].percent:
         panel.yaxis.set_major_formatter(PercentFormatter(1.0))
-    elif _spans_decades(drawn):
+    elif not curves.metrics[keys[0]].larger_is_better and _spans_decades(drawn):
         panel.set_yscale("log", nonpositive="mask")
     if not any(math.isfinite(value) for value in drawn):
         panel.text(0.5, 0.5, "nothing to draw yet", transform=panel.transAxes, ha="center", fontsize=10)

@@ -1,4 +1,4 @@
-"""What a partition looks like: the classes on every worker."""
+"""What a partition looks like: the classes, or whatever else is dealt out, on every worker."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 
-def save_figure(counts: np.ndarray, path: str | Path, title: str) -> None:
+def save_figure(counts: np.ndarray, path: str | Path, title: str, dealt: str = "class") -> None:
     """One dot for each worker and class, its area proportional to the number of samples; `counts` is [n, C].
 
     The largest dot fills its cell. Bars above show how many samples each worker holds. The format follows the
@@ -29,7 +29,7 @@ def save_figure(counts: np.ndarray, path: str | Path, title: str) -> None:
         worker, label, s=largest_area * held / counts.max(), c=label, cmap="tab10" if num_classes <= 10 else "viridis",
         linewidths=0,
     )  # fmt: skip
-    dots.set(xlim=(-0.5, num_workers - 0.5), ylim=(num_classes - 0.5, -0.5), xlabel="worker", ylabel="class")
+    dots.set(xlim=(-0.5, num_workers - 0.5), ylim=(num_classes - 0.5, -0.5), xlabel="worker", ylabel=dealt)
     dots.xaxis.set_major_locator(MaxNLocator(16, integer=True))
     dots.yaxis.set_major_locator(MaxNLocator(10, integer=True, steps=[1, 2, 5, 10]))
     dots.grid(True, linewidth=0.4, alpha=0.35)

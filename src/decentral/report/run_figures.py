@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from decentral.cluster.trace_events import read_spans
+from decentral.registry import components
 from decentral.report import learning_curves
 from decentral.report.series import describe, read_config
 from decentral.report.timeline_figure import save_staleness, save_timeline
@@ -44,13 +45,16 @@ def draw_time(run_dir: Path, ages: Mapping[int, int]) -> None:
 
 
 def draw_partition(run_dir: Path) -> None:
-    """partition.png from partition.csv: the classes on every worker."""
+    """partition.png from partition.csv: the classes, sources, buckets of lengths or kinds of scenes on every worker."""
     from decentral.report.partition_figure import save_figure
 
     with open(run_dir / "partition.csv", newline="") as file:
-        _, *rows = csv.reader(file)
+        head, *rows = csv.reader(file)
     counts = np.array([[int(number) for number in row[1:-1]] for row in rows])
     config = read_config(run_dir)
     partition = config.get("partition", {})
     alpha = f", alpha = {partition['alpha']:g}" if "alpha" in partition else ""
-    save_figure(counts, run_dir / "partition.png", f"{config['data']['name']}: {partition['name']}{alpha}")
+    task = components("tasks").get(str(config.get("task", {}).get("name")))
+    source = config["env" if "env" in getattr(task, "uses", ()) else "data"]
+    title = f"{source.get('id') or source['name']}: {partition['name']}{alpha}"
+    save_figure(counts, run_dir / "partition.png", title, dealt=head[1].rpartition("_")[0])

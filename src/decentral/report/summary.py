@@ -213,8 +213,20 @@ def _places(run_dir: Path) -> list[str]:
     if (run_dir / "staleness.png").exists():
         lines.append(f"Ages:     {run_dir / 'staleness.png'}")
     if (run_dir / "models.safetensors").exists():
-        lines.append(f'Models:   {run_dir / "models.safetensors"}  (in Python: decentral.load("{run_dir}"))')
+        folder = _config_dir(list(_provenance(run_dir).get("command_line") or []))
+        own = f', config_dir="{folder}"' if folder else ""
+        lines.append(f'Models:   {run_dir / "models.safetensors"}  (in Python: decentral.load("{run_dir}"{own}))')
     return lines
+
+
+def _config_dir(words: list[str]) -> str:
+    """The user's folder of configurations on a command line; '' for none."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word in ("--config-dir", "-cd"):
+            return following
+        if word.startswith("--config-dir="):
+            return word.partition("=")[2]
+    return ""
 
 
 def _how(run_dir: Path) -> list[str]:

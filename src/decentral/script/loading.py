@@ -107,7 +107,7 @@ def _maker(
     if model is not None:
         return lambda: model().to(dtype)
     config = load_config((directory / "config.yaml").read_text(encoding="utf-8"))
-    description = config.data.inspect()
+    description = config.task.describe(config)
 
     def make() -> nn.Module:
         with torch.random.fork_rng(devices=[]):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from decentral.config.composition import compose
 from decentral.config.files import plain
 from decentral.errors import ConfigError
+from decentral.registry import component
 from decentral.runtime.launch import begun_again, launch
 from decentral.script.loading import Trained, load
 from decentral.store import Status
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from decentral.tasks.task import Task
 
 
 def train(
@@ -36,7 +39,8 @@ def train(
                   run's seed, and with num_classes=, in_channels= or in_features= if it asks for them); or the name of
                   one of ours, such as "cnn"
     train_data    a map-style data set of pairs (tensor, label), which is split over the workers by `alpha`; or the name
-    test_data     of one of ours, such as "digits", which has its own test data
+    test_data     of one of ours, such as "digits", which has its own test data; None for a task without data, as in
+                  decentral.train("policy_mlp", None, task="rl", env="CartPole-v1")
     settings      as on the command line of `decentral-run`, those of a part as a dictionary, as in
                   evaluation={"examples": 500}; or as `overrides`: "schedule=constant", "schedule.warmup_epochs=5"
     config_dir    a folder with components of one's own, as `--config-dir`
@@ -61,7 +65,14 @@ def train(
         chosen.append(f"model={model}")
     else:
         made["model"] = GivenModel.of(model)
-    if isinstance(train_data, str):
+    task = _task([*chosen, *overrides])
+    if task is not None and "data" not in task.uses:
+        if train_data is not None or test_data is not None:
+            raise ConfigError(
+                f"task={task.name} has no data set: give None for train_data, and leave test_data out, as in "  # type: ignore[attr-defined]
+                'decentral.train("policy_mlp", None, task="rl", env="CartPole-v1").'
+            )
+    elif isinstance(train_data, str):
         if test_data is not None:
             raise ConfigError(f"train_data={train_data} has test data of its own: leave test_data out.")
         chosen.append(f"data={train_data}")
@@ -83,8 +94,14 @@ def train(
             f"the run diverged, so that it has metrics but no models: try a smaller rate than lr={config.lr:g}",
             stacklevel=2,
         )
-    made_again = None if isinstance(model, str) else lambda: config.model.build(config.data.inspect())
-    return load(outcome.directory, model=made_again)
+    made_again = None if isinstance(model, str) else lambda: config.model.build(config.task.describe(config))
+    return load(outcome.directory, model=made_again, config_dir=config_dir)
+
+
+def _task(words: Sequence[str]) -> type[Task] | None:
+    """That which settings choose, None where they leave it open or it does not exist."""
+    named = [word.partition("=")[2] for word in words if word.startswith("task=")]
+    return cast("type[Task] | None", component("tasks", named[-1])) if named else None
 
 
 def _words(settings: Mapping[str, Any], inside: str = "") -> list[str]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from decentral.config.schema import Config
+    from decentral.environments.environment import EnvironmentDescription
 
 _MULTIPLICATIONS_PER_S = 2e10
 _FRAME_S = 5e-6  # of an environment and what is around it
@@ -105,6 +106,11 @@ class RL(Task):
     def draws_per_rollout(self, batch_size: int) -> int:
         """R, the gradients of a rollout."""
         return self.passes * self.frames // batch_size
+
+    def describe(self, config: Config) -> EnvironmentDescription:
+        """Of the environment."""
+        found: EnvironmentDescription = config.env.inspect()
+        return found
 
     def check(self, config: Config) -> None:
         """The environment is there, the model takes what it shows, and rollouts fall into batches."""

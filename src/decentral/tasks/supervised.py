@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from decentral.data.description import DataDescription
 from decentral.errors import ConfigError
+from decentral.registry import components
 from decentral.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -39,9 +40,11 @@ class SupervisedTask(Task):
         """The data is there, can be split, and the model takes it."""
         info = config.data.inspect()
         if not isinstance(info, self.takes):
+            fits = [name for name, task in components("tasks").items() if isinstance(info, getattr(task, "takes", ()))]
+            other = f", or task={fits[0]}" if fits else ""
             raise ConfigError(
                 f"task={self.name} is for {self.wants}, but data={config.data.name} has {info.kind}: choose such data, "
-                f"as data={self.example_data} has."
+                f"as data={self.example_data} has{other}."
             )
         config.model.check(info)
         assert config.num_workers is not None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decentral.config.schema import Config
+    from decentral.data.description import DataDescription
 
 DEFAULT_NUM_WORKERS = 16
 
@@ -48,6 +49,10 @@ class Task(ABC):
     def resolve_num_workers(self, config: Config) -> int:
         """The number of workers: the user's, or else what the topology is made for, or else what the task suits."""
         return config.num_workers or config.topology.implied_num_workers() or self.default_num_workers
+
+    def describe(self, config: Config) -> DataDescription | None:
+        """What models are built from: the data; None of a task that has none. Without torch."""
+        return config.data.inspect() if "data" in self.uses else None
 
     def check(self, config: Config) -> None:
         """Refuse, quickly and without torch, what cannot work. Raises ConfigError."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.data.description import DataDescription, SentencePairs
-from decentral.errors import ConfigError, check_at_least, check_range
+from decentral.errors import ConfigError, check_at_least, check_between, check_range
 from decentral.tasks.supervised import SupervisedTask
 
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from decentral.config.schema import Config
     from decentral.tasks.task import Problem
+
+_WIDEST_BEAM, _MOST_EXTRA = 100, 1000  # beyond, a sentence takes gigabytes, or hours
 
 
 @dataclass
@@ -65,9 +67,9 @@ class Translation(SupervisedTask):
     default_num_workers: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
-        for key in ("max_tokens", "beam"):
-            check_at_least(f"task.{key}", getattr(self, key))
-        check_at_least("task.extra_length", self.extra_length, 0)
+        check_at_least("task.max_tokens", self.max_tokens)
+        check_between("task.beam", self.beam, 1, _WIDEST_BEAM)
+        check_between("task.extra_length", self.extra_length, 0, _MOST_EXTRA)
         check_range("task.label_smoothing", self.label_smoothing, 0.0, 1.0)
         check_range("task.length_penalty", self.length_penalty, 0.0, math.inf)
 

@@ -71,7 +71,8 @@ class Evaluation:
         return int(column.argmin() if self.metrics[0].larger_is_better else column.argmax())
 
     def rows(self, **place: Any) -> list[dict[str, Any]]:
-        """Long rows for the store: split, metric, worker, value, with `place` (step, epoch, ...) in each."""
+        """Long rows for the store: split, metric, worker, value, with `place` (step, epoch, ...) in each. There is no
+        worst worker by a metric without a direction."""
         found: list[dict[str, Any]] = []
 
         def add(metric: Metric, worker: int | str, value: float) -> None:
@@ -80,7 +81,8 @@ class Evaluation:
         for m, metric in enumerate(self.metrics):
             for worker, value in enumerate(self.workers[:, m].tolist()):
                 add(metric, worker, value)
-            add(metric, "worst", self.worst(m))
+            if metric.larger_is_better is not None:
+                add(metric, "worst", self.worst(m))
             add(metric, "mean", self.workers[:, m].mean().item())
             add(metric, "averaged", self.averaged[m].item())
         if len(self.train_losses):

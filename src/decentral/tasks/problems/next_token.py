@@ -61,4 +61,4 @@ class NextTokenPrediction(Supervised):
         from decentral.partition.partition import class_counts, save_table
 
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
-        save_table(counts, directory / "partition.csv")
+        save_table(counts, directory / "partition.csv", "source")

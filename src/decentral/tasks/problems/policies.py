@@ -135,7 +135,8 @@ class PolicyOptimisation(Problem):
         from decentral.partition.partition import class_counts, save_table
         from decentral.store.files import csv_text, write_text
 
-        save_table(class_counts(self.labels, self.indices, int(self.labels.max()) + 1), directory / "partition.csv")
+        counts = class_counts(self.labels, self.indices, int(self.labels.max()) + 1)
+        save_table(counts, directory / "partition.csv", "kind")
         if self.rollouts.scale is not None:
             rows = zip(*(part.ravel().tolist() for part in self.rollouts.scale), strict=True)
             text = csv_text(["mean", "std"], [[repr(value) for value in row] for row in rows])

@@ -96,7 +96,7 @@ class Translating(Supervised):
         from decentral.partition.partition import class_counts, save_table
 
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
-        save_table(counts, directory / "partition.csv")
+        save_table(counts, directory / "partition.csv", "bucket")
         with open(directory / "buckets.csv", "w", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(["bucket", "longest_tokens", "most_pairs_in_a_batch", "pairs"])
