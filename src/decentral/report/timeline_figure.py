@@ -99,5 +99,5 @@ def _sheet(width: float, height: float, title: str) -> Figure:
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(textwrap.fill(title, int(12.5 * width)), fontsize=10, x=0.01, ha="left", fontweight="bold")
+    figure.suptitle(textwrap.fill(title, int(11 * width)), fontsize=10, x=0.01, ha="left", fontweight="bold")
     return figure
