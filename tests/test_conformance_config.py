@@ -23,6 +23,7 @@ from decentral.config.identity import identity, run_directory, run_id
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.data.description import LabelledTokens, NextTokens, SentencePairs
 from decentral.environments.environment import EnvironmentDescription
+from decentral.errors import ConfigError
 from decentral.registry import components
 from table import ALGORITHMS, ASYNCHRONOUS, FREE, TASKS, TOPOLOGIES, topology_overrides
 
