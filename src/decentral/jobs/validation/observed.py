@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
@@ -35,9 +36,52 @@ class Method(NamedTuple):
     config: Config
 
 
+class ObservedRuns(BetweenProcesses, Computation):
+    """Carries out each method between processes with one worker each, round after round, one after the other in the
+    same processes. A line for each run: {"method", "round", and what `observed` gives}."""
+
+    methods: tuple[Method, ...]
+    rounds: int
+
+    @abstractmethod
+    def observed(self, config: Config, number: int, world: World) -> dict[str, Any]:
+        """One process's part of a method's run in round `number`; on the leader what the line says."""
+
+    def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
+        """In `num_workers` new processes."""
+        from decentral.runtime.launch import in_processes
+
+        return in_processes(self.config, self.directory, partial(observe, job=self)) is Status.done
+
+
+def observe(config: Config, world: World, directory: Path, *, job: ObservedRuns) -> Status:
+    """One process's part; the leader adds a line for each run. SIGTERM stops all of them after a run."""
+    import torch
+
+    from decentral.host.interrupt import Interrupt
+
+    torch.set_num_threads(1)
+    with (
+        Interrupt() as interrupt,
+        torch.no_grad(),
+        closing(LineFile(directory / job.lines)) if world.leader else nullcontext() as lines,
+    ):
+        known = {(one["method"], one["round"]) for one in lines.known} if lines is not None else set()
+        for number in range(job.rounds):
+            for name, method in job.methods:
+                if world.agree(int((name, number) in known)):
+                    continue
+                if world.any(interrupt.requested)[0]:
+                    return Status.interrupted
+                found = job.observed(method, number, world)
+                if lines is not None:
+                    lines.append({"method": name, "round": number, **found})
+    return Status.done
+
+
 @dataclass(frozen=True)
-class ObservedTimes(BetweenProcesses, Computation):
-    """Carries out each method between processes with one worker each, one method after the other in the same processes.
+class ObservedTimes(ObservedRuns):
+    """When each worker did what.
 
     Workers sleep as long as their cluster says that a gradient takes, and have zeros for a gradient of `num_parameters`
     numbers; or, where that is None, they sleep for the straggler's delay and compute gradients of the configured task.
@@ -67,41 +111,14 @@ class ObservedTimes(BetweenProcesses, Computation):
             "num_parameters": self.num_parameters,
         }
 
-    def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
-        """In `num_workers` new processes."""
-        from decentral.runtime.launch import in_processes
-
-        return in_processes(self.config, self.directory, partial(observe, job=self)) is Status.done
+    def observed(self, config: Config, number: int, world: World) -> dict[str, Any]:
+        """Its times."""
+        own = replace(config, seed=config.seed + number, steps=self.warm_up + self.steps)
+        return run_observed(own, world, self)
 
     def recordings(self) -> list[Recording]:
         """What has been observed so far."""
         return [Recording.of(line) for line in self.found()]
-
-
-def observe(config: Config, world: World, directory: Path, *, job: ObservedTimes) -> Status:
-    """One process's part; the leader adds a line for each run. SIGTERM stops all of them after a run."""
-    import torch
-
-    from decentral.host.interrupt import Interrupt
-
-    torch.set_num_threads(1)
-    with (
-        Interrupt() as interrupt,
-        torch.no_grad(),
-        closing(LineFile(directory / job.lines)) if world.leader else nullcontext() as lines,
-    ):
-        known = {(one["method"], one["round"]) for one in lines.known} if lines is not None else set()
-        for number in range(job.rounds):
-            for method in job.methods:
-                if world.agree(int((method.name, number) in known)):
-                    continue
-                if world.any(interrupt.requested)[0]:
-                    return Status.interrupted
-                own = replace(method.config, seed=method.config.seed + number, steps=job.warm_up + job.steps)
-                found = run_observed(own, world, job)
-                if lines is not None:
-                    lines.append({"method": method.name, "round": number, **found})
-    return Status.done
 
 
 def run_observed(config: Config, world: World, job: ObservedTimes) -> dict[str, Any]:

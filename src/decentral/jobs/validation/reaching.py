@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.identity import identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, check_at_least
-from decentral.jobs.computation import BetweenProcesses, Computation
-from decentral.jobs.validation.observed import Method
-from decentral.store import Status
-from decentral.store.lines import LineFile
+from decentral.jobs.validation.observed import Method, ObservedRuns
 
 if TYPE_CHECKING:
     from decentral.network.world import World
@@ -46,7 +39,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class ObservedTargets(BetweenProcesses, Computation):
+class ObservedTargets(ObservedRuns):
     """Trains with each method between processes with one worker each, until the target is reached.
 
     Stragglers sleep, and gradients are computed. A line of reached.jsonl for each method and round, with seed + r in
@@ -68,47 +61,21 @@ class ObservedTargets(BetweenProcesses, Computation):
             "rounds": self.rounds,
         }
 
-    def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
-        """In `num_workers` new processes."""
-        from decentral.runtime.launch import in_processes
+    def observed(self, config: Config, number: int, world: World) -> dict[str, Any]:
+        """How long it trained."""
+        from decentral.training.assemble import assemble
 
-        return in_processes(self.config, self.directory, partial(observe, job=self)) is Status.done
+        run = assemble(_limited(config, number, self.target), world)
+        run.oracle.clock = run.net.clock = None  # the real one counts
+        try:
+            return {"seconds": trained_s(run, self.target)}
+        finally:
+            run.close()
 
     def seconds(self, method: str) -> list[float]:
         """Of each round; nan for never."""
         found = [line["seconds"] for line in self.found() if line["method"] == method]
         return [math.nan if one is None else float(one) for one in found]
-
-
-def observe(config: Config, world: World, directory: Path, *, job: ObservedTargets) -> Status:
-    """One process's part; the leader adds a line for each run. SIGTERM stops all of them after a run."""
-    import torch
-
-    from decentral.host.interrupt import Interrupt
-    from decentral.training.assemble import assemble
-
-    torch.set_num_threads(1)
-    with (
-        Interrupt() as interrupt,
-        torch.no_grad(),
-        closing(LineFile(directory / job.lines)) if world.leader else nullcontext() as lines,
-    ):
-        known = {(one["method"], one["round"]) for one in lines.known} if lines is not None else set()
-        for number in range(job.rounds):
-            for name, method in job.methods:
-                if world.agree(int((name, number) in known)):
-                    continue
-                if world.any(interrupt.requested)[0]:
-                    return Status.interrupted
-                run = assemble(_limited(method, number, job.target), world)
-                run.oracle.clock = run.net.clock = None  # the real one counts
-                try:
-                    seconds = trained_s(run, job.target)
-                finally:
-                    run.close()
-                if lines is not None:
-                    lines.append({"method": name, "round": number, "seconds": seconds})
-    return Status.done
 
 
 def simulated_s(config: Config, number: int, cluster: VirtualCluster, target: Target) -> float:
