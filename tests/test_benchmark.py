@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from decentral.cli import benchmark as command
+from decentral.cli.study_arguments import ChosenStudy, chosen_studies
 from decentral.report.profiles import Costs, costs
 from decentral.report.results import read
 from decentral.study import benchmark, catalogue
@@ -111,6 +112,8 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -
     (["scale=smoke", "methods=[]"], "methods=[] is no list of names: write methods=[relaysgd,dpsgd]."),
     (["relaysgd"], "relaysgd is no setting: write methods=[relaysgd]"),
     (["scale=smoke", "lr=0.1"], "lr=0.1 cannot be set, because benchmark_methods itself sets lr"),
+    (["scale=smoke", "quadratic.steps=5"], "quadratic.steps=5 cannot be set, because benchmark_methods itself"),
+    (["scale=smoke", "quadratic.seed=7"], "quadratic.seed=7 cannot be set, because benchmark_methods itself"),
     (["--plan=slow"], "--plan=slow does not exist: use --plan, or --plan=quick"),
 ])  # fmt: skip
 def test_what_is_wrong_is_said_in_a_sentence(
@@ -189,3 +192,14 @@ def test_a_method_of_ones_own_enters_with_one_file_and_only_its_runs_are_carried
     assert "cells are shown as published" in text
     assert len(runs(tmp_path / "elsewhere")) == 2
     assert shown(tmp_path / "elsewhere") == ["All-reduce", "D-PSGD", "partway"]
+
+
+def test_a_setting_of_one_scenario_makes_it_another_study() -> None:
+    def chosen(*words: str) -> ChosenStudy:
+        (found,) = chosen_studies(["benchmark_methods", "scale=smoke", *words])
+        return found
+
+    ours, theirs = chosen(), chosen("quadratic.num_workers=4")
+    assert ours.changed == [] and theirs.changed == ["quadratic.num_workers=4"]
+    assert theirs.directory.name.startswith("smoke-") and ours.directory.name == "smoke"
+    assert chosen("quadratic.device=cpu").changed == []

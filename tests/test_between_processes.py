@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from configure import configure
+from decentral.config.identity import run_id
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.network.asynchronous.mail import PostOffice
@@ -271,3 +272,17 @@ def test_what_cannot_work_is_refused_in_a_sentence(algo, overrides, says):
     with pytest.raises(ConfigError) as refused:
         resolve(config_of(algo, *overrides))
     assert says in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_under_torchrun_an_asynchronous_run_is_another_than_its_simulation(monkeypatch) -> None:
+    """It depends on the pace of so many processes; a method in rounds is the same run anywhere."""
+    in_rounds, by_pace = (
+        configure(f"algo={name}", "topology=hypercube", "cluster=even") for name in ("dpsgd", "adpsgd")
+    )
+    alone = run_id(in_rounds), run_id(by_pace)
+    ids = {alone}
+    for size in ("2", "4"):
+        for key, value in {"RANK": "0", "WORLD_SIZE": size, "MASTER_ADDR": "here", "MASTER_PORT": "2950"}.items():
+            monkeypatch.setenv(key, value)
+        ids.add((run_id(in_rounds), run_id(by_pace)))
+    assert len(ids) == 3 and {one for one, _ in ids} == {alone[0]}

@@ -284,3 +284,38 @@ def test_rerun_of_a_sweep_computes_every_run_and_a_study_refuses_it(tmp_path: Pa
     with pytest.raises(SystemExit) as exit:
         study_command(["relaysum_mixing", "scale=smoke", f"results_dir={tmp_path}", "rerun=true"])
     assert exit.value.code == 2 and "rerun=true is for decentral-run" in capsys.readouterr().err
+
+
+def refused(capsys, *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit:
+        run_command(["algo=dpsgd", "topology=ring", "task=quadratics", "num_workers=4", "steps=6", *arguments])
+    assert exit.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "wrong", "says"), [
+    ([], "device=cuda", "device=cuda needs a GPU"),
+    (["-m", "seed=0,1"], "device=cuda", "device=cuda needs a GPU"),
+    (["-m", "seed=0,1"], "launcher=slurm", "launcher=slurm"),
+], ids=["one", "sweep", "launcher"])  # fmt: skip
+def test_a_rerun_that_is_refused_leaves_finished_runs_as_they_were(
+    tmp_path: Path, capsys, monkeypatch, words: list[str], wrong: str, says: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    there = [f"results_dir={tmp_path}", "progress=false", *words]
+    run(capsys, *there)
+    files = {path: path.read_bytes() for path in tmp_path.glob("runs/*/*.*") if path.is_file()}
+    assert says in refused(capsys, *there, "rerun=true", wrong)
+    assert {path: path.read_bytes() for path in files} == files
+    assert "done before" in run(capsys, *there)
+
+
+def test_a_rerun_forgets_all_that_the_run_had_stored(tmp_path: Path, capsys) -> None:
+    run(capsys, f"results_dir={tmp_path}")
+    (there,) = (tmp_path / "runs").iterdir()
+    (there / "gradient_times.csv").write_text("old")
+    (there / "operations.jsonl").write_text("old")
+    (there / "tensorboard").mkdir()
+    run(capsys, f"results_dir={tmp_path}", "rerun=true")
+    assert not {"gradient_times.csv", "operations.jsonl", "tensorboard"} & {path.name for path in there.iterdir()}

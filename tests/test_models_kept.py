@@ -164,6 +164,9 @@ def test_all_runs_are_rows_of_one_table(start, tmp_path):
     assert table.loc[str(second.directory), "lr"] == 0.2 and table.loc[str(second.directory), "step"] == 6
     assert table.loc[str(first.directory), "test accuracy (worst)"] == first.last("accuracy", "worst")
     assert len(runs(tmp_path / "nothing")) == 0
+    (second.directory / "metrics.jsonl").write_text("damaged\n")
+    table = runs(tmp_path).set_index("directory")
+    assert table.loc[str(second.directory), "status"] == "done" and table.loc[str(first.directory), "step"] == 6
 
 
 def test_a_finished_run_that_kept_other_models_says_how_to_get_these(tmp_path, capsys):

@@ -16,7 +16,7 @@ from decentral.scheduling import scheduler
 from decentral.scheduling.board import Board, board
 from decentral.scheduling.job import Demand, Job
 from decentral.scheduling.launchers.launcher import Launcher
-from decentral.scheduling.pool import Ended, Pool, Seen
+from decentral.scheduling.pool import Ended, NoRoom, Pool, Seen
 from decentral.scheduling.scheduler import Fixed, Tally, schedule
 from decentral.store import RunStore, Status
 from decentral.store.files import try_lock
@@ -35,6 +35,7 @@ class Played(Launcher, Pool):
     """A launcher and its pool. Jobs end in the order in which they were started, one at each `wait`, as `does` says."""
 
     room: int = 2
+    takes: int = 1000
     retries: int = 2
     log: list[str] = field(default_factory=list)
     beside: dict[str, int] = field(default_factory=dict)
@@ -54,6 +55,8 @@ class Played(Launcher, Pool):
 
     def start(self, job: Job) -> None:
         assert isinstance(job, Toy)
+        if len(self.running) >= self.takes:
+            raise NoRoom(f"it takes no more than {self.takes}")
         self.log.append(job.name)
         self.beside[job.name] = len(self.running)
         self.running.append(job)
@@ -388,3 +391,10 @@ def test_a_board_that_is_not_wanted_and_one_that_nobody_reads_do_no_harm(toy):
     unread = board("sweep", stream=stream)
     stream.close()
     assert len(run([toy("b", "error")], shown=unread)[0].failed) == 1
+
+
+def test_a_cluster_that_takes_no_more_jobs_now_gets_them_when_one_has_ended(toy):
+    pool, stream = Played(room=4, takes=2), io.StringIO()
+    tally, _ = run([toy(name) for name in "abcde"], pool, board("sweep", stream=stream))
+    assert count(tally, Status.done) == 5 and pool.log[1:3] == ["a", "b"] and max(pool.beside.values()) == 1
+    assert "it takes no more than 2" in stream.getvalue()

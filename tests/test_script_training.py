@@ -219,3 +219,20 @@ def test_a_group_can_be_left_and_joined_again(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)]
     done = subprocess.run(torchrun, capture_output=True, text=True, timeout=110)
     assert done.returncode == 0, done.stderr
+
+
+def share_a_lambda(world: World) -> str:
+    """What rank 0's optimizer holds cannot be pickled."""
+    with decentral.join() as peers:
+        optimizer = torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1)
+        optimizer.param_groups[0]["rule"] = (lambda lr: lr) if world.rank == 0 else None
+        try:
+            peers.broadcast_optimizer_state(optimizer)
+        except decentral.ConfigError as error:
+            return str(error)
+        return ""
+
+
+def test_an_optimizer_that_cannot_be_sent_is_refused_on_every_rank(worlds):
+    told = worlds(2).call(share_a_lambda)
+    assert all(one.startswith("the state of SGD cannot be sent, because it holds more than tensors") for one in told)

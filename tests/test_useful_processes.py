@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,9 +11,12 @@ from torch import nn
 
 from decentral.config.composition import compose
 from decentral.data.description import ImageData
+from decentral.errors import ConfigError
+from decentral.jobs.training_run import TrainingRun
 from decentral.models.cnn import CNN
 from decentral.models.mlp import MLP
 from decentral.models.vgg11 import VGG11
+from decentral.runtime.devices import num_processes
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 40, 64)]
 MNIST = ("data=synthetic", "data.num_channels=1", "data.image_size=28", "data.num_classes=10", "data.num_train=60000")
@@ -56,3 +60,19 @@ def test_what_has_not_been_counted_has_many():
 def test_several_processes_are_for_runs_that_are_long_enough(settings, expected):
     config = compose(settings)
     assert config.task.useful_processes(config) == expected
+
+
+@pytest.mark.parametrize("algo", ["algo=dpsgd", "algo=adpsgd"])
+def test_where_time_is_simulated_a_run_of_a_sweep_has_one_process_as_one_alone_has(algo):
+    """Between several, workers of a described cluster really sleep."""
+    config = compose([algo, "topology=hypercube", "num_workers=4", "cluster=one_slow", *MNIST, "epochs=10"])
+    assert config.task.useful_processes(config) > 1
+    assert TrainingRun(config).demand.processes == 1 == num_processes(config)
+
+
+def test_a_certain_gpu_is_for_one_process(monkeypatch):
+    monkeypatch.setattr("decentral.runtime.devices.num_gpus", lambda: 4)
+    chosen = compose([*MNIST, "epochs=10", "device=cuda:1"])
+    assert num_processes(chosen) == 1 < num_processes(replace(chosen, device="cuda"))
+    with pytest.raises(ConfigError, match="processes=2 with device=cuda:1: every process needs a GPU of its own"):
+        num_processes(replace(chosen, processes="2"))

@@ -139,9 +139,7 @@ def _composed(request: _Request) -> tuple[ChosenStudy, list[Cell], list[Benchmar
     if request.scale not in (scales := catalogue.scales(STUDY)):
         raise ConfigError(f"scale={request.scale} does not exist here.{suggest(request.scale, scales)}")
     known = {one.name for one in _study(request.scale, request.config_dir).scenarios}
-    local = [word for word in request.rest if word.partition(".")[0] in known]
-    general = [word for word in request.rest if word not in local]
-    (chosen,) = chosen_studies([STUDY, f"scale={request.scale}", *general], request.config_dir)
+    (chosen,) = chosen_studies([STUDY, f"scale={request.scale}", *request.rest], request.config_dir)
     study = chosen.study
     assert isinstance(study, Benchmark)
     mine = {one.name for one in study.methods}
@@ -150,9 +148,9 @@ def _composed(request: _Request) -> tuple[ChosenStudy, list[Cell], list[Benchmar
         if name not in known:
             raise ConfigError(f"scenarios=[{name}] is none of scale={request.scale}.{_elsewhere(name, request, known)}")
     if request.scenarios is not None:  # what needs data that nobody has given is not asked for them
-        given = {*request.scenarios, *(word.partition(".")[0] for word in local)}
+        given = {*request.scenarios, *(word.partition(".")[0] for word in request.rest)}
         study.scenarios = [one for one in study.scenarios if not one.needs or one.name in given]
-    chosen = chosen._replace(overrides=[*chosen.overrides, *local], command=_command(request))
+    chosen = chosen._replace(command=_command(request))
     cells = studies.checked_cells(chosen)
     selected = [
         cell

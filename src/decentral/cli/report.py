@@ -71,7 +71,7 @@ def _carry_out(arguments: list[str]) -> None:
     if scale and scale not in SCALES:
         raise ConfigError(f"scale={scale} does not exist.{suggest(scale, SCALES)}")
     figures = output(settings)
-    results_dir = Path(settings.get("results_dir", OWN_RESULTS))
+    results_dir = Path(settings.get("results_dir", OWN_RESULTS)).expanduser()
     _check_names(names, results_dir)
     if "results_dir" not in settings and not names and not any(results_dir.glob("*/*/*/study.json")):
         raise ConfigError(

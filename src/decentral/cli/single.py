@@ -20,18 +20,17 @@ def carry_out(config: Config) -> int:
     from decentral.report.run_figures import FIGURE, draw
     from decentral.report.summary import summary
     from decentral.runtime.devices import slow_precision
-    from decentral.runtime.launch import begun_again, launch
+    from decentral.runtime.launch import launch
     from decentral.store import Status
     from decentral.store.failures import advice, classify, describe
     from decentral.training.loggers.stored import log_stored
 
     try:
-        config = begun_again(config)
         check_directory(config)
         if is_leader() and (word := slow_precision(config)):
             warn(word)
         outcome = launch(config)
-    except (ConfigError, KeyboardInterrupt):
+    except (ConfigError, KeyboardInterrupt, PermissionError):
         raise
     except BaseException as error:
         if os.environ.get("DECENTRAL_TRACEBACK"):

@@ -105,7 +105,7 @@ def _chosen(name: str, scale: str, rest: list[str], config_dir: str | None) -> C
     if not re.fullmatch(r"[\w-]+", study.paper):
         raise ConfigError(f"study {name}: paper={study.paper!r} has to be a word, the name of a folder in results/.")
     results_dir, _ = catalogue.reserved(overrides, "results_dir")
-    mattering = [override for override in overrides if _matters(override, study.timed)]
+    mattering = [override for override in overrides if _matters(study.for_runs(override), study.timed)]
     changed = sorted({*_changes(study, catalogue.load(name, scale, config_dir)), *mattering})
     suffix = f"-{hashlib.sha256(' '.join(changed).encode()).hexdigest()[:6]}" if changed else ""
     path = Path(results_dir or OWN_RESULTS).expanduser()
@@ -125,7 +125,7 @@ def _chosen(name: str, scale: str, rest: list[str], config_dir: str | None) -> C
 def _refuse_decided(name: str, study: Study, overrides: Iterable[str]) -> None:
     decided = study.decided_keys()
     for override in overrides:
-        key = override.lstrip("+").partition("=")[0]
+        key = study.for_runs(override).lstrip("+").partition("=")[0]
         if key in decided:
             raise ConfigError(
                 f"{override} cannot be set, because {name} itself sets {key} for each of its runs: leave it out, or "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -19,7 +20,6 @@ from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
 from decentral.jobs.training_run import TrainingRun, run_command
-from decentral.runtime.launch import begun_again
 from decentral.scheduling.pool import Ended
 from decentral.store.failures import Failure
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, is_leader, report_error, say
@@ -57,10 +57,8 @@ def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
         try:
             if isinstance(found, ConfigError):
                 raise found
-            if found.simulate is Simulate.training:
-                found = begun_again(found)
-                if not run_directory(found).exists():
-                    check_directory(found)
+            if found.simulate is Simulate.training and not run_directory(found).exists():
+                check_directory(found)
             accepted.append(Combination(words, found))
         except ConfigError as error:
             refused += 1
@@ -101,7 +99,9 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
     from decentral.scheduling.scheduler import Fixed, schedule
     from decentral.training.loggers.stored import log_stored
 
-    runs = [_job(one, shown, config_dir) for one, shown in zip(combinations, _varying(combinations), strict=True)]
+    begun = time.time()
+    titles = _varying(combinations)
+    runs = [_job(one, title, config_dir, begun) for one, title in zip(combinations, titles, strict=True)]
     unfinished = [run for run in runs if run.finished() is None]
     before = len(runs) - len(unfinished)
     config = combinations[0].config
@@ -132,10 +132,11 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
     return [*statuses, INTERRUPTED] if interrupted else statuses
 
 
-def _job(one: Combination, title: str, config_dir: str | None) -> TrainingRun:
+def _job(one: Combination, title: str, config_dir: str | None, begun: float) -> TrainingRun:
     from decentral.report.run_figures import draw
 
-    return TrainingRun(one.config, name=title, afterwards=draw, command=run_command(one.words, config_dir))
+    command = run_command(one.words, config_dir)
+    return TrainingRun(one.config, name=title, afterwards=draw, command=command, begun_unix_s=begun)
 
 
 def _status(ended: Ended) -> int:

@@ -15,6 +15,7 @@ from decentral.compression.none import NoCompression
 from decentral.config import renamed
 from decentral.config.files import plain
 from decentral.config.schema import NODES, Config
+from decentral.host.torchrun import place, under_torchrun
 from decentral.registry import sources
 from decentral.store.models import stored_facts
 
@@ -57,7 +58,7 @@ def identity(config: Config) -> dict[str, Any]:
     if (revision := config.algo.revision(decays=config.optim.weight_decay > 0)) > 1:
         known["revision"] = revision
     if config.algo.asynchronous:  # what comes out depends on the pace of the processes
-        known["processes"] = config.processes
+        known["processes"] = f"torchrun {place().size}" if under_torchrun() else config.processes
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if f.name in _KEYS and f.metadata.get("group") in (None, *config.task.uses) and _counts(f, value):

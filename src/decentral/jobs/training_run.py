@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from decentral.config.checks import in_one_process
 from decentral.config.identity import run_directory, run_id
 from decentral.config.schema import Config
 from decentral.scheduling.job import Demand, Job
@@ -29,6 +31,8 @@ class TrainingRun(Job):
     afterwards: Callable[[Path], object] | None = None
     """Called with the directory once the run is over, in the process that carried it out; it can be pickled."""
     command: str = ""
+    begun_unix_s: float = 0.0
+    """When the sweep began: with `rerun=true`, a run that had ended before counts as not finished."""
 
     @cached_property
     def id(self) -> str:  # type: ignore[override]
@@ -47,11 +51,13 @@ class TrainingRun(Job):
 
     @property
     def demand(self) -> Demand:
-        """The configured number of processes, on the configured device; one where steps are too short for more."""
-        processes = None if self.config.processes == "auto" else int(self.config.processes)
-        if processes is None and self.config.task.useful_processes(self.config) <= 1:
+        """The configured number of processes, on the configured device; one where time is simulated, or steps are too
+        short for more."""
+        config = self.config
+        processes = None if config.processes == "auto" else int(config.processes)
+        if processes is None and (in_one_process(config) or config.task.useful_processes(config) <= 1):
             processes = 1
-        return Demand(processes, self.config.device)
+        return Demand(processes, config.device)
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -71,6 +77,16 @@ class TrainingRun(Job):
         if not config.algo.asynchronous:
             config = replace(config, processes=str(min(processes, config.num_workers)))
         return replace(self, config=config)
+
+    def finished(self) -> Status | None:
+        """done or diverged, if the run has ended so; with `rerun=true`, since the sweep began."""
+        ended = super().finished()
+        if ended is None or not self.config.rerun:
+            return ended
+        with suppress(OSError):
+            if (self.directory / "status.json").stat().st_mtime >= self.begun_unix_s:
+                return ended
+        return None
 
     def carry_out(self) -> Status:
         """Launch it here."""

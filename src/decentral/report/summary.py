@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.config.schema import Config
+from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.report.series import Curves, Worker, describe, read_config, read_curves
 from decentral.store import RunStore
@@ -52,8 +53,11 @@ def topology_of(run_dir: Path) -> str:
 def overview(run_dir: Path) -> list[str]:
     """Status, first metric, its final value for the worst worker, their mean and the averaged model, and the
     directory."""
-    curves = read_curves(run_dir)
     status = str((RunStore.peek(run_dir) or {}).get("status", "unknown"))
+    try:
+        curves = read_curves(run_dir)
+    except ConfigError:
+        return [status, "metrics are damaged", *[_MISSING] * 3, str(run_dir)]
     if not curves.series:
         return [status, *[_MISSING] * 4, str(run_dir)]
     return [status, *_cells(curves, next(iter(curves.series))), str(run_dir)]
@@ -92,7 +96,8 @@ def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
     step, wall_s, sent = last["step"], max(row["wall_s"] for row in curves.rows), last["bytes_sent"]
     how_far = f"{step} ({last['epoch']:.4g} epochs)"
     if facts.get("status") == "interrupted" and facts.get("step", 0) > step:
-        how_far, wall_s, sent = f"{facts['step']} (evaluated after {step})", facts["wall_s"], facts["bytes_sent"]
+        how_far = f"{facts['step']} (evaluated after {step})"
+        wall_s, sent = facts.get("wall_s", wall_s), facts.get("bytes_sent", sent)  # unknown if it was killed meanwhile
     return [
         f"Steps:    {how_far} in {duration(wall_s)}",
         *_times(facts),

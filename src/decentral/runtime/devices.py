@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from decentral.config.checks import goes_by_itself, is_virtual
+from decentral.config.checks import in_one_process
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
@@ -54,14 +54,19 @@ def num_processes(config: Config) -> int:
     """How many processes host the workers: what `processes` says, or one per core (or GPU), but no more than the
     run is long enough for.
 
-    Raises ConfigError for more processes than GPUs.
+    Raises ConfigError for more processes than GPUs, and for several on a certain one.
     """
     assert config.num_workers is not None
     kind = device_kind(config)
-    if config.processes == "auto" and (is_virtual(config) or goes_by_itself(config)):
+    if config.processes == "auto" and (in_one_process(config) or ":" in config.device):
         return 1
     if config.processes != "auto":
         count = int(config.processes)
+        if count > 1 and ":" in config.device:
+            raise ConfigError(
+                f"processes={count} with device={config.device}: every process needs a GPU of its own. Use "
+                "device=cuda, with CUDA_VISIBLE_DEVICES to choose the GPUs, or leave processes= out."
+            )
         if kind == "cuda" and count > max(1, num_gpus()):
             raise ConfigError(
                 f"processes={count} is more than the {num_gpus()} GPUs here: every process needs one of its own."

@@ -34,26 +34,25 @@ class Outcome(NamedTuple):
 
 
 def launch(config: Config) -> Outcome:
-    """Carry out a (resolved) run, unless its directory says that it is done.
+    """Carry out a (resolved) run, unless its directory says that it is done and `rerun` is false.
 
-    Raises ConfigError for what cannot work, `failures.RunFailed` if a process of the run died.
+    With `rerun=true` what a finished run has stored is removed at the last moment, when nothing is left that could
+    refuse the new one. A run that is not finished goes on: the same command, given again after an interruption, loses
+    nothing. Raises ConfigError for what cannot work, `failures.RunFailed` if a process of the run died.
     """
     directory = run_directory(config)
     if under_torchrun():
         return _join(config, directory)
     finished = RunStore.finished(directory, run_id(config))
-    if finished is not None:
+    if finished is not None and not config.rerun:
         _mend(config, directory)
         return Outcome(finished, directory, done_before=True)
     return Outcome(in_processes(config, directory), directory)
 
 
-def begun_again(config: Config) -> Config:
-    """With `rerun=true` remove what a finished run has stored; the configuration of the run that is to be carried out.
-
-    A run that is not finished goes on: the same command, given again after an interruption, loses nothing.
-    """
-    directory = run_directory(config)
+def _begun_again(config: Config, directory: Path) -> Config:
+    """With `rerun=true` remove what a finished run has stored; the configuration of the run that is to be carried
+    out."""
     if config.rerun and is_leader() and RunStore.finished(directory, run_id(config)) is not None:
         RunStore.forget(directory, run_id(config))
     return replace(config, rerun=False)
@@ -70,7 +69,7 @@ def in_processes(config: Config, directory: Path, part: Part | None = None) -> S
 
     prepare_server()  # first: whatever prepares the data may start it
     config.task.prepare(config)
-    return supervise(config, directory, processes, part)
+    return supervise(_begun_again(config, directory), directory, processes, part)
 
 
 def _mend(config: Config, directory: Path) -> None:
@@ -95,6 +94,7 @@ def _here(config: Config, directory: Path, threads: int, part: Part | None) -> S
         index = int(config.device.partition(":")[2] or 0)
         torch.cuda.set_device(index)
     device = torch.device("cuda", torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
+    config = _begun_again(config, directory)
     ended = RunFailed("something in it, such as a model of one's own, called os._exit(0)", Failure.error)
     with no_silent_end(ended):
         return (part or run)(config, World(0, 1, device), directory)
@@ -121,6 +121,7 @@ def _join(config: Config, directory: Path) -> Outcome:
     if here == size:
         stay_on_this_machine()
     with joined(config, rank, size, local_rank, attempt, run_id(config)) as world:
+        config = _begun_again(config, directory)
         finished = RunStore.finished(directory, run_id(config)) if world.leader else None
         codes = [None, Status.done, Status.diverged]
         finished = codes[world.agree(codes.index(finished))]

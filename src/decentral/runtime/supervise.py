@@ -37,6 +37,7 @@ from decentral.store.failures import RESTARTED, Failure, RunFailed, record
 if TYPE_CHECKING:
     from decentral.runtime.part import Part
 
+_SAID = (Status.done, Status.diverged, Status.interrupted)
 _GRACE_S = 3.0  # for a process that has been told to end
 CHECKPOINT_GRACE_S = 30.0
 """The same after Ctrl-C: the processes write a checkpoint when they next vote."""
@@ -190,14 +191,18 @@ def _announce(config: Config, directory: Path, error: RunFailed, attempt: int) -
 
 def _interrupt(workers: list[Worker], config: Config, directory: Path, error: KeyboardInterrupt) -> Status:
     """Let the processes write a checkpoint and end. Raises KeyboardInterrupt when interrupted again: then all are
-    killed."""
+    killed; RunFailed if one of them failed meanwhile, as on a full disk."""
+    ours = {worker.process.pid for worker in workers}
     try:
         _ask_to_stop(workers)
     finally:
         _kill(workers)
         facts = RunStore.peek(directory)
-        if facts is not None and facts.get("status") not in (Status.done, Status.diverged, Status.interrupted):
+        failed = facts is not None and facts.get("status") == Status.failed and facts.get("pid") in ours
+        if facts is not None and not failed and facts.get("status") not in _SAID:
             _record(config, directory, error)  # the leader could not say it
+    if facts is not None and failed:
+        raise RunFailed(str(facts.get("reason")), Failure(facts["failure"])) from None
     if facts is None:
         raise error
     return Status(facts["status"]) if facts["status"] in (Status.done, Status.diverged) else Status.interrupted

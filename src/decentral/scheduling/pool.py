@@ -28,6 +28,10 @@ class Ended(NamedTuple):
     """One sentence for the user."""
 
 
+class NoRoom(Exception):
+    """`Pool.start` could not take the job now, though `has_room` said so: it is tried again when another one ends."""
+
+
 class Seen(NamedTuple):
     """How far a running job is."""
 
@@ -65,7 +69,7 @@ class Pool(ABC):
 
     @abstractmethod
     def start(self, job: Job) -> None:
-        """Begin to carry the job out, in a process group of its own."""
+        """Begin to carry the job out, in a process group of its own. May raise NoRoom while other jobs run."""
 
     @abstractmethod
     def wait(self, timeout_s: float) -> list[Ended]:

@@ -14,7 +14,7 @@ from decentral.scheduling.attempt import is_taken
 from decentral.scheduling.board import Board
 from decentral.scheduling.job import Job
 from decentral.scheduling.launchers.launcher import Launcher
-from decentral.scheduling.pool import Ended, Pool
+from decentral.scheduling.pool import Ended, NoRoom, Pool
 from decentral.store import Status
 from decentral.store.failures import OUTSIDE, Failure, classify, describe
 
@@ -163,10 +163,19 @@ class _Work:
         elif is_taken(job.directory) and not pool.started_before(job):
             self._theirs[job.id] = time.monotonic() + _POLL_S
         else:
-            self.wanted = [one for one in self.wanted if one.id != job.id]
-            self.running[job.id] = job
-            pool.start(job)
-            self.board.started(job)
+            try:
+                self._start(job, pool)
+            except NoRoom as error:
+                del self.running[job.id]
+                self.wanted.append(job)
+                full.add(device)
+                self.board.say(str(error))
+
+    def _start(self, job: Job, pool: Pool) -> None:
+        self.wanted = [one for one in self.wanted if one.id != job.id]
+        self.running[job.id] = job
+        pool.start(job)
+        self.board.started(job)
 
     def _end(self, ended: Ended, pool: Pool) -> None:
         job = ended.job

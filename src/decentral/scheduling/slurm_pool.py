@@ -14,10 +14,10 @@ from typing import Any
 from decentral.errors import ConfigError
 from decentral.scheduling.attempt import Report
 from decentral.scheduling.job import Job
-from decentral.scheduling.pool import Ended, Pool, Seen, ended_without_report, seen_in_directory
+from decentral.scheduling.pool import Ended, NoRoom, Pool, Seen, ended_without_report, seen_in_directory
 from decentral.scheduling.slurm_clusters import Cluster
 from decentral.store import Status
-from decentral.store.failures import Failure
+from decentral.store.failures import Failure, describe
 from decentral.store.files import read_json, write_json
 
 _LOOK_S = 0.2  # how often to look for reports
@@ -99,7 +99,7 @@ class SlurmPool(Pool):
         """Submit the job, unless an earlier start did so and it is still there."""
         number = self._submitted_before(job)
         if number is None:
-            number = self._cluster.submit(job)
+            number = self._submit(job)
             write_json(
                 self._record(job),
                 {
@@ -113,6 +113,19 @@ class SlurmPool(Pool):
             )
         self._active[job.id] = _Active(job, number)
         self._asked_at = float("-inf")
+
+    def _submit(self, job: Job) -> str:
+        """Its number. A cluster that takes no more jobs than it has of ours now gets no more from here on."""
+        try:
+            return self._cluster.submit(job)
+        except Exception as error:
+            if not self._active:
+                raise
+            self._max_jobs = len(self._active)
+            raise NoRoom(
+                f"the cluster took {self._max_jobs} jobs and refused the next one ({describe(error)}): the others wait "
+                "until one of these ends"
+            ) from error
 
     def wait(self, timeout_s: float) -> list[Ended]:
         """The jobs that reported, or disappeared without a report."""

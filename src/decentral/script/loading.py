@@ -132,7 +132,7 @@ def runs(results_dir: str | Path = "results") -> pd.DataFrame:
     'test accuracy (worst)', and so on for mean and averaged. A run that cannot be read has its status only.
     """
     rows = []
-    for found in find_runs(Path(results_dir)):
+    for found in find_runs(Path(results_dir).expanduser()):
         row: dict[str, Any] = {"id": found.run_id, "status": str(found.status), "directory": str(found.path)}
         rows.append(row | _settings(found.path) | _last(found.path))
     return pd.DataFrame(rows)
@@ -163,7 +163,10 @@ def _settings(directory: Path) -> dict[str, Any]:
 
 
 def _last(directory: Path) -> dict[str, Any]:
-    rows = read_metrics(directory)
+    try:
+        rows = read_metrics(directory)
+    except ConfigError:  # a line of it is damaged
+        return {}
     step = max((row["step"] for row in rows), default=0)
     last = [row for row in rows if row["step"] == step and isinstance(row["worker"], str)]
     axes = ("step", "epoch", "wall_s", "simulated_s", "bytes_sent")

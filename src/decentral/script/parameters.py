@@ -70,19 +70,25 @@ def broadcast_optimizer(optimizer: Optimizer, world: World, root: int) -> None:
     """
     tensors: list[Tensor] = []
     content = io.BytesIO()
+    cannot = ConfigError(
+        f"the state of {type(optimizer).__name__} cannot be sent, because it holds more than tensors, numbers and "
+        "text: let every rank load a checkpoint of it instead."
+    )
     if world.rank == root:
-        torch.save(_without_tensors(optimizer.state_dict(), tensors), content)
+        try:
+            torch.save(_without_tensors(optimizer.state_dict(), tensors), content)
+        except (pickle.PicklingError, AttributeError, TypeError):  # what pickle raises for a lambda, a lock, ...
+            content = io.BytesIO()
     (size,) = world.largest(len(content.getvalue()))
+    if not size:
+        raise cannot
     shared = torch.frombuffer(bytearray(content.getvalue() or size), dtype=torch.uint8).to(world.device)
     dist.broadcast(shared, src=root)
     try:
         with torch.serialization.safe_globals([_Place]):
             received = torch.load(io.BytesIO(shared.cpu().numpy().tobytes()), weights_only=True)
     except pickle.UnpicklingError as error:
-        raise ConfigError(
-            f"the state of {type(optimizer).__name__} cannot be sent, because it holds more than tensors, numbers and "
-            "text: let every rank load a checkpoint of it instead."
-        ) from error
+        raise cannot from error
     if world.rank != root:
         state = _with_tensors(received, tensors, _device(optimizer))
     broadcast(tensors, root)

@@ -11,7 +11,7 @@ from decentral.config.composition import compose, folders_of
 from decentral.config.files import plain
 from decentral.errors import ConfigError
 from decentral.registry import component
-from decentral.runtime.launch import begun_again, launch
+from decentral.runtime.launch import launch
 from decentral.script.loading import Trained, load
 from decentral.store import Status
 
@@ -87,7 +87,7 @@ def train(
 
     threads = torch.get_num_threads()
     try:
-        outcome = launch(begun_again(config))
+        outcome = launch(config)
     finally:
         torch.set_num_threads(threads)
     if outcome.status is Status.diverged:

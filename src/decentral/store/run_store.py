@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -23,6 +24,7 @@ _RESULTS = (
     *("metrics.jsonl", "metrics.json", "provenance.json", "partition.csv", "trace.npz", "logged.json"),
     *("models.safetensors", "learning_curves.png", "staleness.png"),
     *("timeline.json", "timeline.png", "timeline.jsonl", "workers.csv"),
+    *("operations.jsonl", "gradient_times.csv"),
 )
 _CARRIED = ("step", "epoch", "restarts")  # facts of the status that stay what they were unless given
 
@@ -112,6 +114,7 @@ class RunStore:
         with cls.open(path, run_id, "") as store:
             for name in ("status.json", *_RESULTS):
                 (path / name).unlink(missing_ok=True)
+            shutil.rmtree(path / "tensorboard", ignore_errors=True)
             store.remove_checkpoints()
 
     def abandon(self) -> None:

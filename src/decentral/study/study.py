@@ -165,3 +165,7 @@ class Study(ABC):
     def decided_keys(self) -> set[str]:
         """Keys of decentral-run that the study itself sets, for each run: a user cannot override them."""
         return {"seed", "run_dir"}
+
+    def for_runs(self, override: str) -> str:
+        """What an override says to a run, where those of a kind of study may be for some of its runs only."""
+        return override

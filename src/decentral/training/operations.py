@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from decentral.store.files import write_bytes
+
 if TYPE_CHECKING:
     from decentral.network.asynchronous.pairs import Pairs
     from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
@@ -111,9 +113,12 @@ def packed(operations: Iterable[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(one) + "\n" for one in operations).encode()
 
 
-def save(parts: Sequence[bytes], directory: Path) -> None:
-    """Write the lines of all processes to `operations.jsonl`."""
-    (directory / FILE).write_bytes(b"".join(parts))
+def save(parts: Sequence[bytes], directory: Path, goes_on: bool) -> None:
+    """Write the lines of all processes to `operations.jsonl`; of a run that goes on, after those of its attempts so
+    far, whose seconds begin anew. (An attempt that was killed has left none.)"""
+    file = directory / FILE
+    before = file.read_bytes() if goes_on and file.exists() else b""
+    write_bytes(file, before + b"".join(parts))
 
 
 def load(directory: Path) -> list[dict[str, Any]]:

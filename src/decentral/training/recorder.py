@@ -187,11 +187,11 @@ class Recorder:
         facts = {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())
         return facts | r.stepper.choices()
 
-    def keep_operations(self, parts: Sequence[bytes]) -> None:
-        """Write what the processes have recorded."""
+    def keep_operations(self, parts: Sequence[bytes], goes_on: bool) -> None:
+        """Write what the processes have recorded, of a run that `goes_on` after what is there."""
         if self.world.leader:
             with self.store.in_place():
-                operations.save(parts, self.store.path)
+                operations.save(parts, self.store.path, goes_on)
 
     def fail(self, error: BaseException) -> None:
         """Say in the status why the run broke off; one that was refused before it began has no directory."""

@@ -38,7 +38,7 @@ def run(config: Config, world: World, directory: Path) -> Status:
                 status, step = loop(assembled, recorder, progress, interrupt)
             if (recorded := assembled.oracle.recorded) is not None:
                 operations = packed([*recorded.found, *assembled.stepper.operations()])
-                recorder.keep_operations(world.collect_any(operations))
+                recorder.keep_operations(world.collect_any(operations), goes_on=assembled.start > 0)
             recorder.end(assembled, status, step)
             return status
         except Exception as error:

@@ -44,6 +44,11 @@ class Benchmark(Study):
         """Also the budget, and the learning rate, which is tuned."""
         return super().decided_keys() | {"steps", "lr"}
 
+    def for_runs(self, override: str) -> str:
+        """Without the name of the scenario that it is for."""
+        first, _, rest = override.partition(".")
+        return rest if first in {scenario.name for scenario in self.scenarios} else override
+
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Scenario by scenario. An override that begins with the name of a scenario is for that one only:
         cifar10.data.path=FOLDER."""
