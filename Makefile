@@ -6,7 +6,8 @@ BIN := $(VENV)/bin
 
 help:  ## show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
-	@echo "  Everything else is one command: $(BIN)/decentral-run --help"
+	@echo "  Studies and sweeps are at SCALE=small (bundled data) unless told otherwise: SCALE=smoke, laptop or paper."
+	@echo "  Commands in $(BIN), each with --help: decentral-run, -study, -report, -benchmark, -advise, -check, -bench."
 
 run: $(VENV)/.installed  ## RelaySGD on double binary trees, 16 workers, digits split with alpha = 0.01 (under a minute)
 	$(BIN)/decentral-run algo=relaysgd topology=dbt alpha=0.01
@@ -21,7 +22,7 @@ study: $(VENV)/.installed  ## one study: make study STUDY=relaysum_table1 [SCALE
 	@test -n "$(STUDY)" || { echo "make study needs a name, for example STUDY=relaysum_table1:"; $(BIN)/decentral-study; exit 2; }
 	$(BIN)/decentral-study $(STUDY) scale=$(SCALE) $(ARGS)
 
-benchmark: $(VENV)/.installed  ## about twenty methods in fixed scenarios: make benchmark [SCALE=smoke|small|laptop] [ARGS='methods=[mine] --config-dir FOLDER']
+benchmark: $(VENV)/.installed  ## compare about twenty methods in fixed scenarios: make benchmark [SCALE=smoke|small|laptop] [ARGS='methods=[mine] --config-dir FOLDER']
 	$(BIN)/decentral-benchmark scale=$(SCALE) $(ARGS)
 
 sweep-thesis-lr: $(VENV)/.installed  ## thesis, Tables A.1 to A.3: five learning rates x three alphas x five methods
@@ -76,7 +77,7 @@ format: $(VENV)/.installed-dev  ## format the code and mend what the linter can 
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(VENV)/.installed  ## what everything costs, as ratios, into results/bench/ (about 20 minutes on 2 cores)
+bench: $(VENV)/.installed  ## measure this program itself: what everything costs, as ratios, into results/bench/ (about 20 minutes on 2 cores)
 	$(BIN)/decentral-bench
 
 readme: $(VENV)/.installed  ## run what the README reports, and fill in its numbers

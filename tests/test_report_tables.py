@@ -98,7 +98,8 @@ def test_the_best_of_a_column_is_bold_if_it_is_known_what_is_better(tmp_path: Pa
 
 @pytest.mark.parametrize(("ours", "theirs", "bold"), [
     ((80.0, 82.0, 84.0), (70.0, 72.0, 74.0), True),
-    ((80.0, 82.0, 84.0), (79.0, 81.0, 83.0), False),
+    ((80.0, 82.0, 84.0), (83.0, 79.0, 81.0), False),
+    ((80.0, 82.0, 84.0), (79.0, 81.0, 83.0), True),  # ahead with every seed
     ((80.0, 80.0, 80.0), (80.0, 80.0, 80.0), False),
     ((11.0, 11.1, 11.2), (9.0, 9.1, 9.2), False),
 ])  # fmt: skip

@@ -33,7 +33,9 @@ class Teleportation(OnlyModels):
     found and the paper's text not checked). A worker that is not active keeps a copy of the last model that it had. A
     step is k gradients, not n: compare by gradients. With k >= n it is `dpsgd` on `graph`; with k = 1 one SGD walks
     from worker to worker. Momentum and other buffers of the local optimizer stay with their workers and do not travel:
-    plain `optim=sgd` is the method. The paper tries k = 1, 2, 4, ...; `seed` says who is active when.
+    plain `optim=sgd` is the method. Evaluations are of all n workers' copies, old ones among them, where the paper's
+    result is the mean of the k models: with few active workers "averaged" and "mean" lag behind. The paper tries k = 1,
+    2, 4, ...; `seed` says who is active when.
 
     In a virtual cluster every worker takes the time of a gradient in every step, active or not: simulated time is an
     upper bound where workers are not equally fast. Topology: not used; the `graph` has its usual settings.

@@ -50,8 +50,8 @@ class WAGMA(AsynchronousAlgorithm):
     the first of all workers gets there; who is late takes part with what lies in its send buffer (at the beginning:
     W^0), which is at most tau - 1 versions old. Groups of S = `group_size` change in every version, so that all hear of
     all within ceil(log n / log S) versions: `topology/groups.py`, which is the paper's Algorithm 1 as its text and
-    figures have it, not as it is printed. Local optimizers communicate nothing. After the last step all are averaged
-    once more if tau does not divide their number.
+    figures have it, not as it is printed. Local optimizers communicate nothing. The last step's average is over all
+    workers, too, if tau does not divide the number of steps (with `order=combine_then_adapt` its update follows).
 
     tau                  steps from one synchronization to the next
     group_size           S, a power of two; auto: about sqrt(n)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +33,8 @@ class Entry:
     """How many runs there are in the end; 0: not known, or those that there are."""
     never: int = 0
     """How many have ended without a value, as they have not come to the target."""
+    by_seed: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """The values again, by the seeds of their runs; empty where several runs have one seed."""
 
     @property
     def unfinished(self) -> str:
@@ -42,6 +45,19 @@ class Entry:
     def mean(self) -> float:
         """Over the runs that have a value; nan if none has."""
         return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def lost(self) -> int:
+        """How many have ended without a value, diverged or short of the target: the mean is of the others alone."""
+        return self.runs - len(self.values)
+
+    def level(self, larger_is_better: bool) -> float:
+        """By what the cell is compared: the mean, or where runs are lost the median, in which they are the worst there
+        is."""
+        if not self.lost:
+            return self.mean
+        worst = -math.inf if larger_is_better else math.inf
+        return statistics.median([*self.values, *[worst] * self.lost])
 
     @property
     def std(self) -> float | None:
@@ -100,10 +116,12 @@ def _wanted(labels: dict[str, str], wanted: Wanted) -> int:
 def _entry(labels: dict[str, str], metric: str, rows: list[Any], of: str, wanted: int) -> Entry:
     rows = sorted(rows, key=lambda row: row["seed"])
     rates = [number_of(row["rate"]) for row in rows]
+    by_seed = {str(row["seed"]): row[of] for row in rows if math.isfinite(row[of])}
+    values = tuple(row[of] for row in rows if math.isfinite(row[of]))
     return Entry(
         labels=labels,
         metric=metric,
-        values=tuple(row[of] for row in rows if math.isfinite(row[of])),
+        values=values,
         runs=len(rows),
         diverged=sum(row["status"] == "diverged" for row in rows),
         at_edge=any(row["at_edge"] for row in rows),
@@ -111,4 +129,5 @@ def _entry(labels: dict[str, str], metric: str, rows: list[Any], of: str, wanted
         published=next((row["published"] for row in rows if row["published"]), ""),
         wanted=wanted,
         never=sum(row["status"] == "not reached" and not math.isfinite(row[of]) for row in rows),
+        by_seed=by_seed if len(by_seed) == len(values) else {},
     )

@@ -10,6 +10,7 @@ from itertools import chain, zip_longest
 
 from decentral.errors import ConfigError, suggest
 from decentral.report import style
+from decentral.report.claims.weighing import combined
 from decentral.report.entries import Entry, number_of
 from decentral.report.published import PublishedNumber, numbers
 from decentral.report.results import Results
@@ -36,25 +37,30 @@ class Grid:
     """How many runs a complete cell has, where the study does not say it."""
 
     def best(self, larger_is_better: bool | None, chance: float | None = None) -> set[tuple[tuple[str, ...], str]]:
-        """The places of the best mean in each column, where it is ahead of all others by more than the standard error
-        of the difference, and is more than twice what guessing gives."""
-        found = set()
-        for column in self.columns if larger_is_better is not None and len(self.rows) > 1 else ():
+        """The places of the best mean in each column, where all its runs have a value, it is ahead of all others by
+        more than the standard error of the difference, and is more than twice what guessing gives."""
+        found: set[tuple[tuple[str, ...], str]] = set()
+        if larger_is_better is None:
+            return found
+        spreads = any(entry.std is not None for entry in self.cells.values())
+        for column in self.columns if len(self.rows) > 1 else ():
             entries = [(row, self.cells[row, column]) for row in self.rows if (row, column) in self.cells]
             ranked = sorted(
-                ((row, entry) for row, entry in entries if math.isfinite(entry.mean)),
-                key=lambda pair: -pair[1].mean if larger_is_better else pair[1].mean,
+                ((row, entry) for row, entry in entries if math.isfinite(entry.level(larger_is_better))),
+                key=lambda pair: pair[1].level(larger_is_better) * (-1 if larger_is_better else 1),
             )
             if ranked and (chance is None or not larger_is_better or ranked[0][1].mean > 2 * chance):
                 row, first = ranked[0]
-                if all(_ahead(first, other) for _, other in ranked[1:]):
+                if not first.lost and all(_ahead(first, other, larger_is_better, spreads) for _, other in ranked[1:]):
                     found.add((row, column))
         return found
 
 
-def _ahead(first: Entry, other: Entry) -> bool:
-    """Whether their means differ by more than the noise, as far as it is known."""
-    return abs(first.mean - other.mean) > math.hypot(first.error or 0.0, other.error or 0.0)
+def _ahead(first: Entry, other: Entry, larger_is_better: bool, spreads: bool) -> bool:
+    """Whether they differ by more than the noise, which has to be known where the table has `spreads`."""
+    noise = combined((1, first), (-1, other))
+    gap = abs(first.level(larger_is_better) - other.level(larger_is_better))
+    return gap > (noise or 0.0) if noise is not None or not spreads else False
 
 
 def bold(grid: Grid, results: Results) -> set[tuple[tuple[str, ...], str]]:
@@ -246,13 +252,27 @@ def notes(results: Results, found: list[Grid]) -> list[str]:
         parts.append(f"Bold: the best of a column{beyond}.")
     if results.comparable:
         parts.append("In brackets: the published number.")
-    if any(entry.diverged for entry in entries):
-        parts.append("Runs that diverged without a value are counted but not in the mean.")
+    if any(entry.lost for entry in entries):
+        parts.append("Runs that diverged without a value, or never got to the target, are counted but not in the mean.")
+    if told := _tuned(results):
+        parts.append(told)
     blocks = [" ".join(parts)]
     edge = sorted({entry.where for entry in entries if entry.at_edge})
     if edge:
         blocks.append(f"\\* The best learning rate lies at the edge of the grid that was searched: {'; '.join(edge)}.")
     return blocks
+
+
+def _tuned(results: Results) -> str:
+    """A sentence on the runs by which learning rates were chosen, if there are any."""
+    searched = results.values[~results.values["chosen"]]
+    if searched.empty:
+        return ""
+    seeds = sorted({int(seed) for seed in searched["seed"]})
+    counted = {int(seed) for seed in results.values[results.values["chosen"]]["seed"]} & set(seeds)
+    named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    also = ", which counts, too" if counted and len(seeds) == 1 else ", some of which count, too" if counted else ""
+    return f"Learning rates were chosen by the numbers shown here (nothing is held out for that), with {named}{also}."
 
 
 def together(remarks: Sequence[str]) -> list[str]:

@@ -54,7 +54,7 @@ class Cells:
             raise ConfigError(
                 f"study {self.study}: the claim '{says}' means both {first} and {second}: give it more labels."
             )
-        return found[0] if found and (found[0].values or found[0].diverged) else None
+        return found[0] if found and (found[0].values or found[0].lost) else None
 
 
 @dataclass

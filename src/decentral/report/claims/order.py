@@ -8,14 +8,15 @@ from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.report.claims.claim import MET, NOT_MET, Cells, Claim, Finding
-from decentral.report.claims.weighing import at_most, combined, level, missing, number, told, weighed
+from decentral.report.claims.weighing import at_most, combined, missing, number, told, weighed
 
 
 @dataclass
 class Order(Claim):
     """`better` has a better mean over seeds than `worse`, by at least `by` (or at least `factor` times).
 
-    A cell whose runs all diverged without a value is worse than any that has one.
+    A cell in which a run has no value, as it diverged or never got to the target, is compared by the median, in which
+    such a run is the worst there is.
     """
 
     name: str = "order"
@@ -34,20 +35,22 @@ class Order(Claim):
         absent = missing((self.better, better), (self.worse, worse))
         if absent or better is None or worse is None:
             return absent or Finding(NOT_MET)
-        first, second = level(better, larger_is_better), level(worse, larger_is_better)
+        first, second = better.level(larger_is_better), worse.level(larger_is_better)
         high, low = (first, second) if larger_is_better else (second, first)
         gap = high - low
         if self.factor is not None:
             held, tolerance = at_most(self.factor * low, high), f"at least {self.factor:g} times"
+            margin = high - self.factor * low
         else:
             held = at_most(self.by, gap) if self.by else gap > 0
             tolerance = f"by at least {self.by:g}" if self.by else "any difference"
-        held = held and bool(better.values)
-        error = combined([better, worse])
+            margin = gap - self.by
+        held = held and math.isfinite(first)
+        error = combined((1, better), (-1, worse))
         why = f"{told(better)} against {told(worse)}"
         if math.isfinite(gap):
             ratio = f", {number(high / low)} times" if self.factor is not None and low > 0 else ""
             why += f": a difference of {number(gap)}{ratio}"
             asks = self.factor is None or self.factor >= 1  # below 1, no difference at all is good enough
-            why = weighed(why, gap, error) if asks else why
+            why = weighed(why, margin, error, [better, worse], always=asks)
         return Finding(MET if held else NOT_MET, gap if math.isfinite(gap) else None, error, tolerance, why)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError
 from decentral.report.claims.claim import MET, NOT_MET, Cells, Claim, Finding
-from decentral.report.claims.weighing import at_most, combined, level, missing, number, told, weighed
+from decentral.report.claims.weighing import at_most, combined, missing, number, told, weighed
 from decentral.report.entries import Entry, plain
 
 
@@ -17,7 +17,8 @@ class _Change(NamedTuple):
 
     size: float
     ratio: float
-    error: float | None
+    low: Entry
+    high: Entry
     words: str
 
 
@@ -32,7 +33,7 @@ def _change(claim: Steady | Steadier, cell: dict[str, Any], cells: Cells, larger
         if absent or entry is None:
             return absent or Finding(NOT_MET)
         found.append(entry)
-    levels = [level(entry, larger) for entry in found]
+    levels = [entry.level(larger) for entry in found]
     low, high = levels.index(min(levels)), levels.index(max(levels))
     if claim.loss:
         others = levels[1:]
@@ -42,7 +43,7 @@ def _change(claim: Steady | Steadier, cell: dict[str, Any], cells: Cells, larger
     size = max(0.0, levels[high] - levels[low]) if finite else math.inf
     ratio = max(1.0, levels[high] / levels[low]) if finite and levels[low] > 0 else math.inf
     words = ", ".join(f"{told(entry)} at {label}={plain(value)}" for value, entry in zip(values, found, strict=True))
-    return _Change(size, ratio, combined([found[low], found[high]]), words)
+    return _Change(size, ratio, found[low], found[high], words)
 
 
 def _check_across(across: dict[str, list[Any]], says: str) -> None:
@@ -74,13 +75,19 @@ class Steady(Claim):
         change = _change(self, self.cell, cells, larger_is_better)
         if isinstance(change, Finding):
             return change
+        low, high = change.low.level(larger_is_better), change.high.level(larger_is_better)
         if self.within is not None:
             held, tolerance = at_most(change.size, self.within), f"within {self.within:g}"
+            margin, error = self.within - change.size, combined((1, change.high), (-1, change.low))
         else:
-            held, tolerance = at_most(change.ratio, self.factor or 1.0), f"within a factor of {self.factor:g}"
+            factor = self.factor or 1.0
+            held, tolerance = at_most(change.ratio, factor), f"within a factor of {factor:g}"
+            margin, error = factor * low - high, combined((1, change.high), (-factor, change.low))
         why = f"{change.words}: a {_noun(self)} of {number(change.size)}"
+        if math.isfinite(change.size) and change.size > 0:  # a gain, where a loss is asked for, is beyond doubt
+            why = weighed(why, margin, error, [change.low, change.high], always=False)
         ours = change.size if math.isfinite(change.size) else None
-        return Finding(MET if held else NOT_MET, ours, change.error, tolerance, why)
+        return Finding(MET if held else NOT_MET, ours, error, tolerance, why)
 
 
 @dataclass
@@ -107,10 +114,11 @@ class Steadier(Claim):
         if isinstance(second, Finding):
             return second
         gap = second.size - first.size if math.isfinite(first.size) else -math.inf
-        error = math.hypot(first.error, second.error) if first.error is not None and second.error is not None else None
+        signs = (1, second.high), (-1, second.low), (-1, first.high), (1, first.low)
+        error = combined(*signs)
         noun = _noun(self)
         why = f"a {noun} of {number(first.size)} ({first.words}) against {number(second.size)} ({second.words})"
-        why = weighed(why, gap, error) if math.isfinite(gap) else why
+        why = weighed(why, gap, error, [entry for _, entry in signs]) if math.isfinite(gap) else why
         ours = gap if math.isfinite(gap) else None
         return Finding(MET if gap > 0 else NOT_MET, ours, error, f"a smaller {noun}", why)
 

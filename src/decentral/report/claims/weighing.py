@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from decentral.report.claims.claim import NOT_RUN, WITHIN_NOISE, Finding
 from decentral.report.entries import Entry, plain
 
 
-def level(entry: Entry, larger_is_better: bool) -> float:
-    """The entry's mean; the worst there is if all its runs diverged without a value."""
-    if entry.values:
-        return entry.mean
-    return -math.inf if larger_is_better else math.inf
-
-
 def told(entry: Entry) -> str:
     """For example '84.6 ± 0.3 (1 of 3 diverged)'."""
-    text = number(entry.mean) if entry.values else "diverged"
+    if not entry.values:
+        return "never" if entry.never else "diverged"
+    text = number(entry.mean)
     if entry.std is not None:
         text += f" ± {entry.std:.2g}"
-    return f"{text} ({entry.diverged} of {entry.runs} diverged)" if entry.diverged and entry.values else text
+    notes = [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
+    notes += [f"{entry.never} of {entry.runs} never"] if entry.never else []
+    return f"{text} ({', '.join(notes)})" if notes else text
 
 
 def number(value: float) -> str:
@@ -30,17 +28,31 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def combined(entries: list[Entry]) -> float | None:
-    """Standard error of a difference of means; None if a spread is not known."""
-    errors = [entry.error for entry in entries]
-    return None if any(error is None for error in errors) else math.hypot(*[error or 0.0 for error in errors])
+def combined(*terms: tuple[float, Entry]) -> float | None:
+    """Standard error of a sum of means, each times its factor: (1, a), (-1, b) for a difference.
+
+    Where all have the same seeds, that of the sums seed by seed, since a seed gives all methods the same data, models
+    and delays; otherwise as of independent means. None if a spread is not known. Of runs without a value it knows
+    nothing.
+    """
+    entries = [entry for _, entry in terms]
+    if any(entry.error is None for entry in entries):
+        return None
+    seeds = entries[0].by_seed.keys()
+    if seeds and all(entry.by_seed.keys() == seeds for entry in entries):
+        sums = [math.fsum(factor * entry.by_seed[seed] for factor, entry in terms) for seed in seeds]
+        return statistics.stdev(sums) / math.sqrt(len(sums))
+    return math.hypot(*[factor * (entry.error or 0.0) for factor, entry in terms])
 
 
-def weighed(why: str, difference: float, error: float | None) -> str:
-    """`why`, with a remark where a difference is smaller than its standard error, or that one is not known."""
+def weighed(why: str, margin: float, error: float | None, entries: Sequence[Entry], always: bool = True) -> str:
+    """`why`, with a remark where the margin by which a claim is met or missed is smaller than its standard error, or
+    that one is not known: in a study without any spread only if `always`."""
     if error is None:
-        return f"{why}; the spread over seeds is not known"
-    if abs(difference) < error:
+        stochastic = any(entry.runs > 1 for entry in entries)
+        words = f"{why}; the spread over seeds is not known"
+        return f"{WITHIN_NOISE}: {words}" if stochastic else words if always else why
+    if abs(margin) < error:
         return f"{WITHIN_NOISE}: {why}, with a standard error of {number(error)}"
     return why
 
