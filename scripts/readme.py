@@ -1,6 +1,6 @@
 """Fill in the README's numbers from runs: `python scripts/readme.py` (a few minutes; finished runs are not repeated).
 
-The runs' configurations, final metrics, provenance and curves are kept in results/readme/; the table of `make bench`
+The runs' configurations, final metrics and provenance are kept in results/readme/, of the first seed the curves, too; the table of `make bench`
 comes from results/bench/, that of the studies' times from their study.json, the figure on CIFAR-10 from its study.
 `python scripts/readme.py bench`, `times`, `laptop` and `scoreboard` fill in those only, and run nothing.
 """
@@ -24,11 +24,11 @@ from decentral.terminal.text import duration
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "results" / "readme"
 RUNS = {
+    "relaysgd-dbt": "algo=relaysgd topology=dbt alpha=0.01",
+    "dpsgd-ring": "algo=dpsgd topology=ring alpha=0.01",
     "relaysgd-dbt-nesterov": "algo=relaysgd topology=dbt alpha=0.01 optim=nesterov lr=0.05",
     "dpsgd-ring-nesterov": "algo=dpsgd topology=ring alpha=0.01 optim=nesterov lr=0.025",
     "allreduce-nesterov": "algo=allreduce alpha=0.01 optim=nesterov lr=0.05",
-    "relaysgd-dbt": "algo=relaysgd topology=dbt alpha=0.01",
-    "dpsgd-ring": "algo=dpsgd topology=ring alpha=0.01",
 }
 SEEDS = (0, 1, 2)
 HEADLINES = (
@@ -116,7 +116,7 @@ def carry_out(name: str, settings: str) -> str:
     directory = ROOT / re.search(r"^Results:\s+(\S+)$", printed, re.M)[1]  # type: ignore[index]
     kept = KEPT / name
     kept.mkdir(parents=True, exist_ok=True)
-    for file in ("config.yaml", "learning_curves.png", "partition.csv"):
+    for file in ("config.yaml", *(("learning_curves.png", "partition.csv") if name in RUNS else ())):
         shutil.copy(directory / file, kept / file)
     provenance = json.loads((directory / "provenance.json").read_text())
     write_json(kept / "provenance.json", {"command": f"decentral-run {settings}"} | public(provenance))
