@@ -1,7 +1,8 @@
 """Fill in the README's numbers from runs: `python scripts/readme.py` (a few minutes; finished runs are not repeated).
 
-The runs' configurations, final metrics and provenance are kept in results/readme/, of the first seed the curves, too; the table of `make bench`
-comes from results/bench/, that of the studies' times from their study.json, the figure on CIFAR-10 from its study.
+The runs' configurations, final metrics and provenance are kept in results/readme/, of the first seed the curves, too;
+the table of `make bench` comes from results/bench/, that of the studies' times from their study.json, the figure on
+CIFAR-10 from its study.
 `python scripts/readme.py bench`, `times`, `laptop` and `scoreboard` fill in those only, and run nothing.
 """
 
