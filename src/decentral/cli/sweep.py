@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import product
@@ -19,7 +18,7 @@ from decentral.config.overrides import checked
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
-from decentral.jobs.training_run import TrainingRun, run_command
+from decentral.jobs.training_run import TrainingRun, run_command, written
 from decentral.scheduling.pool import Ended
 from decentral.store.failures import Failure
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, is_leader, report_error, say
@@ -99,9 +98,7 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
     from decentral.scheduling.scheduler import Fixed, schedule
     from decentral.training.loggers.stored import log_stored
 
-    begun = time.time()
-    titles = _varying(combinations)
-    runs = [_job(one, title, config_dir, begun) for one, title in zip(combinations, titles, strict=True)]
+    runs = [_job(one, shown, config_dir) for one, shown in zip(combinations, _varying(combinations), strict=True)]
     unfinished = [run for run in runs if run.finished() is None]
     before = len(runs) - len(unfinished)
     config = combinations[0].config
@@ -132,11 +129,12 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
     return [*statuses, INTERRUPTED] if interrupted else statuses
 
 
-def _job(one: Combination, title: str, config_dir: str | None, begun: float) -> TrainingRun:
+def _job(one: Combination, title: str, config_dir: str | None) -> TrainingRun:
     from decentral.report.run_figures import draw
 
     command = run_command(one.words, config_dir)
-    return TrainingRun(one.config, name=title, afterwards=draw, command=command, begun_unix_s=begun)
+    stale = written(run_directory(one.config))
+    return TrainingRun(one.config, name=title, afterwards=draw, command=command, stale=stale)
 
 
 def _status(ended: Ended) -> int:

@@ -22,6 +22,13 @@ def run_command(overrides: Sequence[str], config_dir: str | None = None) -> str:
     return shlex.join(["decentral-run", *overrides, *folder])
 
 
+def written(directory: Path) -> int | None:
+    """Which version of its status a run's directory has; None if there is none."""
+    with suppress(OSError):
+        return (directory / "status.json").stat().st_mtime_ns
+    return None
+
+
 @dataclass(frozen=True)
 class TrainingRun(Job):
     """One run of `decentral-run`."""
@@ -31,8 +38,8 @@ class TrainingRun(Job):
     afterwards: Callable[[Path], object] | None = None
     """Called with the directory once the run is over, in the process that carried it out; it can be pickled."""
     command: str = ""
-    begun_unix_s: float = 0.0
-    """When the sweep began: with `rerun=true`, a run that had ended before counts as not finished."""
+    stale: int | None = None
+    """With `rerun=true`, when the sweep began: `written` of the directory. A run that has ended since is finished."""
 
     @cached_property
     def id(self) -> str:  # type: ignore[override]
@@ -81,12 +88,7 @@ class TrainingRun(Job):
     def finished(self) -> Status | None:
         """done or diverged, if the run has ended so; with `rerun=true`, since the sweep began."""
         ended = super().finished()
-        if ended is None or not self.config.rerun:
-            return ended
-        with suppress(OSError):
-            if (self.directory / "status.json").stat().st_mtime >= self.begun_unix_s:
-                return ended
-        return None
+        return None if ended is not None and self.config.rerun and written(self.directory) == self.stale else ended
 
     def carry_out(self) -> Status:
         """Launch it here."""
