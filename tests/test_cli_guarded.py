@@ -23,7 +23,7 @@ def raising(error: BaseException) -> int:
     (ConfigError("alpha=-1 has to be above 0."), 2, "decentral-x: alpha=-1 has to be above 0."),
     (KeyboardInterrupt(), 130, "decentral-x: interrupted."),
     (OSError(errno.ENOSPC, "No space left on device", "table.md"), 1, "decentral-x: "),
-    (PermissionError(errno.EACCES, "Permission denied", "/home/them"), 2, "decentral-x: /home/them is closed to you"),
+    (PermissionError(errno.EACCES, "Permission denied", "them/data"), 2, "decentral-x: them/data is closed to you"),
 ])  # fmt: skip
 def test_what_goes_wrong_is_a_sentence_and_a_status(
     error: BaseException, status: int, sentence: str, capsys: pytest.CaptureFixture
