@@ -22,7 +22,7 @@ from decentral.network.world import World
 from decentral.store import RunStore
 from decentral.training.assemble import assemble
 from decentral.training.between_processes import ThreadedStepper
-from decentral.training.operations import load
+from decentral.training.operations import load, save
 from replay import GroupsReplay, PairsReplay, PushesReplay
 
 SMALL = (
@@ -174,6 +174,14 @@ def test_operations_are_written_into_the_directory_of_the_run(start):
     )
     kinds = {(one["worker"], one["what"]) for one in load(result.directory)}
     assert kinds >= {(i, what) for i in range(4) for what in ("gradient", "join", "exchange", "mean")}
+
+
+def test_operations_of_a_run_that_goes_on_follow_those_before(tmp_path):
+    save([b"1\n", b"2\n"], tmp_path, goes_on=False)
+    save([b"3\n"], tmp_path, goes_on=True)
+    assert load(tmp_path) == [1, 2, 3]
+    save([b"4\n"], tmp_path, goes_on=False)
+    assert load(tmp_path) == [4]
 
 
 # -- stopping and going on ---------------------------------------------------------------------------------------------

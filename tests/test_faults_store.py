@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
@@ -16,6 +17,7 @@ from unittest import mock
 import pytest
 
 import decentral
+from decentral.report.summary import summary
 from decentral.store import RunStore, read_metrics
 from decentral.training.stepper import Stepper
 from full_disk import files_limited_to
@@ -148,6 +150,13 @@ def test_a_configuration_that_was_emptied_by_hand_is_written_again(undisturbed, 
     text = (directory / "config.yaml").read_text()
     assert text.startswith(f"# run {status(directory)['run_id']}\n") and "num_workers: 5" in text
     same(directory, undisturbed)
+
+
+def test_17_a_run_that_was_killed_while_it_stopped_is_summed_up(stopped):
+    """Whoever recorded it then knew neither its time nor its bytes."""
+    facts = {key: value for key, value in status(stopped).items() if key not in ("wall_s", "bytes_sent")}
+    (stopped / "status.json").write_text(json.dumps(facts))
+    assert "131 (evaluated after " in summary(stopped)
 
 
 def test_20_a_clock_that_jumps_back_disturbs_nothing(undisturbed, tmp_path, monkeypatch):

@@ -59,8 +59,9 @@ class Grid:
 def _ahead(first: Entry, other: Entry, larger_is_better: bool, spreads: bool) -> bool:
     """Whether they differ by more than the noise, which has to be known where the table has `spreads`."""
     noise = combined((1, first), (-1, other))
-    gap = abs(first.level(larger_is_better) - other.level(larger_is_better))
-    return gap > (noise or 0.0) if noise is not None or not spreads else False
+    if noise is None:
+        noise = math.inf if spreads else 0.0
+    return abs(first.level(larger_is_better) - other.level(larger_is_better)) > noise
 
 
 def bold(grid: Grid, results: Results) -> set[tuple[tuple[str, ...], str]]:
