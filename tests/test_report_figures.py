@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import sys
 from pathlib import Path
@@ -153,6 +154,20 @@ def test_scaling_draws_the_mean_over_seeds_and_the_published_numbers(results: Re
     assert ours["RelaySGD",].low == pytest.approx([85.0, 87.1])
     theirs = {line.key: line.y for line in figure.published(results)}
     assert theirs == {("RelaySGD",): [84.6, 87.4], ("D-PSGD",): [53.9, 87.4]}
+
+
+def test_a_run_without_a_value_is_the_worst_of_its_cell_and_not_left_out_of_it(tmp_path: Path) -> None:
+    def seeds(alpha: float, *numbers: float) -> list[dict[str, Any]]:
+        return [value("D2", "ring", alpha, number, seed=seed) for seed, number in enumerate(numbers)]
+
+    report = {"larger_is_better": True}
+    values = [*seeds(1, 80, 90, 90), *seeds(0.1, 60, 80, math.nan), *seeds(0.01, 70, math.nan, math.nan)]
+    found = read(write(tmp_path / "a" / "b" / "small", values, report, []))
+    figure = Scaling(x="alpha", lines=["method"], spread="std")
+    line = figure.data(found)[0]
+    assert (line.x, line.y) == ([0.1, 1], pytest.approx([60, 260 / 3]))  # 70, of one of three, is not drawn
+    assert line.low is not None and line.low[0] == 60  # no band
+    assert "mean of 3 seeds, where one has no value: median" in words.center(figure, found, [line])
 
 
 @pytest.mark.parametrize(("figure", "complaint"), [

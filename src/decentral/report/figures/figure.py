@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ class Line(NamedTuple):
     least: int = 1
     most: int = 1
     """How many of these there are, at the place with the fewest and at the one with the most."""
+    lost: bool = False
+    """Whether some of these have no value somewhere: there the center is the median, in which they are the worst."""
 
 
 @dataclass
@@ -46,7 +49,8 @@ class StudyFigure(ABC):
     metric    which of the study's metrics; '': the first
     panels    a label: one panel per value of it; '': one panel
     lines     labels that tell lines apart
-    center    of what is not told apart (seeds): mean or median
+    center    of what is not told apart (seeds): mean or median; of numbers of runs the median where some of them have
+              none, as they diverged or never got to the target: there these are the worst (as in the tables' verdicts)
     spread    band around it: none, std (standard deviation), range, or confidence: where the mean lies with 90 %
               (Student's t, as if the series were independent and normal)
     among     what these are called in the legend, one of them; '': seed (the report's `repeats`), or the label that
@@ -130,12 +134,31 @@ class StudyFigure(ABC):
             values = tuple(str(value) for value in key)
             yield (values[0], values[1:], rows) if self.panels else ("", values, rows)
 
+    def by_place(self, rows: pandas.DataFrame, results: Results) -> pandas.DataFrame:
+        """The values of runs that have ended, a row for each x and a column for each run there.
+
+        A run without a value is infinitely bad, if it is known which end that is; where that holds for half of them or
+        more, there is no row.
+        """
+        larger = results.larger_is_better(self.metric or results.metric)
+        worst = math.nan if larger is None else -math.inf if larger else math.inf
+        rows = rows.assign(
+            number=rows.groupby("x").cumcount(), value=rows["value"].where(rows["value"].abs() < math.inf, worst)
+        )
+        wide = rows.pivot(index="x", columns="number", values="value")
+        return wide[wide.median(axis=1).abs() < math.inf]
+
     def aggregate(self, table: pandas.DataFrame) -> tuple[list[float], list[float] | None, list[float] | None]:
-        """Center and bounds of each row of `table`, whose columns are the series that are not told apart."""
-        center = table.median(axis=1) if self.center == "median" else table.mean(axis=1)
+        """Center and bounds of each row of `table`, whose columns are the series that are not told apart.
+
+        A row in which one is infinite has the median for its center, and no band.
+        """
+        lost, median = (table.abs() == math.inf).any(axis=1), table.median(axis=1)
+        table = table.mask(lost)
+        center = (median if self.center == "median" else table.mean(axis=1)).where(~lost, median)
         if self.spread == "none" or table.shape[1] < 2:
             return center.tolist(), None, None
-        least, most = table.min(axis=1), table.max(axis=1)
+        least, most = table.min(axis=1).fillna(center), table.max(axis=1).fillna(center)
         if self.spread == "range":
             return center.tolist(), least.tolist(), most.tolist()
         half = table.std(axis=1)
@@ -154,7 +177,8 @@ class StudyFigure(ABC):
         repeats = results.spec.repeats
         labels = [label for label in results.labels if part[label].nunique() == most]
         among = repeats if part["seed"].nunique() == most else self.among or next(iter(labels), "run")
-        return {"among": among, "least": int(counts.min()) if most else 0, "most": most}
+        lost = bool((wide.abs() == math.inf).any(axis=None))
+        return {"among": among, "least": int(counts.min()) if most else 0, "most": most, "lost": lost}
 
 
 def _half_width(counts: pandas.Series) -> pandas.Series:

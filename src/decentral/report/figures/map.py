@@ -79,8 +79,7 @@ class Map(StudyFigure):
         for panel, line, part in self.parts(table):
             part = part.assign(x=self._numbers(part, self.x, results), y=self._numbers(part, self.y, results))
             for y, row in part.sort_values(["y", "x"]).groupby("y"):
-                row = row.assign(number=row.groupby("x").cumcount())
-                wide = row.pivot(index="x", columns="number", values="value").dropna(axis=0, how="all")
+                wide = self.by_place(row, results)
                 center, _, _ = self.aggregate(wide)
                 found.append(
                     Line(panel, (*line, f"{y:g}"), list(wide.index), center, **self.counted(row, wide, results))

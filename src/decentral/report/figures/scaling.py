@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeVar
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
     from decentral.report.results import Results
 
-Number = TypeVar("Number", "pandas.Series", float)
+Number = TypeVar("Number", "pandas.DataFrame", float)
 
 
 @dataclass
@@ -49,10 +48,7 @@ class Scaling(LineFigure):
                 raise ConfigError(
                     f"study {results.study}: the figure '{self.file}' has x={self.x}, but {wrong} is no number."
                 )
-            value = self._shown(part["value"].where(part["value"].abs() < math.inf))
-            part = part.assign(x=x, value=value).sort_values("x")
-            part = part.assign(number=part.groupby("x").cumcount())
-            wide = part.pivot(index="x", columns="number", values="value").dropna(axis=0, how="all")
+            wide = self._shown(self.by_place(part.assign(x=x).sort_values("x"), results))
             center, low, high = self.aggregate(wide)
             counted = self.counted(part, wide, results)
             found.append(Line(panel, line, [float(v) for v in wide.index], center, low, high, points=True, **counted))

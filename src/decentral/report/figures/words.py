@@ -31,7 +31,8 @@ def center(figure: StudyFigure, results: Results, lines: Sequence[Line]) -> str:
         return single or (f"{seeds} {repeats}s" if repeats and seeds else "")
     among = {line.among for line in lines if line.most > 1}
     alike = [line for line in lines if line.most > 1 or line.among in among]
-    return ", ".join(word for word in (f"{figure.center} of {_counted(alike)}", single) if word)
+    lost = "where one has no value: median" if figure.center != "median" and any(line.lost for line in alike) else ""
+    return ", ".join(word for word in (f"{figure.center} of {_counted(alike)}", lost, single) if word)
 
 
 def several(lines: Sequence[Line]) -> bool:
