@@ -274,7 +274,8 @@ def test_provenance_is_that_of_the_runs_however_late_the_report_is_made(option, 
     for number, run in enumerate(sorted((tmp_path / "r" / "runs").iterdir())):
         then = f"2026-01-0{number + 1}T00:00:00+00:00"
         facts = json.loads((run / "provenance.json").read_text())
-        (run / "provenance.json").write_text(json.dumps(facts | {"started": then, "git_commit": f"commit{number}"}))
+        facts |= {"started": then, "git_commit": f"commit{number}", "gpus": ["A GPU"] * number}
+        (run / "provenance.json").write_text(json.dumps(facts))
         status = json.loads((run / "status.json").read_text())
         (run / "status.json").write_text(json.dumps(status | {"updated": then.replace("T00", "T01")}))
     made = tmp_path / "r" / "mine" / "two" / "smoke"
@@ -285,7 +286,8 @@ def test_provenance_is_that_of_the_runs_however_late_the_report_is_made(option, 
     assert (facts["started"], facts["ended"]) == ("2026-01-01T00:00:00+00:00", "2026-01-02T01:00:00+00:00")
     assert (facts["git_commit"], facts["git_commits"]) == ("commit1", ["commit0", "commit1"])
     assert facts["reported"] > facts["ended"] and facts["wall_s"] == wall_s
-    assert "commits commit0, commit1" in (made.parents[1] / "README.md").read_text()
+    page = (made.parents[1] / "README.md").read_text()
+    assert "commits commit0, commit1" in page and "1 of them on A GPU" in page
 
 
 def test_a_study_begins_before_it_ends(folder: Path, tmp_path: Path):
@@ -293,7 +295,7 @@ def test_a_study_begins_before_it_ends(folder: Path, tmp_path: Path):
     facts = json.loads((tmp_path / "r" / "mine" / "two" / "smoke" / "study.json").read_text())
     runs = [json.loads(path.read_text()) for path in (tmp_path / "r" / "runs").glob("*/provenance.json")]
     assert facts["started"] == min(run["started"] for run in runs) <= facts["ended"] <= facts["reported"]
-    assert facts["host_cores"] == runs[0]["cores"]
+    assert facts["machines"] == [{"cores": runs[0]["cores"], "cpu": runs[0]["cpu"], "runs": len(runs)}]
 
 
 def git(*words: str) -> str:

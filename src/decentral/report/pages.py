@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.report import scoreboard, verdicts
@@ -172,7 +173,7 @@ def _departures(departures: list[str]) -> list[str]:
 
 
 def provenance(run: Run) -> str:
-    """One line: commit, scale, time, number of runs, cores."""
+    """One line: commit, scale, time, number of runs, what they ran on."""
     facts = run.results.facts
     commits = [str(one or "unknown")[:12] for one in facts.get("git_commits") or [facts.get("git_commit")]]
     dirty = " with uncommitted changes" if facts.get("git_dirty") else ""
@@ -181,5 +182,22 @@ def provenance(run: Run) -> str:
     runs = f"{facts.get('jobs', '?')} runs" + (f" ({', '.join(bad)})" if bad else "")
     code = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}{dirty}"
     parts = [code, f"version {facts.get('version')}", f"scale={run.results.scale}", runs, wall]
-    cores = f"{facts['host_cores']} cores" if facts.get("host_cores") else ""
-    return f"<sub>Provenance: {', '.join(part for part in [*parts, cores] if part)}; ended {facts.get('ended')}.</sub>"
+    return f"<sub>Provenance: {', '.join([*parts, *_machines(facts)])}; ended {facts.get('ended')}.</sub>"
+
+
+def _machines(facts: dict[str, Any]) -> list[str]:
+    """'2 cores of a processor'; of several, how many of the runs each had."""
+    machines = facts.get("machines") or [{"cores": facts.get("host_cores")}]  # older results know the cores alone
+    names = [one.get("gpu") or _cores(one) for one in machines]
+    if len(names) == 1:
+        return [name for name in names if name]
+    return [
+        f"{one['runs']} of them on {name or 'an unknown machine'}" for one, name in zip(machines, names, strict=True)
+    ]
+
+
+def _cores(machine: dict[str, Any]) -> str:
+    """'' if it is not known how many there were."""
+    if not machine.get("cores"):
+        return ""
+    return f"{machine['cores']} cores" + (f" of {machine['cpu']}" if machine.get("cpu") else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -69,9 +70,10 @@ def read_facts(directory: Path) -> dict[str, Any]:
 def provenance(directories: Iterable[Path]) -> dict[str, Any]:
     """Where the numbers come from: what the finished runs in these directories have recorded, not this moment.
 
-    `started` is when the first of them began and `ended` when the last one was over; commit, versions and cores are
-    those of the one that began last, and `git_commits` names all of them if there are several. `run_notes` is what
-    their readers have to know, such as that images went through JPEG files.
+    `started` is when the first of them began and `ended` when the last one was over; commit and versions are those of
+    the one that began last, and `git_commits` names all of them if there are several. `machines` are what they were
+    carried out on, the one with most of them first: rounding differs between processors, and with it what becomes of
+    a run. `run_notes` is what their readers have to know, such as that images went through JPEG files.
     """
     runs = [(read_json(path / "provenance.json") or {}, read_json(path / "status.json") or {}) for path in directories]
     known = sorted((facts for facts, _ in runs if facts.get("started")), key=lambda facts: str(facts["started"]))
@@ -84,10 +86,21 @@ def provenance(directories: Iterable[Path]) -> dict[str, Any]:
         **{key: last.get(key) for key in ("git_commit", "version", "python", "packages")},
         "git_commits": commits if len(commits) > 1 else [],
         "git_dirty": any(facts.get("git_dirty") for facts in known),
-        "host_cores": last.get("cores"),
+        "machines": _machines(known),
         "started": known[0]["started"],
         "ended": max(str(status.get("updated") or "") for _, status in runs),
     }
+
+
+def _machines(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What runs with these provenances were carried out on: GPUs, or cores of a processor, and how many runs."""
+    found = Counter(
+        (", ".join(dict.fromkeys(facts.get("gpus") or [])), facts.get("cores"), facts.get("cpu")) for facts in runs
+    )
+    return [
+        {**({"gpu": gpu} if gpu else {"cores": cores, "cpu": cpu}), "runs": runs}
+        for (gpu, cores, cpu), runs in found.most_common()
+    ]
 
 
 def reported() -> dict[str, str]:
