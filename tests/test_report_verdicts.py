@@ -195,10 +195,20 @@ def test_a_difference_within_the_spread_over_seeds_is_said_to_be(tmp_path: Path)
     line = claim(tmp_path, values, kind="order", better=RELAY, worse=GOSSIP)
     assert line["verdict"] == "met"
     assert line["why"] == (
-        "within the noise: 81 ± 1.4 against 80.9 ± 1.4: a difference of 0.1, with a standard error of 2"
+        "within the noise: 81 ± 1.4 against 80.9 ± 1.4: a difference of 0.1, with a standard error of 2 from 2 seeds"
     )
     line = claim(tmp_path, values[:1] + values[2:3], kind="order", better=RELAY, worse=GOSSIP)
     assert line["why"].endswith("; the spread over seeds is not known")
+
+
+@pytest.mark.parametrize(("seeds", "noisy"), [(2, True), (3, False)])
+def test_fewer_seeds_have_to_differ_by_more_of_their_standard_error(tmp_path: Path, seeds: int, noisy: bool) -> None:
+    """A margin of 1.5 times its standard error: below 1.84, which two seeds ask for, above 1.32 of three."""
+    gaps = {2: (0.5, 2.5), 3: (1.5 - 3**0.5, 1.5, 1.5 + 3**0.5)}[seeds]
+    values = [value("RelaySGD", "dbt", 0.01, 80 + gap, seed) for seed, gap in enumerate(gaps)]
+    values += [value("D-PSGD", "ring", 0.01, 80, seed) for seed in range(seeds)]
+    line = claim(tmp_path, values, kind="order", better=RELAY, worse=GOSSIP)
+    assert line["why"].startswith("within the noise") == noisy
 
 
 def test_a_cell_that_only_diverged_is_worse_than_any_other(tmp_path: Path) -> None:
@@ -285,7 +295,7 @@ def test_close_means_a_small_difference_of_two_cells(tmp_path: Path, limit: dict
 def test_a_bound_is_a_limit_for_one_cell(tmp_path: Path, limit: dict, verdict: str) -> None:
     line = claim(tmp_path, kind="bound", cell=RELAY, **limit)
     assert (line["verdict"], line["ours"], line["why"]) == (
-        verdict, "86", "within the noise: 86 ± 1, with a standard error of 0.5774"
+        verdict, "86", "within the noise: 86 ± 1, with a standard error of 0.5774 from 3 seeds"
     )  # fmt: skip
     ((word, number),) = limit.items()
     assert line["tolerance"] == f"{word.replace('_', ' ')} {number:g}"

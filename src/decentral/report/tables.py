@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 
 from decentral.errors import ConfigError, suggest
 from decentral.report import style
-from decentral.report.claims.weighing import combined
+from decentral.report.claims.weighing import combined, noise
 from decentral.report.entries import Entry, number_of
 from decentral.report.published import PublishedNumber, numbers
 from decentral.report.results import Results
@@ -38,7 +38,7 @@ class Grid:
 
     def best(self, larger_is_better: bool | None, chance: float | None = None) -> set[tuple[tuple[str, ...], str]]:
         """The places of the best mean in each column, where all its runs have a value, it is ahead of all others by
-        more than the standard error of the difference, and is more than twice what guessing gives."""
+        more than the noise of the difference, and is more than twice what guessing gives."""
         found: set[tuple[tuple[str, ...], str]] = set()
         if larger_is_better is None:
             return found
@@ -58,10 +58,9 @@ class Grid:
 
 def _ahead(first: Entry, other: Entry, larger_is_better: bool, spreads: bool) -> bool:
     """Whether they differ by more than the noise, which has to be known where the table has `spreads`."""
-    noise = combined((1, first), (-1, other))
-    if noise is None:
-        noise = math.inf if spreads else 0.0
-    return abs(first.level(larger_is_better) - other.level(larger_is_better)) > noise
+    error = combined((1, first), (-1, other))
+    least = noise(error, [first, other]) if error is not None else math.inf if spreads else 0.0
+    return abs(first.level(larger_is_better) - other.level(larger_is_better)) > least
 
 
 def bold(grid: Grid, results: Results) -> set[tuple[tuple[str, ...], str]]:

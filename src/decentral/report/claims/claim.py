@@ -13,7 +13,7 @@ from decentral.report.entries import Entry, plain
 
 MET, NOT_MET, NOT_RUN = "met", "not met", "not run"
 WITHIN_NOISE = "within the noise"
-"""How the reason of a verdict begins whose difference is smaller than its standard error, so that it may be chance."""
+"""How the reason of a verdict begins whose difference may be chance: it is smaller than `weighing.noise`."""
 
 
 class Finding(NamedTuple):

@@ -10,6 +10,9 @@ from typing import Any
 from decentral.report.claims.claim import NOT_RUN, WITHIN_NOISE, Finding
 from decentral.report.entries import Entry, plain
 
+_ONE_SIGMA = 0.8413447
+"""The share of a normal distribution that is below its mean plus one standard deviation."""
+
 
 def told(entry: Entry) -> str:
     """For example '84.6 ± 0.3 (1 of 3 diverged)'."""
@@ -45,15 +48,27 @@ def combined(*terms: tuple[float, Entry]) -> float | None:
     return math.hypot(*[factor * (entry.error or 0.0) for factor, entry in terms])
 
 
+def noise(error: float, entries: Sequence[Entry]) -> float:
+    """What a difference with this standard error has to exceed: the error itself where there are many seeds, more where
+    there are few (1.8 times of it for 2, 1.3 times for 3), as Student's t says. Where there is no difference, chance
+    exceeds it to one side in 16 % of cases.
+    """
+    from scipy.special import stdtrit
+
+    freedom = min(len(entry.values) for entry in entries) - 1
+    return error * float(stdtrit(freedom, _ONE_SIGMA)) if error else 0.0
+
+
 def weighed(why: str, margin: float, error: float | None, entries: Sequence[Entry], always: bool = True) -> str:
-    """`why`, with a remark where the margin by which a claim is met or missed is smaller than its standard error, or
-    that one is not known: in a study without any spread only if `always`."""
+    """`why`, with a remark where the margin by which a claim is met or missed is within the noise, or it is not known
+    whether it is: in a study without any spread only if `always`."""
     if error is None:
         stochastic = any(entry.runs > 1 for entry in entries)
         words = f"{why}; the spread over seeds is not known"
         return f"{WITHIN_NOISE}: {words}" if stochastic else words if always else why
-    if abs(margin) < error:
-        return f"{WITHIN_NOISE}: {why}, with a standard error of {number(error)}"
+    if abs(margin) < noise(error, entries):
+        seeds = min(len(entry.values) for entry in entries)
+        return f"{WITHIN_NOISE}: {why}, with a standard error of {number(error)} from {seeds} seeds"
     return why
 
 
