@@ -352,6 +352,15 @@ def test_arrays_that_are_not_those_of_cifar10_are_refused(changes, said, small_c
         Cifar10(path=str(write_npz(tmp_path / "c.npz", small_cifar10, **changes))).prepare()
 
 
+def test_a_folder_within_the_tree_and_a_file_are_refused_before_anything_is_downloaded(small_cifar10, tmp_path):
+    tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
+    with pytest.raises(ConfigError, match=rf"is the train folder .*: give the folder above it, data\.path={tree}"):
+        Cifar10(path=str(tree / "train")).inspect()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file: give the folder that holds"):
+        Cifar10(path=str(tmp_path / "file")).inspect()
+
+
 def test_files_that_are_not_those_of_cifar10_are_refused(small_cifar10, tmp_path):
     tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
     (tree / "train" / "cat" / "more.png").write_bytes((tree / "train" / "cat" / "003.png").read_bytes())

@@ -130,10 +130,14 @@ def test_11_a_half_written_last_line_is_forgotten(undisturbed, stopped, tail):
     same(stopped, undisturbed)
 
 
-def test_a_damaged_line_in_the_metrics_of_a_finished_run_is_named_with_what_to_do(undisturbed, tmp_path, capfd):
+@pytest.mark.parametrize(
+    "damage", [lambda line: "x" + line, lambda line: re.sub(r'"value": [^,}]*', '"value": "a"', line)]
+)
+def test_a_damaged_line_in_the_metrics_of_a_finished_run_is_named_with_what_to_do(undisturbed, tmp_path, capfd, damage):
     directory = shutil.copytree(undisturbed, tmp_path / "run")
     lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (directory / "metrics.jsonl").write_text("".join([*lines[:2], "x", *lines[2:]]))
+    third = damage(lines[2])
+    (directory / "metrics.jsonl").write_text("".join([*lines[:2], third, *lines[3:]]))
     assert command(*RUN, f"run_dir={directory}") == 2
     complaint = capfd.readouterr().err.splitlines()[-1]
     assert "line 3 of" in complaint and f"delete the folder {directory}" in complaint

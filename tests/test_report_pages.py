@@ -154,6 +154,16 @@ def test_a_study_of_which_only_a_variant_was_run_is_not_run(tmp_path: Path) -> N
     assert rows(tmp_path / "README.md")["[Table 1](relaysum/README.md#relaysum_table1)"][1].startswith("not run")
 
 
+def test_damaged_curves_cost_the_report_of_their_study_alone(results_dir: Path, capsys) -> None:
+    figures = {"figures": [FIGURE]}
+    directory = write(results_dir / "own" / "curves" / "small", table1(), figures, courses("D2", "ring", 1, 90))
+    with open(directory / "curves.csv", "a") as file:
+        file.write("x,y\n")
+    report([f"results_dir={results_dir}"])
+    said = capsys.readouterr().out
+    assert f"{directory / 'curves.csv'} is damaged" in said and "Made:     3 reports" in said
+
+
 def test_a_directory_that_is_no_study_is_left_out_with_a_remark(results_dir: Path, capsys) -> None:
     report_all(results_dir)
     board = (results_dir / "README.md").read_text()
@@ -169,7 +179,7 @@ def test_a_directory_that_is_no_study_is_left_out_with_a_remark(results_dir: Pat
     write(results_dir / "own" / "wanted" / "small", table1(), {}, wanted={"no labels": 3})
     wrong = [{"says": "So.", "kind": "order", "better": {"metod": "D2"}, "worse": {"method": "D2"}}]
     write(results_dir / "own" / "claims" / "small", table1(), {"claims": wrong})
-    report([f"results_dir={results_dir}"])
+    report([f"results_dir='{results_dir}'"])
     said = capsys.readouterr().out
     remarks = [line.removeprefix("Note:     ") for line in said.splitlines() if " is left out: " in line]
     assert sorted(remark.split("/")[1] for remark in remarks) == sorted([*foreign, "claims", "report", "wanted"])
@@ -310,7 +320,7 @@ def test_the_help_says_how_figures_are_made_for_a_paper(capsys: pytest.CaptureFi
     (["figures.width=colum"], "figures.width=colum is no width: it should be screen, column (3.25 inches)"),
     (["scale=smal"], "scale=smal does not exist. Did you mean 'small'?"),
     (["results_dir=/nowhere"], "results_dir=/nowhere holds no results: run decentral-study first."),
-    (["thesis_tableA_1", "scale=paper"], "holds no results of thesis_tableA_1 at scale=paper: run"),
+    (["thesis_tableA_1", "scale=paper"], "holds no results of thesis_tableA_1 at scale=paper yet: run decentral-study first, or give results_dir=results"),
 ])  # fmt: skip
 def test_what_cannot_be_done_is_one_sentence(results_dir: Path, monkeypatch, capsys, arguments, complaint) -> None:
     monkeypatch.chdir(results_dir)

@@ -73,6 +73,8 @@ def test_without_a_name_it_lists_the_studies(capsys):
         ),
         (["scale=small"], "name of a study"),
         (["two", "--plam"], "--plam is no option. Did you mean '--plan'?"),
+        (["two", "scale="], "scale= does not exist"),
+        (["two", "--plan", "--report"], "give one of them"),
         (["two", "--plan=fast"], "--plan=fast does not exist: use --plan, or --plan=quick"),
         (["two", "--device=cpu"], "settings have no dashes, write device=... instead"),
         (["two", "--report"], "no results"),
@@ -251,6 +253,41 @@ def test_a_study_with_a_mistake_in_it_is_refused_before_anything_starts(
     complaint = capsys.readouterr().err
     assert said in complaint and len(complaint.strip().splitlines()) == 1
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.slow
+def test_collected_files_that_were_damaged_later_are_written_anew(folder: Path, tmp_path: Path):
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study(*arguments) == 0
+    values = tmp_path / "r" / "mine" / "two" / "smoke" / "values.csv"
+    whole = values.read_text()
+    values.write_text("a,b\n")
+    assert study(*arguments) == 0
+    assert values.read_text() == whole
+
+
+@pytest.mark.slow
+def test_metrics_that_lost_their_end_after_the_run_are_not_judged_by_what_is_left(folder: Path, tmp_path: Path, capsys):
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study(*arguments) == 0
+    metrics = min((tmp_path / "r" / "runs").glob("*/metrics.jsonl"))
+    lines = metrics.read_text().splitlines(keepends=True)
+    last = json.loads(lines[-1])["step"]
+    for kept in (
+        [line for line in lines if json.loads(line)["step"] < last],
+        [line for line in lines if (json.loads(line)["step"], json.loads(line)["worker"]) != (last, 1)],
+    ):
+        metrics.write_text("".join(kept))
+        assert study(*arguments, "--report") == 0
+        said = capsys.readouterr().out
+        assert f"{metrics} has lost its end" in said and f"Delete the folder {metrics.parent}" in said
+
+
+def test_a_file_in_the_place_of_the_runs_is_refused_before_anything_starts(folder: Path, tmp_path: Path, capsys):
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "runs").write_text("")
+    assert study("two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}") == 2
+    assert f"{tmp_path / 'r' / 'runs'} is a file: choose another folder" in capsys.readouterr().err
 
 
 @pytest.mark.slow

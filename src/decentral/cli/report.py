@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from decentral.cli.folders import check_writable
 from decentral.cli.guarded import guarded
 from decentral.cli.options import Options
 from decentral.cli.study_arguments import OWN_RESULTS, PUBLISHED_RESULTS
@@ -63,7 +64,8 @@ def _carry_out(arguments: list[str]) -> None:
     from decentral.study import SCALES
 
     names = [argument for argument in arguments if "=" not in argument]
-    settings = dict(argument.split("=", 1) for argument in arguments if "=" in argument)
+    pairs = (argument.split("=", 1) for argument in arguments if "=" in argument)
+    settings = {key: value.strip("'\"") for key, value in pairs}  # quoted, as Hydra wants it of the other commands
     for key in settings:
         if key not in _KEYS:
             raise ConfigError(f"decentral-report has no setting '{key}'.{suggest(key, _KEYS)}")
@@ -73,9 +75,12 @@ def _carry_out(arguments: list[str]) -> None:
     figures = output(settings)
     results_dir = Path(settings.get("results_dir", OWN_RESULTS)).expanduser()
     _check_names(names, results_dir)
-    if "results_dir" not in settings and not names and not any(results_dir.glob("*/*/*/study.json")):
+    check_writable("results_dir", str(results_dir), results_dir)
+    absent = [name for name in names or ["*"] if not any(results_dir.glob(f"*/{name}/{scale}*/study.json"))]
+    if "results_dir" not in settings and absent:
+        of = (f" of {absent[0]}" if names else "") + (f" at scale={scale}" if scale else "")
         raise ConfigError(
-            f"results_dir={results_dir} holds no results yet: run decentral-study first, or give results_dir="
+            f"results_dir={results_dir} holds no results{of} yet: run decentral-study first, or give results_dir="
             f"{PUBLISHED_RESULTS} for the reports of what is there."
         )
 

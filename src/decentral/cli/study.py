@@ -94,6 +94,9 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
     if chosen.earlier:
         say(f"Note:     {chosen.earlier}")
     if options.report:
+        if options.plan or options.quick:
+            raise ConfigError("--report makes reports and --plan only says what is to do: give one of them.")
+        check_writable("results_dir", str(chosen.results_dir), chosen.directory)
         return _report_again(chosen)
     parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
     began = time.monotonic()
@@ -103,7 +106,8 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
             f"rerun=true is for decentral-run, not for a whole study: delete the runs of {chosen.name} that are to be "
             "computed again, or use another results_dir."
         )
-    check_writable("results_dir", config.results_dir, chosen.results_dir)
+    for folder in (chosen.results_dir / "runs", chosen.directory):
+        check_writable("results_dir", config.results_dir, folder)
     cells = checked_cells(chosen)
     source = Unfinished(cells)
     pending = source.pending()

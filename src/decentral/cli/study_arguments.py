@@ -57,6 +57,10 @@ class ChosenStudy(NamedTuple):
         there = folder / self.directory.relative_to(self.results_dir)
         if self.results_dir != Path(OWN_RESULTS) or self.directory.exists() or not (there / "values.csv").exists():
             return ""
+        if not (folder / "runs").is_dir():
+            return (
+                f"{there} has the published results of this study; this carries it out anew, into {self.results_dir}."
+            )
         return f"{there} has results of this study; results_dir={folder} goes on from them and from the runs there."
 
     @property
@@ -68,8 +72,8 @@ class ChosenStudy(NamedTuple):
 def chosen_studies(words: Sequence[str], config_dir: str | None = None) -> list[ChosenStudy]:
     """The studies that the names among the words mean, with the `key=value` overrides there. Raises ConfigError."""
     overrides = [word for word in words if "=" in word]
-    scale, rest = catalogue.reserved(overrides, "scale")
-    scale = scale or "small"
+    given, rest = catalogue.reserved(overrides, "scale")
+    scale = "small" if given is None else given
     named = [word for word in words if "=" not in word]
     return [_chosen(name, scale, rest, config_dir) for name in _matching(named, scale, config_dir)]
 

@@ -60,6 +60,8 @@ class Cifar10(DataSet):
         """Constants: what is missing is downloaded by `prepare`."""
         if copies.is_tree(self.path):
             copies.check_tree(self.path)
+        else:
+            copies.check_place(self.path)
         return self.INFO
 
     def files_digest(self) -> str:

@@ -17,6 +17,7 @@ from decentral.errors import ConfigError
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 COUNTS = {"train": 50_000, "test": 10_000}
+_SPLITS = ("train", "test", "val")
 _SIZE = 32
 _NAMES = {
     "train_images": ("train_images", "x_train"),
@@ -29,12 +30,27 @@ _NAMES = {
 def is_tree(path: str) -> bool:
     """Whether `path` holds train/ and test/ (or val/), as an image folder does."""
     root = Path(path).expanduser()
-    return (root / "train").is_dir() and any((root / name).is_dir() for name in ("test", "val"))
+    return (root / "train").is_dir() and any((root / name).is_dir() for name in _SPLITS[1:])
 
 
 def is_arrays(path: str) -> bool:
     """Whether `path` is called an .npz file."""
     return path.endswith(".npz")
+
+
+def check_place(path: str) -> None:
+    """Refuse what can be seen not to be a folder that holds, or could hold, CIFAR-10. Raises ConfigError."""
+    root = Path(path).expanduser()
+    if not is_arrays(path) and root.is_file():
+        raise ConfigError(
+            f"data.path={path} is a file: give the folder that holds cifar-10-batches-py, one with train/<class>/ and "
+            "test/<class>/, or an .npz file."
+        )
+    if is_tree(str(root.parent)) and root.name in _SPLITS:
+        raise ConfigError(
+            f"data.path={path} is the {root.name} folder of a tree of images: give the folder above it, "
+            f"data.path={root.parent}."
+        )
 
 
 def check_tree(path: str) -> str:

@@ -151,7 +151,12 @@ class Results:
                 if self.facts.get("kind") == "straggler" and "wall_s" not in table.columns:
                     table = table.assign(wall_s=table["step"])
                 known = {axis: _numbers(table[axis]) if axis in table.columns else math.nan for axis in AXES}
-                return table.assign(**known, value=_numbers(table["value"]), seed=_numbers(table["seed"]).astype(int))
+                seed = _numbers(table["seed"])
+                if seed.isna().any():
+                    raise ConfigError(
+                        f"{path} is damaged (a line has no seed): run decentral-study again, it writes it anew."
+                    )
+                return table.assign(**known, value=_numbers(table["value"]), seed=seed.astype(int))
         return pandas.DataFrame(columns=[*self.labels, *_CURVE_COLUMNS, *AXES])
 
 

@@ -22,7 +22,7 @@ def page(items: list[Item], skipped: Sequence[str] = ()) -> str:
         "One row for each table and figure. *Published numbers* are compared where model and data are the paper's; "
         "*reference numbers* too, which are not in the paper but were computed by others from the authors' code; "
         "*claims* (which method is better, what does not matter) at the largest scale that was run. Both are counted "
-        "as met / not met / not run. A met claim whose margin is smaller than its standard error (1.8 times that for two "
+        "as met / not met / not run. A met claim whose margin is smaller than its standard error (1.8 times it for two "
         "seeds, 1.3 times for three, by Student's t), or whose spread over seeds is known in part only, is *within the "
         "noise*: it may be chance. (Seeds are paired: one gives all methods the same data and models.) Tolerances and "
         "reasons are with each item. Made by `decentral-report`.",

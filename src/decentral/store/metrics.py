@@ -35,7 +35,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     file = path / "metrics.jsonl" if path.is_dir() else path
     rows: dict[tuple, dict[str, Any]] = {}
     for number, row in enumerate(read_lines(file), 1):
-        if not {"step", "worker", "split", "metric", "value"} <= row.keys():
+        if not {"step", "worker", "split", "metric", "value"} <= row.keys() or not isinstance(
+            row["value"], int | float
+        ):
             raise damaged(file, number)
         rows[row["step"], row["worker"], row["split"], row["metric"]] = row
     return list(rows.values())

@@ -32,6 +32,7 @@ _VALUE_COLUMNS = (
 )
 _CURVE_COLUMNS = ("metric", "worker", "seed")
 _COMPRESS_FROM_BYTES = 500_000
+_FILES = ("values.csv", "curves.csv", "curves.csv.gz")
 
 
 def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[str, Any]) -> None:
@@ -51,7 +52,8 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
     }
     meanings = {name: meaning._asdict() for cell in cells for name, meaning in cell.meanings().items()}
     metrics = {"metrics": meanings} if meanings else {}
-    write_json(directory / "study.json", {**facts, **_described(study), "labels": labels, **metrics, **counts})
+    files = {"files": _digests(directory, _FILES)}  # by which a file that was damaged later is known
+    write_json(directory / "study.json", {**facts, **_described(study), "labels": labels, **metrics, **counts, **files})
 
 
 def refresh(study: Study, directory: Path, at_this_scale: list[str]) -> None:
@@ -115,9 +117,19 @@ def digest(definition: dict[str, Any], finished: Iterable[str]) -> str:
 
 
 def is_current(directory: Path, definition: dict[str, Any], finished: Iterable[str]) -> bool:
-    """Whether the collected files and their report are made from just this."""
+    """Whether the collected files, which are as they were written, and their report are made from just this."""
     whole = all((directory / name).exists() for name in ("values.csv", "verdicts.csv"))
-    return whole and read_facts(directory).get("digest") == digest(definition, finished)
+    facts = read_facts(directory)
+    if not whole or facts.get("digest") != digest(definition, finished):
+        return False
+    written = facts.get("files") or {}
+    return bool(written == _digests(directory, written))
+
+
+def _digests(directory: Path, names: Iterable[str]) -> dict[str, str]:
+    """Name -> 12 hexadecimal digits of what is in it, of those that there are."""
+    paths = [directory / name for name in names]
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:12] for path in paths if path.is_file()}
 
 
 def _described(study: Study) -> dict[str, Any]:

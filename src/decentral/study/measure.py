@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -94,6 +94,7 @@ class Measure:
             nothing = math.nan if self.when_diverged is None else self.when_diverged
             return Measured(nothing, nothing, nothing, nothing, *about)
         try:
+            known.check_whole(directory, facts.get("step"))
             measured = Measured(*known.numbers(directory), *about)
         except ConfigError as error:
             return Measured(math.nan, math.nan, math.nan, math.nan, DAMAGED, *about[1:], str(error))
@@ -157,8 +158,25 @@ class _Known:
 
     def rows(self, directory: Path) -> Rows:
         """The rows of the metric. Raises ConfigError if the file is damaged."""
-        own = self.measure
-        return [row for row in read_metrics(directory) if (row["split"], row["metric"]) == (own.split, own.metric)]
+        return self._own(read_metrics(directory))
+
+    def _own(self, rows: Rows) -> Rows:
+        key = self.measure.split, self.measure.metric
+        return [row for row in rows if (row["split"], row["metric"]) == key]
+
+    def check_whole(self, directory: Path, steps: int | None) -> None:
+        """Refuse the metrics of a run that has taken these steps, if they lack its last evaluation or a part of it: the
+        file was cut off later. Raises ConfigError."""
+        every = read_metrics(directory)
+        last = max((row["step"] for row in every), default=steps)
+        rows = self._own(every)
+        missing = _workers_at(min, rows) - _workers_at(max, rows)
+        if missing or (steps is not None and last is not None and last < steps):
+            raise ConfigError(
+                f"{directory / 'metrics.jsonl'} has lost its end: it goes to step {last} of {steps}"
+                + (f", without worker {next(iter(missing))} there" if missing else "")
+                + f". Delete the folder {directory} and give the command again, which computes it anew."
+            )
 
     def numbers(self, directory: Path) -> tuple[float, float, float, float]:
         """What counts, worst, mean, averaged. Raises ConfigError if the run does not have them."""
@@ -201,6 +219,12 @@ class _Known:
             return float(min(good, key=lambda row: row["step"])[self.measure.axis]) if good else math.nan
 
         return _by_worker(rows, first)
+
+
+def _workers_at(end: Callable[[Iterable[int]], int], rows: Rows) -> set[Any]:
+    """Whose rows there are at the first step, or the last one."""
+    step = end([row["step"] for row in rows]) if rows else 0
+    return {row["worker"] for row in rows if row["step"] == step}
 
 
 def _by_worker(rows: Rows, number: Callable[[Rows], float]) -> dict[Any, float]:
