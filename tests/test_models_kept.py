@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import struct
 
 import pytest
@@ -122,6 +123,12 @@ def test_a_file_of_another_run_is_refused_in_one_sentence(start):
     (mine.directory / FILE).write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
     with pytest.raises(ConfigError, match="belongs to no run of decentral"):
         load(mine.directory)
+
+
+def test_a_run_of_a_study_is_found_by_its_id(start, tmp_path):
+    done = start(*MLP).directory
+    shutil.copytree(done, tmp_path / "results" / "own" / "runs" / "abc")
+    assert decentral.load("abc", tmp_path / "results").metrics.equals(decentral.load(done).metrics)
 
 
 def test_what_is_no_run_is_said_to_be_none(tmp_path):

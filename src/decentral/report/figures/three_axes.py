@@ -89,7 +89,7 @@ class ThreeAxes(LineFigure):
                 ax.plot([place], [target], marker="*", ms=9, color=colour, mec="white", mew=0.6, zorder=6)
         size = 5.5 if output.small else 7.0
         told = [f"{canvas.said(self, line.key)}: {_shown(place)}" for line, place in zip(lines, places, strict=True)]
-        rows = [(f"to {target:g}:", "#555555"), *zip(told, colours, strict=True)]
+        rows = [(f"lines are at {target:g}:", "#555555"), *zip(told, colours, strict=True)]
         rises = any(one.y[0] < target for one in lines if one.y)  # then there is room below on the right, else above
         for number, (text, colour) in enumerate(reversed(rows) if rises else rows):
             away = 3 + 1.35 * size * number
