@@ -60,6 +60,7 @@ def test_without_a_name_it_lists_the_studies(capsys):
         (["two", "topolgy=ring"], "Did you mean 'topology'?"),
         (["two", "study.sedes=[1]"], "Did you mean 'seeds'?"),
         (["two", "study.seeds=[x]"], "seeds"),
+        (["two", "study.curves=[wurst]"], "Did you mean 'worst'?"),
         (["two", "study.seeds=[-1]"], "seeds are from 0 to"),
         (["two", "study.tune={rule: gird}"], "gird"),
         (["two", "algo=relaysgd"], "tree"),

@@ -155,5 +155,8 @@ def _labels(path: str, name: str, arrays: Mapping[str, np.ndarray], count: int) 
     labels = arrays[name].reshape(-1)
     whole = np.issubdtype(labels.dtype, np.integer)
     if not whole or labels.shape != (count,) or set(np.unique(labels)) != set(range(len(CLASSES))):
-        raise ConfigError(f"data.path={path}: {name} are not {count} numbers of classes from 0 to {len(CLASSES) - 1}.")
+        raise ConfigError(
+            f"data.path={path}: {name} are not {count} numbers of classes from 0 to {len(CLASSES) - 1}, all of which "
+            "occur."
+        )
     return labels.astype(np.int64)

@@ -33,6 +33,9 @@ class ComparisonRow(Row):
     worker: str = ""
 
 
+_CURVES = ("worst", "mean", "averaged", "each", "counted")
+
+
 @dataclass
 class Comparison(Study):
     """A row for every method, a column for every setting; the learning rate of each cell is tuned; several seeds.
@@ -76,6 +79,9 @@ class Comparison(Study):
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Row by row, column by column."""
         rule = self._rule()
+        wrong = next((one for one in self.curves if one not in _CURVES and not str(one).isdigit()), None)
+        if wrong is not None:
+            raise ConfigError(f"curves={self.curves} has {wrong}.{suggest(str(wrong), _CURVES)} Or a worker's number.")
         settings = [(row, point) for row in self.rows for point in points(self.columns, row.only)]
         commands = []
         for row, point in settings:
