@@ -45,6 +45,11 @@ class Seen(NamedTuple):
     text: str = ""
     """For example 'epoch 12.0  worst 81.2 %'."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether it does not run yet, but waits in a queue."""
+        return self.place.startswith("waiting")
+
 
 class Pool(ABC):
     """Used by one thread: the scheduler's. A context manager: leaving it stops whatever still runs, at once."""
