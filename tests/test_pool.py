@@ -41,6 +41,14 @@ def test_progress_is_read_from_the_newest_evaluation(tmp_path, limit, fraction):
     assert seen_in_directory(job, "slurm 1").fraction == 2 * fraction, "a checkpoint is news, too"
 
 
+def test_what_was_measured_before_the_first_step_does_not_pass_for_that_of_later_ones(tmp_path):
+    job = TrainingRun(replace(configure("task=quadratics", "steps=400"), run_dir=str(tmp_path / "run")))
+    with RunStore.open(job.directory, job.id, "") as store:
+        store.append(rows(0))
+        store.set_status(Status.running, step=200, epoch=20.0)
+    assert seen_in_directory(job, "slurm 1")[1:] == ("slurm 1", 0.5, "epoch 20.0")
+
+
 @pytest.mark.parametrize("processes", ["1", "2"])
 def test_a_run_directory_that_another_process_writes_is_left_to_it(tmp_path, processes):
     config = configure("task=quadratics", "num_workers=4", "steps=2", "progress=false")

@@ -298,6 +298,23 @@ def test_an_evaluation_has_one_line_even_if_one_is_due(monkeypatch: pytest.Monke
     assert stream.getvalue() == "[relaysgd] step 0: accuracy\n"
 
 
+@pytest.mark.parametrize("launched", [False, True])
+def test_the_accuracy_before_training_does_not_pass_for_that_of_later_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: bool
+) -> None:
+    monkeypatch.setattr(progress_module, "LINE_PERIOD_S", 0.0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as launcher:
+        launcher.bind(str(tmp_path / "launcher"))
+        if launched:
+            monkeypatch.setenv(progress_module.ADDRESS, f"{tmp_path / 'launcher'}:7")
+        with progress(4, "relaysgd", stream=io.StringIO()) as shown:
+            shown.milestone("step 0: accuracy", 0, 0.0, loss="", worst="9.0 %", averaged="9.0 %")
+            shown.update(1, 1.0, "0.9")
+            assert shown._shown.words() == "epoch 1.0  loss 0.9"
+            shown.milestone("step 2: accuracy", 2, 2.0, loss="0.5", worst="80.0 %", averaged="81.0 %")
+            assert shown._shown.words() == "epoch 2.0  loss 0.5  worst 80.0 %  averaged 81.0 %"
+
+
 def test_in_an_evaluation_no_time_is_said_to_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress_module, "LINE_PERIOD_S", 0.0)
     stream = io.StringIO()

@@ -222,6 +222,36 @@ def test_a_claim_about_what_was_not_run_is_not_run(tmp_path: Path) -> None:
     assert (line["verdict"], line["why"]) == ("not run", "no run of method=SGP, alpha=0.01 has ended")
 
 
+def test_a_cell_whose_search_for_a_rate_goes_on_is_said_to_have_no_run_that_counts(tmp_path: Path) -> None:
+    searched = {"method": "SGP", "alpha": 0.01}
+    tuning = [
+        value("SGP", "ring", 0.01, number, chosen=False, rate=rate, status="done" if number != "nan" else "diverged")
+        for rate, number in ((0.2, 60.25), (0.1, 50.0), (0.4, "nan"))
+    ]
+    why = "no run of method=SGP, alpha=0.01 that counts has ended, only runs of the search for its learning rate: "
+    for kind in (
+        {"kind": "order", "better": RELAY, "worse": searched},
+        {"kind": "close", "first": RELAY, "second": searched, "within": 1},
+        {"kind": "bound", "cell": searched, "at_most": 1},
+        {"kind": "steady", "cell": {"method": "SGP"}, "across": {"alpha": [0.01, 1]}, "within": 1},
+    ):
+        line = claim(tmp_path, [*table1(), *tuning], **kind)
+        assert (line["verdict"], line["why"]) == ("not run", f"{why}0.1, 0.2, 0.4")
+
+
+def test_the_report_lists_the_rates_that_were_tried_where_nothing_counts_yet(tmp_path: Path) -> None:
+    tuning = [value("SGP", "ring", 0.01, number, seed, chosen=False, rate=0.2) for seed, number in ((1, 60), (2, 61))]
+    tuning += [value("SGP", "ring", 0.01, "nan", chosen=False, rate=0.4, status="diverged")]
+    sentence = "No run of SGP, ring, alpha=0.01 that counts has ended; rates tried so far: 0.2 (60.5), 0.4 (no value)."
+    for number, others in enumerate(([], table1())):
+        made = make(write(tmp_path / "relaysum" / f"mine{number}" / "small", [*others, *tuning], {"table": TABLE}))
+        assert made.remarks == [sentence] and f"Note:     {sentence}" in made.summary()
+        assert sentence in (made.results.directory / "table.md").read_text()
+    cells = [value("SGP", "ring", alpha, 60, chosen=False) for alpha in range(1, 10)]
+    made = make(write(tmp_path / "relaysum" / "many" / "small", cells, {"table": TABLE}))
+    assert len(made.remarks) == 7 and made.remarks[-1] == "The same holds of 3 more cells."
+
+
 @pytest.mark.parametrize(("limit", "verdict"), [
     ({"within": 1.3}, "met"), ({"within": 1.1}, "not met"), ({"factor": 1.02}, "met"), ({"factor": 1.01}, "not met"),
 ])  # fmt: skip

@@ -20,6 +20,7 @@ from decentral.scheduling.pool import Ended, NoRoom, Pool, Seen
 from decentral.scheduling.scheduler import Fixed, Tally, schedule
 from decentral.store import RunStore, Status
 from decentral.store.files import try_lock
+from decentral.terminal.display import display
 from toy_jobs import Toy
 
 WORDS = {
@@ -352,6 +353,22 @@ def test_a_line_says_how_many_have_ended_of_those_that_are_known_so_far(toy):
     schedule(Search(), Played(room=1), Path("unused"), board("study", stream=stream))
     heads = [line.partition("] ")[0] for line in stream.getvalue().splitlines()]
     assert heads == [f"[study: {words}" for words in ("0 of 1", "1 of 1", "1 of 3", "2 of 3", "2 of 3", "3 of 3")]
+
+
+def test_after_ctrl_c_the_jobs_that_were_not_begun_are_still_left_and_those_that_were_stopped_are_not_done(toy):
+    class Watched(Board):
+        left: tuple[str, ...] = ()
+
+        def show(self, seen: Sequence[Seen], waiting: Sequence[Job]) -> None:
+            super().show(seen, waiting)
+            self.left = tuple(job.title for job in waiting)
+
+    stream = io.StringIO()
+    pool = Played(on_wait=lambda: pool.interrupted or os.kill(os.getpid(), signal.SIGINT))
+    shown = Watched("study", display(stream=stream))
+    run([toy(name) for name in "abcd"], pool, shown)
+    assert shown.left == ("c", "d")
+    assert stream.getvalue().splitlines()[-1].startswith("[study: 1 of 4] interrupted b")
 
 
 def test_a_failure_line_says_which_job_why_where_its_log_is_and_how_to_run_it_again(toy):

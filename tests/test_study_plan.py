@@ -12,13 +12,16 @@ import pytest
 
 from configure import configure
 from decentral.cli import study as command
+from decentral.cli.study_arguments import chosen_studies
 from decentral.config.schema import Config
 from decentral.host import devices
 from decentral.jobs import rehearsal
 from decentral.jobs.rehearsal import Rehearsal, extent, rehearse
 from decentral.jobs.training_run import TrainingRun
+from decentral.store import RunStore, Status
 from decentral.store.files import write_json
 from decentral.study import rehearsals
+from decentral.study.progress import Unfinished
 from decentral.study.rehearsals import Rehearsed
 from decentral.training.run import evaluates_at
 
@@ -135,6 +138,24 @@ def test_finished_runs_of_the_kind_come_first_and_nothing_is_measured_for_them(
     plan = said(capsys, "mine", *given, "--plan=quick", "study.tune={rule: fixed}", "launcher.slots=1")
     assert "4 jobs by what finished runs of that kind took on this machine." in plan
     assert "Time:     about 3 min 24 s" in plan  # 4 (0.5 s to start, 40 s of steps, 10.5 s of evaluations)
+
+
+def test_runs_that_have_begun_are_named_and_what_their_checkpoints_hold_is_not_to_be_done_again(
+    given: list[str], monkeypatch, capsys
+):
+    """Two of four runs of 8 s were stopped after 5 of 20 steps."""
+    seen_as(Rehearsal(total_s=8.0), monkeypatch)
+    given = [*given, "study.tune={rule: fixed}", "study.seeds=[1, 2]", "launcher.slots=1"]
+    assert "Time:     about 32.0 s" in (fresh := said(capsys, "mine", *given, "--plan")) and "egun" not in fresh
+    (chosen,) = chosen_studies(["mine", given[2], given[3], *given[4:]], given[1])
+    jobs = Unfinished(command.checked_cells(chosen)).pending()
+    for job in jobs[:2]:
+        with RunStore.open(job.directory, job.id, "") as store:
+            store.commit_checkpoint(5, {"process0": store.save_checkpoint_part(5, "process0", {})}, {})
+            store.set_status(Status.interrupted, step=5, epoch=5.0)
+    plan = said(capsys, "mine", *given, "--plan")
+    assert "4 jobs known today (0 done, 4 to do, 2 of them begun)." in plan
+    assert "Time:     about 28.0 s" in plan and "what is stored of 2 jobs that have begun is taken off" in plan
 
 
 def test_data_that_are_not_here_are_named_and_neither_loaded_nor_measured(

@@ -101,7 +101,8 @@ class Computation(Job):
         from decentral.terminal.progress import Messenger
 
         torch.set_num_threads(1)
-        before = float((RunStore.peek(self.directory) or {}).get("spent_s", 0.0))
+        earlier = RunStore.peek(self.directory) or {}
+        before, share = float(earlier.get("spent_s", 0.0)), self._stored(earlier)
         began = time.perf_counter()
         shown = told = began
 
@@ -109,18 +110,18 @@ class Computation(Job):
             return round(before + time.perf_counter() - began, 3)
 
         def show(fraction: float, text: str) -> None:
-            nonlocal shown, told
-            now = time.perf_counter()
+            nonlocal shown, told, share
+            now, share = time.perf_counter(), round(fraction, 3)
             if now - told >= _TELL_EVERY_S:
                 told = now
                 with suppress(OSError):  # the launcher is gone
                     messenger.tell(fraction, text)
             if now - shown >= _STATUS_EVERY_S:
                 shown = now
-                store.set_status(Status.running, fraction=round(fraction, 3), text=text, spent_s=spent())
+                store.set_status(Status.running, fraction=share, text=text, spent_s=spent())
 
         try:
-            store.set_status(Status.running, spent_s=before)
+            store.set_status(Status.running, fraction=share, spent_s=before)
             store.write_provenance(self.provenance())
             with (
                 torch.no_grad(),
@@ -132,10 +133,10 @@ class Computation(Job):
                 lines.sync()
         except BaseException as error:
             with suppress(OSError, DirectoryLost):  # a full disk: the error itself is what the user must see
-                record(store, error, spent_s=spent())
+                record(store, error, fraction=share, spent_s=spent())
             raise
         status = Status.done if done else Status.interrupted
-        store.set_status(status, spent_s=spent(), **({"wall_s": spent()} if done else {}))
+        store.set_status(status, spent_s=spent(), **({"wall_s": spent()} if done else {"fraction": share}))
         return status
 
 

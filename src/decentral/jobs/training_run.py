@@ -8,12 +8,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from decentral.config.checks import in_one_process
 from decentral.config.identity import run_directory, run_id
 from decentral.config.schema import Config
 from decentral.scheduling.job import Demand, Job
-from decentral.store import Status
+from decentral.store import RunStore, Status
 
 
 def run_command(overrides: Sequence[str], config_dir: str | None = None) -> str:
@@ -67,6 +68,14 @@ class TrainingRun(Job):
         return Demand(processes, config.device)
 
     @property
+    def kind(self) -> str:
+        """By its method, its network, its data and its length."""
+        c = self.config
+        parts = (c.task, c.data, c.model, c.algo, c.topology)
+        names = [getattr(part, "name", "") for part in parts]
+        return " ".join(map(str, [*names, c.num_workers, c.batch_size, c.steps, c.epochs]))
+
+    @property
     def modules(self) -> tuple[str, ...]:
         """PyTorch, and what comes afterwards: it draws."""
         if self.afterwards is None:
@@ -89,6 +98,16 @@ class TrainingRun(Job):
         """done or diverged, if the run has ended so; with `rerun=true`, since the sweep began."""
         ended = super().finished()
         return None if ended is not None and self.config.rerun and written(self.directory) == self.stale else ended
+
+    def _stored(self, facts: dict[str, Any]) -> float:
+        """Up to its newest checkpoint; the status says how many steps an epoch has."""
+        with suppress(OSError, TypeError, ValueError, ZeroDivisionError):
+            step = RunStore.view(self.directory).newest_step()
+            if step and self.config.steps:
+                return min(1.0, step / self.config.steps)
+            if step:
+                return min(1.0, step * float(facts["epoch"]) / float(facts["step"]) / self.config.epochs)
+        return 0.0
 
     def carry_out(self) -> Status:
         """Launch it here."""

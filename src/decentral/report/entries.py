@@ -71,10 +71,35 @@ class Entry:
 
     @property
     def where(self) -> str:
-        """For example 'RelaySGD, dbt, alpha=0.1': words as they are, numbers with their name."""
-        return ", ".join(
-            value if number_of(value) is None else f"{name}={value}" for name, value in self.labels.items() if value
-        )
+        """As `where` says it."""
+        return where(self.labels)
+
+
+@dataclass(frozen=True)
+class Search:
+    """A cell of which no run that counts has ended, but runs of the search for its learning rate."""
+
+    labels: dict[str, str]
+    rates: Mapping[float, float] = field(hash=False)
+    """Learning rate -> mean over the runs that have a finite value; nan if none has."""
+
+    @property
+    def where(self) -> str:
+        """As `where` says it."""
+        return where(self.labels)
+
+    @property
+    def words(self) -> str:
+        """'0.1 (45.2), 0.2 (no value)': each rate with what it gave."""
+        given = {rate: "no value" if math.isnan(mean) else f"{mean:.4g}" for rate, mean in sorted(self.rates.items())}
+        return ", ".join(f"{rate:.6g} ({mean})" for rate, mean in given.items())
+
+
+def where(labels: Mapping[str, str]) -> str:
+    """For example 'RelaySGD, dbt, alpha=0.1': words as they are, numbers with their name."""
+    return ", ".join(
+        value if number_of(value) is None else f"{name}={value}" for name, value in labels.items() if value
+    )
 
 
 def plain(value: Any) -> str:
@@ -105,6 +130,32 @@ def group(values: pandas.DataFrame, labels: list[str], of: str = "value", wanted
         found.setdefault((*[row[name] for name in labels], row["metric"]), []).append(row)
     named = [(dict(zip(labels, key, strict=False)), key[-1], rows) for key, rows in found.items()]
     return [_entry(own, metric, rows, of, _wanted(own, wanted or [])) for own, metric, rows in named]
+
+
+def searches(values: pandas.DataFrame, labels: list[str]) -> list[Search]:
+    """The cells that are still searched for a learning rate, by the first metric of each."""
+    chosen: set[tuple[str, ...]] = set()
+    tried: dict[tuple[str, ...], list[Any]] = {}
+    for row in values.to_dict("records"):
+        key = tuple(row[name] for name in labels)
+        if row["chosen"]:
+            chosen.add(key)
+        elif math.isfinite(number_of(row["rate"]) or math.nan):
+            tried.setdefault(key, []).append(row)
+    return [
+        Search(
+            dict(zip(labels, key, strict=True)), _by_rate([row for row in rows if row["metric"] == rows[0]["metric"]])
+        )
+        for key, rows in tried.items()
+        if key not in chosen
+    ]
+
+
+def _by_rate(rows: list[Any]) -> dict[float, float]:
+    found: dict[float, list[float]] = {}
+    for row in rows:
+        found.setdefault(float(row["rate"]), []).extend([row["value"]] if math.isfinite(row["value"]) else [])
+    return {rate: statistics.fmean(numbers) if numbers else math.nan for rate, numbers in found.items()}
 
 
 def _wanted(labels: dict[str, str], wanted: Wanted) -> int:

@@ -96,6 +96,7 @@ def make(directory: Path, output: Output = SCREEN) -> Made:
             for suffix in FORMATS:
                 (directory / f"{figure.file}.{suffix}").unlink(missing_ok=True)
         files += drawn
+    remarks += results.tried()
     extra = verdicts.unknown_keys(results)
     if extra:
         item = spec.published.item if spec.published else ""

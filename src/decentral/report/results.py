@@ -13,11 +13,12 @@ import pandas
 
 from decentral.errors import ConfigError
 from decentral.report import spec
-from decentral.report.entries import Entry, Wanted, group, plain
+from decentral.report.entries import Entry, Search, Wanted, group, plain, searches
 from decentral.store import AXES
 from decentral.store.files import read_json
 
 _NUMBERS = ("value", "rate", "worst", "mean", "averaged", "wall_s")
+_LISTED = 6  # cells whose search goes on
 CHANCE_PERCENT = 10.0
 """What guessing gives where runs did not say it: their ten classes."""
 _FLAGS = ("chosen", "at_edge")
@@ -137,6 +138,16 @@ class Results:
     def entries(self, of: str = "value") -> list[Entry]:
         """The cells; `of`: value, worst, mean or averaged."""
         return group(self.values, self.labels, of, self.wanted)
+
+    def searches(self) -> list[Search]:
+        """The cells without runs that count, whose search for a learning rate has some."""
+        return searches(self.values, self.labels)
+
+    def tried(self) -> list[str]:
+        """A sentence on each of them, with what its rates gave; of many, the others are only counted."""
+        found = self.searches()
+        told = [f"No run of {one.where} that counts has ended; rates tried so far: {one.words}." for one in found]
+        return [*told[:_LISTED], *([f"The same holds of {len(told) - _LISTED} more cells."] if told[_LISTED:] else [])]
 
     @cached_property
     def curves(self) -> pandas.DataFrame:

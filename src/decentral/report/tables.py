@@ -187,6 +187,7 @@ def as_markdown(results: Results) -> str:
         blocks.append(f"**{_capital(grid.heading)}**")
         blocks.append(_markdown_grid(grid, results, theirs if results.comparable and table.of[0] == "value" else {}))
     blocks += notes(results, found)
+    blocks += results.tried()
     if theirs and not results.comparable and found and any(e.published in theirs for e in found[0].cells.values()):
         blocks.append(_orientation(found[0], results, theirs))
     return "\n\n".join(block for block in blocks if block) + "\n"

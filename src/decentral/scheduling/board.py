@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from decentral.scheduling.job import Job
+from decentral.scheduling.pace import Pace
 from decentral.scheduling.pool import Ended, Seen
 from decentral.store import Status
 from decentral.store.failures import Failure, advice
 from decentral.store.ownership import LOG
 from decentral.terminal.display import Display, Row, clock, display
 
+LINE_PERIOD_S = 30.0
+"""How long nothing is said where there is no table and jobs run."""
+_NAMED = 4  # running jobs in such a line; more are only counted
+
 
 class Board:
     """Counts the jobs, and shows them. A context manager; silent without a display."""
 
-    def __init__(self, title: str = "", shown: Display | None = None) -> None:
+    def __init__(
+        self, title: str = "", shown: Display | None = None, now: Callable[[], float] = time.monotonic
+    ) -> None:
         self._title = title
         self._display = shown or Display()
-        self._began = time.monotonic()
+        self._now = now
+        self._began = self._said = now()
+        self._pace = Pace(now)
         self._counts: Counter[Status] = Counter()
-        self._started: dict[str, float] = {}
-        self._first: dict[str, tuple[float, float]] = {}  # time and fraction when a job was first seen to move
         self._seen: list[Seen] = []
-        self._left = self._total = 0
-        self._waited = False
+        self._waiting: Sequence[Job] = []
+        self._total = 0
+        self._waited = self._stopping = False
 
     def expect(self, jobs: int) -> None:
         """So many jobs are known of: those that are over, running and left. It may grow as a search goes on."""
@@ -35,14 +43,13 @@ class Board:
 
     def started(self, job: Job) -> None:
         """A job has been started."""
-        self._started[job.id] = time.monotonic()
+        self._pace.started(job)
         self._waited = False
         self._tell(f"started   {job.title}")
 
     def ended(self, ended: Ended, again: bool) -> None:
         """A job has ended; `again` if it will be started again."""
-        took = time.monotonic() - self._started.pop(ended.job.id, time.monotonic())
-        self._first.pop(ended.job.id, None)
+        took = self._pace.ended(ended.job, ended.status is Status.done)
         if not again:
             self._counts[ended.status] += 1
         if ended.status is not Status.failed:
@@ -52,15 +59,20 @@ class Board:
         else:
             self.say(failure_line(ended))
 
-    def show(self, seen: Sequence[Seen], left: int) -> None:
-        """How far the running jobs are, and how many wait."""
-        self._seen, self._left = list(seen), left
-        now = time.monotonic()
-        for one in seen:
-            if one.fraction:
-                self._first.setdefault(one.job.id, (now, one.fraction))
+    def show(self, seen: Sequence[Seen], waiting: Sequence[Job]) -> None:
+        """How far the running jobs are, and which ones wait. Without a table that is a line, if nothing else was said
+        for half a minute."""
+        self._seen, self._waiting = list(seen), list(waiting)
+        self._pace.saw(seen)
         if self._display.live:
             self._display.draw([self._row(one) for one in seen], f"{self._title}: {self._headline()}")
+        elif seen and not self._display.silent and self._now() - self._said >= LINE_PERIOD_S:
+            self.say(f"running   {self._progress_line()}")
+
+    def stops(self, why: str) -> None:
+        """No more jobs are started, and those that run are told to stop: from now on no time to go is claimed."""
+        self._stopping = True
+        self.say(why)
 
     def waits(self, count: int) -> None:
         """Nothing is running here: another launcher is at all that is left."""
@@ -69,9 +81,11 @@ class Board:
             self.say(f"waiting   for {count} runs that another launcher is carrying out")
 
     def say(self, text: str) -> None:
-        """A line that stays; without a table it says how many jobs have ended of those that are known."""
-        ended = sum(self._counts.values())
-        self._display.line(text if self._display.live else f"[{self._title}: {ended} of {self._total}] {text}")
+        """A line that stays; without a table it says how many jobs are finished, done or diverged, of those that are
+        known."""
+        self._said = self._now()
+        finished = self._counts[Status.done] + self._counts[Status.diverged]
+        self._display.line(text if self._display.live else f"[{self._title}: {finished} of {self._total}] {text}")
 
     def __enter__(self) -> Board:
         return self
@@ -85,24 +99,34 @@ class Board:
             self.say(text)
 
     def _row(self, one: Seen) -> Row:
-        percent = "" if one.fraction is None else f"{100 * one.fraction:3.0f} %  "
-        return Row(one.job.title, one.place, one.fraction, percent + one.text, self._time_left(one))
+        left_s = None if self._stopping else self._pace.left_s(one)
+        return Row(one.job.title, one.place, one.fraction, _how_far(one), "" if left_s is None else clock(left_s))
 
     def _headline(self) -> str:
         """For example '12 done  1 failed  2 running  5 left   0:42 elapsed  about 0:20 to go'."""
         counts = [f"{count} {status.value}" for status, count in sorted(self._counts.items())]
-        counts += [f"{len(self._seen)} running", f"{self._left} left"]
-        elapsed = time.monotonic() - self._began
-        worked = sum(self._counts.values()) + sum(one.fraction or 0.0 for one in self._seen)
-        to_do = self._left + sum(1 - (one.fraction or 0.0) for one in self._seen)
-        words = f"{'  '.join(counts)}   {clock(elapsed)} elapsed"
-        return f"{words}  about {clock(elapsed * to_do / worked)} to go" if worked > 0 and to_do > 0 else words
+        counts += [f"{len(self._seen)} running", f"{len(self._waiting)} left"]
+        to_go = self._to_go()
+        return f"{'  '.join(counts)}   {clock(self._now() - self._began)} elapsed{to_go and f'  {to_go}'}"
 
-    def _time_left(self, one: Seen) -> str:
-        since, before = self._first.get(one.job.id, (0.0, 0.0))
-        if one.fraction is None or one.fraction <= before:
-            return ""
-        return clock((time.monotonic() - since) * (1 - one.fraction) / (one.fraction - before))
+    def _progress_line(self) -> str:
+        """For example 'RelaySGD, lr 0.1 (34 %  epoch 3.4), D-PSGD, lr 0.1 (12 %  epoch 1.2); 5 left, about 0:20 to
+        go'."""
+        named = [f"{one.job.title} ({_how_far(one).strip() or one.place})" for one in self._seen[:_NAMED]]
+        if len(self._seen) > _NAMED:
+            named.append(f"and {len(self._seen) - _NAMED} more")
+        rest = [f"{len(self._waiting)} left", self._to_go()]
+        return f"{', '.join(named)}; {', '.join(words for words in rest if words)}"
+
+    def _to_go(self) -> str:
+        """'about 0:20 to go'; '' where that is not known, or jobs are told to stop."""
+        to_go_s = None if self._stopping else self._pace.to_go_s(self._seen, self._waiting)
+        return "" if to_go_s is None else f"about {clock(to_go_s)} to go"
+
+
+def _how_far(one: Seen) -> str:
+    """For example ' 34 %  epoch 3.4  loss 0.41'."""
+    return one.text if one.fraction is None else f"{100 * one.fraction:3.0f} %  {one.text}"
 
 
 def failure_line(ended: Ended) -> str:

@@ -63,6 +63,11 @@ class Job(ABC):
         return Demand()
 
     @property
+    def kind(self) -> str:
+        """Jobs of one kind take about as long as each other."""
+        return type(self).__name__
+
+    @property
     def modules(self) -> tuple[str, ...]:
         """What takes long to import: the process from which jobs are started has it in memory."""
         return ("decentral.runtime.worker",)
@@ -78,3 +83,15 @@ class Job(ABC):
     def finished(self) -> Status | None:
         """done or diverged, if that is how this very job has ended before. Reads a small file."""
         return RunStore.finished(self.directory, self.id)
+
+    def held(self) -> float:
+        """The share of an unfinished job that is stored, from 0 to 1: the next attempt goes on from there. Never
+        raises."""
+        facts = RunStore.peek(self.directory) or {}
+        unfinished = facts.get("run_id") == self.id and facts.get("status") not in (Status.done, Status.diverged)
+        return self._stored(facts) if unfinished else 0.0
+
+    def _stored(self, facts: dict[str, Any]) -> float:
+        """That share, by what the status of the job says: its `fraction`."""
+        fraction = facts.get("fraction")
+        return min(1.0, max(0.0, fraction)) if isinstance(fraction, int | float) else 0.0

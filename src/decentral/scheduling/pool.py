@@ -45,6 +45,11 @@ class Seen(NamedTuple):
     text: str = ""
     """For example 'epoch 12.0  worst 81.2 %'."""
 
+    @property
+    def waits(self) -> bool:
+        """Whether it does not run yet, but waits in a queue."""
+        return self.place.startswith("waiting")
+
 
 class Pool(ABC):
     """Used by one thread: the scheduler's. A context manager: leaving it stops whatever still runs, at once."""
@@ -107,7 +112,8 @@ def ended_without_report(job: Job, reason: str, stopped: bool = False) -> Ended:
 def seen_in_directory(job: Job, place: str) -> Seen:
     """How far the job is, from its run directory: this works wherever the directory can be read.
 
-    A job may say it in its status (`fraction`, `text`); else it is seen from the steps and the metrics of a run.
+    A job may say it in its status (`fraction`, `text`); else it is seen from the steps and the metrics of a run. What
+    was measured before the first step is not said: it would pass for that of the epoch beside it.
     """
     facts = RunStore.peek(job.directory) or {}
     if "fraction" in facts:
@@ -118,7 +124,7 @@ def seen_in_directory(job: Job, place: str) -> Seen:
     done, total = (step, config.get("steps")) if config.get("steps") else (epoch, config.get("epochs"))
     fraction = min(1.0, done / total) if isinstance(total, int | float) and total > 0 else None
     text = f"epoch {epoch:.1f}" if row else ""
-    if row.get("worker") == "worst":
+    if row.get("worker") == "worst" and _number(row["step"]) > 0:
         text += f"  worst {str(row['metric']).replace('_', ' ')} {_number(row['value']):.4g}"
     return Seen(job, place, fraction, text)
 

@@ -112,7 +112,7 @@ class _Work:
                 self._stop(pool, "stopping: the runs write checkpoints (again to kill them)")
             if not self.stopping:
                 self._go_on(pool)
-            self.board.show(pool.look(), 0 if self.stopping else len(self.wanted))
+            self.board.show(pool.look(), self.wanted)
             if self.running:
                 for ended in pool.wait(_POLL_S):
                     self._end(ended, pool)
@@ -211,5 +211,5 @@ class _Work:
 
     def _stop(self, pool: Pool, why: str) -> None:
         self.stopping = True
-        self.board.say(why)
+        self.board.stops(why)
         pool.interrupt(_GRACE_S)

@@ -58,7 +58,10 @@ def costs_of(
     left: Sequence[Job], done: Iterable[Job], results_dir: Path, measures: bool, tell: Callable[[str], None]
 ) -> Costs:
     """Of the jobs `left`: from those that are `done`, from other runs in `results_dir`, and from rehearsals if it
-    `measures`; `tell` hears what is rehearsed. Nothing is downloaded, and no result is touched."""
+    `measures`; `tell` hears what is rehearsed. Nothing is downloaded, and no result is touched.
+
+    What is stored of a job that has begun takes no time any more.
+    """
     stored = _stored(left, done, results_dir)
     absent = {_key(job): word for job in left if (word := _missing(job))}
     waiting: dict[str, Job] = {}
@@ -75,7 +78,14 @@ def costs_of(
         if not found[job.id].source and _key(job) not in absent and (known := kin.get(_kin(job))):
             found[job.id] = _mean(known)
     shared = max((one.seen.shared_bytes for one in seen.values() if one.seen), default=0.0)
-    return Costs(found, shared, _notes(left, found, absent, seen, measures))
+    notes = _notes(left, found, absent, seen, measures)
+    held = {job.id: share for job in left if (share := job.held()) and found[job.id].seconds is not None}
+    for id, share in held.items():
+        found[id] = found[id]._replace(seconds=(found[id].seconds or 0.0) * (1 - share))
+    if held:
+        jobs = "1 job that has" if len(held) == 1 else f"{len(held)} jobs that have"
+        notes.append(f"Begun:    what is stored of {jobs} begun is taken off the time.")
+    return Costs(found, shared, notes)
 
 
 def _notes(

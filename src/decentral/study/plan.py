@@ -47,11 +47,12 @@ def plan(
     entries = _entries(cells)
     left = [job for entry in entries for job in entry.left()]
     costs = costs_of(left, [source.jobs[id] for id in source.finished], results_dir, measures, tell)
+    begun = sum(job.held() > 0 for job in pending)
     lines = [] if len(cells) > _LISTED else [_table(entries, costs), ""]
     to_come = sum(len(entry.to_come) for entry in entries)
     lines.append(
         f"{name} at scale={scale}: {len(cells)} cells, {len(source.jobs)} jobs known today ({len(source.finished)} "
-        f"done, {len(pending)} to do)"
+        f"done, {len(pending)} to do{f', {begun} of them begun' if begun else ''})"
         + (f", and {to_come} to come when searches for learning rates are over" if to_come else "")
         + (". A search may ask for more as it goes." if to_come else ".")
     )

@@ -140,7 +140,12 @@ class Progress:
         self, text: str, step: int, epoch: float, loss: str, worst: str, averaged: str, simulated: str = ""
     ) -> None:
         """What an evaluation found after `step` steps: an `update`, or where there is no bar a line, `text`, at most
-        about 20 times in a run. Never both: they say the same."""
+        about 20 times in a run. Never both: they say the same.
+
+        What was found before the first step is said in that line alone: beside later steps it would pass for theirs.
+        """
+        if step == 0:
+            worst = averaged = ""
         now = time.monotonic()
         if self._messenger is not None:  # at the next chance
             self._due = min(self._due, now + _LIVE_PERIOD_S)

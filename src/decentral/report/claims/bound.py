@@ -30,7 +30,7 @@ class Bound(Claim):
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
         """Look at the mean over seeds."""
         entry = cells.find(self.cell, self.says)
-        absent = missing((self.cell, entry))
+        absent = missing((self.cell, entry), cells=cells)
         if absent or entry is None:
             return absent or Finding(NOT_MET)
         ours = entry.level(larger_is_better)

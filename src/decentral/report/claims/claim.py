@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError, suggest
-from decentral.report.entries import Entry, plain
+from decentral.report.entries import Entry, Search, plain
 
 MET, NOT_MET, NOT_RUN = "met", "not met", "not run"
 WITHIN_NOISE = "within the noise"
@@ -29,8 +29,8 @@ class Finding(NamedTuple):
 class Cells:
     """The entries of a study, to be found by some of their labels."""
 
-    def __init__(self, entries: list[Entry], study: str) -> None:
-        self.entries, self.study = entries, study
+    def __init__(self, entries: list[Entry], study: str, searches: Sequence[Search] = ()) -> None:
+        self.entries, self.study, self.searches = entries, study, searches
         self.labels = list(dict.fromkeys(name for entry in entries for name in entry.labels))
 
     def find(self, wanted: Mapping[str, Any], says: str) -> Entry | None:
@@ -55,6 +55,12 @@ class Cells:
                 f"study {self.study}: the claim '{says}' means both {first} and {second}: give it more labels."
             )
         return found[0] if found and (found[0].values or found[0].lost) else None
+
+    def tried(self, wanted: Mapping[str, Any]) -> str:
+        """The learning rates that were tried so far for the cell with these labels, while it has nothing else."""
+        labels = {name: plain(value) for name, value in wanted.items() if name != "metric"}
+        rates = {rate for one in self.searches if labels.items() <= one.labels.items() for rate in one.rates}
+        return ", ".join(f"{rate:.6g}" for rate in sorted(rates))
 
 
 @dataclass

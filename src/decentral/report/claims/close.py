@@ -30,7 +30,7 @@ class Close(Claim):
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
         """Compare the two means; a cell whose runs have no value is close to nothing."""
         first, second = cells.find(self.first, self.says), cells.find(self.second, self.says)
-        absent = missing((self.first, first), (self.second, second))
+        absent = missing((self.first, first), (self.second, second), cells=cells)
         if absent or first is None or second is None:
             return absent or Finding(NOT_MET)
         below, above = sorted((first, second), key=lambda entry: entry.level(larger_is_better))

@@ -32,7 +32,7 @@ class Order(Claim):
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
         """Compare the two means."""
         better, worse = cells.find(self.better, self.says), cells.find(self.worse, self.says)
-        absent = missing((self.better, better), (self.worse, worse))
+        absent = missing((self.better, better), (self.worse, worse), cells=cells)
         if absent or better is None or worse is None:
             return absent or Finding(NOT_MET)
         first, second = better.level(larger_is_better), worse.level(larger_is_better)

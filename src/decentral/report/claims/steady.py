@@ -29,7 +29,7 @@ def _change(claim: Steady | Steadier, cell: dict[str, Any], cells: Cells, larger
     found: list[Entry] = []
     for value in values:
         entry = cells.find({**cell, label: value}, claim.says)
-        absent = missing(({**cell, label: value}, entry))
+        absent = missing(({**cell, label: value}, entry), cells=cells)
         if absent or entry is None:
             return absent or Finding(NOT_MET)
         found.append(entry)

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from decentral.report.claims.claim import NOT_RUN, WITHIN_NOISE, Finding
+from decentral.report.claims.claim import NOT_RUN, WITHIN_NOISE, Cells, Finding
 from decentral.report.entries import Entry, plain
 
 _ONE_SIGMA = 0.8413447
@@ -77,10 +77,14 @@ def at_most(value: float, limit: float) -> bool:
     return value <= limit or math.isclose(value, limit, rel_tol=1e-9)
 
 
-def missing(*cells: tuple[Mapping[str, Any], Entry | None]) -> Finding | None:
-    """'not run' if one of the cells has no values, or not all of those that it will have."""
-    for wanted, entry in cells:
+def missing(*pairs: tuple[Mapping[str, Any], Entry | None], cells: Cells | None = None) -> Finding | None:
+    """'not run' if one of the cells has no values, or not all of those that it will have; `cells` knows of searches for
+    learning rates that go on."""
+    for wanted, entry in pairs:
         labels = ", ".join(f"{name}={plain(value)}" for name, value in wanted.items())
+        if entry is None and cells is not None and (tried := cells.tried(wanted)):
+            why = f"no run of {labels} that counts has ended, only runs of the search for its learning rate: {tried}"
+            return Finding(NOT_RUN, why=why)
         if entry is None:
             return Finding(NOT_RUN, why=f"no run of {labels} has ended")
         if entry.unfinished:
