@@ -256,6 +256,11 @@ def test_a_study_with_a_mistake_in_it_is_refused_before_anything_starts(
     assert not (tmp_path / "results").exists()
 
 
+def test_the_plan_of_a_study_at_the_papers_size_says_what_it_needs(tmp_path: Path, capsys):
+    assert study("relaysum_table5", "scale=paper", f"results_dir={tmp_path}", "--plan=quick") == 0
+    assert "Needs:    CIFAR-10 and about" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_collected_files_that_were_damaged_later_are_written_anew(folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]

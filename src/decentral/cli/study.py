@@ -118,6 +118,8 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         measures = options.plan and not options.quick
         tell = functools.partial(print, file=sys.stderr, flush=True) if config.progress else silent
         say(plan(chosen.name, chosen.scale, cells, config.launcher, chosen.results_dir, measures, tell))
+        if chosen.study.needs:
+            say(f"Needs:    {chosen.study.needs}.")
         return 0
     if not pending:
         known = len(source.jobs)
