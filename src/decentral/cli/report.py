@@ -77,7 +77,7 @@ def _carry_out(arguments: list[str]) -> None:
     _check_names(names, results_dir)
     check_writable("results_dir", str(results_dir), results_dir)
     absent = [name for name in names or ["*"] if not any(results_dir.glob(f"*/{name}/{scale}*/study.json"))]
-    if "results_dir" not in settings and absent:
+    if "results_dir" not in settings and len(absent) == max(1, len(names)):
         of = (f" of {absent[0]}" if names else "") + (f" at scale={scale}" if scale else "")
         raise ConfigError(
             f"results_dir={results_dir} holds no results{of} yet: run decentral-study first, or give results_dir="
