@@ -129,6 +129,11 @@ def test_it_can_be_loaded_with_its_module(tmp_path, digits):
         decentral.load(result.directory, model=nn.Linear(3, 3))
 
 
+def test_what_is_no_id_and_no_directory_is_refused():
+    with pytest.raises(ConfigError, match=r"run=None is no run: give its id, as decentral.runs\(\) has them"):
+        decentral.load(None)
+
+
 def test_what_is_ours_goes_by_name(tmp_path):
     result = decentral.train("mlp", "digits", results_dir=tmp_path, **SHORT)
     assert result.settings["model"] == "mlp" and result.settings["data"] == "digits"
@@ -146,6 +151,12 @@ def test_what_is_ours_goes_by_name(tmp_path):
         (("mlp", [1, 2], [3]), {}, "an example has to be a pair"),
         ((nn.Linear(3, 3), "digits"), {}, "cannot take images of 1 x 8 x 8"),
         (("mlp", "digits"), {"processes": 2}, "processes=2 is not for decentral.train, which works in this process"),
+        (
+            ("mlp", PAIRS, PAIRS),
+            {"data": "digits"},
+            "data=digits is train_data of decentral.train: give 'digits' there",
+        ),
+        (("mlp", "digits", None, "model=cnn"), {}, "model=cnn is the first argument of decentral.train"),
         (("mlp", *2 * [Subset(PAIRS, [0, 3])]), {}, "a Subset has example 3 of a data set that has 3"),
         (("mlp", *2 * [Examples(3, lambda number: None)]), {}, "a pair .*, but example 0 is a NoneType"),
         (("mlp", *2 * [Examples(3, lambda number: next(iter([])))]), {}, "example 0 of 3 cannot be read: StopIter"),

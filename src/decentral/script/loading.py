@@ -140,6 +140,8 @@ def runs(results_dir: str | Path = "results") -> pd.DataFrame:
 
 
 def _directory(run: str | Path, results_dir: str | Path) -> Path:
+    if not isinstance(run, str | Path):
+        raise ConfigError(f"run={run!r} is no run: give its id, as decentral.runs() has them, or its directory.")
     results = Path(results_dir).expanduser()
     folders = [results / "runs" / str(run), results / "own" / "runs" / str(run)]  # of commands, and of studies
     for path in (Path(run).expanduser(), *folders):

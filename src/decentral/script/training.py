@@ -61,6 +61,11 @@ def train(
         )
     made: dict[str, Any] = {}
     chosen = _words(settings)
+    for word in (*chosen, *overrides):
+        key, _, value = word.partition("=")
+        if key in ("model", "data"):
+            argument = "the first argument" if key == "model" else "train_data"
+            raise ConfigError(f"{word} is {argument} of decentral.train: give {value!r} there.")
     if isinstance(model, str):
         chosen.append(f"model={model}")
     else:
