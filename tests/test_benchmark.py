@@ -18,7 +18,8 @@ from decentral.cli.study_arguments import ChosenStudy, chosen_studies
 from decentral.report.profiles import Costs, costs
 from decentral.report.results import read
 from decentral.study import benchmark, catalogue
-from handmade import write
+from decentral.study.stored_cell import StoredCell, beside
+from handmade import value, write
 
 INF = math.inf
 EXAMPLE = Path(__file__).parents[1] / "examples" / "own_algorithm" / "mine"
@@ -182,6 +183,8 @@ def test_a_method_of_ones_own_enters_with_one_file_and_only_its_runs_are_carried
     assert shown(results) == ["All-reduce", "D-PSGD", "partway"]
     assert len(runs(results) - before) == 2 and before < runs(results)
     assert "nothing was computed" in carried_out("methods=[partway]", "--config-dir", "mine")
+    carried_out("methods=[dpsgd]")  # which knows nothing of that folder: its results stay
+    assert shown(results) == ["All-reduce", "D-PSGD", "partway"]
     page = (results / "benchmark" / "README.md").read_text()
     assert "partway" in page and "profile_time.png" in page
 
@@ -192,6 +195,20 @@ def test_a_method_of_ones_own_enters_with_one_file_and_only_its_runs_are_carried
     assert "cells are shown as published" in text
     assert len(runs(tmp_path / "elsewhere")) == 2
     assert shown(tmp_path / "elsewhere") == ["All-reduce", "D-PSGD", "partway"]
+
+
+def test_what_earlier_commands_have_left_of_other_scenarios_and_methods_is_kept(tmp_path: Path) -> None:
+    names = ("scenario", "method", "topology")
+
+    line = {key: word for key, word in value("D-PSGD", "ring", 1, 7.0).items() if key != "alpha"}
+    rows = [line | {"scenario": scenario} for scenario in ("digits", "cifar10", "gone")]
+    wanted = {'{"method": "D-PSGD", "scenario": "cifar10", "topology": "ring"}': 3}
+    write(tmp_path / "own" / "study" / "laptop", rows, {}, labels=names, wanted=wanted)
+    composed = [StoredCell({"scenario": "digits", "method": "D-PSGD", "topology": "ring"}, [])]
+    (kept,) = beside(composed, tmp_path / "own" / "study" / "laptop", lambda labels: labels["scenario"] != "gone")
+    assert kept.labels == {"scenario": "cifar10", "method": "D-PSGD", "topology": "ring"} and kept.wanted() == 3
+    assert [one.value for one in kept.values()] == [7.0]
+    assert beside(composed, tmp_path, lambda labels: True) == []
 
 
 def test_a_setting_of_one_scenario_makes_it_another_study() -> None:

@@ -90,7 +90,9 @@ def test_the_scoreboard_has_a_row_for_every_item_run_or_not(results_dir: Path) -
     assert "Claims: 1 of 2 met (50 %), 2 not run." in text
 
 
-def test_a_papers_page_has_claim_command_result_departures_and_provenance(results_dir: Path) -> None:
+def test_a_papers_page_has_claim_command_result_departures_and_provenance(
+    results_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     report_all(results_dir)
     text = (results_dir / "relaysum" / "README.md").read_text()
     assert text.startswith("# RelaySum for Decentralized Deep Learning on Heterogeneous Data")
@@ -112,6 +114,11 @@ def test_a_papers_page_has_claim_command_result_departures_and_provenance(result
     assert "at scale=small" in text and "at scale=smoke" not in text
     other = (results_dir / "thesis" / "README.md").read_text()
     assert "**Not run.** It needs a GPU. Command: `decentral-study thesis_tableA_1 scale=paper`" in other
+    monkeypatch.setattr(catalogue, "scales", lambda name, config_dir=None: ["small", "smoke"])
+    report_all(results_dir)
+    assert (
+        "Command: `decentral-study thesis_tableA_1 scale=small`" in (results_dir / "thesis" / "README.md").read_text()
+    )
     for link in ("relaysum_table1/paper/course.png", "relaysum_table1/paper/verdicts.csv"):
         assert (results_dir / "relaysum" / link).is_file()
 
@@ -277,8 +284,9 @@ def test_the_command_makes_all_reports_and_says_where_they_are(results_dir: Path
 
 
 def test_a_name_and_a_scale_choose_what_is_made(results_dir: Path, capsys) -> None:
-    report(["relaysum_table1", "scale=small", f"results_dir={results_dir}"])
+    report(["relaysum_table1", "thesis_tableA_1", "scale=small", f"results_dir={results_dir}"])
     said = capsys.readouterr().out
+    assert f"Note:     thesis_tableA_1 has no results at scale=small in {results_dir}\n" in said
     about = "Test accuracy (%): mean ± standard deviation over seeds."
     assert said.startswith(f"relaysum_table1, scale=small: Heterogeneous data\n\n{about}\n\nmethod    topology ")
     assert "Numbers:  30 in the paper, compared at scale=paper only; this is scale=small\n" in said

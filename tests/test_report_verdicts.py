@@ -143,6 +143,10 @@ def test_values_of_a_cell_may_have_labels_that_the_cell_has_not(tmp_path: Path) 
     assert found["dpsgd|ring|alpha=0.01"]["why"] == "1 of 2 runs"
 
 
+TWO = [value("RelaySGD", "dbt", 0.01, 84.6), value("D-PSGD", "ring", 0.01, 53.9)]
+RELAY, GOSSIP = {"method": "RelaySGD", "alpha": 0.01}, {"method": "D-PSGD", "alpha": 0.01}
+
+
 @pytest.mark.parametrize("one", [
     {"kind": "order", "better": {"method": "RelaySGD"}, "worse": {"method": "D-PSGD"}},
     {"kind": "close", "first": {"method": "RelaySGD"}, "second": {"method": "D-PSGD"}, "within": 99},
@@ -154,6 +158,18 @@ def test_a_claim_on_a_cell_of_which_not_all_runs_have_ended_is_not_run(tmp_path:
     assert (line["verdict"], line["why"][:14]) == ("not run", "1 of 3 runs of")
 
 
+def test_a_label_that_a_cell_leaves_open_is_that_of_all_its_values(tmp_path: Path) -> None:
+    wanted = {'{"alpha": "", "method": "D-PSGD", "topology": "ring"}': 3}
+    line = claim(tmp_path, TWO, kind="order", better=RELAY, worse=GOSSIP, wanted=wanted)
+    assert (line["verdict"], line["why"][:14]) == ("not run", "1 of 3 runs of")
+
+
+def test_a_damaged_run_is_still_to_come_and_neither_worst_nor_diverged(tmp_path: Path) -> None:
+    damaged = value("D-PSGD", "ring", 0.01, "", seed=2, status="damaged")
+    line = claim(tmp_path, [*TWO, damaged], kind="order", better=RELAY, worse=GOSSIP)
+    assert (line["verdict"], line["why"][:14]) == ("not run", "1 of 2 runs of")
+
+
 def test_a_key_that_is_not_published_is_remarked_upon(tmp_path: Path) -> None:
     directory = tmp_path / "relaysum" / "mine" / "paper"
     made = make(write(directory, [value("D2", "ring", 7, 1.0)], {"published": PUBLISHED}))
@@ -163,12 +179,11 @@ def test_a_key_that_is_not_published_is_remarked_upon(tmp_path: Path) -> None:
 # Claims
 
 
-def claim(tmp_path: Path, values: list | None = None, **one: Any) -> dict[str, str]:
+def claim(
+    tmp_path: Path, values: list | None = None, wanted: dict[str, int] | None = None, **one: Any
+) -> dict[str, str]:
     section = {"table": TABLE, "claims": [{"says": "So it is.", **one}]}
-    return verdicts(tmp_path, section, values, scale="small")["So it is."]
-
-
-RELAY, GOSSIP = {"method": "RelaySGD", "alpha": 0.01}, {"method": "D-PSGD", "alpha": 0.01}
+    return verdicts(tmp_path, section, values, scale="small", wanted=wanted or {})["So it is."]
 
 
 @pytest.mark.parametrize(("by", "verdict"), [(30, "met"), (40, "not met")])
@@ -187,6 +202,15 @@ def test_an_order_may_be_of_numbers_of_which_smaller_is_better(tmp_path: Path) -
     assert (
         claim(tmp_path, kind="order", better=GOSSIP, worse=RELAY, larger_is_better=False, factor=2)["verdict"] != "met"
     )
+
+
+def test_a_factor_is_weighed_with_the_noise_of_the_difference_that_it_asks_for(tmp_path: Path) -> None:
+    """Twice A = 10, 12, 8 is 2 below B = 22, 23, 21 in the mean: the difference is 2, -1 and 5."""
+    values = [value("D-PSGD", "ring", 0.01, number, seed) for seed, number in enumerate((10, 12, 8))]
+    values += [value("RelaySGD", "dbt", 0.01, number, seed) for seed, number in enumerate((22, 23, 21))]
+    line = claim(tmp_path, values, kind="order", better=GOSSIP, worse=RELAY, larger_is_better=False, factor=2)
+    assert (line["verdict"], line["ours"]) == ("met", "12")
+    assert line["why"].startswith("within the noise") and "standard error of 1.732 from 3 seeds" in line["why"]
 
 
 def test_a_difference_within_the_spread_over_seeds_is_said_to_be(tmp_path: Path) -> None:

@@ -195,6 +195,18 @@ def test_a_member_for_which_no_rate_reaches_the_target_has_no_number_and_is_not_
     assert (value.status, value.chosen) == ("not reached", True)
 
 
+def test_a_curve_for_which_no_rate_was_found_has_ended_without_a_number(tmp_path: Path) -> None:
+    study = load("fig7", "smoke")
+    search = {"rule": "fastest", "start_lr": 0.001, "target": 1e-6, "max_steps": 20, "test_points": 10}
+    cells = type(study)(**{**vars(study), "search": search}).cells([f"results_dir={tmp_path}"])
+    cell = next(cell for cell in cells if isinstance(cell, CourseCell) and cell.search is not None)
+    assert cell.values() == []
+    assert carry_out([cell]) == 1
+    values = cell.values()
+    assert {value.seed for value in values} == set(cell.study.seeds) and cell.curves() == []
+    assert {(value.status, value.lr, math.isnan(value.value)) for value in values} == {("not reached", None, True)}
+
+
 def test_facts_of_lost_messages_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"network\.drop_probability=0\.1 cannot be used"):
         load("fig6", "smoke").cells(["network.drop_probability=0.1"])

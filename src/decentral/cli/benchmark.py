@@ -25,11 +25,12 @@ from decentral.report.listings.ranks import Ranks
 from decentral.report.make import Made
 from decentral.report.spec import parse
 from decentral.study import benchmark, catalogue
-from decentral.study.kinds.benchmark import Benchmark
+from decentral.study.collect import read_facts
+from decentral.study.kinds.benchmark import Benchmark, told
 from decentral.study.kinds.benchmark_cell import BenchmarkCell
 from decentral.study.plan import plan
 from decentral.study.progress import Unfinished
-from decentral.study.stored_cell import StoredCell, stored
+from decentral.study.stored_cell import StoredCell, beside, stored
 from decentral.study.study import Cell
 from decentral.tasks.evaluation import silent
 from decentral.terminal.console import FAILED, INTERRUPTED, say
@@ -104,9 +105,9 @@ def _carry_out_command(arguments: list[str]) -> int:
     parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
     if options.plan or options.quick:
         return _plan(chosen, selected, options.plan and not options.quick)
-    everything = _with_published(chosen, cells, selected)
+    everything = _with_known(chosen, cells, selected)
     if options.report:
-        return _report_again(chosen, everything)
+        return _report_again(chosen, everything, len(cells))
     began = time.monotonic()
     config = compose(studies.for_this_machine(chosen.overrides), chosen.config_dir)
     if config.rerun:
@@ -147,11 +148,13 @@ def _composed(request: _Request) -> tuple[ChosenStudy, list[Cell], list[Benchmar
     for name in request.scenarios or []:
         if name not in known:
             raise ConfigError(f"scenarios=[{name}] is none of scale={request.scale}.{_elsewhere(name, request, known)}")
+    chosen = chosen._replace(command=_command(request))
+    scenarios = study.scenarios
     if request.scenarios is not None:  # what needs data that nobody has given is not asked for them
         given = {*request.scenarios, *(word.partition(".")[0] for word in request.rest)}
-        study.scenarios = [one for one in study.scenarios if not one.needs or one.name in given]
-    chosen = chosen._replace(command=_command(request))
+        study.scenarios = [one for one in scenarios if not one.needs or one.name in given]
     cells = studies.checked_cells(chosen)
+    study.scenarios = scenarios
     selected = [
         cell
         for cell in cells
@@ -178,8 +181,18 @@ def _elsewhere(name: str, request: _Request, known: set[str]) -> str:
     return f" Use scale={' or scale='.join(scales)}." if scales else suggest(name, known)
 
 
+def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]) -> list[Cell]:
+    """These cells, where what is neither asked for nor known here has the published numbers; and what earlier commands
+    have left of others: of scenarios whose data this one was not given, and of methods that it does not know."""
+    study = chosen.study
+    assert isinstance(study, Benchmark)
+    now = {scenario.name: told(scenario) for scenario in study.scenarios}
+    then = {one.get("scenario"): one for one in read_facts(chosen.directory).get("scenarios") or []}
+    others = beside(cells, chosen.directory, lambda labels: then.get(one := labels["scenario"]) == now.get(one, {}))
+    return [*_with_published(chosen, cells, selected), *others]
+
+
 def _with_published(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]) -> list[Cell]:
-    """The cells, where what is neither asked for nor known here has the published numbers."""
     there = Path(PUBLISHED_RESULTS) / chosen.directory.relative_to(chosen.results_dir)
     if there.resolve() == chosen.directory.resolve():
         return cells
@@ -199,11 +212,11 @@ def _plan(chosen: ChosenStudy, cells: Sequence[Cell], measures: bool) -> int:
     return 0
 
 
-def _report_again(chosen: ChosenStudy, cells: Sequence[Cell]) -> int:
-    """From the runs where some of them are here, else from what was collected before."""
+def _report_again(chosen: ChosenStudy, cells: Sequence[Cell], composed: int) -> int:
+    """From the runs where some of them are here, or published in their place, else from what was collected before."""
     source = Unfinished(cells)
     source.pending()
-    if source.finished or any(isinstance(cell, StoredCell) for cell in cells):
+    if source.finished or any(isinstance(cell, StoredCell) for cell in cells[:composed]):
         studies.collect_results(chosen, cells, source, time.monotonic(), None, in_parts=True)
     say(_summary(studies.reported(chosen), chosen))
     return 0

@@ -95,6 +95,8 @@ def _carry_out(arguments: list[str]) -> None:
     for one in made:
         for remark in one.remarks:
             say(f"Note:     {one.results.study}, scale={one.results.scale}: {remark}")
+    for name in absent if names else ():
+        skipped.append(f"{name} has no results{f' at scale={scale}' if scale else ''} in {results_dir}")
     for remark in dict.fromkeys([*skipped, *unreadable]):
         say(f"Note:     {remark}")
     say(f"Made:     {len(made)} report{'s' * (len(made) != 1)}, {sum(len(one.figures) for one in made)} figures")

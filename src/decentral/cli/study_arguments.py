@@ -25,7 +25,8 @@ _HERE_ONLY = [
     *("launcher", "logger", "rerun"),
 ]
 """Keys that say where and how something is computed, not what."""
-
+_CHANGES = ("seeds=[1,2]", "num_workers=[8,16]", "columns={...}")
+"""Of studies that have such a key: what a refusal suggests."""
 
 OWN_RESULTS = "results/own"
 """Where studies and their reports go if nothing else is said: git ignores it."""
@@ -131,9 +132,12 @@ def _refuse_decided(name: str, study: Study, overrides: Iterable[str]) -> None:
     for override in overrides:
         key = study.for_runs(override).lstrip("+").partition("=")[0]
         if key in decided:
+            known = {field.name for field in dataclasses.fields(study)}
+            possible = [f"'study.{change}'" for change in _CHANGES if change.partition("=")[0] in known]
+            change = f", or change the study, for example with {' or '.join(possible)}" if possible else ""
             raise ConfigError(
-                f"{override} cannot be set, because {name} itself sets {key} for each of its runs: leave it out, or "
-                "change the study, for example with 'study.seeds=[1,2]' or 'study.columns={...}'."
+                f"{override} cannot be set, because {name} itself sets {key} for each of its runs: "
+                f"leave it out{change}."
             )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from decentral.study.measure import DAMAGED
+
 if TYPE_CHECKING:
     import pandas
 
@@ -21,7 +23,7 @@ class Entry:
     values: tuple[float, ...]
     """Of the runs that have a finite value, by seed."""
     runs: int
-    """How many have ended, done or diverged."""
+    """How many have ended, done or diverged; those whose numbers are damaged are still to come."""
     diverged: int
     at_edge: bool
     """Whether the learning rate of one of them lies at the edge of what was searched."""
@@ -159,13 +161,23 @@ def _by_rate(rows: list[Any]) -> dict[float, float]:
 
 
 def _wanted(labels: dict[str, str], wanted: Wanted) -> int:
-    """Of the cell that these are the labels of; a cell's values may have further ones, such as the step."""
-    fitting = [(len(own), number) for own, number in wanted if own.items() <= labels.items()]
-    return max(fitting, default=(0, 0))[1]
+    """Of the cell that these are the labels of.
+
+    A cell's values may have further ones, such as the step, or, if there is no such cell, say what it leaves open, such
+    as a bandwidth.
+    """
+    closed = [({name: word for name, word in own.items() if word}, number) for own, number in wanted]
+    for cells in (wanted, closed):
+        fitting = [(len(own), number) for own, number in cells if own.items() <= labels.items()]
+        if fitting:
+            return max(fitting)[1]
+    return 0
 
 
 def _entry(labels: dict[str, str], metric: str, rows: list[Any], of: str, wanted: int) -> Entry:
-    rows = sorted(rows, key=lambda row: row["seed"])
+    whole = [row for row in rows if row["status"] != DAMAGED]
+    wanted = wanted if len(whole) == len(rows) else max(wanted, len(rows))
+    rows = sorted(whole, key=lambda row: row["seed"])
     rates = [number_of(row["rate"]) for row in rows]
     by_seed = {str(row["seed"]): row[of] for row in rows if math.isfinite(row[of])}
     values = tuple(row[of] for row in rows if math.isfinite(row[of]))

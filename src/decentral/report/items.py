@@ -40,6 +40,8 @@ class Item:
     title: str
     needs: str
     """What its paper scale needs."""
+    scale: str
+    """The largest one that is defined."""
     report: dict[str, Any]
     departures: list[str]
     runs: dict[str, Run] = field(default_factory=dict)
@@ -140,6 +142,7 @@ def _item_of(results: Results) -> Item:
         str(facts.get("item") or results.study),
         str(facts.get("title") or ""),
         str(facts.get("needs") or ""),
+        results.scale,
         dict(facts.get("report") or {}),
         list(facts.get("departures") or []),
     )
@@ -151,5 +154,5 @@ def _catalogue() -> list[Item]:
         defined = catalogue.scales(name)
         scale = next((scale for scale in MOST_TELLING_FIRST if scale in defined), "paper")
         study = catalogue.load(name, scale)
-        found.append(Item(name, study.paper, study.item, study.title, study.needs, **study.described()))
+        found.append(Item(name, study.paper, study.item, study.title, study.needs, scale, **study.described()))
     return found

@@ -71,7 +71,7 @@ def _section(item: Item) -> list[str]:
         blocks.append(f"{_CLAIMS[item.spec.claimed_by]}:\n\n{claims}")
     if not item.runs:
         needs = f" It needs {item.needs}." if item.needs else ""
-        command = f"decentral-study {item.study} scale=paper"
+        command = f"decentral-study {item.study} scale={item.scale}"
         blocks.append(f"**Not run.**{needs} Command: `{command}`")
         blocks += _departures(item.departures)
     for run in item.shown:

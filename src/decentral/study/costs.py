@@ -239,7 +239,8 @@ def _what_it_took(job: Job) -> Rehearsal | None:
     kinds = {str(device).partition(":")[0] for device in origin.get("devices", ["cpu"])}
     if config is None or not wall_s or kinds != {_device(config)} or origin.get("cpu") != processor():
         return None
-    cores = max(1, int(origin.get("processes") or 1))
+    processes = max(1, int(origin.get("processes") or 1))
+    cores = min(processes, int(origin.get("cores") or processes))
     disk = float(size_below(job.directory))
     if isinstance(job, Computation):
         return Rehearsal(total_s=cores * wall_s, disk_bytes=disk)

@@ -48,7 +48,8 @@ class Measure:
     last_epochs      mean over the evaluations in the last so many epochs, for each worker, before the worst of them is
                      taken (RelaySum paper; with an evaluation every 4 epochs, 5 are epochs 196 and 200); 0: the last
     at               axis (step, epoch, wall_s or bytes_sent) -> a place: nothing that is evaluated beyond it counts
-    to_reach         the number is where on `axis` the metric first is as good as this; nan where it never is
+    to_reach         the number is where on `axis` the metric first is as good as this, in the unit that is shown (95
+                     for an accuracy of 95 %); nan where it never is
     axis             for to_reach
     percent          whether to multiply by 100; null: as the run says of its metric
     larger_is_better which end is the worst; null: as the run says of its metric

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import csv
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from decentral.scheduling.job import Job
+from decentral.store.files import read_json
 from decentral.study.study import Cell, Labels, Value
 
 
 class StoredCell(Cell):
     """The rows of a values.csv: nothing is left to be run."""
 
-    def __init__(self, labels: Labels, values: Sequence[Value]) -> None:
+    def __init__(self, labels: Labels, values: Sequence[Value], wanted: int = 0) -> None:
         self.labels = labels
-        self._values = list(values)
+        self._values, self._wanted = list(values), wanted
 
     def jobs(self) -> list[Job]:
         """None: they were carried out elsewhere."""
@@ -25,6 +27,33 @@ class StoredCell(Cell):
     def values(self) -> list[Value]:
         """As they were collected."""
         return self._values
+
+    def wanted(self) -> int:
+        """As it was collected."""
+        return self._wanted
+
+
+def beside(cells: Sequence[Cell], directory: Path, belongs: Callable[[Labels], bool]) -> list[StoredCell]:
+    """What `directory` has collected of other cells than these, which have the same names of labels: of those that
+    still belong to the study. Empty where there is nothing that can be read."""
+    names = list(cells[0].labels) if cells else []
+    known = {tuple(str(cell.labels[name]) for name in names) for cell in cells}
+    others: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    try:
+        with open(directory / "values.csv", newline="", encoding="utf-8") as file:
+            for row in csv.DictReader(file):
+                others.setdefault(tuple(row[name] for name in names), []).append(row)
+        facts = read_json(directory / "study.json") or {}
+        wanted = {tuple(json.loads(labels).values()): number for labels, number in facts.get("wanted", {}).items()}
+        found = []
+        for key, rows in others.items():
+            labels: Labels = dict(zip(names, key, strict=True))
+            if key not in known and belongs(labels):
+                number = wanted.get(tuple(labels[name] for name in sorted(names)), 0)
+                found.append(StoredCell(labels, [_value(labels, row) for row in rows], number))
+        return found
+    except (OSError, KeyError, ValueError):
+        return []
 
 
 def stored(cells: Sequence[Cell], directory: Path) -> dict[int, StoredCell]:

@@ -40,11 +40,11 @@ class Order(Claim):
         gap = high - low
         if self.factor is not None:
             held, tolerance = at_most(self.factor * low, high), f"at least {self.factor:g} times"
-            margin = high - self.factor * low
+            margin, weights = high - self.factor * low, (1.0, -self.factor)
         else:
             held = at_most(self.by, gap) if self.by else gap > 0
             tolerance = f"by at least {self.by:g}" if self.by else "any difference"
-            margin = gap - self.by
+            margin, weights = gap - self.by, (1.0, -1.0)
         held = held and math.isfinite(first)
         error = combined((1, better), (-1, worse))
         why = f"{told(better)} against {told(worse)}"
@@ -52,5 +52,7 @@ class Order(Claim):
             ratio = f", {number(high / low)} times" if self.factor is not None and low > 0 else ""
             why += f": a difference of {number(gap)}{ratio}"
             asks = self.factor is None or self.factor >= 1  # below 1, no difference at all is good enough
-            why = weighed(why, margin, error, [better, worse], always=asks)
+            above, below = (better, worse) if larger_is_better else (worse, better)
+            spread = combined((weights[0], above), (weights[1], below))
+            why = weighed(why, margin, spread, [better, worse], always=asks)
         return Finding(MET if held else NOT_MET, gap if math.isfinite(gap) else None, error, tolerance, why)

@@ -63,7 +63,7 @@ class Benchmark(Study):
 
     def further_facts(self) -> dict[str, Any]:
         """What the scenarios are, for the page."""
-        return {"scenarios": [_told(one) for one in self.scenarios]}
+        return {"scenarios": [told(one) for one in self.scenarios]}
 
     def _command(self, scenario: Scenario, method: Method, overrides: Sequence[str], names: set[str]) -> list[str]:
         base = [*self.base, *scenario.base]
@@ -97,8 +97,10 @@ def _topology(config: Config) -> str:
     return str(config.topology.name) if config.algo.uses_topology else ""
 
 
-def _told(scenario: Scenario) -> dict[str, Any]:
-    unit = "" if scenario.target.percent is False else " %"
+def told(scenario: Scenario) -> dict[str, Any]:
+    """What a scenario is, as study.json has it."""
+    percent = scenario.target.percent
+    unit = " %" if percent or (percent is None and scenario.target.metric == "accuracy") else ""
     metric = f"{scenario.target.split} {scenario.target.metric.replace('_', ' ')}"
     return {
         "scenario": scenario.name,

@@ -12,6 +12,7 @@ from decentral.jobs.ensembles.members import Member, Rated
 from decentral.jobs.ensembles.search import Search
 from decentral.jobs.ensembles.simulation import Simulation, Trajectory
 from decentral.scheduling.job import Job
+from decentral.study.measure import NOT_REACHED
 from decentral.study.study import Cell, Curve, Labels, Value, in_steps
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def steps_of(search: Search, zeta2: float, labels: Labels, published: str) -> li
                     seed=member.seed,
                     lr=found.lr if found else None,
                     at_edge=bool(found and found.at_edge),
-                    status="done" if found else "not reached",
+                    status="done" if found else NOT_REACHED,
                     published=published,
                     run=search.id,
                     wall_s=wall_s,
@@ -103,34 +104,46 @@ class CourseCell(Cell):
         return Simulation(self.config, name, members, steps, every, self.row.roots)
 
     def values(self) -> list[Value]:
-        """The suboptimality after the wanted steps (median over the trees), or the tuned steps."""
+        """The suboptimality after the wanted steps (median over the trees), or the tuned steps.
+
+        Not a number for a seed for which no rate was good enough.
+        """
         n, last = self.config.num_workers or 0, self.study.steps[self.place]
         if self.study.tuned_steps:
             published = self.study.published(self.row, n, self.zeta2, last)
             return steps_of(self.search, self.zeta2, self.labels, published) if self.search else []
-        simulation = self.simulation()
-        if simulation is None or simulation.finished() is None:
+        steps, simulation = self.study.at or [last], self.simulation()
+        computed = simulation or self.search  # the search, if it has found no rate for any seed
+        if computed is None or any(job.finished() is None for job in self.jobs()):
             return []
-        found, wall_s = simulation.trajectories(), simulation.wall_s() / len(simulation.members)
+        found = simulation.trajectories() if simulation is not None else []
         values = []
-        for member in simulation.members:
-            own = [dict(zip(c.steps, c.errors, strict=True)) for c in found if c.member == member]
-            for step in self.study.at or [last]:
-                value = statistics.median(errors[step] for errors in own)
-                finite = math.isfinite(value)
-                values.append(
-                    Value(
-                        labels=self.labels | ({"after_steps": step} if self.study.at else {}),
-                        value=value if finite else math.nan,
-                        metric=_SUBOPTIMALITY,
-                        seed=member.seed,
-                        lr=member.lr,
-                        status="done" if finite else "diverged",
-                        published=self.study.published(self.row, n, self.zeta2, step),
-                        run=simulation.id,
-                        wall_s=wall_s / len(self.study.at or [last]),
-                    )
+
+        def add(step: int, seed: int, lr: float | None, value: float, status: str) -> None:
+            values.append(
+                Value(
+                    labels=self.labels | ({"after_steps": step} if self.study.at else {}),
+                    value=value if math.isfinite(value) else math.nan,
+                    metric=_SUBOPTIMALITY,
+                    seed=seed,
+                    lr=lr,
+                    status=status,
+                    published=self.study.published(self.row, n, self.zeta2, step),
+                    run=computed.id,
+                    wall_s=computed.wall_s() / len(self.study.seeds) / len(steps),
                 )
+            )
+
+        members = {member.seed: member for member in simulation.members} if simulation is not None else {}
+        for seed in self.study.seeds:
+            member = members.get(seed)
+            own = [dict(zip(c.steps, c.errors, strict=True)) for c in found if c.member == member]
+            for step in steps:
+                if member is None:
+                    add(step, seed, None, math.nan, NOT_REACHED)
+                else:
+                    value = statistics.median(errors[step] for errors in own)
+                    add(step, seed, member.lr, value, "done" if math.isfinite(value) else "diverged")
         return values
 
     def curves(self) -> list[Curve]:
