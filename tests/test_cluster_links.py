@@ -7,7 +7,8 @@ import math
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from decentral.cluster.cluster import Machines
 from decentral.cluster.collectives import AllGather, Broadcast, Ring, Star, Tree
 from decentral.cluster.compute import ComputeTimes
 from decentral.cluster.costs import LinkCosts
+from decentral.cluster.groups import Groups, Meeting
 from decentral.cluster.links import CollectiveName, Links, Ports
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
+from decentral.topology.groups import GroupSchedule
 
 ALPHA, BETA = 0.5, 2.0  # seconds; seconds per byte
 PLAIN = Links(latency_s=ALPHA, bandwidth_gbps=8e-9 / BETA, copy_gbps=inf)
@@ -74,6 +77,20 @@ def test_machines_have_links_of_two_kinds() -> None:
 FILE = "source,target,latency_s,bandwidth_gbps\n1,0,7,inf\n0,2,0,8e-10\n"
 
 
+def test_word_of_a_version_goes_along_the_tree_whose_hops_are_those_of_its_links() -> None:
+    """From worker 0 with two on a machine: to 1 inside; to 2 outside; to 3 by way of 1, outside from there."""
+
+    def word(links: Links, i: int, n: int) -> list[float]:
+        groups = Groups(GroupSchedule(n, min(n, 2)), lambda *_: None, lambda *_: None)
+        timeline = SimpleNamespace(n=n, costs=costs(links, n), timed_bytes=1.0)
+        return Meeting(groups, cast(Any, timeline))._latency_s(i).tolist()
+
+    assert word(PLAIN, 0, 8) == [ALPHA * hops for hops in (0, 1, 1, 2, 1, 2, 2, 3)]
+    assert word(TWO_TIERS, 0, 4) == [0, ALPHA, 3.0, ALPHA + 3.0]
+    assert word(TWO_TIERS, 3, 8) == [3.5, 3.0, 0.5, 0, 6.5, 6.0, 3.5, 3.0]
+    assert word(PLAIN, 0, 1) == [0]
+
+
 def test_links_of_a_file_have_costs_of_their_own_in_their_direction(tmp_path: Path) -> None:
     (tmp_path / "links.csv").write_text(FILE)
     known = costs(file=str(tmp_path / "links.csv"))
@@ -82,6 +99,13 @@ def test_links_of_a_file_have_costs_of_their_own_in_their_direction(tmp_path: Pa
     assert known.message_s(0, 2, 3) == pytest.approx(30) and known.message_s(2, 0, 3) == ALPHA + 3 * BETA
     assert known.pair_s(0, 1, 4) == 7 + 4 * BETA, "the slower direction of each"
     assert known.all_reduce_s(4, 8) == pytest.approx(2 * 3 * (7 + 2 * 10)), "the largest latency, the slowest link"
+
+
+def test_links_that_a_file_replaces_altogether_cost_nobody_anything(tmp_path: Path) -> None:
+    (tmp_path / "links.csv").write_text("source,target,latency_s,bandwidth_gbps\n0,1,0.5,inf\n1,0,0.25,inf\n")
+    known = costs(n=2, file=str(tmp_path / "links.csv"))
+    assert known.all_reduce_s(2, 8) == 2 * 0.5, "not the slower links of cluster.links, of which there are none"
+    assert costs(n=3, file=str(tmp_path / "links.csv")).all_reduce_s(3, 8) > 2 * 0.5
 
 
 @pytest.mark.parametrize("make", [

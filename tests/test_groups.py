@@ -76,7 +76,7 @@ def test_the_examples_of_the_paper():
     assert grouping(1, 8, 4).tolist() == [[0, 1, 4, 5], [2, 3, 6, 7]]
     assert activation_children(1, -1, 4) == [0, 3]
     assert activation_children(0, dimension(1, 0), 4) == [2]
-    assert [group_size_auto(P) for P in (1, 4, 8, 16, 64, 256, 1024)] == [1, 2, 4, 4, 8, 16, 32]
+    assert [group_size_auto(P) for P in (1, 2, 4, 8, 16, 64, 256, 1024)] == [1, 2, 2, 4, 4, 8, 16, 32]
 
 
 def test_fixed_groups_are_those_of_version_0():

@@ -17,6 +17,7 @@ from decentral.cli.run import main as run_command
 from decentral.cli.study import main as study_command
 from decentral.errors import ConfigError
 from decentral.registry import components
+from decentral.store import RunStore
 from decentral.store.metrics import read_metrics
 from decentral.training.loggers import Guarded, Logger, Sink
 from decentral.training.loggers import logger as logger_module
@@ -293,6 +294,12 @@ def refused(capsys, *arguments: str) -> str:
     return capsys.readouterr().err
 
 
+def contents(results_dir: Path) -> dict[Path, bytes]:
+    """Of all files of the runs, but which process has locked them."""
+    files = (path for path in results_dir.glob("runs/*/*.*") if path.is_file() and path.name != "run.lock")
+    return {path: path.read_bytes() for path in files}
+
+
 @pytest.mark.parametrize(("words", "wrong", "says"), [
     ([], "device=cuda", "device=cuda needs a GPU"),
     (["-m", "seed=0,1"], "device=cuda", "device=cuda needs a GPU"),
@@ -305,10 +312,36 @@ def test_a_rerun_that_is_refused_leaves_finished_runs_as_they_were(
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     there = [f"results_dir={tmp_path}", "progress=false", *words]
     run(capsys, *there)
-    files = {path: path.read_bytes() for path in tmp_path.glob("runs/*/*.*") if path.is_file()}
+    files = contents(tmp_path)
     assert says in refused(capsys, *there, "rerun=true", wrong)
-    assert {path: path.read_bytes() for path in files} == files
+    assert contents(tmp_path) == files
+    assert not list(tmp_path.glob("runs/*/before"))
     assert "done before" in run(capsys, *there)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_rerun_that_is_refused_when_it_is_put_together_leaves_the_run_as_it_was(
+    tmp_path: Path, capsys, processes: int
+) -> None:
+    there = [f"results_dir={tmp_path}", "progress=false", f"processes={processes}", "task=images", "data=digits"]
+    there += ["model=resnet18", "num_workers=2", "batch_size=2", "steps=1", "evaluation.examples=2", "save=none"]
+    run(capsys, *there)
+    files = contents(tmp_path)
+    assert "execution=batched" in refused(capsys, *there, "rerun=true", "execution=batched")
+    assert contents(tmp_path) == files
+    assert not list(tmp_path.glob("runs/*/before"))
+    assert "done before" in run(capsys, *there)
+
+
+def test_a_rerun_that_was_broken_off_has_kept_what_there_was_until_it_is_finished(tmp_path: Path, capsys) -> None:
+    run(capsys, f"results_dir={tmp_path}")
+    (there,) = (tmp_path / "runs").iterdir()
+    metrics = (there / "metrics.jsonl").read_bytes()
+    RunStore.forget(there, there.name)
+    assert (there / "before" / "metrics.jsonl").read_bytes() == metrics
+    assert RunStore.finished(there, there.name) is None
+    assert "done before" not in run(capsys, f"results_dir={tmp_path}")
+    assert RunStore.finished(there, there.name) is not None and not (there / "before").exists()
 
 
 def test_a_rerun_forgets_all_that_the_run_had_stored(tmp_path: Path, capsys) -> None:

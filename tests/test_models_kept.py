@@ -55,6 +55,12 @@ def test_a_run_that_simulated_time_ends_keeps_its_models(start, algo):
     assert accuracy(load(result.directory).averaged, compose(MLP)) == result.last("accuracy", "averaged")
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_task_without_modules_keeps_none(start, accumulate):
+    result = start("task=quadratics", "num_workers=2", "steps=2", "algo=allreduce", f"accumulate={accumulate}")
+    assert not (result.directory / FILE).exists()
+
+
 def test_any_number_of_processes_keeps_the_same_models(start):
     one, two = start(*MLP, directory="one"), start(*MLP, processes=2, directory="two")
     mine, theirs = load_models(one.directory).models, load_models(two.directory).models

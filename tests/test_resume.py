@@ -51,6 +51,12 @@ def same(one, other) -> None:
         assert one.facts[fact] == other.facts[fact]
 
 
+def test_a_trace_begins_with_the_models_before_the_first_step_whether_they_are_evaluated_or_not(start):
+    one = ["algo=dpsgd", "topology=ring", "task=quadratics", "num_workers=3", "steps=4", "trace=true"]
+    evaluated, not_evaluated = start(*one), start(*one, "evaluation.initial=false", directory="not evaluated")
+    assert np.array_equal(evaluated.iterates, not_evaluated.iterates)
+
+
 @pytest.mark.parametrize(("name", "variant"), CASES)
 def test_an_algorithm_goes_on_bit_for_bit(start, tmp_path, name, variant):
     overrides = [*settings(name, tmp_path), *variant]

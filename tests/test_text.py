@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import decentral
 from configure import configure
@@ -29,6 +29,7 @@ from decentral.gradients.execution import Workload
 from decentral.gradients.loop import Loop
 from decentral.gradients.passes.worker_models import WorkerModels, flat
 from decentral.gradients.precision import Precision
+from decentral.models.fasttext import FastText
 from decentral.models.model import LanguageModel, TextModel
 from decentral.partition.natural import Natural
 from decentral.registry import components
@@ -419,6 +420,22 @@ def test_metrics_are_those_of_the_whole_test_text_however_it_is_shared():
     assert whole[1] == whole[2]  # characters
 
 
+SMALL_TEXTS = ("data=synthetic_text", "data.num_train=400", "data.num_test=40", "data.words=50", "model=fasttext")
+
+
+def test_texts_have_batch_statistics_of_the_averaged_model_recomputed(start, monkeypatch):
+    build = FastText.build
+
+    def with_batch_norm(self: FastText, data: LabelledTokens) -> nn.Module:
+        module = build(self, data)
+        return nn.Sequential(module, nn.BatchNorm1d(data.num_classes))
+
+    monkeypatch.setattr(FastText, "build", with_batch_norm)
+    settings = ("task=text", *SMALL_TEXTS, "num_workers=2", "batch_size=8", "steps=2", "algo=dpsgd", "topology=ring")
+    result = start(*settings)
+    assert any("recomputed on 512 training texts" in note for note in result.facts["notes"])
+
+
 def test_batches_that_are_accumulated_are_one_larger_batch(start):
     settings = ("task=images", "data=digits", "model=mlp", "model.hidden=[8]", "algo=dpsgd", "topology=ring", "alpha=1",
                 "num_workers=3", "steps=6", "trace=true", "precision=fp64", "optim=adam", "lr=0.01")  # fmt: skip
@@ -428,8 +445,6 @@ def test_batches_that_are_accumulated_are_one_larger_batch(start):
 
 
 # -- with everything else ----------------------------------------------------------------------------------------------
-
-SMALL_TEXTS = ("data=synthetic_text", "data.num_train=400", "data.num_test=40", "data.words=50", "model=fasttext")
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def test_one_peer_of_a_matrix_sends_along_its_edges():
             {"graph": "star", "direction": "left"},
             "topology.direction=left is read with topology.graph=ring only, not star",
         ),
+        ({"graph": "base_graph"}, "topology.graph=base_graph has matrices, not graphs"),
         ({"graph": "ring", "base": 3}, "topology.graph=exponential or .*symmetric_exponential only"),
         ({"graph": "file", "path": "x", "center": 1}, "topology.center=1 is read with topology.graph=star only"),
         ({"graph": [np.eye(3)] * 2}, r"one square matrix \[n, n\], not numbers of shape \[2, 3, 3\]"),

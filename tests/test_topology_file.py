@@ -126,6 +126,12 @@ def test_a_missing_file_and_a_missing_path_are_told_apart():
         File(path="nowhere.csv").schedule(3)
 
 
+def test_an_algorithm_that_needs_other_weights_than_those_of_the_file_is_not_told_to_choose_a_rule_beside_them(csv):
+    path = csv("0,1,0.5\n1,0,0.25")
+    with pytest.raises(ConfigError, match=r"sums to .*: give other weights, or remove them and use topology\.weights="):
+        compose(["algo=dpsgd", "topology=file", f"topology.path={path}", "topology.directed=true", "task=quadratics"])
+
+
 @pytest.mark.parametrize("weights", [Weights.metropolis, Weights.uniform])
 def test_a_rule_for_weights_contradicts_weights_in_the_file(csv, weights):
     with pytest.raises(ConfigError, match=f"topology.weights={weights.name} contradicts topology.path="):

@@ -129,6 +129,27 @@ def test_it_can_be_loaded_with_its_module(tmp_path, digits):
         decentral.load(result.directory, model=nn.Linear(3, 3))
 
 
+def test_what_loads_a_run_is_called_without_arguments_and_has_to_be_what_can_be(tmp_path, digits):
+    result = decentral.train(lambda num_classes: net(num_classes), *digits, results_dir=tmp_path, **SHORT)
+    with pytest.raises(ConfigError, match=r"model=make is called without arguments here, but: missing .*num_classes"):
+        decentral.load(result.directory, model=make)
+
+
+def make(num_classes: int) -> nn.Module:
+    return net(num_classes)
+
+
+def test_a_run_that_has_begun_and_whose_process_is_gone_is_interrupted(tmp_path):
+    result = decentral.train("mlp", "digits", results_dir=tmp_path, **SHORT)
+    status = result.directory / "status.json"
+    status.write_text(status.read_text().replace('"done"', '"running"'))
+    (result.directory / "metrics.jsonl").write_text("")
+    found = decentral.load(result.directory)
+    assert found.status == "interrupted"
+    with pytest.raises(ConfigError, match="has no metrics yet: it is interrupted"):
+        found.plot()
+
+
 def test_what_is_no_id_and_no_directory_is_refused():
     with pytest.raises(ConfigError, match=r"run=None is no run: give its id, as decentral.runs\(\) has them"):
         decentral.load(None)
@@ -156,6 +177,8 @@ def test_what_is_ours_goes_by_name(tmp_path):
             {"data": "digits"},
             "data=digits is train_data of decentral.train: give 'digits' there",
         ),
+        (("mlp", "digits", None, "processes=4"), {}, "processes=4 is not for decentral.train"),
+        (("mlp", "digits", None, "results_dir=x"), {}, "results_dir=x is the argument results_dir of decentral.train"),
         (("mlp", "digits", None, "model=cnn"), {}, "model=cnn is the first argument of decentral.train"),
         (("mlp", *2 * [Subset(PAIRS, [0, 3])]), {}, "a Subset has example 3 of a data set that has 3"),
         (("mlp", *2 * [Examples(3, lambda number: None)]), {}, "a pair .*, but example 0 is a NoneType"),
@@ -263,6 +286,36 @@ def test_a_function_that_takes_the_number_of_classes_makes_what_is_returned_too(
 def test_a_partial_is_what_it_has_fixed(tmp_path):
     wide, narrow = (GivenModel.of(partial(Scaled, scale=scale)).content for scale in (1.0, 2.0))
     assert wide != narrow and wide == GivenModel.of(partial(Scaled, scale=1.0)).content
+
+
+class Activated(Scaled):
+    def __init__(self, activation: object) -> None:
+        super().__init__(1.0)
+        self.activation = activation
+
+
+def test_what_a_function_has_from_around_it_and_what_modules_hold_make_other_runs():
+    def scaled(scale: float) -> Callable[[], nn.Module]:
+        return lambda: Scaled(scale)
+
+    def with_default(scale: float) -> Callable[..., nn.Module]:
+        def make(*, by: float = scale) -> nn.Module:
+            return Scaled(by)
+
+        return make
+
+    def module(make: Callable[[], nn.Module]) -> str:
+        torch.manual_seed(0)
+        return GivenModel.of(make()).content
+
+    for alike in (scaled, with_default):
+        one, same, other = (GivenModel.of(alike(scale)).content for scale in (1.0, 1.0, 2.0))
+        assert one == same != other
+    layers = [partial(nn.TransformerEncoderLayer, 8, heads, 16) for heads in (2, 4)]
+    held = [torch.relu, torch.tanh, {"inner": torch.relu}, {"inner": torch.tanh}, torch.float16, torch.bfloat16]
+    made = [*layers, *(partial(Activated, one) for one in held)]
+    assert len({module(make) for make in made}) == len(made) == len([*layers, *held])
+    assert module(made[0]) == module(made[0])
 
 
 @pytest.mark.parametrize(

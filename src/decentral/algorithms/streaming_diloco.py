@@ -10,7 +10,7 @@ from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.diloco import check_outer, outer_step
 from decentral.errors import ConfigError, check_at_least, check_range
 from decentral.optim.rows import add, scale, sub
-from decentral.topology.rounds import Split, slices
+from decentral.topology.rounds import Rounds, Split, slices
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,6 +75,11 @@ class StreamingDiLoCo(Algorithm):
     def every(self) -> int:
         """After how many steps it is the next part's turn."""
         return self.period_steps // self.fragments
+
+    def dilution(self, schedule: Rounds) -> float:
+        """(1 - mu) / outer_lr, as with DiLoCo, where nothing is delayed and no share kept; not known otherwise: 1."""
+        known = self.outer_lr > 0 and not self.delay_steps and not self.own_share
+        return (1 - self.outer_momentum) / self.outer_lr if known else 1.0
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], phi = x, v = 0, nothing on its way, and the local optimizer before step 0."""

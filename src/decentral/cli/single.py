@@ -24,6 +24,7 @@ def carry_out(config: Config) -> int:
     from decentral.store import Status
     from decentral.store.failures import advice, classify, describe
     from decentral.training.loggers.stored import log_stored
+    from decentral.training.operations import FILE as OPERATIONS
 
     try:
         check_directory(config)
@@ -43,6 +44,8 @@ def carry_out(config: Config) -> int:
             say(f"This run was done before{_by_other_code(outcome.directory)}; nothing was computed.")
             if kept := _kept_otherwise(config, outcome.directory):
                 say(kept)
+            if config.record_operations and not (outcome.directory / OPERATIONS).exists():
+                say("It kept no operations: rerun=true computes it again with record_operations=true.")
             if told := log_stored(config, outcome.directory):
                 say(told)
         if not outcome.done_before or not (outcome.directory / FIGURE).exists():  # killed before it was drawn

@@ -137,8 +137,12 @@ class LinkCosts:
 
     def _slowest(self) -> tuple[float, float]:
         """The largest latency and the most seconds per byte of all links."""
-        L = self._links.workers_per_machine
-        tiers = [self._links.inside] * (L > 1) + [self._links.between] * (self.num_workers > L)
+        n, L = self.num_workers, self._links.workers_per_machine
+        on_each = [min(L, n - first) for first in range(0, n, L)]
+        inside = sum(workers * (workers - 1) for workers in on_each)
+        own = sum(key // n // L == key % n // L for key in self._table)
+        tiers = [self._links.inside] * (own < inside)
+        tiers += [self._links.between] * (len(self._table) - own < n * (n - 1) - inside)
         found = [*tiers, *self._table.values()] or [(0.0, 0.0)]
         return max(latency for latency, _ in found), max(per_byte for _, per_byte in found)
 

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -182,13 +183,27 @@ class Meeting:
         one.begun = True
         word = self._word.get(i)
         if word is None:
-            word = timeline.costs.latency_s(np.array(i), workers) * self._ones[i ^ workers]
+            word = self._latency_s(i)
             if len(workers) <= _REMEMBERED:
                 self._word[i] = word
         one.takes_part = list(map(min, one.arrived, (now + word).tolist()))
         timeline.sent(timeline.n - 1, 8 * (timeline.n - 1))
         for group in range(len(one.groups)):
             self._schedule(one, group)
+
+    def _latency_s(self, i: int) -> np.ndarray:
+        """How long word from worker i travels to each [n]: the tree's path to j goes by way of those whose number
+        differs from i in lower bits of i ^ j only."""
+        apart = i ^ self._workers
+        if len(apart) == 1:
+            return np.zeros(1)
+        bits = [1 << b for b in range(int(apart.max()).bit_length())]
+        stops = [i ^ (apart & (bit - 1)) for bit in bits] + [self._workers]
+        hops = [self.timeline.costs.latency_s(*ends) for ends in pairwise(stops)]
+        taken = np.concatenate([hop[apart & bit > 0] for hop, bit in zip(hops, bits, strict=True)])
+        if (taken == taken[0]).all():
+            return np.asarray(taken[0] * self._ones[apart])
+        return np.asarray(np.sum(hops, axis=0))
 
     def _schedule(self, one: _Version, group: int) -> None:
         """Let a group begin once all of its members take part."""

@@ -82,7 +82,8 @@ def resolve(config: Config) -> Config:
             f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
             f"communication.{_first_key(config.communication)}: what machines and all workers do together is reliable."
         )
-    check(config.rounds(), config.algo.needs, config.algo.name, config.topology.name)
+    weights_given = config.algo.uses_topology and config.topology.weights_given()
+    check(config.rounds(), config.algo.needs, config.algo.name, config.topology.name, weights_given)
     if config.network.drop_probability and not config.algo.survives_loss:
         raise ConfigError(
             f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
@@ -153,6 +154,7 @@ def check_time(config: Config) -> None:
             alone = ", and one process" if config.algo.asynchronous else ""
             raise ConfigError(f"{key}={value:g} needs simulated time: choose a cluster, such as cluster=even{alone}.")
     in_one = config.processes == "1" or is_virtual(config)
+    in_one |= config.processes == "auto" and config.task.useful_processes(config) == 1
     if config.record_operations and in_one and "model" not in config.task.uses:
         raise ConfigError(
             "record_operations=true is for workers that really go on by themselves: choose several processes, such as "

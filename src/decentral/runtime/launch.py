@@ -36,9 +36,10 @@ class Outcome(NamedTuple):
 def launch(config: Config) -> Outcome:
     """Carry out a (resolved) run, unless its directory says that it is done and `rerun` is false.
 
-    With `rerun=true` what a finished run has stored is removed at the last moment, when nothing is left that could
-    refuse the new one. A run that is not finished goes on: the same command, given again after an interruption, loses
-    nothing. Raises ConfigError for what cannot work, `failures.RunFailed` if a process of the run died.
+    With `rerun=true` what a finished run has stored is set aside, into its folder `before`, until the new one is
+    finished, and put back if that is refused. A run that is not finished goes on: the same command, given again after
+    an interruption, loses nothing. Raises ConfigError for what cannot work, `failures.RunFailed` if a process of the
+    run died.
     """
     directory = run_directory(config)
     if under_torchrun():
@@ -51,7 +52,7 @@ def launch(config: Config) -> Outcome:
 
 
 def _begun_again(config: Config, directory: Path) -> Config:
-    """With `rerun=true` remove what a finished run has stored; the configuration of the run that is to be carried
+    """With `rerun=true` set aside what a finished run has stored; the configuration of the run that is to be carried
     out."""
     if config.rerun and is_leader() and RunStore.finished(directory, run_id(config)) is not None:
         RunStore.forget(directory, run_id(config))

@@ -236,4 +236,7 @@ def _record(config: Config, directory: Path, error: BaseException) -> None:
         contextlib.suppress(ConfigError, OSError),  # the directory is not ours, or gone: there is nothing to record
         RunStore.open(directory, run_id(config), dump(config)) as store,
     ):
+        refused = isinstance(error, ConfigError)
+        if refused and (store.take_back() or RunStore.finished(directory, run_id(config)) is not None):
+            return  # it is finished, as it was before rerun=true
         record(store, error)

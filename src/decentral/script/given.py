@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -107,31 +108,52 @@ class GivenData(PlainData):
         return found
 
 
-def _origin(make: Callable[..., Any]) -> str:
-    """Name and source of a class or function, and what a functools.partial has fixed of it."""
+def _origin(make: Callable[..., Any], inside: tuple[int, ...] = ()) -> str:
+    """Name and source of a class or function, its defaults and what it has from around it, and what a functools.partial
+    has fixed of it."""
     if isinstance(make, partial):
-        return f"{_origin(make.func)} {make.args} {sorted(make.keywords.items())}"
+        return f"{_origin(make.func, inside)} {_described([*make.args, make.keywords], inside)}"
     found = f"{make.__module__}.{getattr(make, '__qualname__', type(make).__qualname__)}"
     with suppress(OSError, TypeError):  # typed into a console: nothing but the name is known
         found += inspect.getsource(make)
+    if isinstance(make, FunctionType):
+        around = list[Any]()
+        for cell in make.__closure__ or ():
+            with suppress(ValueError):  # nothing is in it yet
+                around.append(cell.cell_contents)
+        found += _described([make.__defaults__, make.__kwdefaults__, around], inside)
     return found
 
 
-def _known_of(module: nn.Module) -> str:
-    """The source of a module that is not torch's own, and its plain attributes."""
-    if type(module).__module__.partition(".")[0] == "torch":
-        return ""
+def _known_of(module: nn.Module, inside: tuple[int, ...] = ()) -> str:
+    """The source of a module that is not torch's own, and its attributes but for parameters and submodules."""
     source = ""
-    with suppress(OSError, TypeError):  # typed into a console
-        source = inspect.getsource(type(module))
-    plain = {key: value for key, value in vars(module).items() if not key.startswith("_") and _is_plain(value)}
-    return f"{source}{sorted((key, repr(value)) for key, value in plain.items() if key != 'training')}"
+    if type(module).__module__.partition(".")[0] != "torch":
+        with suppress(OSError, TypeError):  # typed into a console
+            source = inspect.getsource(type(module))
+    own = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "training"}
+    return source + _described(dict(sorted(own.items())), inside)
 
 
-def _is_plain(value: Any) -> bool:
+def _described(value: Any, inside: tuple[int, ...] = ()) -> str:
+    """A value in words that are the same in another process: plain ones as they are, functions by their source, of
+    other objects the type. `inside` are the ones that it is a part of."""
+    if id(value) in inside:
+        return "itself"
+    inside = (*inside, id(value))
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype):
+        return repr(value)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {_described(one, inside)}" for key, one in value.items()) + "}"
     if isinstance(value, tuple | list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+        return "[" + ", ".join(_described(one, inside) for one in value) + "]"
+    if isinstance(value, torch.Tensor):
+        return hashlib.sha256(_bytes(value)).hexdigest()
+    if isinstance(value, nn.Module):
+        return repr(value) + _known_of(value, inside) + _described(dict(value.state_dict()), inside)
+    if callable(value):
+        return _origin(value, inside)
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +15,11 @@ from decentral.config.composition import folders_of
 from decentral.config.files import load as load_config
 from decentral.errors import ConfigError
 from decentral.registry import component
-from decentral.store import RunStore, find_runs, read_metrics
+from decentral.store import RunStore, Status, find_runs, read_metrics
+from decentral.store.files import is_locked
 from decentral.store.metadata import read_metadata
 from decentral.store.models import AVERAGED, load_models
-from decentral.store.ownership import recorded_id
+from decentral.store.ownership import LOCK, recorded_id
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,7 +32,7 @@ class Trained:
 
     directory: Path
     status: str
-    """done, or diverged, interrupted, failed."""
+    """done, or diverged, running, interrupted, failed."""
     settings: dict[str, Any] = field(repr=False)
     """Every setting as on the command line (`algo`, `algo.fill`, `lr`), those that were not given, too."""
     metrics: pd.DataFrame = field(repr=False)
@@ -44,9 +46,11 @@ class Trained:
 
     def plot(self, metric: str | None = None, x: str = "epoch") -> Axes:
         """The metric (by default what the run is judged by) of the worst worker, the averaged model and all workers'
-        mean over `x`: epoch, step, wall_s or bytes_sent."""
+        mean over `x`: epoch, step, wall_s or bytes_sent. Raises ConfigError if nothing was evaluated yet."""
         import matplotlib.pyplot as plt
 
+        if self.metrics.empty:
+            raise ConfigError(f"{self.directory} has no metrics yet: it is {self.status}.")
         name = metric or next(iter(read_metadata(self.directory).values())).name
         of_models = self.metrics[(self.metrics.metric == name) & (self.metrics.split != "train")]
         _, axes = plt.subplots(figsize=(6, 4))
@@ -76,6 +80,8 @@ def load(
     folders_of(str(config_dir) if config_dir else None)
     directory = _directory(run, results_dir)
     status = str((RunStore.peek(directory) or {}).get("status", "unknown"))
+    if status == Status.running and not is_locked(directory / LOCK):
+        status = str(Status.interrupted)
     settings, metrics = _settings(directory), pd.DataFrame(read_metrics(directory))
     if status != "done" or settings.get("save") == "none" or not _has_networks(settings):
         return Trained(directory, status, settings, metrics, [], None)
@@ -106,7 +112,7 @@ def _maker(
     if isinstance(model, torch.nn.Module):
         return lambda: copy.deepcopy(model).to(dtype)
     if model is not None:
-        return lambda: model().to(dtype)
+        return lambda: _called(model).to(dtype)
     config = load_config((directory / "config.yaml").read_text(encoding="utf-8"))
     description = config.task.describe(config)
 
@@ -116,6 +122,20 @@ def _maker(
         return found.to(dtype)
 
     return make
+
+
+def _called(model: Callable[..., nn.Module]) -> nn.Module:
+    name = getattr(model, "__name__", "it")
+    try:
+        inspect.signature(model).bind()
+    except TypeError as error:
+        raise ConfigError(
+            f"model={name} is called without arguments here, but: {error}. Give the module itself, or "
+            f"lambda: {name}(...)."
+        ) from None
+    except ValueError:  # nothing is known of its arguments
+        pass
+    return model()
 
 
 def _with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:

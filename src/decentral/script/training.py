@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
     from decentral.tasks.task import Task
 
+_ARGUMENTS = {"model": "the first argument", "data": "train_data", "results_dir": "the argument results_dir"}
+"""Settings that are given to `train` otherwise."""
+
 
 def train(
     model: nn.Module | Callable[..., nn.Module] | str,
@@ -54,18 +57,17 @@ def train(
     """
     from decentral.script.given import GivenData, GivenModel
 
-    if settings.get("processes", 1) != 1:
-        raise ConfigError(
-            f"processes={settings['processes']} is not for decentral.train, which works in this process: "
-            "decentral-run has them, for a model and data that are in a file (docs/own_components.md)."
-        )
     made: dict[str, Any] = {}
     chosen = _words(settings)
     for word in (*chosen, *overrides):
         key, _, value = word.partition("=")
-        if key in ("model", "data"):
-            argument = "the first argument" if key == "model" else "train_data"
-            raise ConfigError(f"{word} is {argument} of decentral.train: give {value!r} there.")
+        if key == "processes" and value != "1":
+            raise ConfigError(
+                f"{word} is not for decentral.train, which works in this process: "
+                "decentral-run has them, for a model and data that are in a file (docs/own_components.md)."
+            )
+        if key in _ARGUMENTS:
+            raise ConfigError(f"{word} is {_ARGUMENTS[key]} of decentral.train: give {value!r} there.")
     if isinstance(model, str):
         chosen.append(f"model={model}")
     else:

@@ -26,6 +26,9 @@ _RESULTS = (
     *("timeline.json", "timeline.png", "timeline.jsonl", "workers.csv"),
     *("operations.jsonl", "gradient_times.csv"),
 )
+_STORED = ("status.json", *_RESULTS, "tensorboard")
+_BEFORE = "before"
+"""The folder with what a finished run had stored, while it is carried out again."""
 _CARRIED = ("step", "epoch", "restarts")  # facts of the status that stay what they were unless given
 
 
@@ -107,15 +110,37 @@ class RunStore:
 
     @classmethod
     def forget(cls, path: Path, run_id: str) -> None:
-        """Remove what this finished run has stored, so that it can begin again; its configuration stays.
+        """Set aside, into the folder `before`, what this finished run has stored, so that it can begin again; its
+        configuration stays.
 
         Raises ConfigError as `open` does. Killed half-way, it leaves a run that is not finished.
         """
         with cls.open(path, run_id, "") as store:
-            for name in ("status.json", *_RESULTS):
-                (path / name).unlink(missing_ok=True)
-            shutil.rmtree(path / "tensorboard", ignore_errors=True)
+            shutil.rmtree(path / _BEFORE, ignore_errors=True)
+            (path / _BEFORE).mkdir()
+            for name in _STORED:
+                with suppress(FileNotFoundError):
+                    (path / name).rename(path / _BEFORE / name)
             store.remove_checkpoints()
+
+    def take_back(self) -> bool:
+        """Put back what `forget` has set aside: the run is refused. Whether there was anything."""
+        aside = self.path / _BEFORE
+        if not (aside / "status.json").is_file():
+            with suppress(OSError):
+                aside.rmdir()
+            return False
+        for name in reversed(_STORED):  # the status last: until then the run is not finished
+            if (self.path / name).is_dir():
+                shutil.rmtree(self.path / name)
+            with suppress(FileNotFoundError):
+                (aside / name).rename(self.path / name)
+        aside.rmdir()
+        return True
+
+    def remove_replaced(self) -> None:
+        """Delete what `forget` has set aside: the run is finished again."""
+        shutil.rmtree(self.path / _BEFORE, ignore_errors=True)
 
     def abandon(self) -> None:
         """Undo `open` of a `new` directory: it belongs to no run. What others have put there stays."""

@@ -22,9 +22,10 @@ def check_choice(topology: str, graph: str, settings: Mapping[str, Any]) -> None
         ConfigError: names the topologies that there are, or the settings.
     """
     topologies = components("topology")
-    known = sorted(topologies.keys() - {topology})
+    known = sorted(name for name, its in topologies.items() if name != topology and hasattr(its, "graphs"))
     if graph not in known:
-        raise ConfigError(f"topology.graph={graph} is not another topology.{suggest(graph, known)}")
+        what = "has matrices, not graphs" if graph in topologies and graph != topology else "is not another topology"
+        raise ConfigError(f"topology.graph={graph} {what}.{suggest(graph, known)}")
     for key, value in settings.items():
         own = {f.name for f in dataclasses.fields(topologies[graph])}
         if value is not None and key not in own:

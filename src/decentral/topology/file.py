@@ -40,6 +40,10 @@ class File(GraphTopology):
         way = "from a to b only" if self.directed else "both ways; topology.directed=true reads it from a to b only"
         return (f"a line a,b of topology.path={self.path} is an edge {way}",)
 
+    def weights_given(self) -> bool:
+        """Whether the file has weights."""
+        return self._edges().weight is not None
+
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """The graph of the file; ConfigError if it cannot be read or is none on n workers."""
         edges = self._read(num_workers)

@@ -59,11 +59,13 @@ def is_power_of_two(number: int) -> bool:
 
 def group_size_auto(num_workers: int) -> int:
     """S = 2^round(log2(P) / 2), about sqrt(P) as in the paper; halves are rounded to the even number, so P = 8 gives 4.
+    For P = 2 it is 2: in a group of one nobody averages.
 
     Raises ConfigError unless P is a power of two.
     """
     check_groups(num_workers, 1)
-    return 1 << round(_bits(num_workers) / 2)
+    n = _bits(num_workers)
+    return 1 << max(round(n / 2), min(n, 1))
 
 
 def phases(version: int, num_workers: int, group_size: int, dynamic: bool = True) -> list[int]:

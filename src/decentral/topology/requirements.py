@@ -19,6 +19,7 @@ from decentral.topology.rounds import MEAN, Rounds
 
 _TOLERANCE = 1e-9
 _MATRICES_REMEMBERED = 64
+_CHOOSE, _GIVEN = "use topology.weights=", "give other weights"
 _PUSH_SUM = "an algorithm with push-sum, such as algo=sgp"
 
 
@@ -52,8 +53,10 @@ class Need(Enum):
     d2_spectrum = "d2_spectrum"
 
 
-def check(rounds: Rounds, needs: AbstractSet[Need], algo: str, topology: str) -> None:
+def check(rounds: Rounds, needs: AbstractSet[Need], algo: str, topology: str, weights_given: bool = False) -> None:
     """Refuse rounds that do not give `algo` what it needs; one worker satisfies every need.
+
+    `weights_given`: the weights are the user's own, so that there is no rule to choose.
 
     Raises:
         ConfigError: says what is wrong with which values, and what to use instead.
@@ -66,6 +69,8 @@ def check(rounds: Rounds, needs: AbstractSet[Need], algo: str, topology: str) ->
     for need in Need:
         if need in needs:
             problem = _CHECKS[need](rounds, where)
+            if problem and weights_given:
+                problem = problem.replace(_CHOOSE, f"{_GIVEN}, or remove them and {_CHOOSE}", 1)
             if problem:
                 raise ConfigError(f"algo={algo} {problem}.")
 

@@ -29,6 +29,10 @@ class Topology(ABC):
         """What a reader of the results has to know of how it was made; sentences without the last full stop."""
         return ()
 
+    def weights_given(self) -> bool:
+        """Whether its weights are the user's own, so that `weights` has no rule to choose."""
+        return False
+
     @abstractmethod
     def schedule(self, num_workers: int) -> Rounds:
         """The rounds for `num_workers` workers; ConfigError if this topology does not exist for so many."""

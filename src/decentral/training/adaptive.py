@@ -156,7 +156,7 @@ class AdaptiveStepper(Stepper):
         """How long the slowest worker's gradient takes in a step, on average over the first ones; without simulated
         time: how long those of the slowest process have taken so far."""
         if self.net.clock is None:
-            mean_s = self.gradients.seconds / max(1, int(self.gradients.draws[0]))
+            mean_s = self.gradients.seconds / max(1, self.gradients.calls)
             rows = torch.full((len(self.net.workers), 1), mean_s, dtype=torch.float64)
             return self.net.gather(rows).max().item()
         return float(self.net.clock.times.seconds(0, _STEPS_AVERAGED).max(axis=1).mean())

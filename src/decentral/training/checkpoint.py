@@ -38,6 +38,7 @@ def to_part(state: Any, problem: Problem, oracle: GradientOracle, net: Network) 
     if net.clock is not None:
         part["clock"] = torch.from_numpy(net.clock.state())
         part["collectives"] = net.clock.used
+    part["carried"] = net.carried
     return part
 
 
@@ -67,6 +68,8 @@ def from_parts(
     if net.clock is not None:
         net.clock.load_state(parts[0]["clock"].numpy())
         net.clock.used = parts[0].get("collectives", {})  # those that are older have none
+    own = next((part for part in parts if part["workers"] == [net.workers.start, net.workers.stop]), parts[0])
+    net.carried = own.get("carried", {})  # those that are older have none
     entries = {
         worker: entry
         for part in parts  # those that are older have no "problem"

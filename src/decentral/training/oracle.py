@@ -59,6 +59,8 @@ class GradientOracle:
         """How long the workers of this process sleep before they all compute their next gradient."""
         self.seconds = 0.0
         """How long all calls took, with the drawing of batches."""
+        self.calls = 0
+        """How many there were."""
         self.recorded: Operations | None = None
         """Where gradients are kept, those of all workers of this process together, or each: see `record`."""
         self._each: list[float] | None = None
@@ -128,6 +130,7 @@ class GradientOracle:
             self._keep(range(len(self.workers)))
         self.draws += _ONE
         self.seconds += time.perf_counter() - began
+        self.calls += 1
         return g
 
     def _of_some(self, x: Tensor, places: list[int]) -> Tensor:
@@ -143,6 +146,7 @@ class GradientOracle:
             self._keep(places)
         self.draws[places] += _ONE
         self.seconds += time.perf_counter() - began
+        self.calls += 1
         return loss, g
 
     def _keep(self, places: Sequence[int]) -> None:

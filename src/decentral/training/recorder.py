@@ -170,6 +170,7 @@ class Recorder:
         self.store.set_status(status, step=step, epoch=step / r.problem.steps_per_epoch, **facts)
         if status in (Status.done, Status.diverged):
             self.store.remove_checkpoints()
+            self.store.remove_replaced()
         if self.sink is not None:
             self.sink.close(status.value)
             if status in (Status.done, Status.diverged) and not self.sink.failed:
@@ -200,6 +201,8 @@ class Recorder:
         with contextlib.suppress(OSError, DirectoryLost):  # a full disk: the error itself is what the user must see
             if isinstance(error, ConfigError) and self.store.new and not self.begun:
                 self.store.abandon()
+            elif isinstance(error, ConfigError) and not self.begun and self.store.take_back():
+                pass  # it is finished, as it was before
             else:
                 record(self.store, error)
         if self.sink is not None:

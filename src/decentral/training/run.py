@@ -74,6 +74,8 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
     stopwatch = Stopwatch(r.times, lambda: r.stepper.waited_s + r.oracle.slept_s)
     votes, keeper = Votes(r.world, r.start, patient=goes_by_itself(r.config)), Keeper(r, recorder.store)
     voted = -1
+    if r.config.trace and r.start == 0:
+        trace(r, 0)
     for t in range(r.start, r.total_steps + 1):
         evaluated = evaluates_at(t, r) and (t > r.start or t == 0)
         if evaluated:
@@ -122,8 +124,6 @@ def trace(r: Run, step: int) -> None:
 
 def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progress: Progress) -> Evaluation:
     """Evaluate and record after t steps."""
-    if r.config.trace and t == 0:
-        trace(r, 0)
     r.evaluated_s = r.stepper.simulated_s or 0.0
     scope = Scope(None if r.ends_at(t) else r.examples_on_the_way, progress.doing)
     part = r.world.rank, r.world.size

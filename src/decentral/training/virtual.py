@@ -293,17 +293,20 @@ class AsynchronousStepper:
         models = self.models
         if on_the_way["there"]:
             rows.g = RowViews(torch.empty_like(models))
-            rows.g.tensor[on_the_way["there"]] = on_the_way["g"]
+            rows.g.tensor[on_the_way["there"]] = on_the_way["g"].to(models.device)
         if on_the_way["copied"]:
             rows.copies = RowViews(torch.empty_like(models))
-            rows.copies.tensor[on_the_way["copied"]] = on_the_way["copies"]
+            rows.copies.tensor[on_the_way["copied"]] = on_the_way["copies"].to(models.device)
         if "early" in on_the_way:
             is_early, losses = on_the_way["early"]
             self.oracle.is_early[:] = is_early.numpy()
             self.oracle.early.copy_(losses)
         rows.there = set(on_the_way["there"])
         rows.begun = {i: copied for i, copied in follower.begun.items() if i not in rows.there}
-        rows.underway = {key: tuple(on_the_way["messages"][repr(key)]) for key in follower.underway}
+        rows.underway = {
+            key: tuple(tensor.to(models.device) for tensor in on_the_way["messages"][repr(key)])
+            for key in follower.underway
+        }
         self.timeline.rows = rows
 
     def _advance(self) -> None:

@@ -30,7 +30,7 @@ class Classification(Supervised):
         workers: range,
         device: torch.device,
         *,
-        statistics_examples: int = 0,
+        statistics_examples: int = 512,
     ) -> None:
         super().__init__(task, config, workers, device, statistics_examples=statistics_examples)
         self.metrics = (

@@ -58,7 +58,7 @@ class Supervised(Problem):
         workers: range,
         device: torch.device,
         *,
-        statistics_examples: int = 0,
+        statistics_examples: int = 512,
     ) -> None:
         """statistics_examples: on how many training examples batch-norm statistics are recomputed."""
         self.task, self.config, self.workers, self.device, self.seed = task, config, workers, device, config.seed
