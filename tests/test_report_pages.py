@@ -123,6 +123,15 @@ def test_a_papers_page_has_claim_command_result_departures_and_provenance(
         assert (results_dir / "relaysum" / link).is_file()
 
 
+def test_a_page_says_how_many_runs_each_machine_had(tmp_path: Path) -> None:
+    machines = [{"gpu": "a GPU", "runs": 64}, {"cores": 2, "cpu": "a CPU", "runs": 58}]
+    directory = tmp_path / "own" / "mine" / "small"
+    make(write(directory, table1(), {"table": TABLE}, jobs=26, machines=machines))
+    report_pages(tmp_path)
+    text = (tmp_path / "own" / "README.md").read_text()
+    assert "122 runs, 1 min 1 s, 64 of them on a GPU, 58 of them on 2 cores of a CPU" in text
+
+
 @pytest.mark.parametrize(("own", "head"), [({}, "The paper claims"), ({"claimed_by": "us"}, "Checked here")])
 def test_claims_are_the_papers_unless_the_study_says_otherwise(tmp_path: Path, own: dict, head: str) -> None:
     make(write(tmp_path / "own" / "mine" / "small", table1(), {"table": TABLE, "claims": CLAIMS, **own}))
