@@ -23,6 +23,7 @@ from decentral.store.files import write_json
 from decentral.study import rehearsals
 from decentral.study.progress import Unfinished
 from decentral.study.rehearsals import Rehearsed
+from decentral.terminal.text import duration
 from decentral.training.run import evaluates_at
 
 STUDY = """
@@ -107,6 +108,17 @@ def test_time_memory_and_disk_follow_from_what_was_seen(given: list[str], monkey
     assert "Memory:   about 400 MB for the largest job, 500 MB for 2 at once" in plan
     assert "Disk:     about 50 MB for results, and up to 4 MB for checkpoints while they run." in plan
     assert "10 jobs by a few steps and an evaluation" in plan
+
+
+def test_what_searches_may_still_ask_for_is_said_apart(given: list[str], monkeypatch, capsys):
+    """Two searches of their own begin with three rates and may try five; the other two cells are those again."""
+    seen_as(Rehearsal(total_s=8.0), monkeypatch)
+    tune = "study.tune={rule: powers_of_two, at_most: 5}"
+    plan = said(capsys, "mine", *given, tune, "--plan", "launcher.slots=1")
+    known, to_come = (sum(int(row[column] or 0) for row in rows(plan)[:-1]) for column in ("jobs known", "to come"))
+    assert "Searches may ask for 4 more at most as they go." in plan
+    least, most = (duration(8.0 * jobs) for jobs in (known + to_come, known + to_come + 4))
+    assert f"about {least} with 1 job at once on 1 core, {least} of one of them; {most} if every search goes on" in plan
 
 
 def test_places_are_those_that_the_launcher_has(given: list[str], monkeypatch, capsys):

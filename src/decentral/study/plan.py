@@ -25,6 +25,7 @@ class _Entry(NamedTuple):
     known: list[Job]
     done: int
     to_come: list[Job]
+    may_come: list[Job]
     shared: int
 
     def left(self) -> list[Job]:
@@ -54,11 +55,26 @@ def plan(
         f"{name} at scale={scale}: {len(cells)} cells, {len(source.jobs)} jobs known today ({len(source.finished)} "
         f"done, {len(pending)} to do{f', {begun} of them begun' if begun else ''})"
         + (f", and {to_come} to come when searches for learning rates are over" if to_come else "")
-        + (". A search may ask for more as it goes." if to_come else ".")
+        + (f". {_more(entries)}" if to_come else ".")
     )
     if left:
-        lines += _needs(left, costs, launcher)
+        lines += _needs(left, costs, launcher, _at_most(entries, costs))
     return "\n".join(lines)
+
+
+def _more(entries: Sequence[_Entry]) -> str:
+    most = sum(len(entry.may_come) for entry in entries)
+    return f"Searches may ask for {most} more at most as they go." if most else "A search may ask for more as it goes."
+
+
+def _at_most(entries: Sequence[_Entry], costs: Costs) -> list[tuple[Job, Cost]]:
+    """What searches may still ask for, each like the mean of the jobs of its cell."""
+    found = []
+    for entry in entries:
+        known = [costs.found[job.id].seconds or 0.0 for job in entry.left() if costs.found[job.id].seconds]
+        if known:
+            found += [(job, Cost(seconds=sum(known) / len(known))) for job in entry.may_come]
+    return found
 
 
 def _entries(cells: Sequence[Cell]) -> list[_Entry]:
@@ -75,7 +91,11 @@ def _entries(cells: Sequence[Cell]) -> list[_Entry]:
         new = [job for id, job in later.items() if id not in known]
         shared += sum(id in known and all(id != job.id for job in cell.jobs()) for id in later)
         known |= later.keys()
-        entries.append(_Entry(cell, own, sum(job.finished() is not None for job in own), new, shared))
+        entries.append(_Entry(cell, own, sum(job.finished() is not None for job in own), new, [], shared))
+    for place, entry in enumerate(entries):
+        possible = {job.id: job for job in entry.cell.may_come() if job.id not in known}
+        entries[place] = entry._replace(may_come=list(possible.values()))
+        known |= possible.keys()
     return entries
 
 
@@ -139,15 +159,20 @@ def _shown(total: _Sum, text: Callable[[float], str]) -> str:
     return f"{'> ' if total.unknown else ''}{text(total.value)}"
 
 
-def _needs(left: Sequence[Job], costs: Costs, launcher: Launcher) -> list[str]:
-    """Time, memory and disk of all jobs, and where the estimates come from."""
+def _needs(left: Sequence[Job], costs: Costs, launcher: Launcher, further: Sequence[tuple[Job, Cost]]) -> list[str]:
+    """Time, memory and disk of all jobs, and where the estimates come from; with `further` jobs, the time at most."""
     known = [(job, costs.found[job.id]) for job in left if costs.found[job.id].seconds is not None]
     places = _places(launcher, left, costs)
     beside = f" (and what the other {len(left) - len(known)} take)" if len(known) < len(left) else ""
     lines = []
     if known:
         total, wall = sum(cost.seconds or 0.0 for _, cost in known), _wall_s(known, places)
-        lines.append(f"Time:     about {duration(wall)} with {places.words}, {duration(total)} of one of them{beside}.")
+        longest = (
+            f"; {duration(_wall_s([*known, *further], places))} if every search goes on to its end" if further else ""
+        )
+        lines.append(
+            f"Time:     about {duration(wall)} with {places.words}, {duration(total)} of one of them{beside}{longest}."
+        )
     else:
         lines.append(f"Time:     not known before a job is done; {places.words}.")
     memory = sorted((cost.memory for cost in costs.found.values() if cost.memory is not None), reverse=True)

@@ -97,6 +97,10 @@ class Cell(ABC):
         """
         return []
 
+    def may_come(self) -> list[Job]:
+        """Jobs beyond those of `to_come` that searches may still ask for: as many as it may be, there to be counted."""
+        return []
+
     @abstractmethod
     def values(self) -> list[Value]:
         """What came out so far."""

@@ -60,6 +60,14 @@ class TunedCell(Cell):
         _, choice, _ = self._search()
         return list(self._counting(self.final.config.lr)) if choice is None else []
 
+    def may_come(self) -> list[Job]:
+        """Those of further rates, while the search goes on."""
+        jobs, choice, _ = self._search()
+        rates = {job.config.lr for job in jobs}
+        if choice is not None or not rates:
+            return []
+        return [job for lr in self.rule.beyond(rates) for job in self._runs(True, lr, self.study.tune_seeds)]
+
     def values(self) -> list[Value]:
         """One for each finished run, and those of `also`; only the seeds with the chosen rate count."""
         jobs, choice, _ = self._search()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from decentral.errors import ConfigError
@@ -42,6 +43,10 @@ class PowersOfTwo(Rule):
             return [min(tried) / self.factor]
         unknown = [lr for lr in self._neighbours(best) if not _known(lr, tried)]
         return unknown[: self.at_most - len(tried)]
+
+    def beyond(self, rates: Collection[float]) -> list[float]:
+        """As if the best one were below all of them until the end."""
+        return [min(rates) / self.factor**k for k in range(1, self.at_most - len(rates) + 1)]
 
     def chosen(self, tried: Scores) -> Choice | None:
         """The best; at the edge if a neighbour of it was not tried."""

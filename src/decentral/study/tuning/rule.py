@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 Scores = Mapping[float, float]
@@ -27,6 +27,10 @@ class Rule(ABC):
 
         `start` is the cell's own rate, which the rule may begin with.
         """
+
+    def beyond(self, rates: Collection[float]) -> list[float]:
+        """Rates that it may still try, when it has begun with these: as many as it may be. By default none."""
+        return []
 
     def chosen(self, tried: Scores) -> Choice | None:
         """The best of the rates tried, the smallest of equals; None if all diverged."""
