@@ -153,13 +153,13 @@ def check_time(config: Config) -> None:
         if value is not None and not has_clock(config):
             alone = ", and one process" if config.algo.asynchronous else ""
             raise ConfigError(f"{key}={value:g} needs simulated time: choose a cluster, such as cluster=even{alone}.")
-    in_one = config.processes == "1" or is_virtual(config)
-    in_one |= config.processes == "auto" and config.task.useful_processes(config) == 1
-    if config.record_operations and in_one and "model" not in config.task.uses:
-        raise ConfigError(
-            "record_operations=true is for workers that really go on by themselves: choose several processes, such as "
-            "processes=4."
-        )
+    if config.record_operations and "model" not in config.task.uses:
+        in_one = config.processes == "1" or is_virtual(config)
+        if in_one or (config.processes == "auto" and config.task.useful_processes(config) == 1):
+            raise ConfigError(
+                "record_operations=true is for workers that really go on by themselves: choose several processes, such "
+                "as processes=4."
+            )
     if not goes_by_itself(config):
         return
     if config.trace:
