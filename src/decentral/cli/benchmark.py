@@ -193,6 +193,7 @@ def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]
 
 
 def _with_published(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]) -> list[Cell]:
+    """The cells, where what is neither asked for nor known here has the published numbers."""
     there = Path(PUBLISHED_RESULTS) / chosen.directory.relative_to(chosen.results_dir)
     if there.resolve() == chosen.directory.resolve():
         return cells

@@ -199,11 +199,10 @@ class Recorder:
         if not self.world.leader:
             return
         with contextlib.suppress(OSError, DirectoryLost):  # a full disk: the error itself is what the user must see
-            if isinstance(error, ConfigError) and self.store.new and not self.begun:
+            refused = isinstance(error, ConfigError) and not self.begun
+            if refused and self.store.new:
                 self.store.abandon()
-            elif isinstance(error, ConfigError) and not self.begun and self.store.take_back():
-                pass  # it is finished, as it was before
-            else:
+            elif not (refused and self.store.take_back()):  # then it is finished, as it was before rerun=true
                 record(self.store, error)
         if self.sink is not None:
             self.sink.close(Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed)
