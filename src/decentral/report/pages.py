@@ -179,9 +179,8 @@ def provenance(run: Run) -> str:
     dirty = " with uncommitted changes" if facts.get("git_dirty") else ""
     wall = duration(float(facts.get("wall_s") or 0.0))
     bad = [f"{facts[key]} {key}" for key in ("failed", "diverged") if facts.get(key)]
-    known = sum(
-        one.get("runs", 0) for one in facts.get("machines") or []
-    )  # those whose numbers only led to others, too
+    # of all machines: also the runs whose numbers only led to others
+    known = sum(one.get("runs", 0) for one in facts.get("machines") or [])
     runs = f"{known or facts.get('jobs', '?')} runs" + (f" ({', '.join(bad)})" if bad else "")
     code = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}{dirty}"
     parts = [code, f"version {facts.get('version')}", f"scale={run.results.scale}", runs, wall]
