@@ -351,8 +351,8 @@ def test_float32_on_a_gpu_is_what_its_precision_says():
 
     before = settings()
     for precision in Precision:
-        with precision.training(CPU):
+        with precision.passes(CPU):
             assert settings() == before
-        with precision.training(torch.device("cuda")):
+        with precision.passes(torch.device("cuda")):
             assert settings() == (("tf32",) * 2 if precision is Precision.tf32 else ("ieee",) * 2)
     assert settings() == before

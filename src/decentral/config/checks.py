@@ -59,6 +59,7 @@ def resolve(config: Config) -> Config:
             f"precision={config.precision.name} is for networks: task={config.task.name} always computes in float64, "
             "leave precision= out."
         )
+    _check_precision_of_tests(config)
     if config.evaluation.examples.isdigit() and config.task.num_examples(config) is None:
         raise ConfigError(
             f"evaluation.examples={config.evaluation.examples} is for tasks with test examples: task="
@@ -102,6 +103,23 @@ def _check_evaluation(config: Config) -> None:
         raise ConfigError(
             f"evaluation.every_epochs={every_epochs:g} and evaluation.every_simulated_s={every_s:g} contradict each "
             "other: give one of them, and set the other one to null."
+        )
+
+
+def _check_precision_of_tests(config: Config) -> None:
+    """Raise ConfigError where nothing is tested on data by a network, or all is in float64."""
+    precision = config.evaluation.precision
+    if precision is Precision.fp32:
+        return
+    if not {"model", "data"} <= set(config.task.uses):
+        raise ConfigError(
+            f"evaluation.precision={precision.name} is for networks that are tested on data: leave it out with task="
+            f"{config.task.name}."
+        )
+    if config.precision is Precision.fp64:
+        raise ConfigError(
+            f"evaluation.precision={precision.name} contradicts precision=fp64, with which all is in float64: leave "
+            "one of them out."
         )
 
 

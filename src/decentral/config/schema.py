@@ -128,7 +128,7 @@ class Config:
     precision: Precision = field(
         default=Precision.fp32,
         metadata={
-            "help": "of training: fp32, tf32 (on GPUs), bf16, or fp64 for checks; evaluation is fp32 or fp64",
+            "help": "of training: fp32, tf32 (on GPUs), bf16, or fp64 for checks; of tests: evaluation.precision",
             "group": "model",
             "older": Precision.fp32,
         },

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Precision(Enum):
-    """Of the forward and backward passes in training; rows, updates, exchange and evaluation never have less.
+    """Of forward and backward passes; rows, updates and exchange never have less than float32.
 
     fp32    float32
     tf32    float32 with matrix products of TF32 (10 bits of mantissa), on GPUs
@@ -32,17 +32,25 @@ class Precision(Enum):
 
         return torch.float64 if self is Precision.fp64 else torch.float32
 
-    def training(self, device: torch.device) -> AbstractContextManager[None]:
-        """A context for forward and backward passes in training, in which float32 is as exact as this says."""
+    def passes(self, device: torch.device) -> AbstractContextManager[None]:
+        """A context for forward and backward passes, in which float32 is as exact as this says."""
         return float32(device, "tf32" if self is Precision.tf32 else "ieee")
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
-        """A context for the forward passes alone, inside of `training`: with bf16, torch's autocast."""
+        """A context for the forward passes alone, inside of `passes`: with bf16, torch's autocast."""
         import torch
 
         if self is not Precision.bf16:
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)  # copies of all weights would stay
+
+    @contextmanager
+    def testing(self, device: torch.device) -> Iterator[None]:
+        """A context for forward passes without gradients."""
+        import torch
+
+        with torch.no_grad(), self.passes(device), self.forward(device):
+            yield
 
 
 def float32(device: torch.device, matrices: str = "ieee") -> AbstractContextManager[None]:

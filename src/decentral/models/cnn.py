@@ -45,6 +45,7 @@ class CNN(ImageModel):
         """The convolutions, and a linear layer: images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
+        from decentral.gradients.passes.pooling import MaxPool2d
         from decentral.models.layers.convolution import he_convolution
 
         channels, height, width = data.shape
@@ -53,7 +54,7 @@ class CNN(ImageModel):
             next_channels = 32 if layers else 16
             layers.append(he_convolution(channels, next_channels, "fan_in"))
             if size > 1:
-                layers.append(nn.MaxPool2d(size))
+                layers.append(MaxPool2d(size))
             layers.append(nn.ReLU())
             channels, height, width = next_channels, height // size, width // size
         return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, data.num_classes))

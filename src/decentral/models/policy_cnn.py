@@ -56,13 +56,14 @@ class PolicyCNN(Policy):
         """Convolutions and linear layers: observations [B, C, H, W] -> [B, num_outputs]."""
         from torch import nn
 
+        from decentral.gradients.passes.pooling import MaxPool2d
         from decentral.models.layers.policies import orthogonal
 
         channels, height, width = data.shape
         layers: list[nn.Module] = []
         for halved in self._halved(data):
             layers += [orthogonal(nn.Conv2d(channels, self.channels, 3, padding=1)), nn.ReLU()]
-            layers += [nn.MaxPool2d(2)] if halved else []
+            layers += [MaxPool2d(2)] if halved else []
             channels, height, width = self.channels, height // (1 + halved), width // (1 + halved)
         layers += [nn.Flatten(), orthogonal(nn.Linear(channels * height * width, self.width)), nn.ReLU()]
         return nn.Sequential(*layers, *self.head(self.width, data))

@@ -16,22 +16,29 @@ _USER_THREADS = os.environ.get("OMP_NUM_THREADS")
 def device_kind(config: Config) -> str:
     """'cpu' or 'cuda'. Raises ConfigError for a GPU that is not there, and for a precision that the device lacks."""
     kind = kind_of(config.device, num_gpus())
-    if kind == "cpu" and config.precision is Precision.tf32:
-        raise ConfigError(
-            "precision=tf32 is arithmetic of GPUs, and this run is on the CPU: use precision=fp32, or bf16 for speed."
-        )
+    for key, precision in _precisions(config).items():
+        if kind == "cpu" and precision is Precision.tf32:
+            raise ConfigError(
+                f"{key}=tf32 is arithmetic of GPUs, and this run is on the CPU: use {key}=fp32, or bf16 for speed."
+            )
     return kind
 
 
 def slow_precision(config: Config) -> str:
     """A sentence if this processor lacks the instructions that the precision is chosen for, else ''."""
     on_cpu = kind_of(config.device, num_gpus()) == "cpu"
-    if config.precision is not Precision.bf16 or not on_cpu or computes_bf16() is not False:
+    slow = [key for key, precision in _precisions(config).items() if precision is Precision.bf16]
+    if not slow or not on_cpu or computes_bf16() is not False:
         return ""
     return (
-        "precision=bf16 is slow here: this processor has no instructions for bfloat16, and a pass takes many times as "
-        "long as with precision=fp32."
+        f"{slow[0]}=bf16 is slow here: this processor has no instructions for bfloat16, and a pass takes many times as "
+        f"long as with {slow[0]}=fp32."
     )
+
+
+def _precisions(config: Config) -> dict[str, Precision]:
+    """Of training and of tests, by their keys."""
+    return {"precision": config.precision, "evaluation.precision": config.evaluation.precision}
 
 
 def kind_of(device: str, gpus: int) -> str:

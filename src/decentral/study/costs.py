@@ -167,7 +167,8 @@ def _likeness(config: Config) -> str:
     groups = ["task", *(group for group in config.task.uses if group in ("data", "model"))]
     known: dict[str, Any] = {group: component_identity(getattr(config, group)) for group in groups}
     known |= {key: getattr(config, key) for key in ("num_workers", "batch_size", "execution")}
-    return json.dumps(known | {"precision": config.precision.name, "device": _device(config)}, sort_keys=True)
+    precisions = [config.precision.name, config.evaluation.precision.name]
+    return json.dumps(known | {"precision": precisions, "device": _device(config)}, sort_keys=True)
 
 
 def _kin(job: Job) -> str:

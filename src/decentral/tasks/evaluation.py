@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from decentral.errors import ConfigError, check_at_least
+from decentral.gradients.precision import Precision
 
 _SHARE = 0.1  # of the time of the training passes that the evaluations of the curve may take, by default
 _FORWARD = 0.3  # of a forward and backward pass (measured on a CPU: cnn 0.31, VGG-11 0.32, ResNet-18 0.28)
@@ -27,6 +28,8 @@ class EvaluationSettings:
                 on it, so that auto and all are one run, with one id
     initial     evaluate before the first step, too
     batch_size  test examples per forward pass
+    precision   of the forward passes: fp32, or tf32 (on GPUs) or bf16, which are faster; what they give is added up in
+                float32. A run of precision=fp64 is evaluated in float64
     """
 
     every_epochs: float | None = field(default=None, metadata={"was_at": "eval_every_epochs"})
@@ -34,6 +37,7 @@ class EvaluationSettings:
     examples: str = field(default="auto", metadata={"older": "all", "the_same": ("auto",)})
     initial: bool = field(default=True, metadata={"older": True})
     batch_size: int = field(default=500, metadata={"was_at": "task.test_batch_size", "group": "data"})
+    precision: Precision = field(default=Precision.fp32, metadata={"older": Precision.fp32})
 
     def __post_init__(self) -> None:
         if self.examples not in ("auto", "all") and not (self.examples.isdigit() and int(self.examples) >= 1):
@@ -47,6 +51,11 @@ class EvaluationSettings:
                 "number of seconds."
             )
         check_at_least("evaluation.batch_size", self.batch_size)
+        if self.precision is Precision.fp64:
+            raise ConfigError(
+                "evaluation.precision=fp64 is more than the models have: leave it out; a run of precision=fp64 is "
+                "evaluated in float64."
+            )
         if self.every_epochs is not None and not (math.isfinite(self.every_epochs) and self.every_epochs > 0):
             raise ConfigError(
                 f"evaluation.every_epochs={self.every_epochs:g} makes no sense: it has to be above 0, a number of "

@@ -85,7 +85,7 @@ class PlainTraining(Work):
         import torch.nn.functional as F
 
         device = self.images.device
-        with torch.enable_grad(), self.precision.training(device):
+        with torch.enable_grad(), self.precision.passes(device):
             self.optimizer.zero_grad()
             with self.precision.forward(device):
                 loss = F.cross_entropy(self.module(self.images), self.labels)

@@ -180,7 +180,7 @@ def forward(run: Run, examples: int) -> Callable[[], None]:
     ]
 
     def compute() -> None:
-        with torch.no_grad():
+        with config.evaluation.precision.testing(run.world.device):
             for module in modules:
                 for images in batches:
                     module(images)

@@ -91,20 +91,37 @@ class InMemory(DrawnApart):
         """Nothing to stop: the memory goes with the object."""
 
     def _crop_and_flip(self, images: Tensor, workers: Sequence[int], steps: Sequence[int]) -> Tensor:
-        """[k B, C, H, W] uint8 -> the same, every image in its own variant: one gather from the padded batch."""
+        """[k B, C, H, W] uint8 -> the same, every image in its own variant."""
         shifts = 2 * self.pad + 1
         positions = np.arange(len(images) // len(workers))
         draw = uniform(self.seed, "augment", np.asarray(workers)[:, None], np.asarray(steps)[:, None], positions)
-        variant = self._to_device(torch.from_numpy((draw * (2 * shifts * shifts)).astype(np.int64).reshape(-1)))
+        variants = (draw * (2 * shifts * shifts)).astype(np.int64).reshape(-1)
+        padded = F.pad(images, [self.pad] * 4)
+        return self._windows(padded, variants) if self.device.type == "cpu" else self._gathered(padded, variants)
+
+    def _windows(self, padded: Tensor, variants: np.ndarray) -> Tensor:
+        """On a CPU: a copy of each image's window, row by row of its pixels."""
+        shifts = 2 * self.pad + 1
+        size = tuple(self._images.shape[2:])
+        windows = np.lib.stride_tricks.sliding_window_view(padded.numpy(), size, axis=(2, 3))
+        images = windows[np.arange(len(variants)), :, variants % shifts, variants // shifts % shifts]
+        if self.flip:
+            mirrored = variants >= shifts * shifts
+            images[mirrored] = images[mirrored, :, :, ::-1]
+        return torch.from_numpy(images)
+
+    def _gathered(self, padded: Tensor, variants: np.ndarray) -> Tensor:
+        """On a GPU: one gather from the padded batch."""
+        shifts = 2 * self.pad + 1
+        variant = self._to_device(torch.from_numpy(variants))
         down = variant % shifts
         right = variant // shifts % shifts
-        padded = F.pad(images, [self.pad] * 4)
         width = padded.shape[3]
         mirrored = variant // (shifts * shifts) if self.flip else torch.zeros_like(variant)
         columns = self._columns.index_select(0, mirrored) + (down * width + right)[:, None]
         pixels = self._row_starts[:, None] + columns[:, None, :]  # [k B, H, W] places in a padded channel
-        pixels = pixels.flatten(1)[:, None, :].expand(-1, images.shape[1], -1)
-        return padded.flatten(2).gather(2, pixels).view(images.shape)
+        pixels = pixels.flatten(1)[:, None, :].expand(-1, padded.shape[1], -1)
+        return padded.flatten(2).gather(2, pixels).view(*padded.shape[:2], *self._images.shape[2:])
 
     def _to_device(self, host: Tensor) -> Tensor:
         """A copy that the host does not wait for (from pinned memory, if the device is a GPU)."""

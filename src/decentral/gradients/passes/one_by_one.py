@@ -55,7 +55,7 @@ class OneByOne(Passes):
         if seconds is not None:
             seconds.clear()
         precise = self.precision.forward(device)
-        with torch.enable_grad(), self.precision.training(device):
+        with torch.enable_grad(), self.precision.passes(device):
             for j, i in enumerate(workers):
                 began = time.perf_counter()
                 with self.lanes(j):

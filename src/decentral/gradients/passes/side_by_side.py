@@ -47,7 +47,7 @@ class SideBySide(Passes):
         groups, gradients, g = self._groups[r]
         losses = []
         precise = self.precision.forward(device)
-        with torch.enable_grad(), self.precision.training(device):
+        with torch.enable_grad(), self.precision.passes(device):
             for group, leaves, views in zip(groups, self._bound(x, groups), gradients, strict=True):
                 with precise:
                     outputs = forward(self.layers, inputs[group], leaves)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from decentral.gradients.passes.pooling import MaxPool2d
 from decentral.models.layers.convolution import he_convolution
 
 
@@ -16,7 +17,7 @@ def convolutions(channels: int, stages: Sequence[Sequence[int]]) -> list[nn.Modu
         for next_channels in stage:
             layers += [he_convolution(channels, next_channels, "fan_out"), nn.ReLU(inplace=True)]
             channels = next_channels
-        layers.append(nn.MaxPool2d(2))
+        layers.append(MaxPool2d(2))
     return layers
 
 

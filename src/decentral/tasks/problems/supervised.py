@@ -76,7 +76,7 @@ class Supervised(Problem):
         self.memory_format = MemoryFormat(template, device)
         execution = components("gradients")[config.execution]()
         batch_shape = info.batch_shape(config.batch_size)
-        self.forward_examples = forward_examples(template, batch_shape, device)
+        self.forward_examples = forward_examples(template, batch_shape, device, config.evaluation.precision)
         self.passes = execution.passes(Workload(self.models, batch_shape, config.precision, self.loss, self.ignored))
         self.facts = {"execution": self.passes.execution}
         self._x0 = flat(template).to(device)
@@ -260,7 +260,7 @@ class Supervised(Problem):
             range(part, -(-(scope.examples or self.data.num_test) // self.config.evaluation.batch_size), parts)
         )
         piece = self.forward_examples or self.config.evaluation.batch_size
-        with torch.no_grad(), float32(self.device):
+        with self.config.evaluation.precision.testing(self.device):
             batches = self.data.test_batches(self.config.evaluation.batch_size, chosen, part, parts)
             for number, (inputs, targets) in enumerate(batches):
                 inputs = self.memory_format(self._as_exact(inputs))
@@ -268,7 +268,7 @@ class Supervised(Problem):
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
                     scope.tell(f"evaluating {name}, batch {number + 1} of {num_batches}")
                     for some, their in pieces:
-                        self.add_statistics(total, module(some), their)
+                        self.add_statistics(total, module(some).to(self.dtype), their)
         for module in modules.values():
             module.train()
         return totals.cpu()

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decentral.data.pairs import PAD, Pairs
-from decentral.gradients.precision import float32
 from decentral.store.metadata import Metric
 from decentral.tasks.evaluation import Scope
 from decentral.tasks.problems.bleu import COUNTS, Bleu, TextBleu, WordBleu, bleu
@@ -109,13 +108,13 @@ class Translating(Supervised):
         totals = torch.zeros(len(modules), self.num_statistics, dtype=torch.float64)
         for module in modules.values():
             module.eval()
-        with torch.no_grad(), float32(self.device):
+        with self.config.evaluation.precision.testing(self.device):
             for number, batch in enumerate(batches):
                 sentences, target = self.data.batch(self.data.test, batch)
                 references = [self.data.text.references[i] for i in batch.tolist()]
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
                     scope.tell(f"translating with {name}, batch {number + 1} of {len(batches)}")
-                    self.add_statistics(total, module(sentences), target)
+                    self.add_statistics(total, module(sentences).to(self.dtype), target)
                     found = self.bleu.counts(self.translated(module, sentences.source), references)
                     total[:COUNTS] += torch.tensor(found, dtype=torch.float64)
         for module in modules.values():
