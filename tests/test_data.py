@@ -82,6 +82,15 @@ def test_an_augmented_image_is_a_crop_of_the_padded_one_and_every_crop_occurs(ar
     assert times.min() > 0.4 * times.mean()
 
 
+@pytest.mark.parametrize(("pad", "flip"), [(2, True), (1, False), (0, True)])
+def test_what_a_gpu_gathers_is_what_is_copied_on_a_cpu(arrays, monkeypatch, pad, flip):
+    data, rows = in_memory_data(arrays, pad=pad, flip=flip), torch.arange(12).view(2, 6)
+    copied, _ = data.drawn(rows, [0, 1], [3, 5])
+    monkeypatch.setattr(InMemory, "_windows", InMemory._gathered)
+    gathered, _ = data.drawn(rows, [0, 1], [3, 5])
+    assert torch.equal(copied, gathered)
+
+
 def test_the_augmentation_of_a_worker_does_not_depend_on_the_others(arrays):
     data = in_memory_data(arrays, pad=2, flip=True)
     together, _ = next(data.train_batches(order, range(4), 5, 6))

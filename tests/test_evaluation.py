@@ -13,6 +13,8 @@ from decentral.cli.single import carry_out as carry_out_command
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
+from decentral.gradients.passes.memory_format import forward_examples
+from decentral.gradients.precision import Precision
 from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import join
@@ -283,6 +285,46 @@ def test_forward_passes_of_large_images_are_on_as_many_as_the_caches_hold():
     torch.testing.assert_close(problem.worker_statistics(x), found, rtol=1e-12, atol=0)
     assert batches[10:] == [40, 40, 10, 10]
     problem.close()
+
+
+def test_tests_in_bf16_see_the_same_models_and_give_nearly_the_same_numbers(start):
+    """Training is that of float32; logits are rounded to 8 bits, which changes few of the 360 answers."""
+    rounded = "evaluation.precision=bf16"
+    both = [start(*DIGITS), start(*DIGITS, rounded, directory="rounded")]
+    exact, other = (
+        {(row["split"], row["metric"], row["worker"]): row["value"] for row in result.rows if row["step"] == 8}
+        for result in both
+    )
+    assert exact.keys() == other.keys()
+    for key in (("train", "loss", "mean"), ("model", "consensus_distance", "mean")):
+        assert exact[key] == other[key]
+    loss, accuracy = ("test", "loss", "mean"), ("test", "accuracy", "mean")
+    assert other[loss] != exact[loss] and other[loss] == pytest.approx(exact[loss], rel=0.01)
+    assert other[accuracy] == pytest.approx(exact[accuracy], abs=0.01)
+    assert run_id(compose(list(DIGITS))) != run_id(compose([*DIGITS, rounded]))
+
+
+def test_forward_passes_in_bf16_are_on_twice_as_many_images_as_the_caches_hold_of_float32():
+    module = torch.nn.Sequential(torch.nn.Conv2d(3, 2, 1))
+    pieces = [forward_examples(module, (1, 3, 100, 100), torch.device("cpu"), each) for each in Precision]
+    assert pieces == [5, 5, 10, 5]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("evaluation.precision=fp64", r"evaluation\.precision=fp64 is more than the models have"),
+        ("precision=fp64 evaluation.precision=bf16", r"evaluation\.precision=bf16 contradicts precision=fp64"),
+        (
+            "task=quadratics evaluation.precision=bf16",
+            r"evaluation\.precision=bf16 .*leave it out with task=quadratics",
+        ),
+        ("task=rl evaluation.precision=bf16", r"evaluation\.precision=bf16 .*leave it out with task=rl"),
+    ],
+)
+def test_a_precision_of_tests_that_there_is_not_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        compose(settings.split())
 
 
 def test_what_is_looked_at_on_the_way_is_a_run_of_its_own_only_where_it_is_a_number():

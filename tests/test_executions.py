@@ -335,6 +335,8 @@ def test_bf16_where_the_processor_cannot_is_said_to_be_slow(told: str, slow: boo
     (tmp_path / "cpuinfo").write_text(told)
     monkeypatch.setattr(devices, "_PROCESSOR", tmp_path / "cpuinfo")
     assert ("precision=fp32" in slow_precision(configure(*IMAGES, "precision=bf16", "device=cpu"))) == slow
+    of_tests = slow_precision(configure(*IMAGES, "evaluation.precision=bf16", "device=cpu"))
+    assert ("evaluation.precision=fp32" in of_tests) == slow
     assert slow_precision(configure(*IMAGES, "device=cpu")) == ""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import nn
 
 from decentral.data.description import DataDescription, ImageData
 from decentral.errors import ConfigError
+from decentral.gradients.passes.pooling import MaxPool2d
 from decentral.models.alexnet import AlexNet
 from decentral.models.cnn import CNN
 from decentral.models.efficientnet_b0 import EfficientNetB0
@@ -381,3 +383,22 @@ def test_the_cnn_pools_before_relu_and_computes_what_relu_before_pooling_compute
         loss = nn.functional.cross_entropy(order(images), classes)
         values.append([loss, *torch.autograd.grad(loss, list(module.parameters()))])
     assert all(map(torch.equal, *values))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shape", [(8, 12), (9, 7)])
+def test_pooling_without_gradients_gives_the_numbers_of_pooling_with_them(dtype, size, format, shape):
+    images = torch.randn(3, 5, *shape).to(dtype, memory_format=format)
+    images[0, 0, 0, 0] = math.nan
+    pooled = MaxPool2d(size)
+    with torch.no_grad():
+        found = pooled(images)
+    torch.testing.assert_close(found, pooled(images.requires_grad_()).detach(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_pooling_is_by_powers_of_two():
+    for size in (0, 3, 6):
+        with pytest.raises(ValueError, match=f"size={size} is not a power of 2"):
+            MaxPool2d(size)

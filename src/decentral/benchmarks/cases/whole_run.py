@@ -6,20 +6,22 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from decentral.benchmarks.harness.benchmark import Benchmark, Effort, Findings, Target
-from decentral.benchmarks.harness.ten_epochs import ten_epochs
+from decentral.benchmarks.harness.whole_runs import whole_run
 from decentral.tasks.images import Images
+
+_EPOCHS = 10
 
 
 @dataclass
 class WholeRun(Benchmark):
-    """With the settings that a run has by default; see `ten_epochs`."""
+    """With the settings that a run has by default; see `whole_run`."""
 
     name: str = "whole_run"
     title: ClassVar[str] = "a default run of ten epochs on data like CIFAR-10 / its passes alone"
 
     def measure(self, effort: Effort) -> Findings:
         """The whole run, and its evaluations apart."""
-        found = ten_epochs((), Images.eval_every_epochs, effort)
+        found = whole_run((), _EPOCHS, Images.eval_every_epochs, effort)
         seconds = found.seconds
         curve_s = seconds["the curve's evaluations"]
         all_evaluations_s = curve_s + seconds["the last evaluation"]

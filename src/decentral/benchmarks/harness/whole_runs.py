@@ -1,4 +1,4 @@
-"""Where the time of a run of ten epochs goes, from a run of one; and what of it nothing could spare."""
+"""Where the time of a run of some epochs goes, from a run of one; and what of it nothing could spare."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ if TYPE_CHECKING:
     from decentral.config.schema import Config
     from decentral.training.assemble import Run
 
-EPOCHS = 10
 _CALLS = 10
 _ROUNDS = 2  # of evaluations, for each that is asked for
 _EXAMPLES = 2000  # of the test examples, of which an evaluation is timed: short rounds, and many
 _DIFFERENT = 1e-3  # standard deviation of what makes models different, which would be evaluated once
-_COLUMNS = {"part": "part", "seconds": "seconds in ten epochs", "share": "/ passes alone"}
+_COLUMNS = {"part": "part", "seconds": "seconds in all epochs", "share": "/ passes alone"}
 
 
-class TenEpochs(NamedTuple):
-    """Seconds (wall) of ten epochs, by part: passes, exchange, data, the curve's evaluations, the last one, ...
+class RunTimes(NamedTuple):
+    """Seconds (wall) of all epochs, by part: passes, exchange, data, the curve's evaluations, the last one, ...
 
     `alone_s` are those of the passes of plain modules, `last_over_forward` the time of the last evaluation over that of
     its forward passes alone.
@@ -59,10 +58,10 @@ class TenEpochs(NamedTuple):
         return self.seconds["the last evaluation"] / self.last_over_forward
 
 
-def ten_epochs(settings: Sequence[str], every: float, effort: Effort) -> TenEpochs:
+def whole_run(settings: Sequence[str], epochs: int, every: float, effort: Effort) -> RunTimes:
     """A run of RelaySGD with 16 `cnn` and these settings on data like CIFAR-10's, evaluated every so many epochs.
 
-    One epoch is trained, in one process with one thread, with as many evaluations, on as many test examples, as ten
+    One epoch is trained, in one process with one thread, with as many evaluations, on as many test examples, as all
     epochs have, so that only the time of the steps is multiplied. How their time is shared by the curve's and the last
     one is measured apart, in turn with the last one's forward passes alone. A quick measurement has little data.
     """
@@ -73,7 +72,7 @@ def ten_epochs(settings: Sequence[str], every: float, effort: Effort) -> TenEpoc
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        config = one_epoch(settings, every, f"{folder}/run", effort)
+        config = one_epoch(settings, epochs, every, f"{folder}/run", effort)
         calls = 1 if effort.quick else _CALLS
         step_s = [passes_s(config, calls)]
         began = time.perf_counter()
@@ -83,23 +82,23 @@ def ten_epochs(settings: Sequence[str], every: float, effort: Effort) -> TenEpoc
         step_s.append(passes_s(config, calls))
     assert facts is not None
     times: dict[str, float] = facts["times_s"]
-    curve, last_over_forward = evaluations(config, every, effort)
-    seconds = {part: EPOCHS * times[part] for part in ("passes", "exchange", "data")}
+    curve, last_over_forward = evaluations(config, epochs, every, effort)
+    seconds = {part: epochs * times[part] for part in ("passes", "exchange", "data")}
     seconds |= {"the curve's evaluations": curve * times["evaluation"]}
     seconds |= {"the last evaluation": (1 - curve) * times["evaluation"], "checkpoints": times["checkpoints"]}
     seconds |= {"start and end": took - sum(times.values())}
-    return TenEpochs(seconds, EPOCHS * facts["step"] * sum(step_s) / len(step_s), last_over_forward)
+    return RunTimes(seconds, epochs * facts["step"] * sum(step_s) / len(step_s), last_over_forward)
 
 
-def one_epoch(settings: Sequence[str], every: float, directory: str, effort: Effort) -> Config:
-    """An epoch with the evaluations of ten."""
+def one_epoch(settings: Sequence[str], epochs: int, every: float, directory: str, effort: Effort) -> Config:
+    """An epoch with the evaluations of so many."""
     from decentral.benchmarks.baselines.cifar_like import CifarLike
     from decentral.config.composition import compose
 
     data = CifarLike(num_train=1024, num_test=64) if effort.quick else CifarLike()
-    examples = EvaluationSettings(every).on_the_way(data.num_train, data.num_test, 16, EPOCHS)
+    examples = EvaluationSettings(every).on_the_way(data.num_train, data.num_test, 16, epochs)
     run = ["algo=relaysgd", "topology=dbt", "model=cnn", "num_workers=16", "lr=0.01", "epochs=1"]
-    evaluation = [f"evaluation.every_epochs={every / EPOCHS}", f"evaluation.examples={examples or 'all'}"]
+    evaluation = [f"evaluation.every_epochs={every / epochs}", f"evaluation.examples={examples or 'all'}"]
     where = ["processes=1", "device=cpu", "progress=false", f"run_dir={directory}"]
     return compose([*settings, *run, *evaluation, *where], made={"data": data})
 
@@ -128,7 +127,7 @@ def passes_s(config: Config, calls: int) -> float:
     return (time.perf_counter() - began) / calls
 
 
-def evaluations(config: Config, every: float, effort: Effort) -> tuple[float, float]:
+def evaluations(config: Config, epochs: int, every: float, effort: Effort) -> tuple[float, float]:
     """The curve's share of the time of all evaluations; and the last one's over that of its forward passes alone.
 
     The last one is timed on a part of the test examples, as are its forward passes: both grow with their number. The
@@ -157,7 +156,7 @@ def evaluations(config: Config, every: float, effort: Effort) -> tuple[float, fl
     }
     times = in_turn(works, _ROUNDS * effort.rounds)
     run.close()
-    curve = math.ceil(EPOCHS / every) - 1 + 1 / (len(x) + 1)
+    curve = math.ceil(epochs / every) - 1 + 1 / (len(x) + 1)
     few_over_many = times.ratio("few", "many").median * max(1, few / timed)
     curve_over_last = curve * few_over_many * timed / num_test
     return curve_over_last / (1 + curve_over_last), times.ratio("many", "forward").median
