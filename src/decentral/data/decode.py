@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
-from multiprocessing import current_process, get_context
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +9,10 @@ import numpy as np
 
 from decentral.errors import ConfigError
 from decentral.host.devices import num_cores
-from decentral.host.orphans import die_with_parent
-from decentral.terminal.display import Row, display
+from decentral.host.pool import carried_out
+from decentral.terminal.display import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from PIL.Image import Image
 
 CHUNK = 256  # images per task
@@ -66,22 +60,10 @@ def decode(root: Path, files: list[str], array_file: Path, image_size: int, num_
              for i in range(0, len(files), CHUNK)]  # fmt: skip
     if num_processes is None:
         num_processes = num_cores()
-    num_processes = min(num_processes, len(tasks))
-    with _progress(f"Decoding {len(files)} images of {root}", len(tasks), show=len(files) >= MANY) as advance:
-        if num_processes == 1 or current_process().daemon:  # daemons may not have children
-            for task in tasks:
-                _decode_chunk(*task)
-                advance()
-            return
-        context = get_context("forkserver")
-        with ProcessPoolExecutor(num_processes, mp_context=context, initializer=die_with_parent) as pool:
-            try:
-                for done in as_completed([pool.submit(_decode_chunk, *task) for task in tasks]):
-                    done.result()
-                    advance()
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    title = f"Decoding {len(files)} images of {root}"
+    with counted(title, len(tasks), show=len(files) >= MANY) as advance:
+        for _ in carried_out(_decode_chunk, tasks, num_processes):
+            advance()
 
 
 def _decode_chunk(root: Path, files: list[str], array_file: Path, offset: int, image_size: int) -> None:
@@ -89,23 +71,3 @@ def _decode_chunk(root: Path, files: list[str], array_file: Path, offset: int, i
     with open(array_file, "r+b") as out:  # writing, unlike a memory map, reports a full disk as an error
         out.seek(offset)
         out.write(np.stack(images).transpose(0, 3, 1, 2).tobytes())
-
-
-@contextmanager
-def _progress(title: str, total: int, show: bool) -> Iterator[Callable[[], None]]:
-    """Yields a function to call after each task: a bar on a terminal, else a line before and a line after."""
-    shown, done = display(show), 0
-
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        shown.draw([Row(title, f"{done}/{total}", done / total)])
-
-    if not shown.live:
-        shown.line(f"{title} ...")
-    try:
-        yield advance
-        if not shown.live:
-            shown.line(f"{title}: done.")
-    finally:
-        shown.close()

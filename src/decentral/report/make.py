@@ -5,9 +5,13 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from decentral.errors import ConfigError
+from decentral.host.devices import num_cores
+from decentral.host.pool import carried_out
+from decentral.registry import own
 from decentral.report import latex, tables, verdicts
 from decentral.report.figures import canvas
 from decentral.report.figures.output import FORMATS, SCREEN, Output
@@ -16,7 +20,9 @@ from decentral.report.pages import report_pages
 from decentral.report.results import Results, find, read
 from decentral.report.verdicts import Verdict
 from decentral.store.files import write_text
+from decentral.terminal.display import counted
 
+_MANY = 8  # reports, from which on several processes make them, and say how far they are
 _WIDTH = 100
 """Columns of what is said on a terminal about a table."""
 
@@ -137,13 +143,24 @@ def report_all(
         what = f" of {' or '.join(names)}" if names else ""
         what += f" at scale={scale}" if scale else ""
         raise ConfigError(f"results_dir={results_dir} holds no results{what}: run decentral-study first.")
-    made, skipped = [], []
-    for path in found:
-        try:
-            made.append(make(path, output))
-        except ConfigError as error:
-            if names:
-                raise
-            skipped.append(skip(path, error))
+    several = num_cores() if len(found) >= _MANY else 1
+    done: dict[int, Made | ConfigError] = {}
+    with counted(f"Making {len(found)} reports", len(found), show=len(found) >= _MANY) as advance:
+        begin = partial(own.enter, own.passport())
+        for i, one in carried_out(_made, [(path, output) for path in found], several, begin):
+            if names and isinstance(one, ConfigError):
+                raise one
+            done[i] = one
+            advance()
+    each = [done[i] for i in range(len(found))]
     report_pages(results_dir)
-    return made, skipped
+    skipped = [skip(path, one) for path, one in zip(found, each, strict=True) if isinstance(one, ConfigError)]
+    return [one for one in each if isinstance(one, Made)], skipped
+
+
+def _made(directory: Path, output: Output) -> Made | ConfigError:
+    """The report, or why there is none."""
+    try:
+        return make(directory, output)
+    except ConfigError as error:
+        return error

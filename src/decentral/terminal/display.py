@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 if TYPE_CHECKING:
@@ -145,6 +146,26 @@ def display(enabled: bool = True, stream: TextIO | None = None) -> Display:
     if not enabled or stream is None:  # stdout was closed before the start
         return Display()
     return _Table(stream) if stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" else _Lines(stream)
+
+
+@contextmanager
+def counted(title: str, total: int, show: bool = True) -> Iterator[Callable[[], None]]:
+    """Yields a function to call after each task: a bar on a terminal, else a line before and a line after."""
+    shown, done = display(show), 0
+
+    def advance() -> None:
+        nonlocal done
+        done += 1
+        shown.draw([Row(title, f"{done}/{total}", done / total)])
+
+    if not shown.live:
+        shown.line(f"{title} ...")
+    try:
+        yield advance
+        if not shown.live:
+            shown.line(f"{title}: done.")
+    finally:
+        shown.close()
 
 
 def clock(seconds: float) -> str:
