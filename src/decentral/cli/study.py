@@ -42,7 +42,7 @@ decentral-study                              list the studies ('relaysum_*' name
 
 scale=smoke   a few seconds: does it work?
 scale=small   (default) the whole study, tuning and seeds included, on bundled data; on two cores, minutes
-scale=laptop  the paper's data (data.path=FOLDER), a small network, fewer epochs; on two cores, overnight
+scale=laptop  the paper's data (data.path=FOLDER), a small network, fewer epochs; on two cores, an hour or two
 scale=paper   the paper's data and model
 
 Runs and reports go to results_dir=results/own, which git ignores; results/ has the published ones.
@@ -51,8 +51,9 @@ Everything else is passed on to every run, as for decentral-run: device=cuda, da
 launcher=slurm launcher.partition=gpu ... A key of the study itself has study. in front: 'study.seeds=[1,2]'.
 What changes the numbers makes a study of its own, in a folder beside the original.
 
---plan estimates time, memory and disk from finished runs of the same kind, or else from some seconds of each
-configuration, half a minute in all, which are remembered for the next time. --plan=quick measures nothing.
+--plan estimates time, memory and disk from finished runs of the same kind, or else from some seconds of one run of
+each kind (the same model on the same data, with as many workers), half a minute in all, which are remembered for the
+next time. --plan=quick measures nothing.
 Options: --config-dir FOLDER for studies of your own in FOLDER/study/, and for your own algorithms, models, ... there;
 tab completion: decentral-run --help.
 """

@@ -20,6 +20,7 @@ from decentral.compression.row_layout import RowLayout
 from decentral.config.checks import check_probes, goes_by_itself, has_clock, is_virtual
 from decentral.config.identity import init_directory
 from decentral.config.schema import Config
+from decentral.gradients.precision import Precision
 from decentral.host.allocator import keep_freed_memory
 from decentral.network.collectives.choose import Fastest
 from decentral.network.delivery import Losses
@@ -101,11 +102,14 @@ class Run:
     @property
     def notes(self) -> list[str]:
         """What a reader of the metrics has to know."""
-        counts = self.config.task.num_examples(self.config)
-        if self.examples_on_the_way is None or counts is None:
-            return list(self.problem.notes)
-        told = f"evaluations before the last one are on {self.examples_on_the_way} of the {counts[1]} test examples"
-        return [*self.problem.notes, told]
+        notes, counts = list(self.problem.notes), self.config.task.num_examples(self.config)
+        if (precision := self.config.evaluation.precision) is not Precision.fp32:
+            notes.append(f"tests are in {precision.name} (evaluation.precision)")
+        if self.examples_on_the_way is not None and counts is not None:
+            notes.append(
+                f"evaluations before the last one are on {self.examples_on_the_way} of the {counts[1]} test examples"
+            )
+        return notes
 
     @property
     def spent_s(self) -> dict[str, float]:
