@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -39,6 +43,50 @@ def test_every_task_is_carried_out_once_and_has_its_number(num_processes: int) -
 def test_a_process_begins_with_what_it_is_told() -> None:
     assert {word for _, (_, _, word) in carried_out(square, TASKS, 2, begin)} == {"yes"}
     assert "BEGUN" not in os.environ
+
+
+def killed_once(folder: str, i: int) -> int:
+    if i == 3 and not (Path(folder) / "killed").exists():
+        (Path(folder) / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getpid()
+
+
+def slow(folder: str, i: int) -> int:
+    (Path(folder) / f"begun {i}").touch()
+    time.sleep(0.05)
+    if i == 0:
+        raise Odd(1, 2)
+    return i
+
+
+class Odd(Exception):
+    """Cannot be made again from its text."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+def test_after_an_error_nothing_more_is_begun(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="Odd: 1 and 2"):
+        list(carried_out(slow, [(str(tmp_path), i) for i in range(30)], 2))
+    begun = len(list(tmp_path.iterdir()))
+    assert begun <= 8  # the first few, and what the error could not catch up with
+    time.sleep(0.3)
+    assert len(list(tmp_path.iterdir())) == begun
+
+
+def test_what_a_killed_process_leaves_is_done_here(tmp_path: Path) -> None:
+    found = dict(carried_out(killed_once, [(str(tmp_path), i) for i in range(8)], 2))
+    assert sorted(found) == list(range(8)) and found[3] == os.getpid()
+
+
+def test_a_script_without_a_guard_is_not_carried_out_in_each_process(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    lines = ["print('script')", "import operator", "from decentral.host.pool import carried_out"]
+    script.write_text("\n".join([*lines, "print(sorted(carried_out(operator.neg, [(1,), (2,)], 2)))"]))
+    said = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said == "script\n[(0, -1), (1, -2)]\n"
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])

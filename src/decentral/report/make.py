@@ -11,7 +11,7 @@ from pathlib import Path
 from decentral.errors import ConfigError
 from decentral.host.devices import num_cores
 from decentral.host.pool import carried_out
-from decentral.registry import own
+from decentral.registry import blame, own
 from decentral.report import latex, tables, verdicts
 from decentral.report.figures import canvas
 from decentral.report.figures.output import FORMATS, SCREEN, Output
@@ -25,6 +25,9 @@ from decentral.terminal.display import counted
 _MANY = 8  # reports, from which on several processes make them, and say how far they are
 _WIDTH = 100
 """Columns of what is said on a terminal about a table."""
+
+_Told = tuple[list[Path], list[Verdict], list[str]]
+"""Files, verdicts and remarks of a report."""
 
 
 @dataclass(frozen=True)
@@ -144,23 +147,30 @@ def report_all(
         what += f" at scale={scale}" if scale else ""
         raise ConfigError(f"results_dir={results_dir} holds no results{what}: run decentral-study first.")
     several = num_cores() if len(found) >= _MANY else 1
-    done: dict[int, Made | ConfigError] = {}
+    done: dict[int, _Told | ConfigError] = {}
     with counted(f"Making {len(found)} reports", len(found), show=len(found) >= _MANY) as advance:
         begin = partial(own.enter, own.passport())
         for i, one in carried_out(_made, [(path, output) for path in found], several, begin):
-            if names and isinstance(one, ConfigError):
-                raise one
             done[i] = one
             advance()
-    each = [done[i] for i in range(len(found))]
+    made, skipped = [], []
+    for i, path in enumerate(found):
+        one = done[i]
+        if not isinstance(one, ConfigError):
+            made.append(Made(read(path), *one))
+        elif names:
+            raise one
+        else:
+            skipped.append(skip(path, one))
     report_pages(results_dir)
-    skipped = [skip(path, one) for path, one in zip(found, each, strict=True) if isinstance(one, ConfigError)]
-    return [one for one in each if isinstance(one, Made)], skipped
+    return made, skipped
 
 
-def _made(directory: Path, output: Output) -> Made | ConfigError:
-    """The report, or why there is none."""
+def _made(directory: Path, output: Output) -> _Told | ConfigError:
+    """What is known of a report but its results, which may hold what is not to be pickled; or why there is none."""
     try:
-        return make(directory, output)
+        with blame.named():
+            made = make(directory, output)
     except ConfigError as error:
         return error
+    return made.files, made.verdicts, made.remarks

@@ -175,7 +175,8 @@ def read(directory: Path) -> Results:
     """Read a study at one scale. Raises ConfigError if something is missing or cannot be read."""
     facts = read_json(directory / "study.json")
     if facts is None or not {"study", "scale"} <= facts.keys():
-        raise ConfigError(f"{directory} holds no results of a study (no study.json): run decentral-study first.")
+        why = "study.json is damaged" if (directory / "study.json").exists() else "no study.json"
+        raise ConfigError(f"{directory} holds no results of a study ({why}): run decentral-study first.")
     labels = facts.get("labels", [])
     if not isinstance(labels, list):
         raise ConfigError(f"{directory}/study.json has labels={labels!r}, which is no list of columns of values.csv.")
