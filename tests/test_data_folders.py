@@ -142,7 +142,7 @@ def test_a_broken_image_is_named(tree, monkeypatch, damage, num_processes):
 
 def test_decoding_keeps_to_the_cores_that_are_shared_out(tree, monkeypatch):
     monkeypatch.setattr(decode, "CHUNK", 1)
-    monkeypatch.setattr(decode, "ProcessPoolExecutor", None)  # one core has no use for it
+    monkeypatch.setattr("decentral.host.pool.ProcessPoolExecutor", None)  # one core has no use for it
     monkeypatch.setattr("decentral.host.devices._share_of_cores", 1)
     ImageFolder(path=str(tree(TWO_CLASSES)), image_size=8).prepare()
 
