@@ -118,7 +118,9 @@ def test_what_searches_may_still_ask_for_is_said_apart(given: list[str], monkeyp
     known, to_come = (sum(int(row[column] or 0) for row in rows(plan)[:-1]) for column in ("jobs known", "to come"))
     assert "Searches may ask for 4 more at most as they go." in plan
     least, most = (duration(8.0 * jobs) for jobs in (known + to_come, known + to_come + 4))
-    assert f"about {least} with 1 job at once on 1 core, {least} of one of them; {most} if every search goes on" in plan
+    between = "1 min 36 s"
+    ends = f"{least} if every search ends soon, {most} if none does"
+    assert f"about {between} with 1 job at once on 1 core, {between} of one of them; {ends}." in plan
 
 
 def test_places_are_those_that_the_launcher_has(given: list[str], monkeypatch, capsys):

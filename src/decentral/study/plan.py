@@ -160,18 +160,20 @@ def _shown(total: _Sum, text: Callable[[float], str]) -> str:
 
 
 def _needs(left: Sequence[Job], costs: Costs, launcher: Launcher, further: Sequence[tuple[Job, Cost]]) -> list[str]:
-    """Time, memory and disk of all jobs, and where the estimates come from; with `further` jobs, the time at most."""
+    """Time, memory and disk of all jobs, and where the estimates come from; with `further` jobs that
+    searches may ask for, half of them are reckoned with."""
     known = [(job, costs.found[job.id]) for job in left if costs.found[job.id].seconds is not None]
     places = _places(launcher, left, costs)
     beside = f" (and what the other {len(left) - len(known)} take)" if len(known) < len(left) else ""
     lines = []
     if known:
-        total, wall = sum(cost.seconds or 0.0 for _, cost in known), _wall_s(known, places)
-        longest = (
-            f"; {duration(_wall_s([*known, *further], places))} if every search goes on to its end" if further else ""
-        )
+        total, least = sum(cost.seconds or 0.0 for _, cost in known), _wall_s(known, places)
+        most = _wall_s([*known, *further], places)
+        total += sum(cost.seconds or 0.0 for _, cost in further) / 2
+        ends = f"; {duration(least)} if every search ends soon, {duration(most)} if none does" if further else ""
+        wall = (least + most) / 2
         lines.append(
-            f"Time:     about {duration(wall)} with {places.words}, {duration(total)} of one of them{beside}{longest}."
+            f"Time:     about {duration(wall)} with {places.words}, {duration(total)} of one of them{beside}{ends}."
         )
     else:
         lines.append(f"Time:     not known before a job is done; {places.words}.")
