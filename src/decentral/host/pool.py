@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import signal
 import sys
 import traceback
@@ -15,6 +14,7 @@ from multiprocessing import current_process, get_context
 from types import ModuleType
 from typing import Any, TypeVar
 
+from decentral.errors import ConfigError
 from decentral.host.orphans import die_with_parent
 
 T = TypeVar("T")
@@ -89,12 +89,10 @@ def _begin(begin: Callable[[], object] | None, deaf: bool) -> None:
 
 
 def _outcome(work: Callable[..., T], task: tuple[Any, ...]) -> T:
-    """What the work gives or raises; an exception that cannot be pickled as a text."""
+    """What the work gives or raises. An exception that may not survive the way between processes becomes a text."""
     try:
         return work(*task)
-    except Exception as error:
-        try:
-            pickle.loads(pickle.dumps(error))
-        except Exception:
-            raise RuntimeError("".join(traceback.format_exception(error))) from None
+    except (ConfigError, OSError):
         raise
+    except Exception as error:
+        raise RuntimeError("".join(traceback.format_exception(error))) from None
