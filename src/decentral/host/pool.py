@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from multiprocessing import current_process, get_context
 from types import ModuleType
@@ -38,12 +38,10 @@ def carried_out(
     left = dict(enumerate(tasks))
     num_processes = min(num_processes, len(tasks))
     if num_processes > 1 and not current_process().daemon:
-        try:
+        with suppress(BrokenProcessPool):
             for i, found in _side_by_side(work, tasks, num_processes, begin):
                 del left[i]
                 yield i, found
-        except BrokenProcessPool:
-            pass
     for i, task in left.items():
         yield i, work(*task)
 
