@@ -176,6 +176,31 @@ def test_a_new_caption_appears_in_the_report_though_all_runs_are_done(option, fo
     assert "Something new" in (tmp_path / "r" / "mine" / "two" / "smoke" / "table.md").read_text()
 
 
+def test_results_of_an_earlier_definition_keep_its_words_and_say_so(folder: Path, tmp_path: Path, capsys):
+    """Otherwise a departure of today would stand beside numbers of yesterday's set-up."""
+    import shutil
+
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study(*arguments) == 0
+    made, yaml = tmp_path / "r" / "mine" / "two" / "smoke", folder / "study" / "two.yaml"
+    base = json.loads((made / "study.json").read_text())["base"]
+    shutil.rmtree(tmp_path / "r" / "runs")
+    text = yaml.read_text()
+    changed = text.replace("steps=20", "steps=25").replace("report:", "report:\n  caption: Something new")
+    yaml.write_text(changed)
+    capsys.readouterr()
+    assert study(*arguments, "--report") == 0
+    assert "are of an earlier definition of two, and keep its words" in capsys.readouterr().out
+    assert json.loads((made / "study.json").read_text())["base"] == base
+    assert "Something new" not in (made / "table.md").read_text()
+    assert "Of an earlier definition of this study" in (made.parents[1] / "README.md").read_text()
+    yaml.write_text(text.replace("report:", "report:\n  caption: Something new"))  # words alone
+    assert study(*arguments, "--report") == 0
+    assert "earlier definition" not in capsys.readouterr().out
+    assert "Something new" in (made / "table.md").read_text()
+    assert "earlier definition" not in (made.parents[1] / "README.md").read_text()
+
+
 def test_a_report_needs_only_what_was_collected(folder: Path, tmp_path: Path):
     import shutil
 

@@ -95,6 +95,8 @@ def _run(run: Run) -> list[str]:
     results, facts = run.results, run.results.facts
     place = f"{results.directory.parent.name}/{results.directory.name}"
     blocks = [f"### {facts.get('item') or results.study} at scale={results.scale}"]
+    if facts.get("earlier_definition"):
+        blocks.append("**Of an earlier definition of this study**, whose words these are: its file has changed since.")
     if facts.get("at_this_scale"):
         blocks.append(f"At this scale: {', '.join(f'`{word}`' for word in facts['at_this_scale'])}.")
     blocks.append(f"```\n{facts.get('command') or f'decentral-study {results.study} scale={results.scale}'}\n```")

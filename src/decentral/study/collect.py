@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ _VALUE_COLUMNS = (
 )
 _CURVE_COLUMNS = ("metric", "worker", "seed")
 _COMPRESS_FROM_BYTES = 500_000
+_WORDS = ("title", "paper", "item", "departures", "needs", "report")
+"""Keys of a study that change no run and no value."""
 _FILES = ("values.csv", "curves.csv", "curves.csv.gz")
 
 
@@ -56,12 +59,39 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
     write_json(directory / "study.json", {**facts, **_described(study), "labels": labels, **metrics, **counts, **files})
 
 
-def refresh(study: Study, directory: Path, at_this_scale: list[str]) -> None:
-    """Let study.json say what the study's file says now: captions, claims, tolerances, departures."""
+def refresh(
+    study: Study,
+    directory: Path,
+    at_this_scale: list[str],
+    definition: dict[str, Any],
+    first_jobs: Collection[str] = (),
+) -> bool:
+    """Let study.json say what the study's file says now (captions, claims, tolerances, departures); True if it may.
+
+    It may not where the values are of another definition of the study: they keep its words, and study.json says so.
+    The jobs that the study begins with, where they are known, tell whether they still are the same under other names.
+    """
     facts = read_facts(directory)
-    new = {**facts, **_described(study), "at_this_scale": at_this_scale}
+    same = facts["setup"] == setup(definition) if "setup" in facts else facts.get("base") == definition.get("base")
+    current = same or (bool(first_jobs) and set(first_jobs) <= _runs_of_values(directory))
+    if current:
+        new = {**facts, **_described(study), "at_this_scale": at_this_scale}
+        new.pop("earlier_definition", None)
+    else:
+        new = {**facts, "earlier_definition": True}
     if new != facts:
         write_json(directory / "study.json", new | reported())
+    return current
+
+
+def setup(definition: dict[str, Any]) -> str:
+    """12 hexadecimal digits for what of a study's definition decides its runs and values: all but its words."""
+    return digest({key: value for key, value in definition.items() if key not in _WORDS}, [])
+
+
+def _runs_of_values(directory: Path) -> set[str]:
+    with (directory / "values.csv").open(encoding="utf-8", newline="") as file:
+        return {row.get("run") or "" for row in csv.DictReader(file)}
 
 
 def read_facts(directory: Path) -> dict[str, Any]:
