@@ -209,6 +209,14 @@ def test_a_changed_gain_is_a_reason_to_explore() -> None:
             ["compress=topk", "compress.adapt=knee", *LINKS, "simulate=timeline", "steps=9"],
             "simulate=timeline has none",
         ),
+        (
+            ["compress=topk", "compress.adapt=knee", *LINKS, "algo=sparseloco"],
+            "algo=sparseloco sends once in 30 steps: add algo.period_steps=1",
+        ),
+        (
+            ["compress=topk", "compress.warmup_epochs=5", *LINKS, "simulate=timeline", "steps=9"],
+            "compress.warmup_epochs=5 counts epochs, and simulate=timeline has none",
+        ),
     ],
 )
 def test_what_cannot_be_decided_is_refused(further: list[str], told: str) -> None:

@@ -161,6 +161,26 @@ def test_recorded_operations_give_the_iterates(worlds, algo, replay, settings, p
         assert len(gradients) == 30 * n
 
 
+def last_mixed(world: World, config: Config) -> list[float]:
+    """After all steps: when the local workers last mixed their two models."""
+    r = assemble(config, world)
+    assert config.steps is not None and isinstance(r.stepper, ThreadedStepper)
+    with torch.no_grad():
+        for _ in range(config.steps):
+            r.stepper.may_go_on_to(config.steps)
+            r.stepper.step()
+        r.stepper.settle()
+    tau: list[float] = r.stepper.state.tau.tolist()
+    r.close()
+    return tau
+
+
+def test_a2cid2_measures_time_in_gradients_whatever_they_take(worlds):
+    """Those of this quadratic take microseconds: in seconds, the two models would hardly mix."""
+    found = worlds(4).call(last_mixed, config_of("a2cid2", steps=20))
+    assert 18 <= max(tau for each in found for tau in each) <= 20
+
+
 def do_not_mind(world: World) -> None:
     """Small weights are no errors in this process from now on: pace depends on what else the machine does."""
     import warnings

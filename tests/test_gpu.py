@@ -31,7 +31,7 @@ LOCKSTEP = (
     "beer",
 )
 ASYNCHRONOUS = ("wagma", "eager_sgd", "adpsgd", "a2cid2", "async_push_sum")
-COMPRESSED = ("topk", "lwtopk", "artopk", "randomk", "bf16", "sign", "powersgd")
+COMPRESSED = ("topk", "lwtopk", "artopk", "mstopk", "randomk", "threshold", "bf16", "int8", "sign", "powersgd")
 
 
 def trained(device: str, overrides: Sequence[str]) -> tuple[Tensor, dict[str, Tensor], int]:

@@ -14,6 +14,7 @@ from configure import configure
 from decentral.network.world import World
 from decentral.training.assemble import Run, assemble
 from decentral.training.checkpoint import from_parts, to_part
+from decentral.training.sleep import Sleep
 
 K = 3
 TASKS = {
@@ -48,6 +49,22 @@ def gradient(run: Run, x: Tensor, *draws: int) -> Tensor:
 @pytest.fixture(params=TASKS)
 def run(request: pytest.FixtureRequest) -> Run:
     return assembled(request.param)
+
+
+def test_workers_of_a_process_sleep_as_long_as_the_latest_of_those_that_are_asked(run: Run, monkeypatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("decentral.training.oracle.time.sleep", slept.append)
+
+    class Delays(NamedTuple):
+        def delays(self, first: int, last: int) -> np.ndarray:
+            return np.array([[10 * first + i for i in range(1, K + 1)]])
+
+    run.oracle.sleep = Sleep(Delays())  # type: ignore[arg-type]
+    x = models(run)
+    run.oracle(x)
+    run.oracle(x[[0, 1]], [0, 1])
+    run.oracle(x[[0, 2]], [0, 2])
+    assert slept == [3, 12, 21]
 
 
 def test_two_calls_in_a_step_are_gradients_of_two_batches(run: Run) -> None:

@@ -13,7 +13,9 @@ from decentral.algorithms.teleportation import Teleportation
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
+from decentral.network.world import World
 from decentral.tasks.problems.least_squares import random_problem
+from decentral.training.assemble import assemble
 
 SMALL = ("task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.05", "trace=true", "steps=36",
          "evaluation.every_epochs=36")  # fmt: skip
@@ -172,3 +174,18 @@ def test_a_part_and_the_steps_between_two_of_them() -> None:
     x = torch.zeros(1, 7)
     assert [method.part(t, x) for t in (1, 3, 5, 7)] == [slice(0, 3), slice(3, 5), slice(5, 7), slice(0, 3)]
     assert configure("algo=streaming_diloco", "task=quadratics").algo.every == 10
+
+
+def test_the_warm_up_of_sparseloco_is_in_epochs_of_its_steps():
+    """A period is two epochs of this task: in a warm-up of four, 1, then (1 + 0.5) / 2 = 0.75 of 6 numbers are sent."""
+    settings = ("algo=sparseloco algo.period_steps=2", "compress=topk compress.keep=0.5 compress.warmup_epochs=4")
+    words = [word for setting in settings for word in setting.split()]
+    config = configure(*SMALL, *words, "num_workers=2", "processes=1", "device=cpu")
+    run, sent = assemble(config, World(0, 1, torch.device("cpu"))), []
+    with torch.no_grad():
+        for _ in range(4):
+            before = run.net.bytes_sent
+            run.stepper.step()
+            run.stepper.step()
+            sent.append(run.net.bytes_sent - before)
+    assert sent[0] > sent[1] > sent[2] == sent[3] > 0

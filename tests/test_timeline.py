@@ -207,3 +207,16 @@ class Stops(ADPSGD):
 def test_a_program_that_ends_too_soon_is_said_to():
     with pytest.raises(RuntimeError, match=r"program of worker \d ended after 2 of 20 gradients: .*`while True:`"):
         Virtual(Stops(), rounds("ring", 4), uneven(4), SLOW, 20).run()
+
+
+def test_a_warm_up_of_messages_lasts_epochs() -> None:
+    settings = (
+        "algo=allreduce",
+        "compress=topk",
+        "compress.keep=0.1",
+        "compress.warmup_epochs=2",
+        "cluster=slow_network",
+    )
+    config = configure(*QUADRATICS, *settings)
+    short, long = (timed(config, 20, 1000, steps_per_epoch=steps) for steps in (2, 8))
+    assert long.bytes_sent > 1.5 * short.bytes_sent and long.simulated_s > short.simulated_s

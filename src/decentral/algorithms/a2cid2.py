@@ -21,7 +21,7 @@ from decentral.topology.requirements import Need
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from decentral.algorithms.algorithm import Buffers, Rows
+    from decentral.algorithms.algorithm import Buffers, RevisionOf, Rows
     from decentral.cluster.operations import Operation
     from decentral.network.network import Network
     from decentral.topology.rounds import Rounds
@@ -51,6 +51,8 @@ class A2CiD2(AsynchronousAlgorithm):
     alpha_t = sqrt(chi1 / chi2) / 2. Departures: m is the difference of the mixed models, as in the paper's differential
     equation (in the authors' code, one side is not mixed, so that the mean drifts); who meets whom is that of `adpsgd`.
     The sum of x and xt over workers is changed by gradients only. On a complete graph xt stays x: it is adpsgd.
+    Between processes time is the number of gradients that all workers have begun, divided by n, as far as a process
+    knows it: the paper's unit, whatever the machine.
 
     gossips_per_step    how often a worker of the asking side meets another one for each of its gradients
     """
@@ -69,8 +71,12 @@ class A2CiD2(AsynchronousAlgorithm):
 
         x: Rows  # [n, P]
         xt: Rows  # [n, P]
-        tau: Rows  # [n], float64: in simulated seconds
+        tau: Rows  # [n], float64: in simulated seconds; between processes see `Team.gradient_s`
         opt: Buffers
+
+    def revision(self, of: RevisionOf) -> int:
+        """2 between processes, where the unit of time was a second in revision 1."""
+        return 2 if of.between_processes else 1
 
     def init(self, x: Tensor, net: Network) -> State:
         """Both models are x [n, P]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from decentral.compression.compressor import Compressor, Encoder, Takes
 from decentral.compression.none import NoCompression
@@ -40,6 +40,17 @@ class Oracle(Protocol):
         The rows are those of all local workers, or of `workers`: places among the local ones, each once.
         """
         ...
+
+
+class RevisionOf(NamedTuple):
+    """What of a run may decide which version of an algorithm's formula it has."""
+
+    decays: bool
+    """There is weight decay."""
+    warms_up: bool
+    """What is sent of messages falls in the beginning (`compress.warmup_epochs`)."""
+    between_processes: bool
+    """Workers of an asynchronous method really go on by themselves, if it is one."""
 
 
 class Algorithm(ABC):
@@ -99,14 +110,19 @@ class Algorithm(ABC):
         return Takes.nothing
 
     @property
+    def steps_per_message(self) -> int:
+        """How many steps it takes between two calls of the compressor, which counts messages."""
+        return 1
+
+    @property
     def encoder(self) -> Encoder:
         """The compressor, of an algorithm that takes only those that encode a row by itself."""
         assert isinstance(self.compressor, Encoder)
         return self.compressor
 
-    def revision(self, decays: bool) -> int:
+    def revision(self, of: RevisionOf) -> int:
         """Which version of its formula this is, part of a run's id from 2 on: results of an earlier one are not taken
-        for those of a later one. `decays`: whether there is weight decay."""
+        for those of a later one."""
         return 1
 
     @classmethod

@@ -34,7 +34,7 @@ class Team:
     seed: int
     """Of everything that is drawn."""
     gradient_s: float
-    """The mean time of a gradient, in seconds: the unit of time of methods that have one."""
+    """The mean time of a gradient, in seconds of the cluster: the unit of time of methods that have one."""
     places: list[Any] = field(default_factory=list)
     """Where workers meet: what `meeting_place` has made."""
 

@@ -14,7 +14,7 @@ from decentral.topology.requirements import Need
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from decentral.algorithms.algorithm import Buffers, Oracle, Rows
+    from decentral.algorithms.algorithm import Buffers, Oracle, RevisionOf, Rows
     from decentral.network.network import Network
 
 
@@ -77,6 +77,6 @@ class DPSGD(Algorithm):
             x = add(y, u)
         return self.State(x, readings, opt)
 
-    def revision(self, decays: bool) -> int:
+    def revision(self, of: RevisionOf) -> int:
         """2 with weight decay in awc, which acted on the x_i in revision 1."""
-        return 2 if decays and self.mode is Mode.awc else 1
+        return 2 if of.decays and self.mode is Mode.awc else 1

@@ -14,7 +14,7 @@ from decentral.optim.rows import copy, scale, sub
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from decentral.algorithms.algorithm import Buffers, Oracle, Rows, Shared
+    from decentral.algorithms.algorithm import Buffers, Oracle, RevisionOf, Rows, Shared
     from decentral.network.network import Network
     from decentral.topology.rounds import Rounds
 
@@ -62,6 +62,15 @@ class SparseLoCo(Algorithm):
     def takes(self) -> Takes:
         """All: it needs the mean of what is sent."""
         return Takes.means
+
+    @property
+    def steps_per_message(self) -> int:
+        """H."""
+        return self.period_steps
+
+    def revision(self, of: RevisionOf) -> int:
+        """2 with a warm-up of the compressor, which lasted H times as long in revision 1."""
+        return 2 if of.warms_up and self.period_steps > 1 else 1
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], phi = x, e = 0, and the local optimizer before step 0."""

@@ -121,7 +121,7 @@ class Compressor(ABC):
         """A copy for rows of this layout. Raises ConfigError if it cannot compress such rows.
 
         seed             everything random follows from it, and from the address of a row
-        steps_per_epoch  for what is configured in epochs
+        steps_per_epoch  for what is configured in epochs: steps are those that `combine` is told, one for each message
         """
         bound = copy.copy(self)
         bound.layout, bound.seed, bound.steps_per_epoch = layout, seed, steps_per_epoch

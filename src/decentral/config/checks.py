@@ -242,6 +242,10 @@ def _check_timeline(config: Config) -> None:
             f"stop_after_simulated_s={config.stop_after_simulated_s:g} is for training: simulate=timeline takes "
             "steps=, leave it out."
         )
+    if warmup_epochs := getattr(config.compress, "warmup_epochs", 0):
+        raise ConfigError(
+            f"compress.warmup_epochs={warmup_epochs:g} counts epochs, and simulate=timeline has none: leave it out."
+        )
 
 
 def has_clock(config: Config) -> bool:
@@ -324,6 +328,11 @@ def _check_decisions(config: Config) -> None:
         raise ConfigError(
             f"{said} is for methods that average what all workers send, and algo={config.algo.name} is none: use "
             "algo=allreduce, or leave it out."
+        )
+    if compress.adapts and config.algo.steps_per_message > 1:
+        raise ConfigError(
+            f"{said} tries out shares from one step to the next, and algo={config.algo.name} sends once in "
+            f"{config.algo.steps_per_message} steps: add algo.period_steps=1, or leave it out."
         )
     if compress.adapts and config.simulate is Simulate.timeline:
         raise ConfigError(f"{said} goes by gradients, and simulate=timeline has none: leave it out.")

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from decentral.algorithms.algorithm import RevisionOf
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.none import NoCompression
 from decentral.config import renamed
@@ -55,7 +56,12 @@ def identity(config: Config) -> dict[str, Any]:
     if config.init is not None:
         facts = stored_facts(init_directory(config))
         known["init"] = {key: facts.get(key) for key in ("run_id", "step")}
-    if (revision := config.algo.revision(decays=config.optim.weight_decay > 0)) > 1:
+    revision_of = RevisionOf(
+        decays=config.optim.weight_decay > 0,
+        warms_up=getattr(config.compress, "warmup_epochs", 0) > 0,
+        between_processes=under_torchrun() or config.processes not in ("auto", "1"),
+    )
+    if (revision := config.algo.revision(revision_of)) > 1:
         known["revision"] = revision
     if config.algo.asynchronous:  # what comes out depends on the pace of the processes
         known["processes"] = f"torchrun {place().size}" if under_torchrun() else config.processes

@@ -11,6 +11,7 @@ import torch
 from torch.profiler import record_function
 
 from decentral.errors import ConfigError
+from decentral.host.threads import on_the_same_gpu
 from decentral.network.transports.posting import Silent, Work
 
 _HINT = (
@@ -96,7 +97,7 @@ class _Arrival:
     def __init__(self, works: Sequence[Work]) -> None:
         self._works = works
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="decentral handle", daemon=True)
+        self._thread = threading.Thread(target=on_the_same_gpu(self._run), name="decentral handle", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:

@@ -105,7 +105,8 @@ def wrap(
     if isinstance(how, _Steps):
         compressor, seed, steps_per_epoch = how.compression
         row = ParameterRow(parameters)
-        bound = compressor.bound(_layout(model, parameters), seed, steps_per_epoch)
+        messages_per_epoch = steps_per_epoch / how.algorithm.steps_per_message
+        bound = compressor.bound(_layout(model, parameters), seed, messages_per_epoch)
         net = _network([row.row], group)
         return DecentralizedOptimizer(group, net, model, AlgorithmStep(net, row, optimizer, how.algorithm, bound))
     flat = FlatParameters(parameters, round(how.bucket_mb * _MB))

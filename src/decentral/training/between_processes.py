@@ -86,7 +86,8 @@ class ThreadedStepper:
         self._messages, self._bytes, self._waited_s = np.zeros(k), np.zeros(k), np.zeros(k)
         self._ages_before: Counter[int] = Counter()
         self._ages = self._ages_before
-        self._seconds_before, self._resumed = 0.0, time.monotonic()
+        self._latest = 0
+        """The last ticket of a local worker: that many gradients have all workers begun."""
         self._threads: list[threading.Thread] = []
 
     # -- what the run loop asks ----------------------------------------------------------------------------------------
@@ -94,7 +95,7 @@ class ThreadedStepper:
     def may_go_on_to(self, step: int) -> None:
         """Let the workers go on up to this step, at which all processes pause."""
         if self._quiet:
-            self._resumed, self._quiet = time.monotonic(), False
+            self._quiet = False
         self._start()
         with self._gate:
             self._bound = step
@@ -152,15 +153,15 @@ class ThreadedStepper:
         return [*exchanges, *events]
 
     def on_the_way(self) -> dict[str, Any]:
-        """At a pause nothing is; but what time it is, and the ages so far."""
-        return {"seconds": self._seconds_before, "ages": [[age, count] for age, count in self._ages.items()]}
+        """At a pause nothing is; but the ages so far."""
+        return {"ages": [[age, count] for age, count in self._ages.items()]}
 
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
         """Go on after `step` steps: the state's rows are there already."""
         self.t = self._bound = step
         self.drawn = self.oracle.draws.tolist()
-        self._tickets.begin_at(step * self.net.n)
-        self._seconds_before = float(part["seconds"])
+        self._latest = step * self.net.n
+        self._tickets.begin_at(self._latest)
         self._ages = self._ages_before = Counter(dict(part["ages"]))
 
     def close(self) -> None:
@@ -214,7 +215,7 @@ class ThreadedStepper:
         """See `cluster.host.Host`."""
         place = self._place(i)
         with self._held(i):
-            arguments = (self.drawn[place] - 1, *([self._seconds()] if timed else []))
+            arguments = (self.drawn[place] - 1, *([self._now()] if timed else []))
             what(self.state, place, self.g[place], *arguments)
 
     def publish(self, i: int, groups: Groups, version: int) -> None:
@@ -323,16 +324,19 @@ class ThreadedStepper:
 
     def _pass_gate(self, i: int) -> None:
         drawn = self.drawn[self._place(i)]
-        position = self._tickets.next(i) // self.net.n if self.algorithm.free_running else drawn
+        ticket = self._tickets.next(i) if self.algorithm.free_running else drawn * self.net.n
+        position = ticket // self.net.n
         self._arrive(i, position)
         with self._gate:
             if position < self._bound and not self._over:
+                self._latest = max(self._latest, ticket)
                 return
         with self._noted(i, "pause", drawn), self._gate:
             may = lambda: position < self._bound or self._over  # noqa: E731
             self.office.wait(self._gate, may, lambda: "the run to go on", None, math.inf)
             if self._over:
                 raise _Over
+            self._latest = max(self._latest, ticket)
 
     def _arrive(self, i: int, position: int) -> None:
         with self._gate:
@@ -348,27 +352,27 @@ class ThreadedStepper:
         self._bytes[place] += messages * bytes_each
 
     def _count(self) -> None:
-        """At a pause: what all workers have sent since the one before, what time it is, and the ages, of all."""
+        """At a pause: what all workers have sent since the one before, and the ages, of all."""
         own: Counter[int] = Counter()
         for groups in self._groups.values():
             own.update(groups.ages)
-        counted = torch.zeros(len(self.net.workers), 4, dtype=torch.float64)
+        counted = torch.zeros(len(self.net.workers), 3, dtype=torch.float64)
         counted[:, 0], counted[:, 1] = torch.from_numpy(self._messages), torch.from_numpy(self._bytes)
-        counted[:, 2], counted[:, 3] = self._seconds(), max(own, default=0)
+        counted[:, 2] = max(own, default=0)
         self._messages[:] = self._bytes[:] = 0
         found = self.net.gather(counted)
         self.net.messages_sent += round(float(found[:, 0].sum()))
         self.net.bytes_sent += round(float(found[:, 1].sum()))
-        self._seconds_before = float(found[:, 2].max())
-        ages = torch.zeros(len(self.net.workers), int(found[:, 3].max()) + 1, dtype=torch.int64)
+        ages = torch.zeros(len(self.net.workers), int(found[:, 2].max()) + 1, dtype=torch.int64)
         for age, count in own.items():
             ages[0, age] = count
         of_all = self.net.gather(ages).sum(0).tolist()
         self._ages = self._ages_before + Counter({age: count for age, count in enumerate(of_all) if count})
 
-    def _seconds(self) -> float:
-        """How long the workers have worked, without pauses."""
-        return self._seconds_before + (time.monotonic() - self._resumed)
+    def _now(self) -> float:
+        """The time by which rows change, in the unit of `Team.gradient_s`: a gradient of each worker takes one, however
+        long it takes on this machine. It is known from the gradients that all have begun."""
+        return self.team.gradient_s * self._latest / self.net.n
 
     @contextmanager
     def _held(self, i: int) -> Iterator[None]:
@@ -404,10 +408,10 @@ class ThreadedStepper:
             raise error.__cause__ or error from None
 
     def _exchanged(self, exchange: Callable[..., object], i: int, sent: Tensor, received: Tensor) -> None:
-        exchange(self.state, self._place(i), sent, received, self._seconds())
+        exchange(self.state, self._place(i), sent, received, self._now())
 
     def _prepared(self, prepare: Callable[..., object], i: int) -> None:
-        prepare(self.state, self._place(i), self._seconds())
+        prepare(self.state, self._place(i), self._now())
 
 
 def _anybody(worker: int, version: int) -> bool:

@@ -56,7 +56,7 @@ class GradientOracle:
         self.clock: Clock | None = None
         """Simulated time, which a gradient of all workers puts forward; None: nobody asks for it."""
         self.sleep: Sleep | None = None
-        """How long the workers of this process sleep before they all compute their next gradient."""
+        """How long the workers of this process sleep before they compute their next gradient together."""
         self.seconds = 0.0
         """How long all calls took, with the drawing of batches."""
         self.calls = 0
@@ -134,6 +134,9 @@ class GradientOracle:
         return g
 
     def _of_some(self, x: Tensor, places: list[int]) -> Tensor:
+        if self.sleep is not None:
+            draws = ((self.workers[place], int(self.draws[place])) for place in places)
+            self._sleep(max((self.sleep.seconds(range(i, i + 1), t) for i, t in draws), default=0.0))
         loss, g = self._computed(x, places)
         self.losses[places] += loss
         return g

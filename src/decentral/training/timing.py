@@ -98,7 +98,8 @@ def timed(
     x = torch.zeros(n, net.rounds.num_pieces * each, dtype=dtype)
     clock.bytes_scale = num_parameters / x.shape[1]
     with torch.no_grad(), _undisturbed():
-        stepper = Stepper(with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1])), net, _Instant(clock), x)
+        algorithm = with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1]), steps_per_epoch or 1.0)
+        stepper = Stepper(algorithm, net, _Instant(clock), x)
         for _ in range(first):
             stepper.step()
     sent = net.bytes_sent * clock.bytes_scale

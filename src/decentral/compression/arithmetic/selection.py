@@ -104,7 +104,9 @@ def floors(e: Tensor, k: int, scratch: Scratch) -> Iterator[int]:
 
 
 def kth_largest(magnitudes: Tensor, k: int, scratch: Scratch) -> int:
-    """The k-th largest of integers [m], on the CPU."""
+    """The k-th largest of integers [m]."""
+    if magnitudes.is_cuda:
+        return int(torch.topk(magnitudes, k, sorted=False).values.min())
     copied = scratch.take("partitioned", len(magnitudes), magnitudes).copy_(magnitudes).numpy()
     copied.partition(len(copied) - k)  # in place
     return int(copied[len(copied) - k])

@@ -70,9 +70,10 @@ class Replayed(Passes):
     def __call__(
         self, x: Tensor, inputs: Any, targets: Any, workers: Sequence[int], seed: Callable[[int], None]
     ) -> tuple[Tensor, Tensor]:
-        """See `Passes`. Batches of tokens are of another length in every step, so that nothing is recorded of them."""
-        if not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
-            self.passes.seconds = self.seconds
+        """See `Passes`. Batches of tokens are of another length in every step, so that nothing is recorded of them;
+        nor is where the seconds of each worker are asked for, of which a graph does not tell."""
+        self.passes.seconds = self.seconds
+        if self.seconds is not None or not (isinstance(inputs, Tensor) and inputs.is_floating_point()):
             return self.passes(x, inputs, targets, workers, seed)
         key = (x.data_ptr(), x.stride(), inputs.shape, inputs.dtype, targets.shape, targets.dtype, tuple(workers))
         if key not in self._recordings:

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from decentral.host.threads import on_the_same_gpu
+
 _GLANCE_S = 0.05
 
 
@@ -78,7 +80,7 @@ class Threads:
             except BaseException as failure:
                 self.fail(failure)
 
-        thread = threading.Thread(target=guarded, daemon=True, name=name)
+        thread = threading.Thread(target=on_the_same_gpu(guarded), daemon=True, name=name)
         thread.start()
         return thread
 

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from decentral.host.threads import on_the_same_gpu
 from decentral.network.windows.locks import Meeting, Turns, gloo_group
 from decentral.network.windows.slots import Edges, Memory
 from decentral.network.windows.window import Window
@@ -82,7 +83,7 @@ class Post:
         self._left: set[int] = set()
         self._awaited: set[int] | None = None  # from whom a last message has to come, once we leave
         self._threads = [
-            threading.Thread(target=self._guarded, args=(work,), daemon=True)
+            threading.Thread(target=on_the_same_gpu(self._guarded), args=(work,), daemon=True)
             for work in (self._send_all, self._receive_all)
         ]
 
