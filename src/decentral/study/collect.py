@@ -86,7 +86,14 @@ def refresh(
 
 def setup(definition: dict[str, Any]) -> str:
     """12 hexadecimal digits for what of a study's definition decides its runs and values: all but its words."""
-    return digest({key: value for key, value in definition.items() if key not in _WORDS}, [])
+    return digest(_without_words({key: value for key, value in definition.items() if key not in _WORDS}), [])
+
+
+def _without_words(value: Any) -> Any:
+    """The same without reasons, wherever they stand."""
+    if isinstance(value, dict):
+        return {key: _without_words(one) for key, one in value.items() if key != "because"}
+    return [_without_words(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _runs_of_values(directory: Path) -> set[str]:
