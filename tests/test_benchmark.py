@@ -188,6 +188,17 @@ def test_a_method_of_ones_own_enters_with_one_file_and_only_its_runs_are_carried
     page = (results / "benchmark" / "README.md").read_text()
     assert "partway" in page and "profile_time.png" in page
 
+    # the runs are gone: what was collected of them stays, and where it comes from
+    made = results / "benchmark" / command.STUDY / "smoke"
+    commit = json.loads((made / "study.json").read_text())["git_commit"]
+    shutil.move(results / "runs", tmp_path / "away")
+    carried_out("--report", "--config-dir", "mine")
+    assert shown(results) == ["All-reduce", "D-PSGD", "partway"]
+    carried_out("methods=[partway]", "--config-dir", "mine")
+    assert shown(results) == ["All-reduce", "D-PSGD", "partway"] and len(runs(results)) == 2
+    assert json.loads((made / "study.json").read_text())["git_commit"] == commit
+    shutil.copytree(tmp_path / "away", results / "runs", dirs_exist_ok=True)
+
     # as published: another folder for results shows what `results` has of the others, without a run of theirs
     (tmp_path / "results" / "benchmark").mkdir()
     shutil.copytree(results / "benchmark" / command.STUDY, tmp_path / "results" / "benchmark" / command.STUDY)
@@ -209,6 +220,18 @@ def test_what_earlier_commands_have_left_of_other_scenarios_and_methods_is_kept(
     assert kept.labels == {"scenario": "cifar10", "method": "D-PSGD", "topology": "ring"} and kept.wanted() == 3
     assert [one.value for one in kept.values()] == [7.0]
     assert beside(composed, tmp_path, lambda labels: True) == []
+
+
+def test_numbers_of_a_scenario_with_other_rules_are_not_shown_beside_those_of_today(tmp_path: Path) -> None:
+    (chosen,) = chosen_studies([command.STUDY, "scale=smoke", f"results_dir={tmp_path}"])
+    now = chosen.study.further_facts()["scenarios"]
+    then = [now[0] | {"because": "other words"}, now[1] | {"target": "a nearer one"}]
+    directory = tmp_path / "benchmark" / command.STUDY / "smoke"
+    directory.mkdir(parents=True)
+    (directory / "study.json").write_text(json.dumps({"scenarios": then}))
+    same = command._same_rules(chosen, directory)
+    assert [same({"scenario": one["scenario"]}) for one in now] == [True, False]
+    assert not same({"scenario": "of somebody else"})
 
 
 def test_a_setting_of_one_scenario_makes_it_another_study() -> None:

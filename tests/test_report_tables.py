@@ -115,6 +115,13 @@ def test_ties_within_the_noise_and_cells_at_the_level_of_chance_are_not_bold(
     assert all((said in (directory / f"table.{kind}").read_text()) == bold for kind in ("md", "tex"))
 
 
+def test_a_cell_that_is_alone_in_its_column_is_not_the_best_of_it(tmp_path: Path) -> None:
+    values = [value("RelaySGD", "dbt", alpha, 80.0 + seed, seed) for alpha in (1, 0.01) for seed in (1, 2)]
+    values += [value("D-PSGD", "ring", 1, 60.0 + seed, seed) for seed in (1, 2)]
+    directory = made(tmp_path, {"table": TABLE}, values)
+    assert ["RelaySGD", "double binary trees", "**81.5 ± 0.7**", "81.5 ± 0.7"] in rows(directory)
+
+
 def test_worst_mean_and_averaged_have_tables_of_their_own(tmp_path: Path) -> None:
     values = [value("RelaySGD", "dbt", 1, 80.0, worst=80.0, averaged=90.0)]
     directory = made(tmp_path, {"table": {**TABLE, "of": ["value", "averaged"]}}, values)

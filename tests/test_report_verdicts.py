@@ -80,6 +80,7 @@ def test_the_published_spread_widens_the_tolerance(tmp_path: Path) -> None:
     ([10.0, 19.9, 88.0], "met"),
     ([10.0, 88.0, 88.0], "not met"),
     (["nan", 88.0], "not met"),
+    (["nan", 10.0, 88.0], "met"),
 ])  # fmt: skip
 def test_where_they_diverge_more_than_half_of_our_runs_should_too(tmp_path: Path, numbers: list, verdict: str) -> None:
     values = [

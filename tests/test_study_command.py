@@ -201,6 +201,44 @@ def test_results_of_an_earlier_definition_keep_its_words_and_say_so(folder: Path
     assert "earlier definition" not in (made.parents[1] / "README.md").read_text()
 
 
+def test_results_under_another_rule_are_of_an_earlier_definition_though_the_runs_are_the_same(
+    folder: Path, tmp_path: Path, capsys
+):
+    """What is measured and how rates are searched shows in no job."""
+    import shutil
+
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    assert study(*arguments) == 0
+    shutil.rmtree(tmp_path / "r" / "runs")
+    yaml = folder / "study" / "two.yaml"
+    yaml.write_text(STUDY.replace("steps=20, topology=ring]", "topology=ring, steps=20]"))  # spelled in another way
+    assert study(*arguments, "--report") == 0
+    assert "earlier definition" not in capsys.readouterr().out
+    yaml.write_text(STUDY.replace("worker: averaged", "worker: worst"))
+    assert study(*arguments, "--report") == 0
+    assert "are of an earlier definition of two" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ends_in", ["judge", "write_text"])
+def test_a_start_that_was_killed_in_its_report_makes_it_the_next_time(
+    ends_in: str, folder: Path, tmp_path: Path, monkeypatch, capsys
+):
+    from decentral.report import make
+
+    def killed(*arguments: object) -> None:
+        raise SystemExit(137)
+
+    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
+    with monkeypatch.context() as patch:
+        patch.setattr(make.verdicts if ends_in == "judge" else make, ends_in, killed)
+        assert study(*arguments) == 137
+    capsys.readouterr()
+    assert study(*arguments) == 0
+    assert "nothing was computed.\nIts results are collected from them." in capsys.readouterr().out
+    assert study(*arguments) == 0
+    assert "Its results are collected" not in capsys.readouterr().out
+
+
 def test_a_report_needs_only_what_was_collected(folder: Path, tmp_path: Path):
     import shutil
 
@@ -240,7 +278,13 @@ def test_a_failed_run_is_named_does_not_stop_the_others_and_is_tried_again(folde
     broken = subprocess.run(start, capture_output=True, text=True, env={**os.environ, **environment})
     assert broken.returncode == 1, broken.stdout
     assert "failed" in broken.stdout and "tries again" in broken.stdout
-    assert subprocess.run(start, capture_output=True, text=True).returncode == 0
+    facts = tmp_path / "r" / "mine" / "bad" / "small" / "study.json"
+    assert json.loads(facts.read_text())["failed"] == 2
+    (folder / "study" / "twin.yaml").write_text(text)  # has the same runs
+    for name in ("twin", "bad"):
+        assert subprocess.run([*start[:3], name, *start[4:]], capture_output=True, text=True).returncode == 0
+    found = json.loads(facts.read_text())
+    assert (found["failed"], found["complete"]) == (0, True)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import shlex
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,12 +26,12 @@ from decentral.report.make import Made
 from decentral.report.spec import parse
 from decentral.study import benchmark, catalogue
 from decentral.study.collect import read_facts
-from decentral.study.kinds.benchmark import Benchmark, told
+from decentral.study.kinds.benchmark import Benchmark, rules, told
 from decentral.study.kinds.benchmark_cell import BenchmarkCell
 from decentral.study.plan import plan
 from decentral.study.progress import Unfinished
 from decentral.study.stored_cell import StoredCell, beside, stored
-from decentral.study.study import Cell
+from decentral.study.study import Cell, Labels
 from decentral.tasks.evaluation import silent
 from decentral.terminal.console import FAILED, INTERRUPTED, say
 from decentral.terminal.text import aligned
@@ -182,28 +182,27 @@ def _elsewhere(name: str, request: _Request, known: set[str]) -> str:
 
 
 def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]) -> list[Cell]:
-    """These cells, where what is neither asked for nor known here has the published numbers; and what earlier commands
-    have left of others: of scenarios whose data this one was not given, and of methods that it does not know."""
-    study = chosen.study
-    assert isinstance(study, Benchmark)
-    now = {scenario.name: told(scenario) for scenario in study.scenarios}
-    then = {one.get("scenario"): one for one in read_facts(chosen.directory).get("scenarios") or []}
-    others = beside(cells, chosen.directory, lambda labels: then.get(one := labels["scenario"]) == now.get(one, {}))
-    return [*_with_published(chosen, cells, selected), *others]
-
-
-def _with_published(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]) -> list[Cell]:
-    """The cells, where what is neither asked for nor known here has the published numbers."""
-    there = Path(PUBLISHED_RESULTS) / chosen.directory.relative_to(chosen.results_dir)
-    if there.resolve() == chosen.directory.resolve():
-        return cells
+    """These cells, where what is neither asked for nor has runs here has the numbers that were collected here before,
+    or else the published ones; and what earlier commands have left of others: of scenarios whose data this one was not
+    given, and of methods that it does not know. All of them only where the rules of the scenario are those of today."""
+    here, published = chosen.directory, Path(PUBLISHED_RESULTS) / chosen.directory.relative_to(chosen.results_dir)
     wanted = {id(cell) for cell in selected}
     absent = [c for c in cells if id(c) not in wanted and not any(job.finished() is not None for job in c.jobs())]
-    found = stored(absent, there)
-    instead = {id(absent[number]): cell for number, cell in found.items()}
-    if instead:
-        say(f"Note:     {len(instead)} of {len(cells)} cells are shown as published in {there}.")
-    return [instead.get(id(cell), cell) for cell in cells]
+    own = stored(absent, here, _same_rules(chosen, here))
+    theirs = stored(absent, published, _same_rules(chosen, published)) if published.resolve() != here.resolve() else {}
+    if new := theirs.keys() - own.keys():
+        say(f"Note:     {len(new)} of {len(cells)} cells are shown as published in {published}.")
+    instead = {id(absent[number]): cell for number, cell in {**theirs, **own}.items()}
+    return [*(instead.get(id(cell), cell) for cell in cells), *beside(cells, here, _same_rules(chosen, here))]
+
+
+def _same_rules(chosen: ChosenStudy, directory: Path) -> Callable[[Labels], bool]:
+    """Whether a cell's scenario has today's rules (target, steps, rates, seeds) in what `directory` has collected."""
+    study = chosen.study
+    assert isinstance(study, Benchmark)
+    now = {scenario.name: rules(told(scenario)) for scenario in study.scenarios}
+    then = {one.get("scenario"): rules(one) for one in read_facts(directory).get("scenarios") or []}
+    return lambda labels: (name := labels["scenario"]) in now and then.get(name) == now[name]
 
 
 def _plan(chosen: ChosenStudy, cells: Sequence[Cell], measures: bool) -> int:

@@ -25,6 +25,7 @@ from decentral.runtime.devices import slow_precision
 from decentral.study import catalogue, collect
 from decentral.study.plan import plan
 from decentral.study.progress import Unfinished
+from decentral.study.stored_cell import StoredCell
 from decentral.study.study import Cell
 from decentral.tasks.evaluation import silent
 from decentral.terminal.console import FAILED, INTERRUPTED, say, warn
@@ -214,16 +215,18 @@ def collect_results(
         "command": chosen.command,
         "changed": chosen.changed,
         "wall_s": round(_time_of(cells) if in_parts else before.get("wall_s", 0.0) + time.monotonic() - began, 1),
-        "failed": len(tally.failed) if tally is not None else 0,
+        "failed": len(tally.failed) if tally is not None else earlier.get("failed", 0) if left else 0,
+        "complete": not left,
     }
-    facts = facts if tally is not None or in_parts or not earlier else {**facts, **earlier}
-    facts |= collect.provenance([source.jobs[id].directory for id in source.finished]) | collect.reported()
-    facts["complete"] = not left
+    if tally is None and not in_parts:  # nothing was computed: these are of the command that did it
+        facts |= {key: earlier[key] for key in ("command", "wall_s") if key in earlier}
+    directories = [source.jobs[id].directory for id in source.finished]
+    kept = earlier if any(isinstance(cell, StoredCell) for cell in cells) else None
+    facts |= collect.provenance(directories, kept) | collect.reported()
     if left and earlier.get("complete") and not in_parts:
         say(f"{chosen.directory} keeps its complete results, of commit {str(earlier.get('git_commit'))[:12]}.")
         return
-    facts.pop("earlier_definition", None)
-    facts |= {"digest": collect.digest(chosen.definition, source.finished), "setup": collect.setup(chosen.definition)}
+    facts |= {"digest": collect.digest(chosen.definition, source.finished), **collect.setup(chosen.definition)}
     collect.collect(chosen.study, cells, chosen.directory, facts)
     for remark in dict.fromkeys(remark for cell in cells for remark in cell.remarks()):
         say(f"Note:     {remark}")

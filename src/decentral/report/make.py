@@ -74,8 +74,8 @@ class Made:
 
 
 def make(directory: Path, output: Output = SCREEN) -> Made:
-    """Write table.csv, .md and .tex, <listing>.csv and .md, the figures as `output` says (<figure>.png and .svg), and
-    verdicts.csv into `directory`; each replaced whole.
+    """Write table.csv, .md and .tex, <listing>.csv and .md, the figures as `output` says (<figure>.png and .svg), and,
+    last of all, verdicts.csv into `directory`; each replaced whole.
 
     Reads study.json, values.csv and curves.csv there and nothing else. The same results give the same bytes. Raises
     ConfigError if they are not there or their `report` section is wrong.
@@ -83,7 +83,7 @@ def make(directory: Path, output: Output = SCREEN) -> Made:
     results = read(directory)
     spec, files, remarks = results.spec, [], []
     found = verdicts.judge(results)
-    texts = {"verdicts.csv": verdicts.as_csv(found)}
+    texts: dict[str, str] = {}
     if spec.table is not None:
         texts |= {
             "table.csv": tables.as_csv(results),
@@ -105,6 +105,8 @@ def make(directory: Path, output: Output = SCREEN) -> Made:
             for suffix in FORMATS:
                 (directory / f"{figure.file}.{suffix}").unlink(missing_ok=True)
         files += drawn
+    write_text(directory / "verdicts.csv", verdicts.as_csv(found))
+    files.append(directory / "verdicts.csv")
     remarks += results.tried()
     extra = verdicts.unknown_keys(results)
     if extra:

@@ -37,14 +37,16 @@ class Grid:
     """How many runs a complete cell has, where the study does not say it."""
 
     def best(self, larger_is_better: bool | None, chance: float | None = None) -> set[tuple[tuple[str, ...], str]]:
-        """The places of the best mean in each column, where all its runs have a value, it is ahead of all others by
-        more than the noise of the difference, and is more than twice what guessing gives."""
+        """The places of the best mean in each column of two cells or more, where all its runs have a value, it is ahead
+        of all others by more than the noise of the difference, and is more than twice what guessing gives."""
         found: set[tuple[tuple[str, ...], str]] = set()
         if larger_is_better is None:
             return found
         spreads = any(entry.std is not None for entry in self.cells.values())
-        for column in self.columns if len(self.rows) > 1 else ():
+        for column in self.columns:
             entries = [(row, self.cells[row, column]) for row in self.rows if (row, column) in self.cells]
+            if len(entries) < 2:
+                continue
             ranked = sorted(
                 ((row, entry) for row, entry in entries if math.isfinite(entry.level(larger_is_better))),
                 key=lambda pair: pair[1].level(larger_is_better) * (-1 if larger_is_better else 1),

@@ -156,7 +156,8 @@ def _judge_failure(theirs: PublishedNumber, ours: list[Entry], near_chance: floa
     diverged = sum(entry.diverged for entry in ours)
     chance = theirs.unit == "%"
     low = sum(value < near_chance for entry in ours for value in entry.values) if chance else 0
-    lost = min(runs, max(diverged, low))
+    without = min(diverged, sum(entry.lost for entry in ours))
+    lost = max(diverged, without + low)
     rule = "more than half of the runs diverge" + (f" or end below {near_chance:g} %" if chance else "")
     entry = ours[0]
     why = f"{diverged} of {runs} runs diverged" + (f", {low} ended below {near_chance:g} %" if chance else "")

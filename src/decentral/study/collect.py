@@ -35,15 +35,29 @@ _CURVE_COLUMNS = ("metric", "worker", "seed")
 _COMPRESS_FROM_BYTES = 500_000
 _WORDS = ("title", "paper", "item", "departures", "needs", "report")
 """Keys of a study that change no run and no value."""
+_PROVENANCE = (
+    "run_notes",
+    "git_commit",
+    "version",
+    "python",
+    "packages",
+    "git_commits",
+    "git_dirty",
+    "machines",
+    "started",
+    "ended",
+)
 _FILES = ("values.csv", "curves.csv", "curves.csv.gz")
 
 
 def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[str, Any]) -> None:
     """Write what the cells know now; replaces the files of an earlier call, each atomically.
 
-    `facts` are the entries of study.json that the study itself does not know: command, commit, times, counts.
+    The verdicts of an earlier call go: a report ends with those, so that one that was cut off is known. `facts` are the
+    entries of study.json that the study itself does not know: command, commit, times, counts.
     """
     directory.mkdir(parents=True, exist_ok=True)
+    (directory / "verdicts.csv").unlink(missing_ok=True)
     values = [value for cell in cells for value in cell.values()]
     labels = list(dict.fromkeys(label for cell in cells for label in cell.labels))
     _write_values(directory / "values.csv", labels, values)
@@ -69,13 +83,15 @@ def refresh(
     """Let study.json say what the study's file says now (captions, claims, tolerances, departures); True if it may.
 
     It may not where the values are of another definition of the study: they keep its words, and study.json says so.
-    The jobs that the study begins with, where they are known, tell whether they still are the same under other names.
+    The jobs that the study begins with, where they are known, tell whether settings that are spelled in another way
+    still are the same. What was collected before study.json had a `setup` is known by its settings alone.
     """
-    facts = read_facts(directory)
-    same = facts["setup"] == setup(definition) if "setup" in facts else facts.get("base") == definition.get("base")
-    current = same or (bool(first_jobs) and set(first_jobs) <= _runs_of_values(directory))
+    facts, ours = read_facts(directory), setup(definition)
+    whole = facts["setup"] == ours["setup"] if "setup" in facts else facts.get("base") == definition.get("base")
+    respelled = facts.get("rules", ours["rules"]) == ours["rules"] and _begins(first_jobs, directory)
+    current = whole or respelled
     if current:
-        new = {**facts, **_described(study), "at_this_scale": at_this_scale}
+        new = {**facts, **_described(study), **ours, "at_this_scale": at_this_scale}
         new.pop("earlier_definition", None)
     else:
         new = {**facts, "earlier_definition": True}
@@ -84,16 +100,26 @@ def refresh(
     return current
 
 
-def setup(definition: dict[str, Any]) -> str:
-    """12 hexadecimal digits for what of a study's definition decides its runs and values: all but its words."""
-    return digest(_without_words({key: value for key, value in definition.items() if key not in _WORDS}), [])
+def setup(definition: dict[str, Any]) -> dict[str, str]:
+    """What of a study's definition decides its runs and values, all but its words, 12 hexadecimal digits each: `setup`
+    for the whole, `rules` for what no job shows (seeds, what is measured and tuned), without the settings of runs."""
+    decides = {key: value for key, value in definition.items() if key not in _WORDS}
+    return {
+        "setup": digest(_without(decides, ("because",)), []),
+        "rules": digest(_without(decides, ("because", "base")), []),
+    }
 
 
-def _without_words(value: Any) -> Any:
-    """The same without reasons, wherever they stand."""
+def _without(value: Any, keys: Collection[str]) -> Any:
+    """The same without these keys, wherever they stand."""
     if isinstance(value, dict):
-        return {key: _without_words(one) for key, one in value.items() if key != "because"}
-    return [_without_words(one) for one in value] if isinstance(value, list | tuple) else value
+        return {key: _without(one, keys) for key, one in value.items() if key not in keys}
+    return [_without(one, keys) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _begins(first_jobs: Collection[str], directory: Path) -> bool:
+    """Whether all of them, and there are some, are among the runs of the collected values."""
+    return bool(first_jobs) and set(first_jobs) <= _runs_of_values(directory)
 
 
 def _runs_of_values(directory: Path) -> set[str]:
@@ -106,36 +132,44 @@ def read_facts(directory: Path) -> dict[str, Any]:
     return read_json(directory / "study.json") or {}
 
 
-def provenance(directories: Iterable[Path]) -> dict[str, Any]:
+def provenance(directories: Iterable[Path], beside: dict[str, Any] | None = None) -> dict[str, Any]:
     """Where the numbers come from: what the finished runs in these directories have recorded, not this moment.
 
     `started` is when the first of them began and `ended` when the last one was over; commit and versions are those of
     the one that began last, and `git_commits` names all of them if there are several. `machines` are what they were
     carried out on, the one with most of them first: rounding differs between processors, and with it what becomes of
     a run. `run_notes` is what their readers have to know, such as that images went through JPEG files.
+
+    `beside`: the facts of an earlier call, some of whose numbers stay though their runs are not here any more.
     """
     runs = [(read_json(path / "provenance.json") or {}, read_json(path / "status.json") or {}) for path in directories]
     known = sorted((facts for facts, _ in runs if facts.get("started")), key=lambda facts: str(facts["started"]))
+    before = {key: beside[key] for key in _PROVENANCE if key in beside} if beside else {}
     if not known:
-        return {}
-    last, commits = known[-1], list(dict.fromkeys(facts.get("git_commit") for facts in known))
-    notes = list(dict.fromkeys(note for _, status in runs for note in status.get("notes") or []))
+        return before
+    last = known[-1]
+    earlier_commits = before.get("git_commits") or [before["git_commit"]] if before.get("git_commit") else []
+    commits = list(dict.fromkeys([*earlier_commits, *(facts.get("git_commit") for facts in known)]))
+    told = [*before.get("run_notes", []), *(note for _, status in runs for note in status.get("notes") or [])]
+    notes = list(dict.fromkeys(told))
     return {
         **({"run_notes": notes} if notes else {}),
         **{key: last.get(key) for key in ("git_commit", "version", "python", "packages")},
         "git_commits": commits if len(commits) > 1 else [],
-        "git_dirty": any(facts.get("git_dirty") for facts in known),
-        "machines": _machines(known),
-        "started": known[0]["started"],
-        "ended": max(str(status.get("updated") or "") for _, status in runs),
+        "git_dirty": any(facts.get("git_dirty") for facts in [before, *known]),
+        "machines": _machines(known, before.get("machines", [])),
+        "started": min(str(facts["started"]) for facts in [before, *known] if facts.get("started")),
+        "ended": max(str(before.get("ended") or ""), *(str(status.get("updated") or "") for _, status in runs)),
     }
 
 
-def _machines(runs: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What runs with these provenances were carried out on: GPUs, or cores of a processor, and how many runs."""
+def _machines(runs: Iterable[dict[str, Any]], before: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What runs with these provenances were carried out on: GPUs, or cores of a processor, and how many runs; with
+    those of `before`, which may count some of the same runs."""
     found = Counter(
         (", ".join(dict.fromkeys(facts.get("gpus") or [])), facts.get("cores"), facts.get("cpu")) for facts in runs
     )
+    found |= Counter({(one.get("gpu", ""), one.get("cores"), one.get("cpu")): one["runs"] for one in before})
     return [
         {**({"gpu": gpu} if gpu else {"cores": cores, "cpu": cpu}), "runs": runs}
         for (gpu, cores, cpu), runs in found.most_common()

@@ -36,41 +36,46 @@ class StoredCell(Cell):
 def beside(cells: Sequence[Cell], directory: Path, belongs: Callable[[Labels], bool]) -> list[StoredCell]:
     """What `directory` has collected of other cells than these, which have the same names of labels: of those that
     still belong to the study. Empty where there is nothing that can be read."""
-    names = list(cells[0].labels) if cells else []
-    known = {tuple(str(cell.labels[name]) for name in names) for cell in cells}
-    others: dict[tuple[str, ...], list[dict[str, str]]] = {}
-    try:
-        with open(directory / "values.csv", newline="", encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                others.setdefault(tuple(row[name] for name in names), []).append(row)
-        facts = read_json(directory / "study.json") or {}
-        wanted = {tuple(json.loads(labels).values()): number for labels, number in facts.get("wanted", {}).items()}
-        found = []
-        for key, rows in others.items():
-            labels: Labels = dict(zip(names, key, strict=True))
-            if key not in known and belongs(labels):
-                number = wanted.get(tuple(labels[name] for name in sorted(names)), 0)
-                found.append(StoredCell(labels, [_value(labels, row) for row in rows], number))
-        return found
-    except (OSError, KeyError, ValueError):
-        return []
+    found = _collected(list(cells[0].labels) if cells else [], directory)
+    known = {_key(cell.labels) for cell in cells}
+    return [cell for key, cell in found.items() if key not in known and belongs(cell.labels)]
 
 
-def stored(cells: Sequence[Cell], directory: Path) -> dict[int, StoredCell]:
-    """Number of a cell -> the same one with what `directory` has collected of it.
+def stored(cells: Sequence[Cell], directory: Path, belongs: Callable[[Labels], bool]) -> dict[int, StoredCell]:
+    """Number of a cell -> the same one with what `directory` has collected of it, of those that still belong to it.
 
     Only where all its jobs that are known today are among the runs there, by their ids: those are hashes of the whole
     configuration, so that it is the same computation. Nothing where there is no values.csv, or one that cannot be read.
     """
+    found = _collected(list(cells[0].labels) if cells else [], directory)
+    pairs = ((number, cell, found.get(_key(cell.labels))) for number, cell in enumerate(cells))
+    return {
+        number: there
+        for number, cell, there in pairs
+        if there is not None
+        and belongs(cell.labels)
+        and {job.id for job in cell.jobs()} <= {value.run for value in there.values()}
+    }
+
+
+def _key(labels: Labels) -> tuple[str, ...]:
+    return tuple(str(word) for word in labels.values())
+
+
+def _collected(names: Sequence[str], directory: Path) -> dict[tuple[str, ...], StoredCell]:
+    """The cells that `directory` has collected, by the values of these labels."""
+    rows_of: dict[tuple[str, ...], list[dict[str, str]]] = {}
     try:
         with open(directory / "values.csv", newline="", encoding="utf-8") as file:
-            rows = list(csv.DictReader(file))
-        found: dict[int, StoredCell] = {}
-        for number, cell in enumerate(cells):
-            words = {name: str(word) for name, word in cell.labels.items()}
-            own = [row for row in rows if words.items() <= row.items()]
-            if own and {job.id for job in cell.jobs()} <= {row["run"] for row in own}:
-                found[number] = StoredCell(cell.labels, [_value(cell.labels, row) for row in own])
+            for row in csv.DictReader(file):
+                rows_of.setdefault(tuple(row[name] for name in names), []).append(row)
+        facts = read_json(directory / "study.json") or {}
+        wanted = {tuple(json.loads(labels).values()): number for labels, number in facts.get("wanted", {}).items()}
+        found = {}
+        for key, rows in rows_of.items():
+            labels: Labels = dict(zip(names, key, strict=True))
+            number = wanted.get(tuple(labels[name] for name in sorted(names)), 0)
+            found[key] = StoredCell(labels, [_value(labels, row) for row in rows], number)
         return found
     except (OSError, KeyError, ValueError):
         return {}

@@ -113,3 +113,8 @@ def told(scenario: Scenario) -> dict[str, Any]:
         "seeds": scenario.seeds,
         "needs": scenario.needs,
     }
+
+
+def rules(scenario: dict[str, Any]) -> dict[str, Any]:
+    """What of it decides the numbers: all but its words."""
+    return {key: value for key, value in scenario.items() if key not in ("title", "because", "needs")}
