@@ -115,6 +115,14 @@ def test_ties_within_the_noise_and_cells_at_the_level_of_chance_are_not_bold(
     assert all((said in (directory / f"table.{kind}").read_text()) == bold for kind in ("md", "tex"))
 
 
+def test_who_does_not_reach_the_target_never_does_though_the_averaged_model_did(tmp_path: Path) -> None:
+    metric = {"metric": "simulated_s to test accuracy 95 %"}
+    values = [value("D-PSGD", "ring", 1, 80.0, averaged=80.0, mean="", **metric)]
+    values += [value("D2", "ring", 1, 80.0, averaged=80.0, mean=90.0, **metric)]
+    directory = made(tmp_path, {"table": {**TABLE, "format": "plain", "digits": 1, "of": ["averaged", "mean"]}}, values)
+    assert [row[2] for row in rows(directory) if row[0] in ("D-PSGD", "D2")] == ["80.0", "80.0", "never", "90.0"]
+
+
 def test_a_cell_that_is_alone_in_its_column_is_not_the_best_of_it(tmp_path: Path) -> None:
     values = [value("RelaySGD", "dbt", alpha, 80.0 + seed, seed) for alpha in (1, 0.01) for seed in (1, 2)]
     values += [value("D-PSGD", "ring", 1, 60.0 + seed, seed) for seed in (1, 2)]
