@@ -373,6 +373,10 @@ def test_what_is_computed_again_has_the_time_of_this_computation_alone(folder: P
     assert study(*arguments) == 0
     path = tmp_path / "r" / "mine" / "two" / "smoke" / "study.json"
     path.write_text(path.read_text().replace('"wall_s": ', '"wall_s": 9999'))
+    yaml = folder / "study" / "two.yaml"
+    yaml.write_text(yaml.read_text().replace("seeds: [1]", "seeds: [1, 2]"))  # more of it
+    assert study(*arguments) == 0
+    assert json.loads(path.read_text())["wall_s"] > 9999
     shutil.rmtree(tmp_path / "r" / "runs")
     assert study(*arguments) == 0
     assert json.loads(path.read_text())["wall_s"] < 9999

@@ -203,12 +203,15 @@ def collect_results(
 ) -> None:
     """Write what is known, with the provenance of the runs, whenever they were carried out.
 
-    `in_parts`: the study is carried out cell by cell, as somebody asks for them: it is not kept as it was complete, and
-    its time is that of all its runs, one after the other.
+    Its time is that of all commands since runs of it were last computed again. `in_parts`: the study is carried out
+    cell by cell, as somebody asks for them: it is not kept as it was complete, and its time is that of all its runs,
+    one after the other.
     """
     left = source.pending()  # look again what is finished
     earlier = collect.read_facts(chosen.directory)
-    before = {} if earlier.get("complete") and not in_parts else earlier  # of the same computation, interrupted
+    computed = {ended.job.id for ended in tally.ended} if tally is not None else set()
+    again = earlier.get("complete") and not in_parts and bool(computed & collect.runs_of_values(chosen.directory))
+    before = {} if again else earlier  # of the same computation, interrupted, or of less of it
     facts = {
         "study": chosen.name,
         "scale": chosen.scale,

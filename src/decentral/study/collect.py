@@ -119,12 +119,16 @@ def _without(value: Any, keys: Collection[str]) -> Any:
 
 def _begins(first_jobs: Collection[str], directory: Path) -> bool:
     """Whether all of them, and there are some, are among the runs of the collected values."""
-    return bool(first_jobs) and set(first_jobs) <= _runs_of_values(directory)
+    return bool(first_jobs) and set(first_jobs) <= runs_of_values(directory)
 
 
-def _runs_of_values(directory: Path) -> set[str]:
-    with (directory / "values.csv").open(encoding="utf-8", newline="") as file:
-        return {row.get("run") or "" for row in csv.DictReader(file)}
+def runs_of_values(directory: Path) -> set[str]:
+    """Ids of the runs of the collected values; none where there are no values."""
+    try:
+        with (directory / "values.csv").open(encoding="utf-8", newline="") as file:
+            return {row.get("run") or "" for row in csv.DictReader(file)}
+    except FileNotFoundError:
+        return set()
 
 
 def read_facts(directory: Path) -> dict[str, Any]:
