@@ -87,6 +87,8 @@ def refresh(
     still are the same. What was collected before study.json had a `setup` is known by its settings alone.
     """
     facts, ours = read_facts(directory), setup(definition)
+    if not facts:  # there is nothing to bring up to date: a report says what is wrong
+        return True
     whole = facts["setup"] == ours["setup"] if "setup" in facts else facts.get("base") == definition.get("base")
     respelled = facts.get("rules", ours["rules"]) == ours["rules"] and _begins(first_jobs, directory)
     current = whole or respelled
