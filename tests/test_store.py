@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import torch
 import decentral
 from decentral.errors import ConfigError
 from decentral.store import RunStore, Status, find_runs, read_metrics
+from decentral.store.files import write_text
 from decentral.store.ownership import DirectoryLost
 from full_disk import files_limited_to
 
@@ -176,6 +178,19 @@ def test_a_full_disk_keeps_the_old_status(store: RunStore) -> None:
         store.set_status(Status.running, step=6, notes="x" * 2000)
     assert RunStore.peek(store.path)["step"] == 5
     assert not [file for file in store.path.iterdir() if file.name.endswith(".tmp")]
+
+
+def test_of_two_who_replace_a_file_at_a_time_one_waits_for_the_other(tmp_path: Path) -> None:
+    texts = ["a" * 300_000, "b" * 100_000]
+
+    def writes(text: str) -> None:
+        for _ in range(20):
+            write_text(tmp_path / "file", text)
+            assert (tmp_path / "file").read_text() in texts
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(writes, texts))
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
 
 
 def test_runs_are_found_in_a_results_folder(tmp_path: Path) -> None:
