@@ -219,7 +219,7 @@ def test_results_under_another_rule_are_of_an_earlier_definition_though_the_runs
     assert "are of an earlier definition of two" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("ends_in", ["judge", "write_text"])
+@pytest.mark.parametrize("ends_in", ["judge", "write_text", "report_pages"])
 def test_a_start_that_was_killed_in_its_report_makes_it_the_next_time(
     ends_in: str, folder: Path, tmp_path: Path, monkeypatch, capsys
 ):

@@ -126,7 +126,8 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
     if not pending:
         known = len(source.jobs)
         say(f"{chosen.name} at scale={chosen.scale} is done: all {known} jobs had been finished; nothing was computed.")
-        if collect.is_current(chosen.directory, chosen.definition, source.finished):
+        pages = chosen.results_dir / "README.md"  # written last of all
+        if pages.exists() and collect.is_current(chosen.directory, chosen.definition, source.finished):
             say(f"Results:  {chosen.directory}\nNext:     {chosen.command} --report  (make the report again)")
             return 0
         say("Its results are collected from them.")
