@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -370,6 +371,16 @@ def test_a_folder_within_the_tree_and_a_file_are_refused_before_anything_is_down
         Cifar10(path=str(tmp_path / "file")).inspect()
 
 
+@pytest.mark.parametrize(("there", "lacks"), [("train", "test"), ("test", "train")])
+def test_half_a_tree_is_refused_before_anything_is_downloaded(there, lacks, small_cifar10, tmp_path):
+    tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
+    shutil.rmtree(tree / lacks)
+    with pytest.raises(ConfigError, match=rf"is half a tree of images: it has {there}/ and no {lacks}/"):
+        Cifar10(path=str(tree)).inspect()
+    (tmp_path / "other" / there / "of something else").mkdir(parents=True)
+    assert Cifar10(path=str(tmp_path / "other")).inspect() == Cifar10.INFO
+
+
 def test_files_that_are_not_those_of_cifar10_are_refused(small_cifar10, tmp_path):
     tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
     (tree / "train" / "cat" / "more.png").write_bytes((tree / "train" / "cat" / "003.png").read_bytes())
@@ -377,7 +388,9 @@ def test_files_that_are_not_those_of_cifar10_are_refused(small_cifar10, tmp_path
         Cifar10(path=str(tree)).inspect()
     for split in ("train", "test"):
         (tree / split / "cat").rename(tree / split / "zebra")
-    with pytest.raises(ConfigError, match=r"its class folders are airplane, automobile, bird, \.\.\., not"):
+    with pytest.raises(
+        ConfigError, match=r"there is no class folder cat/ \(2 such differences\): use data=imagefolder"
+    ):
         Cifar10(path=str(tree)).inspect()
     (tmp_path / "no.npz").write_text("nothing")
     with pytest.raises(ConfigError, match=r"data.path=.*no.npz cannot be read as an .npz file"):

@@ -160,8 +160,8 @@ class Cifar10(DataSet):
             reason = " ".join(str(error).split())
             raise ConfigError(
                 f"CIFAR-10 is not in data.path={self.path} and could not be downloaded ({reason}): run once on a "
-                "machine with a network, set data.path to a folder that holds cifar-10-batches-py, or use "
-                "data=imagefolder for images you have."
+                "machine with a network, set data.path to a folder that holds cifar-10-batches-py, or images in "
+                "train/<class>/ and test/<class>/, or use data=imagefolder for images of your own."
             ) from error
         finally:
             socket.setdefaulttimeout(timeout_s)

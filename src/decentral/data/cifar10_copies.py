@@ -51,6 +51,13 @@ def check_place(path: str) -> None:
             f"data.path={path} is the {root.name} folder of a tree of images: give the folder above it, "
             f"data.path={root.parent}."
         )
+    there = [name for name in _SPLITS if any((root / name / label).is_dir() for label in CLASSES)]
+    if there and not is_tree(path):
+        lacks = "test" if "train" in there else "train"
+        raise ConfigError(
+            f"data.path={path} is half a tree of images: it has {there[0]}/ and no {lacks}/, with a folder for each "
+            "class in it. Copy what is missing, or give the folder that holds cifar-10-batches-py."
+        )
 
 
 def check_tree(path: str) -> str:
@@ -61,10 +68,12 @@ def check_tree(path: str) -> str:
 @lru_cache(maxsize=8)
 def _kind(path: str, _changed: tuple[int, ...]) -> str:
     tree = find_tree(path)
-    if tuple(tree.classes) != CLASSES:
+    if different := set(tree.classes) ^ set(CLASSES):
+        one = min(different)
+        odd = f"there is no class folder {one}/" if one in CLASSES else f"it has a class folder {one}/"
         raise ConfigError(
-            f"data.path={path} is no CIFAR-10: its class folders are {', '.join(tree.classes[:3])}, ..., not "
-            f"{', '.join(CLASSES[:3])}, ...: use data=imagefolder for images of your own."
+            f"data.path={path} is no CIFAR-10, whose classes are {', '.join(CLASSES)}: {odd} ({len(different)} such "
+            "differences): use data=imagefolder for images of your own."
         )
     for split, root in (("train", tree.train), ("test", tree.test)):
         if (found := tree.count(root)) != COUNTS[split]:
