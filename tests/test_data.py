@@ -371,6 +371,16 @@ def test_a_folder_within_the_tree_and_a_file_are_refused_before_anything_is_down
         Cifar10(path=str(tmp_path / "file")).inspect()
 
 
+def test_an_image_of_another_size_is_refused(small_cifar10, tmp_path):
+    tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
+    file = tree / "train" / "cat" / "003.png"
+    with PIL.Image.open(file) as image:
+        larger = image.resize((64, 48))
+    larger.save(file)
+    with pytest.raises(ConfigError, match=r"cat/003\.png has 64 x 48 pixels, not 32 x 32"):
+        Cifar10(path=str(tree)).prepare()
+
+
 @pytest.mark.parametrize(("there", "lacks"), [("train", "test"), ("test", "train")])
 def test_half_a_tree_is_refused_before_anything_is_downloaded(there, lacks, small_cifar10, tmp_path):
     tree = write_tree(tmp_path / "tree", small_cifar10, ".png")

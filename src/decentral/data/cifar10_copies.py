@@ -99,9 +99,10 @@ def _digest(path: str, _changed: tuple[int, ...]) -> str:  # 60,000 files are lo
 
 
 def from_tree(path: str) -> Path:
-    """The arrays of a tree, in the cache. Raises ConfigError for what `check_tree` refuses, and broken images."""
+    """The arrays of a tree, in the cache. Raises ConfigError for what `check_tree` refuses, and images that are broken
+    or of another size."""
     check_tree(path)
-    return decoded_tree(find_tree(path), _SIZE)
+    return decoded_tree(find_tree(path), _SIZE, exactly=True)
 
 
 def digest_of_arrays(path: str) -> str:

@@ -49,14 +49,17 @@ def resize_and_crop(image: Image, shorter_side: int, size: int) -> Image:
     return image.crop((left, top, left + size, top + size))
 
 
-def decode(root: Path, files: list[str], array_file: Path, image_size: int, num_processes: int | None) -> None:
+def decode(
+    root: Path, files: list[str], array_file: Path, image_size: int, num_processes: int | None, exactly: bool = False
+) -> None:
     """Write images as `array_file`, a .npy of [N, 3, image_size, image_size] uint8.
 
-    Raises ConfigError that names a broken image, OSError if the disk is full.
+    `exactly`: they have that size. Raises ConfigError that names an image that is broken, or of another size then,
+    OSError if the disk is full.
     """
     shape = (len(files), 3, image_size, image_size)
     offset = np.lib.format.open_memmap(array_file, mode="w+", dtype=np.uint8, shape=shape).offset
-    tasks = [(root, files[i : i + CHUNK], array_file, offset + i * 3 * image_size**2, image_size)
+    tasks = [(root, files[i : i + CHUNK], array_file, offset + i * 3 * image_size**2, image_size, exactly)
              for i in range(0, len(files), CHUNK)]  # fmt: skip
     if num_processes is None:
         num_processes = num_cores()
@@ -66,8 +69,16 @@ def decode(root: Path, files: list[str], array_file: Path, image_size: int, num_
             advance()
 
 
-def _decode_chunk(root: Path, files: list[str], array_file: Path, offset: int, image_size: int) -> None:
-    images = [np.asarray(resize_and_crop(open_image(root / name), image_size, image_size)) for name in files]
+def _decode_chunk(root: Path, files: list[str], array_file: Path, offset: int, image_size: int, exactly: bool) -> None:
+    images = []
+    for name in files:
+        image = open_image(root / name)
+        if exactly and image.size != (image_size, image_size):
+            raise ConfigError(
+                f"data.path: the image {root / name} has {image.width} x {image.height} pixels, not {image_size} x "
+                f"{image_size}: replace it, or use data=imagefolder for images of your own."
+            )
+        images.append(np.asarray(resize_and_crop(image, image_size, image_size)))
     with open(array_file, "r+b") as out:  # writing, unlike a memory map, reports a full disk as an error
         out.seek(offset)
         out.write(np.stack(images).transpose(0, 3, 1, 2).tobytes())

@@ -12,12 +12,13 @@ from decentral.data.decode import decode
 from decentral.data.folder import Tree
 
 
-def decoded_tree(tree: Tree, image_size: int, num_processes: int | None = None) -> Path:
+def decoded_tree(tree: Tree, image_size: int, num_processes: int | None = None, exactly: bool = False) -> Path:
     """The folder of the four arrays (see `read_arrays`), decoded unless no file was added, removed or changed since.
 
-    The shorter side of an image is resized to `image_size`, then it is centre-cropped to a square.
+    The shorter side of an image is resized to `image_size`, then it is centre-cropped to a square; where they have to
+    have that size `exactly`, ConfigError is raised that names one of another size.
     """
-    digest = hashlib.sha256(f"imagefolder-1 {image_size}".encode())
+    digest = hashlib.sha256(f"imagefolder-1 {image_size}{' exactly' * exactly}".encode())
     for split in (tree.train, tree.test):
         digest.update(repr(list(tree.stamps(split))).encode())
 
@@ -25,6 +26,6 @@ def decoded_tree(tree: Tree, image_size: int, num_processes: int | None = None) 
         for split, root in (("train", tree.train), ("test", tree.test)):
             files, labels = tree.files(root)
             np.save(folder / f"{split}_labels.npy", labels)
-            decode(root, files, folder / f"{split}_images.npy", image_size, num_processes)
+            decode(root, files, folder / f"{split}_images.npy", image_size, num_processes, exactly)
 
     return cached(f"imagefolder-{digest.hexdigest()[:16]}", build)
