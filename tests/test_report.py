@@ -150,6 +150,11 @@ def test_what_is_sent_instead_of_rows_tells_runs_apart(tmp_path: Path, words: li
     )
 
 
+def test_a_precision_that_is_not_the_usual_one_is_said(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(dump(configure("num_workers=4", "precision=bf16")))
+    assert ", 4 workers, bf16, seed 0: " in describe(tmp_path)
+
+
 # The table
 
 

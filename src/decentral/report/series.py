@@ -78,6 +78,8 @@ def describe(run_dir: Path) -> str:
         parts.append(name["partition"] if alpha is None else f"alpha={alpha:g}")
     if config.get("num_workers") is not None:
         parts.append(f"{config['num_workers']} workers")
+    if (precision := config.get("precision", "fp32")) != "fp32":
+        parts.append(str(precision))
     if cluster := cluster_words(config.get("cluster")):
         parts.append(cluster)
     if config.get("seed") is not None:
