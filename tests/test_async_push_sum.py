@@ -197,8 +197,8 @@ def test_a_run_with_a_straggler_descends_and_keeps_all_weights(start, worlds, ca
     assert result.status == "done"
     steps = sorted({row["step"] for row in result.rows})
     assert steps == [0, 20, 40, 60]
-    losses = [row["value"] for row in result.rows if (row["metric"], row["worker"]) == ("suboptimality", "worst")]
-    assert losses[-1] < 0.5 * losses[0]
+    losses = [row["value"] for row in result.rows if (row["metric"], row["worker"]) == ("suboptimality", "averaged")]
+    assert losses[-1] < 0.5 * losses[0]  # a single worker's depends on when the machine let it run last
     alone = start(*overrides, directory="alone")
     assert f"{processes} processes" in summary(result.directory) and "depends on their pace" in summary(
         result.directory

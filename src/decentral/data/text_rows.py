@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,7 @@ class Row(NamedTuple):
     values: list[str]
 
 
-def utf8_lines(path: Path) -> Iterator[str]:
+def utf8_lines(path: Path) -> Generator[str]:
     """The lines of a file, with their ends. Raises ConfigError for bytes that are not UTF-8, with the line."""
     try:
         with path.open("rb") as file:
@@ -42,11 +43,12 @@ def read_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[Ro
     Raises ConfigError for a missing column, a row that is too short or longer than the header, a value that is no text
     and no number, or what is no CSV or JSON, with file and line.
     """
-    yield from (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, columns)
+    with closing(utf8_lines(path)) as lines:  # at once, not when what is wrong with a line is forgotten
+        yield from (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, lines, columns)
 
 
-def _csv_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[Row]:
-    reader = csv.reader(utf8_lines(path), strict=True)
+def _csv_rows(path: Path, lines: Iterator[str], columns: Sequence[str] | Sequence[int]) -> Iterator[Row]:
+    reader = csv.reader(lines, strict=True)
     try:
         header = next(reader, []) if any(isinstance(column, str) for column in columns) else []
         places = [_place(path, column, header) if isinstance(column, str) else column for column in columns]
@@ -82,8 +84,8 @@ def _place(path: Path, column: str, header: list[str]) -> int:
     return header.index(column)
 
 
-def _json_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[Row]:
-    for number, line in enumerate(utf8_lines(path), 1):
+def _json_rows(path: Path, lines: Iterator[str], columns: Sequence[str] | Sequence[int]) -> Iterator[Row]:
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
