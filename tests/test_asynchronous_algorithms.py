@@ -303,6 +303,39 @@ def test_all_models_of_a2cid2_mixed_to_one_time_have_the_mean_of_the_updates():
     assert np.abs(x - xt).max() > 1e-3
 
 
+@pytest.mark.parametrize("mix_before_gradient", [True, False])
+def test_a2cid2_takes_gradients_at_the_mixed_model_or_at_the_model_as_it_is(mix_before_gradient):
+    n, dimension = 6, 3
+    run = Virtual(A2CiD2(mix_before_gradient=mix_before_gradient), rounds("ring", n), uneven(n), COSTS, 20)
+    found, grad = run.run(), gradient(n, dimension)
+    eta, alpha_t = constants(rounds("ring", n), 1)
+    eta /= float(uneven(n).mean())
+    x, xt, tau = np.zeros((n, dimension)), np.zeros((n, dimension)), np.zeros(n)
+    g, draws = np.zeros((n, dimension)), [0] * n
+
+    def mix(i: int, now: float) -> None:
+        a = (1 + np.exp(-2 * eta * (now - tau[i]))) / 2
+        x[i], xt[i], tau[i] = a * x[i] + (1 - a) * xt[i], (1 - a) * x[i] + a * xt[i], now
+
+    for now, event, arguments in run.seen:
+        i = arguments[0]
+        if event == "begin_gradient":
+            if mix_before_gradient:
+                mix(i, now)
+            g[i] = grad(x[i], i, draws[i])
+            draws[i] += 1
+        elif event == "local" and arguments[1].__name__ == "update":
+            mix(i, now)
+            x[i], xt[i] = x[i] - RATE * g[i], xt[i] - RATE * g[i]
+        elif event == "call":
+            i, j = arguments[-3:-1]
+            mix(i, now)
+            mix(j, now)
+            m = x[i] - x[j]
+            x[i], x[j], xt[i], xt[j] = x[i] - m / 2, x[j] + m / 2, xt[i] - alpha_t * m, xt[j] + alpha_t * m
+    np.testing.assert_allclose(found, x, rtol=0, atol=1e-12)
+
+
 def test_a_pair_with_a2cid2_is_adpsgd():
     runs = [Virtual(method, rounds("chain", 2), uneven(2), COSTS, 30) for method in (A2CiD2(), ADPSGD())]
     momentum, plain = (run.run() for run in runs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -40,7 +40,7 @@ class A2CiD2(AsynchronousAlgorithm):
 
         mix(i, s):    D = s - tau_i, a = (1 + exp(-2 eta D)) / 2;  tau_i <- s;
                       (x_i, xt_i) <- (a x_i + (1 - a) xt_i, (1 - a) x_i + a xt_i)
-        gradient:     mix(i, s), g_i = grad F_i(x_i);  when it is there:
+        gradient:     mix(i, s), g_i = grad F_i(x_i);  when it is computed, at s':
                       mix(i, s'), x_i <- x_i + u_i, xt_i <- xt_i + u_i
         meeting:      mix(i, s), mix(j, s), m = x_i - x_j;  x_i <- x_i - m / 2, x_j <- x_j + m / 2,
                       xt_i <- xt_i - alpha_t m, xt_j <- xt_j + alpha_t m
@@ -50,15 +50,19 @@ class A2CiD2(AsynchronousAlgorithm):
     chi2 = max over edges of (e_i - e_j)^T Lam^+ (e_i - e_j) / 2:  eta = 1 / (2 sqrt(chi1 chi2)),
     alpha_t = sqrt(chi1 / chi2) / 2. Departures: m is the difference of the mixed models, as in the paper's differential
     equation (in the authors' code, one side is not mixed, so that the mean drifts); who meets whom is that of `adpsgd`.
-    The sum of x and xt over workers is changed by gradients only. On a complete graph xt stays x: it is adpsgd.
+    Only gradients change the sum of x and xt over workers. On a complete graph the constants give alpha_t = 1/2 and
+    xt = x, which is AD-PSGD; it is refused here as all graphs that are not bipartite: use `algo=adpsgd`.
     Between processes time is the number of gradients that all workers have begun, divided by n, as far as a process
     knows it: the paper's unit, whatever the machine.
 
-    gossips_per_step    how often a worker of the asking side meets another one for each of its gradients
+    gossips_per_step       how often a worker of the asking side meets another one for each of its gradients
+    mix_before_gradient    take the gradient at the mixed model, as the differential equation does; false: at the model
+                           as it is, as the authors' code does
     """
 
     name: str = "a2cid2"
     gossips_per_step: int = 1
+    mix_before_gradient: bool = field(default=True, metadata={"older": True})
     usual_topology: ClassVar[str] = "ring"
     free_running: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.static, Need.undirected, Need.connected, Need.bipartite})
@@ -99,7 +103,8 @@ class A2CiD2(AsynchronousAlgorithm):
         asks = sides(rounds)[i] == 0 and n > 1
         averages, draws = [Average(pairs, j) for j in neighbors_of(rounds, i, 0)], addresses(team.seed, "gossip", i)
         while True:
-            yield mix
+            if self.mix_before_gradient:
+                yield mix
             yield gradient
             yield update
             for _ in range(self.gossips_per_step if asks else 0):

@@ -53,8 +53,8 @@ class RelaySGD(Algorithm):
                    be lost, since x^0 would pull the models back for ever. `count` (the thesis): divide by n_i instead.
     correct_lr     multiply the learning rate by 1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), appendix D.1 in
                    closed form: what a change of one worker adds up to then is what it would be with all-reduce.
-    initial_count  what counts c start at: 1 with fill=count is the thesis' code, although no message is there yet,
-                   which shrinks all weights to about 0.7 of what they were (algorithms/relaysgd_thesis.py).
+    initial_count  what counts c start at: 1 with fill=count is the thesis' code, although no message is there yet.
+                   This shrinks all weights in the first steps (algorithms/relaysgd_thesis.py).
 
     Lost messages (and their counts) are zero, in the average and in what is relayed from them. The counts follow from
     the tree and the losses, so every process computes them and they are not sent.

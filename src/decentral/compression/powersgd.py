@@ -44,6 +44,9 @@ class PowerSGD(Compressor):
     Bytes of the messages: 4 (rank (a + b) summed over matrices + everything else) for float32 rows, each all-reduced.
     An entry that is infinite or no number makes the mean of its parameter so.
 
+    Both products are computed in every step, as in the paper. The package that its first author released
+    (epfml/powersgd) computes one of them per step, P and Q in turn, so its iterates differ.
+
     Departures. A matrix for which the thin ones are no smaller is sent as it is. P comes from a QR decomposition, not
     from Gram and Schmidt's with 1e-8 added: it is orthonormal where M has a lower rank, too. A column of Q that is 0,
     because a gradient was, begins again: it would stay 0. The residual is the worker's own, M_i - P Q_i^T, as the
