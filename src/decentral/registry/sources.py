@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.metadata
+import importlib.util
+import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from decentral.registry.installed import is_installed
 
 _OURS = "decentral"
 _SITES = {"site-packages", "dist-packages"}
+_PYTHON = f"python {sys.version_info.major}.{sys.version_info.minor}"
 _DIGEST = "_decentral_source"  # in a module of one's own: what its source was when it was imported
 
 
@@ -57,6 +61,52 @@ def _released(module: str, file: Path) -> str | None:
         return f"{top} {importlib.metadata.version(top)}"
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def release(module: Any) -> str:
+    """Which package, of which version, an imported module is from: Python's, an installed one, or this program.
+
+    '' for a module of one's own, which counts by what is in it.
+    """
+    if not isinstance(module, str) or module == "__main__" or is_own(module):
+        return ""
+    top = module.partition(".")[0]
+    known = sys.modules.get(module) or sys.modules.get(top)
+    if top in sys.builtin_module_names:
+        return _PYTHON
+    if known is None:
+        return ""
+    file = vars(known).get("__file__")
+    if file is None:  # made while its package was imported
+        return release(top) if top != module else ""
+    return _release(top, file)
+
+
+@cache
+def _release(top: str, file: str) -> str:
+    path = Path(file).resolve()
+    if top == _OURS:
+        return f"{top} {importlib.metadata.version(top)}"
+    if _SITES.isdisjoint(path.parts):
+        return _PYTHON if path.is_relative_to(Path(os.__file__).resolve().parent) else ""
+    try:
+        return f"{top} {importlib.metadata.version(top)}"
+    except importlib.metadata.PackageNotFoundError:  # it is called otherwise than what it was installed as
+        known = importlib.metadata.packages_distributions().get(top, ())
+        return " ".join([top, *(importlib.metadata.version(name) for name in sorted(set(known)))])
+
+
+def installed(module: str) -> bool:
+    """Whether a module, imported or not, is Python's or of an installed package."""
+    top = module.partition(".")[0]
+    if top in sys.modules:
+        return bool(release(top))
+    found = importlib.util.find_spec(top)
+    return (
+        found is not None
+        and bool(found.origin)
+        and (found.origin in ("built-in", "frozen") or bool(_release(top, found.origin)))
+    )
 
 
 def root_of(module: str) -> Path:

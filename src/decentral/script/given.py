@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import inspect
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,10 +15,15 @@ from torch import nn
 from decentral.data.loading.map_style import example, seeded
 from decentral.data.plain import PlainData, Sets
 from decentral.errors import ConfigError
+from decentral.host.torchrun import under_torchrun
 from decentral.models.plain import PlainModel
+from decentral.script.fingerprint import fingerprint
+from decentral.terminal.console import warn
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from decentral.data.description import LabelledData
 
 _LOOKED_AT = 64
 """Examples whose values are part of a run's identity, with all labels: reading all of them could take long."""
@@ -32,7 +33,7 @@ _LOOKED_AT = 64
 class GivenModel(PlainModel):
     """A module, which is where all workers start, or what makes one: it is called with seeded generators.
 
-    content    a digest of its structure, values, plain attributes and source
+    content    a digest of all that decides what it computes
     """
 
     name: str = "given"
@@ -44,17 +45,16 @@ class GivenModel(PlainModel):
         """Raises ConfigError if it is neither."""
         if not callable(model):
             raise ConfigError(f"model= is a {type(model).__name__}: give a torch.nn.Module, or a class or function.")
-        digest = hashlib.sha256()
-        if isinstance(model, nn.Module):
-            digest.update(repr(model).encode() + "".join(_known_of(part) for part in model.modules()).encode())
-            for name, tensor in model.state_dict().items():
-                digest.update(name.encode() + _bytes(tensor))
-        else:
-            digest.update(_origin(model).encode())
-        found = cls(content=digest.hexdigest()[:16])
+        found = cls(content=compared(model, getattr(model, "__name__", type(model).__name__)))
         make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
         vars(found)["_make"] = make
         return found
+
+    def look_at(self, data: LabelledData) -> None:
+        """What a class or function makes counts, too: it may depend on files, or on what else the code does not say."""
+        with seeded(0, "look at model"):
+            made = self.build(data)
+        self.content = compared((self.content, made), type(made).__name__)
 
     def target(self) -> Callable[..., Any]:  # type: ignore[override]
         """What makes the module."""
@@ -108,52 +108,17 @@ class GivenData(PlainData):
         return found
 
 
-def _origin(make: Callable[..., Any], inside: tuple[int, ...] = ()) -> str:
-    """Name and source of a class or function, its defaults and what it has from around it, and what a functools.partial
-    has fixed of it."""
-    if isinstance(make, partial):
-        return f"{_origin(make.func, inside)} {_described([*make.args, make.keywords], inside)}"
-    found = f"{make.__module__}.{getattr(make, '__qualname__', type(make).__qualname__)}"
-    with suppress(OSError, TypeError):  # typed into a console: nothing but the name is known
-        found += inspect.getsource(make)
-    if isinstance(make, FunctionType):
-        around = list[Any]()
-        for cell in make.__closure__ or ():
-            with suppress(ValueError):  # nothing is in it yet
-                around.append(cell.cell_contents)
-        found += _described([make.__defaults__, make.__kwdefaults__, around], inside)
-    return found
+def compared(value: Any, name: str) -> str:
+    """A digest of what a value computes; the user is told if it is a new one each time.
 
-
-def _known_of(module: nn.Module, inside: tuple[int, ...] = ()) -> str:
-    """The source of a module that is not torch's own, and its attributes but for parameters and submodules."""
-    source = ""
-    if type(module).__module__.partition(".")[0] != "torch":
-        with suppress(OSError, TypeError):  # typed into a console
-            source = inspect.getsource(type(module))
-    own = {key: value for key, value in vars(module).items() if not key.startswith("_") and key != "training"}
-    return source + _described(dict(sorted(own.items())), inside)
-
-
-def _described(value: Any, inside: tuple[int, ...] = ()) -> str:
-    """A value in words that are the same in another process: plain ones as they are, functions by their source, of
-    other objects the type. `inside` are the ones that it is a part of."""
-    if id(value) in inside:
-        return "itself"
-    inside = (*inside, id(value))
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes | torch.dtype):
-        return repr(value)
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key!r}: {_described(one, inside)}" for key, one in value.items()) + "}"
-    if isinstance(value, tuple | list):
-        return "[" + ", ".join(_described(one, inside) for one in value) + "]"
-    if isinstance(value, torch.Tensor):
-        return hashlib.sha256(_bytes(value)).hexdigest()
-    if isinstance(value, nn.Module):
-        return repr(value) + _known_of(value, inside) + _described(dict(value.state_dict()), inside)
-    if callable(value):
-        return _origin(value, inside)
-    return f"{type(value).__module__}.{type(value).__qualname__}"
+    Raises ConfigError if the processes of torchrun would each have another one.
+    """
+    digest, unknown = fingerprint(value, name)
+    if unknown and under_torchrun():
+        raise ConfigError(f"{unknown}, so torchrun's processes cannot agree on the run: start one process.")
+    if unknown:
+        warn(f"{unknown}, so this run is new; if it is interrupted, it starts again.")
+    return digest
 
 
 def _bytes(tensor: Tensor) -> bytes:

@@ -43,6 +43,8 @@ class Trained:
     averaged: nn.Module | None = field(repr=False)
     """The average of all workers' parameters, with batch statistics of its own. Without models (save=none, a task
     without networks, or the run has diverged) it is None, and `models` is empty."""
+    reused: bool = field(default=False, repr=False)
+    """Whether `train` found it done already, and computed nothing."""
 
     def plot(self, metric: str | None = None, x: str = "epoch") -> Axes:
         """The metric (by default what the run is judged by) of the worst worker, the averaged model and all workers'

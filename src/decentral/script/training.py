@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from decentral.config.composition import compose, folders_of
 from decentral.config.files import plain
+from decentral.config.identity import run_id
 from decentral.errors import ConfigError
 from decentral.registry import component
 from decentral.runtime.launch import launch
 from decentral.script.loading import Trained, load
 from decentral.store import Status
+from decentral.terminal.console import is_leader, say
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,12 +52,14 @@ def train(
     config_dir    a folder with components of one's own, as `--config-dir`
 
     It is a run as any other: in this process, shown while it works, stored in `results_dir`, resumed if it was
-    interrupted (the same call goes on), not computed again if it is done (rerun=True does that). A run that diverges is
-    warned of. Its id depends on the settings, the model's structure, values, plain attributes and source, all labels
-    and some of the examples.
+    interrupted (the same call goes on), not computed again if it is done, which is said (rerun=True does that). A run
+    that diverges is warned of. Its id depends on the settings, on all that decides what the model computes (see
+    docs/notebook.md), on all labels and some of the examples.
 
     Raises ConfigError for what cannot be.
     """
+    import torch
+
     from decentral.script.given import GivenData, GivenModel
 
     made: dict[str, Any] = {}
@@ -90,8 +95,8 @@ def train(
         made["data"] = GivenData.of(train_data, test_data)
     overrides = (*chosen, *overrides, "processes=1", f"results_dir={Path(results_dir)}")
     config = compose(overrides, str(config_dir) if config_dir else None, made)
-    import torch
-
+    if "model" in made and not isinstance(model, torch.nn.Module):
+        config.model.look_at(config.task.describe(config))
     threads = torch.get_num_threads()
     try:
         outcome = launch(config)
@@ -102,8 +107,11 @@ def train(
             f"the run diverged, so that it has metrics but no models: try a smaller rate than lr={config.lr:g}",
             stacklevel=2,
         )
+    if outcome.done_before and is_leader():
+        say(f"Run {run_id(config)} is done already: reused from {outcome.directory}; rerun=True computes it again.")
     made_again = None if isinstance(model, str) else lambda: config.model.build(config.task.describe(config))
-    return load(outcome.directory, model=made_again, config_dir=config_dir)
+    found = load(outcome.directory, model=made_again, config_dir=config_dir)
+    return replace(found, reused=outcome.done_before)
 
 
 def _task(words: Sequence[str]) -> type[Task] | None:
