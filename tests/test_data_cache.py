@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import sleep
@@ -10,6 +13,7 @@ import pytest
 
 from decentral.data.cache import cache_folder, cached
 from decentral.errors import ConfigError
+from decentral.store import digests
 
 
 @pytest.fixture(autouse=True)
@@ -72,3 +76,49 @@ def test_a_full_disk_is_an_error_that_says_what_to_set(cache):
     with pytest.raises(ConfigError, match=r"No space left on device.*DECENTRAL_CACHE"):
         cached("data", build)
     assert not (cache / "data.unfinished").exists()
+
+
+def test_a_digest_is_trusted_while_a_file_is_surely_what_it_was(tmp_path, monkeypatch):
+    file, read = tmp_path / "file", []
+    monkeypatch.setattr(
+        digests, "_digest", lambda path, advance, real=digests._digest: read.append(path) or real(path, advance)
+    )
+    file.write_bytes(b"one")
+    first = [digests.file_digest(file) for _ in range(2)]
+    assert len(read) == 2, "it may change again at the same instant"
+    monkeypatch.setattr(digests, "_SETTLED_NS", 0)
+    assert [digests.file_digest(file) for _ in range(3)] == [first[0]] * 3 and len(read) == 3
+    facts = file.stat()
+    file.write_bytes(b"two")
+    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert digests.file_digest(file) == hashlib.sha256(b"two").hexdigest()[:16] != first[0]
+    other = tmp_path / "other"
+    other.write_bytes(b"six")
+    os.utime(other, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    other.replace(file)
+    assert digests.file_digest(file) == hashlib.sha256(b"six").hexdigest()[:16]
+
+
+def test_digests_that_took_long_are_kept_for_other_processes(tmp_path, cache, monkeypatch):
+    monkeypatch.setattr(digests, "_WORTH_KEEPING_S", 0)
+    monkeypatch.setattr(digests, "_SETTLED_NS", 0)
+    names = [str(number) for number in range(3)]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    found = digests.folder_digest(tmp_path, names)
+    digests._KNOWN.clear()
+    monkeypatch.setattr(digests, "_digest", None)
+    assert digests.folder_digest(tmp_path, names) == found
+    (kept,) = (cache / "digests").iterdir()
+    kept.write_text("[]")
+    digests._KNOWN.clear()
+    monkeypatch.undo()
+    assert digests.folder_digest(tmp_path, names) == found
+
+
+def test_reading_that_takes_long_says_how_far_it_is(tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").write_bytes(bytes(3 << 20))
+    monkeypatch.setattr("time.monotonic", itertools.count(0, 2.5).__next__)
+    digests.file_digest(tmp_path / "file")
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.splitlines()[0].startswith("Reading 1 files of ")

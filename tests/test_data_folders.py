@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
+from decentral.config.composition import compose
+from decentral.config.identity import run_id
 from decentral.data import decode, decoded_tree
+from decentral.data.folder import find_tree
 from decentral.data.imagefolder import ImageFolder
 from decentral.data.imagenet import ImageNet
 from decentral.errors import ConfigError
@@ -153,6 +158,87 @@ def test_the_user_is_told_about_a_long_decode(tree, monkeypatch, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("Decoding 3 images of") and lines[1].endswith("done.")
+
+
+def torchvisions(root: Path, split: str) -> list[tuple[str, int]]:
+    from torchvision.datasets import ImageFolder as Theirs
+
+    return [(str(Path(file).relative_to(root / split)), label) for file, label in Theirs(str(root / split)).samples]
+
+
+NESTED = {"train/cat/more/3.png": (8, 8), "train/cat/more/even/4.jpeg": (8, 8), "train/cat/more-/5.bmp": (8, 8),
+          "train/cat/a.d/b.png/6.tiff": (8, 8), "train/dog/x/1.webp": (8, 8), "test/dog/y/z/2.ppm": (8, 8)}  # fmt: skip
+
+
+def test_images_are_found_as_torchvision_finds_them(tree):
+    root = tree(TWO_CLASSES | NESTED)
+    (root / "train/dog/linked").symlink_to(root / "train/cat/more", target_is_directory=True)
+    (root / "train/dog/7.png").symlink_to(root / "test/dog/1.png")
+    (root / "train/owl").symlink_to(root / "train/cat", target_is_directory=True)
+    (root / "real").mkdir()
+    (root / "test").rename(root / "real/test")
+    (root / "test").symlink_to("real/test", target_is_directory=True)
+    (root / "test/owl").symlink_to("cat", target_is_directory=True)
+    found = find_tree(str(root))
+    for split in ("train", "test"):
+        files, labels = found.files(root / split)
+        assert list(zip(files, labels.tolist(), strict=True)) == torchvisions(root, split)
+    assert ImageFolder(path=str(root), image_size=8).load("cpu", 0).num_test == len(found.files(root / "test")[0])
+
+
+LOOPS = (".", "..", "../../..", "loop", "../dog|train/dog/loop -> ../cat")
+
+
+@pytest.mark.parametrize("loop", [f"train/cat/loop -> {target}" for target in LOOPS])
+def test_a_loop_of_links_is_not_followed(tree, loop):
+    root = tree(TWO_CLASSES)
+    for link in loop.split("|"):
+        place, _, target = link.partition(" -> ")
+        (root / place).symlink_to(target)
+    both = "../dog" in loop  # each class then has the other's images, too
+    assert ImageFolder(path=str(root)).inspect().num_train == (6 if both else 3)
+    assert run_id(compose(["data=imagefolder", f"data.path={root}", *SMALL]))
+
+
+SMALL = ("model=mlp", "model.hidden=[4]", "num_workers=2", "batch_size=1", "partition=iid")
+
+
+def test_a_run_is_known_by_the_content_of_its_images_alone(tree, tmp_path):
+    root = tree(TWO_CLASSES | NESTED)
+    ids, decoded = [], []
+
+    def look(path: Path = root) -> None:
+        config = compose(["data=imagefolder", f"data.path={path}", "data.image_size=8", "data.augment=false", *SMALL])
+        ids.append(run_id(config))
+        decoded.append(config.data.load("cpu", 0).train_batches(lambda step: torch.arange(8)[None], range(1), 0, 1))
+        decoded[-1] = next(decoded[-1])[0].sum().item()
+
+    look()
+    shutil.copytree(root, tmp_path / "copy")
+    (root / "train/cat/notes.txt").write_text("seen")
+    (root / "train/cat/more/7.png").touch()
+    (root / "train/cat/more/7.png").unlink()
+    look()
+    look(tmp_path / "copy")
+    assert len(set(ids)) == 1
+    for file in ("train/cat/more-/5.bmp", "test/dog/y/z/2.ppm"):
+        before = (root / file).stat()
+        content = (root / file).read_bytes()
+        (root / file).write_bytes(content[:-1] + bytes([content[-1] ^ 255]))
+        os.utime(root / file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        look()
+    assert len(set(ids)) == 3 and decoded[-1] != decoded[0] == decoded[2]
+    (root / "train/cat/more/even/8.png").write_bytes((root / "train/cat/1.png").read_bytes())
+    look()
+    assert len(set(ids)) == 4 and ImageFolder(path=str(root)).inspect().num_train == 9
+
+
+def test_images_that_are_left_out_are_said_to_be(tree):
+    root = tree(TWO_CLASSES | {"train/cat/.ipynb_checkpoints/1-checkpoint.png": (8, 8), "test/dog/2.gif": (8, 8)})
+    data = ImageFolder(path=str(root))
+    assert (data.inspect().num_train, data.inspect().num_test) == (3, 2)
+    assert data.notes()[0].startswith("left out of the data: 2 images that are hidden or GIFs, such as ")
+    assert ImageFolder(path=str(tree(TWO_CLASSES).parent / "images")).notes() == data.notes()
 
 
 @pytest.mark.parametrize("cls", [ImageFolder, ImageNet])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import tarfile
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import decentral
 from configure import configure
 from decentral.config.composition import compose
 from decentral.data.agnews import AGNews
+from decentral.data.cache import cache_folder
 from decentral.data.description import PADDING, DataDescription, LabelledTokens, NextTokens
 from decentral.data.running_text import cut_windows
 from decentral.data.shakespeare import Shakespeare, speeches
@@ -252,6 +254,8 @@ LONG = '"' + "x" * 200_000 + '"'
         ),
         ("label,text,text\na,good,bad\n", CSV, r"train.csv, line 1: there are 2 columns 'text'"),
         ("label,text\na,good\nb, \n", CSV, r"train.csv, line 3: there is no text"),
+        ("label,text\na,good\n,bad\n", CSV, r"train.csv, line 3: 'label' is empty: name a class, or remove the line"),
+        (CSV, 'label,text\na,good\n" \t",bad\n', r"test.csv, line 3: 'label' is empty"),
         (b"label,text\na,good\nb,\xff\n", CSV, r"train.csv, line 3: byte 3 is not UTF-8"),
         (f"label,text\na,{LONG}\n", CSV, r"train.csv, line \d: this is no CSV that can be read .* 131,072 characters"),
         ("label,text\n", CSV, r"train.csv has no texts: it needs a row for each"),
@@ -270,6 +274,8 @@ def test_what_is_wrong_with_a_text_file_is_said_with_its_line(tmp_path, train, t
     [
         ("{", "line 1: this is no JSON"),
         ('{"label": "a", "text": null}', "line 1: 'text' is null, but it has to be a text or a number"),
+        ('{"label": "", "text": "good"}', "line 1: 'label' is empty: name a class"),
+        ('{"label": NaN, "text": "good"}', "line 1: 'label' is NaN, but it has to be a text or a number"),
         ('{"label": ["a"], "text": "good"}', "line 1: 'label' is \\[\"a\"\\], but it has to be a text or a number"),
         ("[" * 100_000, "line 1: this is no JSON that can be read"),
         ("[1]", "line 1: a line has to be"),
@@ -280,6 +286,31 @@ def test_what_is_wrong_with_a_json_file_is_said_with_its_line(tmp_path, line, wo
     folder = write(tmp_path / "texts", train__jsonl=line, test__csv=CSV)
     with pytest.raises(ConfigError, match=words):
         TextFolder(path=str(folder), tokens=TextTokens.words).prepare()
+
+
+def test_texts_are_known_by_the_content_of_the_files_that_are_read(tmp_path):
+    def facts(data: TextFolder | TextFile) -> tuple[str, str]:
+        data.prepare()
+        return data.files_digest(), repr(sorted(os.listdir(cache_folder())))
+
+    folder = write(tmp_path / "texts", train__csv=CSV, test__csv=CSV)
+    for data, file in (
+        (TextFolder(path=str(folder), tokens=TextTokens.words), "test.csv"),
+        (
+            TextFile(
+                path=str(write(tmp_path / "text", one="all work", two="no play, today")), longest=2, test_share=0.4
+            ),
+            "two",
+        ),
+    ):
+        known = facts(data)
+        path = Path(str(data.path)) / file
+        (path.parent / ".notes").write_text("seen")
+        assert facts(data) == known
+        times = path.stat()
+        path.write_text(path.read_text().replace("today", "never"))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert all(new != old for new, old in zip(facts(data), known, strict=True))
 
 
 AG = "".join(f'"{1 + i % 4}","Title {i}","Some\\news {i}"\n' for i in range(40))

@@ -42,6 +42,29 @@ def test_weights_in_the_file_are_the_matrix_and_the_rest_of_a_row_is_its_own(csv
     np.testing.assert_allclose(W, [[0.75, 0.25, 0], [0.25, 0.25, 0.5], [0, 0.5, 0.5]])
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["target,source,weight\n1,0,0.25\n2,1,0.5", "weight,Source , target\n.25,0,1\n.5,1,2", "# source,weight,target\n"
+     "0,.25,1\n1,.5,2", "weight,target,source\n0.25,1,0\n\n0.5,2,1\n"],
+)  # fmt: skip
+def test_a_header_names_the_columns(csv, text):
+    (W,) = File(path=csv(text), directed=True).schedule(3).matrices(0)
+    np.testing.assert_allclose(W, [[1, 0, 0], [0.25, 0.75, 0], [0, 0.5, 0.5]])
+
+
+@pytest.mark.parametrize(
+    "head", ["from,to", "source,target,color", "source,source", "weight,source", "source", ",source,target", "a,b,c,d"]
+)
+def test_a_header_of_other_columns_is_refused(csv, head):
+    with pytest.raises(ConfigError, match=r"line 1 of .* names the columns .*: name them source,target or source,t"):
+        File(path=csv(f"{head}\n0,1,1\n")).implied_num_workers()
+
+
+def test_an_edge_that_is_written_over_is_read_again(csv):
+    for target in (1, 2):  # of the same size, at once
+        assert File(path=csv(f"0,{target}")).implied_num_workers() == target + 1
+
+
 def test_a_loop_gives_the_weight_of_its_own(csv):
     (W,) = File(path=csv("0,0,0.5\n0,1,0.5\n1,0,1"), directed=True).schedule(2).matrices(0)
     np.testing.assert_allclose(W, [[0.5, 1], [0.5, 0.5]])

@@ -16,6 +16,7 @@ from decentral.cluster.csv_file import read_rows
 from decentral.cluster.settings import check_bandwidth, check_positive, check_seconds
 from decentral.errors import ConfigError
 from decentral.randomness import normal
+from decentral.store.digests import file_digest
 
 _PURPOSE = "cluster: network"
 _HEADS = (["epoch", "latency_s", "bandwidth_gbps"], ["seconds", "latency_s", "bandwidth_gbps"])
@@ -167,8 +168,7 @@ class Recorded(Schedule):
         path = Path(self.trace).expanduser()
         if not path.is_file():
             raise ConfigError(f"cluster.network.trace={self.trace} is not a file (looked for {path.absolute()}).")
-        facts = path.stat()
-        return _read_unchanged(self.trace, path, facts.st_mtime_ns, facts.st_size)
+        return _read_unchanged(self.trace, path, file_digest(path))
 
 
 class _Lines(NamedTuple):
@@ -178,7 +178,7 @@ class _Lines(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _read_unchanged(name: str, path: Path, changed: int, size: int) -> _Lines:
+def _read_unchanged(name: str, path: Path, _digest: str) -> _Lines:
     said = f"cluster.network.trace={name}"
     rows = read_rows("cluster.network.trace", name, path)
     if not rows or rows[0][1] not in _HEADS:

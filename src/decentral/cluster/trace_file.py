@@ -13,6 +13,7 @@ from decentral.cluster.csv_file import read_rows
 from decentral.cluster.distributions import Durations
 from decentral.cluster.settings import LONGEST_S
 from decentral.errors import ConfigError
+from decentral.store.digests import file_digest
 
 _HEAD = ["step", "worker", "seconds"]
 _OPERATIONS = "operations.jsonl"
@@ -24,11 +25,11 @@ _Rows = list[tuple[int, list[str]]]
 class Trace(Durations):
     """The times of a file, or of a run, which begins again at its first step when a run has more steps than it.
 
-    Either lines `step,worker,seconds` below these words, or a line for each step with the seconds of worker 0, 1, ...
-    in its columns, which may have names above them. Or the directory of a run between processes, one for each worker,
-    that has recorded its operations: how long its gradients took, with what stragglers slept; or of a run in one
-    process that trained networks: how long the passes of each took. Where workers took different numbers of gradients,
-    as many of each as all have taken.
+    Either lines `step,worker,seconds` below these words (in any order), or a line for each step with the seconds of
+    worker 0, 1, ... in its columns, which may have names above them. Or the directory of a run between processes, one
+    for each worker, that has recorded its operations: how long its gradients took, with what stragglers slept; or of a
+    run in one process that trained networks: how long the passes of each took. Where workers took different numbers of
+    gradients, as many of each as all have taken.
     """
 
     trace: str
@@ -54,16 +55,18 @@ class Trace(Durations):
                 )
         if not path.is_file():
             raise ConfigError(f"cluster.compute.trace={self.trace} is not a file (looked for {path.absolute()}).")
-        facts = path.stat()
-        return _read_unchanged(self.trace, path, num_workers, facts.st_mtime_ns, facts.st_size)
+        return _read_unchanged(self.trace, path, num_workers, file_digest(path))
 
 
 @lru_cache(maxsize=2)
-def _read_unchanged(name: str, path: Path, num_workers: int, changed: int, size: int) -> np.ndarray:
+def _read_unchanged(name: str, path: Path, num_workers: int, _digest: str) -> np.ndarray:
     if path.name == _OPERATIONS:
         return _recorded(name, path, num_workers)
     rows = read_rows("cluster.compute.trace", name, path)
-    listed = bool(rows) and rows[0][1] == _HEAD
+    listed = bool(rows) and sorted(rows[0][1]) == sorted(_HEAD)
+    if listed and rows[0][1] != _HEAD:
+        places = [rows[0][1].index(name) for name in _HEAD]
+        rows = [(line, [row[i] for i in places] if len(row) == len(places) else row) for line, row in rows]
     if listed or (rows and not any(_number(cell) is not None for cell in rows[0][1])):
         del rows[0]
     if not rows:

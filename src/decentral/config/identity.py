@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from decentral.config.files import plain
 from decentral.config.schema import NODES, Config
 from decentral.host.torchrun import place, under_torchrun
 from decentral.registry import sources
+from decentral.store.digests import file_digest, files_below, folder_digest
 from decentral.store.models import stored_facts
 
 IDENTITY_VERSION = 2
@@ -35,7 +34,8 @@ def identity(config: Config) -> dict[str, Any]:
 
     A component of one's own counts with its source. Groups that the task or the algorithm does not use are left out
     too, and with them keys with metadata `group`.
-    A field with metadata `content` is a path and counts by what lies there; one with metadata `volatile` does not
+    A field with metadata `content` is a path and counts by what lies there, which for a folder may be `files_digest` of
+    the component; one with metadata `volatile` does not
     count. Keys and values that were called something else have their old names and places, see `renamed`. One with
     metadata `older` is younger than results that people have: it counts unless it has this value, which is what runs
     did before the field was there, or one of `the_same`, which make no other run. An algorithm whose formula is
@@ -107,7 +107,7 @@ def component_identity(component: Any) -> dict[str, Any]:
         known["content"] = content
     for f in dataclasses.fields(component):
         value = getattr(component, f.name)
-        if not _counts(f, value):
+        if not _counts(f, value) or (content and f.metadata.get("content") and Path(value).expanduser().is_dir()):
             continue
         known[renamed.identity_key(f)] = _value_identity(f, value)
     return known
@@ -134,24 +134,7 @@ def _moved(cls: type) -> list[dataclasses.Field[Any]]:
 
 
 def _content(path: Path) -> str:
-    """A digest of a file's bytes, or of the names and sizes of all files below a folder."""
+    """A digest of a file's bytes, or of the names and bytes of all files below a folder."""
     if path.is_dir():
-        return _folder_content(path.resolve())
-    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()[:16]
-
-
-@cache
-def _folder_content(path: Path) -> str:
-    digest = hashlib.sha256()
-    for folder, folders, files in os.walk(path):
-        folders.sort()
-        sizes = [f"{name}\0{_size(os.path.join(folder, name))}" for name in sorted(files)]
-        digest.update(os.fsencode("\0".join([os.path.relpath(folder, path), *sizes])))
-    return digest.hexdigest()[:16]
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:  # a dangling link
-        return -1
+        return folder_digest(path, files_below(path))
+    return file_digest(path) if path.exists() else hashlib.sha256().hexdigest()[:16]

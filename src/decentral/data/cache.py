@@ -8,11 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from decentral.errors import ConfigError
-
-
-def cache_folder() -> Path:
-    """`$DECENTRAL_CACHE`, else `~/.cache/decentral`."""
-    return Path(os.environ.get("DECENTRAL_CACHE") or "~/.cache/decentral").expanduser()
+from decentral.store.digests import cache_folder
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:

@@ -14,6 +14,7 @@ from decentral.data import cifar10_copies as copies
 from decentral.data.cache import cache_folder, cached
 from decentral.data.dataset import DataSet
 from decentral.data.description import ImageData
+from decentral.data.folder import find_tree
 from decentral.data.normalisation import Normalisation
 from decentral.errors import ConfigError
 
@@ -65,9 +66,9 @@ class Cifar10(DataSet):
         return self.INFO
 
     def files_digest(self) -> str:
-        """A digest of what is not the published files: names and sizes of images, or checksums of arrays."""
+        """A digest of what is not the published files: names and contents of images, or checksums of arrays."""
         if copies.is_tree(self.path):
-            return copies.digest_of_tree(self.path)
+            return find_tree(self.path).digest()
         return copies.digest_of_arrays(self.path) if copies.is_arrays(self.path) else ""
 
     def notes(self) -> tuple[str, ...]:

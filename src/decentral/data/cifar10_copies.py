@@ -62,11 +62,11 @@ def check_place(path: str) -> None:
 
 def check_tree(path: str) -> str:
     """Which files the images are, such as 'JPEG'. Raises ConfigError if they are not those of CIFAR-10, by number."""
-    return _kind(path, find_tree(path).changed())
+    return _kind(path, find_tree(path).digest())
 
 
 @lru_cache(maxsize=8)
-def _kind(path: str, _changed: tuple[int, ...]) -> str:
+def _kind(path: str, _digest: str) -> str:
     tree = find_tree(path)
     if different := set(tree.classes) ^ set(CLASSES):
         one = min(different)
@@ -83,19 +83,6 @@ def _kind(path: str, _changed: tuple[int, ...]) -> str:
             )
     kinds = {Path(file).suffix.lower().lstrip(".").replace("jpeg", "jpg") for file in tree.files(tree.test)[0]}
     return "JPEG" if "jpg" in kinds else " and ".join(sorted(kinds)).upper()
-
-
-def digest_of_tree(path: str) -> str:
-    """A digest of the names and sizes of its images."""
-    return _digest(path, find_tree(path).changed())
-
-
-@lru_cache(maxsize=8)
-def _digest(path: str, _changed: tuple[int, ...]) -> str:  # 60,000 files are looked at for it, and a study asks often
-    tree, digest = find_tree(path), hashlib.sha256()
-    for root in (tree.train, tree.test):
-        digest.update(repr([(file, size) for file, size, _ in tree.stamps(root)]).encode())
-    return digest.hexdigest()[:16]
 
 
 def from_tree(path: str) -> Path:

@@ -18,9 +18,7 @@ def decoded_tree(tree: Tree, image_size: int, num_processes: int | None = None, 
     The shorter side of an image is resized to `image_size`, then it is centre-cropped to a square; where they have to
     have that size `exactly`, ConfigError is raised that names one of another size.
     """
-    digest = hashlib.sha256(f"imagefolder-1 {image_size}{' exactly' * exactly}".encode())
-    for split in (tree.train, tree.test):
-        digest.update(repr(list(tree.stamps(split))).encode())
+    words = f"imagefolder-2 {image_size}{' exactly' * exactly} {tree.digest()}"
 
     def build(folder: Path) -> None:
         for split, root in (("train", tree.train), ("test", tree.test)):
@@ -28,4 +26,4 @@ def decoded_tree(tree: Tree, image_size: int, num_processes: int | None = None, 
             np.save(folder / f"{split}_labels.npy", labels)
             decode(root, files, folder / f"{split}_images.npy", image_size, num_processes, exactly)
 
-    return cached(f"imagefolder-{digest.hexdigest()[:16]}", build)
+    return cached(f"imagefolder-{hashlib.sha256(words.encode()).hexdigest()[:16]}", build)

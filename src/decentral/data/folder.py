@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from decentral.errors import ConfigError
+from decentral.store.digests import folder_digest, walked
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".gif")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Of images, as torchvision's `ImageFolder` knows them."""
+_RECENT_NS = 2_000_000_000
+"""A folder that has changed so lately may change again without another time of change."""
 
 
 @dataclass(frozen=True)
@@ -25,55 +29,75 @@ class Tree:
 
     def count(self, split: Path) -> int:
         """How many images. Raises ConfigError for a class without any."""
-        return sum(_count(split / name, (split / name).stat().st_mtime_ns) for name in self.classes)
+        return sum(len(_class(split, name).images) for name in self.classes)
 
     def files(self, split: Path) -> tuple[list[str], np.ndarray]:
-        """Paths relative to the split, sorted by class and name, and labels [N] int64."""
-        names = [sorted(_images(split / name)) for name in self.classes]
+        """Paths relative to the split, in the order of torchvision's `ImageFolder`, and labels [N] int64."""
+        names = [_class(split, name).images for name in self.classes]
         labels = np.repeat(np.arange(len(names)), [len(n) for n in names]).astype(np.int64)
-        return [f"{c}/{name}" for c, group in zip(self.classes, names, strict=True) for name in group], labels
+        return [file for group in names for file in group], labels
 
-    def stamps(self, split: Path) -> Iterator[tuple[str, int, int]]:
-        """(relative path, size, time of change) of every image: what a cache depends on."""
-        for name in self.classes:
-            with os.scandir(split / name) as entries:
-                found = sorted((e.name, e.stat()) for e in entries if is_image(e.name))
-            yield from ((f"{name}/{file}", stat.st_size, stat.st_mtime_ns) for file, stat in found)
+    def digest(self) -> str:
+        """A digest of the images' names and contents."""
+        return "".join(folder_digest(split, self.files(split)[0]) for split in (self.train, self.test))
 
-    def changed(self) -> tuple[int, ...]:
-        """When an image last came, went or was renamed, class by class, in nanoseconds: quick to find out."""
-        return tuple((split / name).stat().st_mtime_ns for split in (self.train, self.test) for name in self.classes)
-
-
-@lru_cache(maxsize=4096)  # a study asks for it with each of its configurations; ImageNet has 1.3 million files
-def _count(folder: Path, _changed_ns: int) -> int:
-    return len(_images(folder))
+    def notes(self) -> tuple[str, ...]:
+        """Which images are left out."""
+        splits = dict.fromkeys((self.train, self.test))
+        found = [split / file for split in splits for name in self.classes for file in _class(split, name).left_out]
+        number = f"{len(found):,} image{'s' * (len(found) > 1)} that are hidden or GIFs"
+        return (f"left out of the data: {number}, such as {found[0]}",) if found else ()
 
 
-def _images(folder: Path) -> list[str]:
-    with os.scandir(folder) as entries:
-        images = {entry.name: _is_regular(entry) for entry in entries if is_image(entry.name)}
-    other = next((file for file, regular in images.items() if not regular), None)
-    if other is not None:  # reading a pipe, say, would never end
-        raise ConfigError(f"data.path: {folder / other} is no regular file: remove it, or give it another name.")
-    if not images:
+class _Class(NamedTuple):
+    """What a folder of a class holds, with all folders below it."""
+
+    seen_ns: int
+    folders: dict[str, tuple[int, tuple[str, ...]]]
+    images: list[str]
+    left_out: list[str]
+
+
+_CLASSES: dict[Path, _Class] = {}  # a study asks with each of its configurations; ImageNet has 1.3 million files
+
+
+def _class(split: Path, name: str) -> _Class:
+    """Images of a class, with paths relative to the split. Looks through its folders unless none has changed.
+
+    Raises ConfigError for an image that is no regular file: reading a pipe, say, would never end.
+    """
+    folder = split / name
+    known = _CLASSES.get(folder)
+    if known is None or any(_state(each, known.seen_ns) != state for each, state in known.folders.items()):
+        seen_ns, found = time.time_ns(), dict[str, list[str]]()
+        for each, files, others in walked(str(folder)):
+            found[each] = files
+            if odd := next((other for other in others if other.lower().endswith(EXTENSIONS)), None):
+                raise ConfigError(f"data.path: {each}/{odd} is no regular file: remove it, or give it another name.")
+        folders = {each: _state(each, seen_ns) for each in found}
+        files = [f"{each}/{file}"[len(f"{split}/") :] for each in sorted(found) for file in sorted(found[each])]
+        images = [file for file in files if file.lower().endswith(EXTENSIONS) and not _is_hidden(file)]
+        left_out = [file for file in {*files}.difference(images) if file.lower().endswith((*EXTENSIONS, ".gif"))]
+        known = _CLASSES[folder] = _Class(seen_ns, folders, images, sorted(left_out))
+    if not known.images:
         raise ConfigError(
             f"data.path: there are no images in {folder} (looked for {', '.join(EXTENSIONS)}): add some, "
             "or delete the folder from both the training and the test images."
         )
-    return list(images)
+    return known
 
 
-def _is_regular(entry: os.DirEntry[str]) -> bool:
+def _state(folder: str, seen_ns: int) -> tuple[int, tuple[str, ...]]:
+    """When a folder last changed, and what is in it if that was just before it was seen."""
     try:
-        return entry.is_file()
-    except OSError:  # a link to itself
-        return False
+        changed = os.stat(folder).st_mtime_ns
+        return changed, tuple(os.listdir(folder)) if changed > seen_ns - _RECENT_NS else ()
+    except OSError:  # it is gone
+        return 0, ()
 
 
-def is_image(name: str) -> bool:
-    """By its extension; hidden files are none."""
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+def _is_hidden(file: str) -> bool:
+    return "/." in f"/{file}"
 
 
 def find_tree(path: str | None, single_folder: bool = False) -> Tree:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class ImageFolder(DataSet):
     """Your own images, in folders `path`/train/<class>/ and `path`/test/<class>/ (or val/), small enough for memory.
 
+    They are found as torchvision's `ImageFolder` finds them, in folders below that of the class, too, and behind links;
+    hidden ones are left out.
     They are decoded once, into the cache: the shorter side resized to `image_size`, then centre-cropped to a square.
     Training images are padded by `image_size` / 8, cropped and flipped at random (`augment`).
     """
@@ -48,6 +50,14 @@ class ImageFolder(DataSet):
             num_classes=len(tree.classes),
             shape=(3, self.image_size, self.image_size),
         )
+
+    def files_digest(self) -> str:
+        """Of the images: other files beside them make no difference."""
+        return find_tree(self.path).digest()
+
+    def notes(self) -> tuple[str, ...]:
+        """Which images are left out."""
+        return find_tree(self.path).notes()
 
     def prepare(self) -> None:
         """Decodes all images, unless none was added, removed or changed since the last time."""

@@ -52,6 +52,14 @@ class ImageNet(DataSet):
         shape = (3, self.image_size, self.image_size)
         return ImageData(shape=shape, num_classes=len(tree.classes), num_train=num_train, num_test=num_test)
 
+    def files_digest(self) -> str:
+        """Of the images: other files beside them make no difference."""
+        return find_tree(self.path, self.single_folder).digest() if self.path is not None else ""
+
+    def notes(self) -> tuple[str, ...]:
+        """Which images are left out."""
+        return find_tree(self.path, self.single_folder).notes() if self.path is not None else ()
+
     def nominal(self) -> ImageData | None:
         """The images of ILSVRC 2012, unless a path says which ones are meant."""
         if self.path is not None:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from decentral.errors import ConfigError
+from decentral.store.digests import file_digest
 
 MOST_CHARACTERS = 10_000
 """In a line: more are no sentence."""
@@ -50,12 +51,11 @@ def read_lines(path: Path, key: str) -> list[str]:
 
 def count_lines(path: Path, key: str) -> int:
     """How many lines there are."""
-    facts = path.stat()
-    return _count(path, key, facts.st_size, facts.st_mtime_ns)
+    return _count(path, key, file_digest(path))
 
 
 @lru_cache(maxsize=64)  # a study asks with each of its configurations
-def _count(path: Path, key: str, _size: int, _changed_ns: int) -> int:
+def _count(path: Path, key: str, _digest: str) -> int:
     content = _content(path, key)
     return content.count(b"\n") + (not content.endswith(b"\n") and bool(content))
 

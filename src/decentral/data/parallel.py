@@ -17,6 +17,7 @@ from decentral.data.description import SentencePairs
 from decentral.data.line_files import count_lines, find, read_lines
 from decentral.data.pairs import Corpus, Pairs, PairsData, Text
 from decentral.errors import ConfigError, check_at_least
+from decentral.store.digests import folder_digest
 
 if TYPE_CHECKING:
     import torch
@@ -66,6 +67,11 @@ class Parallel(PairsData):
             )
         if self.source == self.target:
             raise ConfigError(f"data.source={self.source} and data.target={self.target} are the same language.")
+
+    def files_digest(self) -> str:
+        """Of the files that are read, and of no others beside them."""
+        files = [path for pair in self._files().values() for path in pair]
+        return folder_digest(files[0].parent, [file.name for file in files])
 
     def inspect(self) -> SentencePairs:
         """Counts the lines."""
@@ -122,11 +128,9 @@ class Parallel(PairsData):
         bpe.required(f"data={self.name}")
         files = self._files()
         size = self.vocab_size if self.tokenizer is None else Path(self.tokenizer).expanduser().read_bytes()
-        digest = hashlib.sha256(repr(("parallel-1", size, self.longest, self.skip_empty)).encode())
-        for path in (path for pair in files.values() for path in pair):
-            facts = path.stat()
-            digest.update(repr((str(path.resolve()), facts.st_size, facts.st_mtime_ns)).encode())
-        return cached(f"parallel-{digest.hexdigest()[:16]}", lambda folder: self._build(folder, files))
+        words = repr(("parallel-2", size, self.longest, self.skip_empty, self.files_digest()))
+        digest = hashlib.sha256(words.encode()).hexdigest()[:16]
+        return cached(f"parallel-{digest}", lambda folder: self._build(folder, files))
 
     def _build(self, folder: Path, files: dict[str, tuple[Path, Path]]) -> None:
         texts = {split: self._read(*files[split]) for split in _SPLITS}

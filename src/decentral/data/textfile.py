@@ -43,7 +43,7 @@ class TextFile(RunningText):
         """Files by name, sections in their order, or topics by name."""
         if self.path is None:
             return [Source(name, text) for name, text in sorted(_documentation().items())]
-        files = self._files()
+        files = self.files()
         texts = ["".join(utf8_lines(file)) for file in files]
         for file, text in zip(files, texts, strict=True):
             if not text.strip():
@@ -59,23 +59,20 @@ class TextFile(RunningText):
             )
         return [Source(f"section {part}", text[bounds[part] : bounds[part + 1]]) for part in range(self.sections)]
 
-    def stamp(self) -> str:
-        """The files with sizes and times; of the documentation, what it says."""
-        if self.path is None:
-            return self.files_digest()
-        return str([(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in self._files()])
-
     def files_digest(self) -> str:
-        """Of the documentation, which is not the same in every Python."""
-        return "" if self.path is not None else _documentation_digest()
+        """Of the documentation, which is not the same in every Python; of the files in a folder."""
+        return _documentation_digest() if self.path is None else super().files_digest()
 
     def notes(self) -> tuple[str, ...]:
         """Which text it is."""
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
         return () if self.path is not None else (f"text: the documentation of Python {version}",)
 
-    def _files(self) -> list[Path]:
-        path = Path(str(self.path)).expanduser()
+    def files(self) -> list[Path]:
+        """None of the documentation; a file; those of a folder that are not hidden, by name."""
+        if self.path is None:
+            return []
+        path = Path(self.path).expanduser()
         if path.is_file():
             return [path]
         found = sorted(file for file in path.glob("*") if file.is_file() and not file.name.startswith("."))

@@ -76,6 +76,8 @@ class TextFolder(TextFiles):
         rows = list(read_rows(file, [*self.text, self.label]))
         if not rows:
             raise ConfigError(f"data.path: {file} has no texts: it needs a row for each.")
+        if empty := next((row for row in rows if not row.values[-1].strip()), None):
+            raise ConfigError(f"data.path: {empty.where}: '{self.label}' is empty: name a class, or remove the line.")
         return rows
 
 

@@ -19,6 +19,7 @@ from decentral.data.dataset import DataSet
 from decentral.data.description import LabelledTokens
 from decentral.data.tokens import BytePairs, Encoder, Symbols, TextTokens
 from decentral.errors import ConfigError, check_between
+from decentral.store.digests import file_digest, folder_digest
 
 if TYPE_CHECKING:
     import torch
@@ -71,6 +72,11 @@ class TextFiles(DataSet):
     def read(self, files: Sequence[Path]) -> Corpus:
         """The texts in these files. Raises ConfigError for what is wrong in them, with file and line."""
 
+    def files_digest(self) -> str:
+        """Of the files that are read, and of no others beside them."""
+        files = self.files()
+        return folder_digest(files[0].parent, [file.name for file in files])
+
     def inspect(self) -> LabelledTokens:
         """Counts; of files that were not prepared it reads all of them, once in a process."""
         known = cache_folder() / self._folder_name() / "facts.json"
@@ -101,18 +107,16 @@ class TextFiles(DataSet):
     def _vocabulary(self) -> int:
         if self.tokenizer is None:
             return self.vocabulary
-        return _size_of(self.tokenizer, Path(self.tokenizer).expanduser().stat().st_mtime_ns)
+        return _size_of(self.tokenizer, file_digest(Path(self.tokenizer).expanduser()))
 
     def _prepared(self) -> Path:
         return cached(self._folder_name(), self._build)
 
     def _folder_name(self) -> str:
         self._check_tokens()
-        digest = hashlib.sha256(f"texts-1 {self!r}".encode())
-        for file in (*self.files(), *([Path(self.tokenizer).expanduser()] if self.tokenizer else [])):
-            stat = file.stat()
-            digest.update(f"{file.resolve()} {stat.st_size} {stat.st_mtime_ns}".encode())
-        return f"{self.name}-{digest.hexdigest()[:16]}"
+        tokenizer = file_digest(Path(self.tokenizer).expanduser()) if self.tokenizer else ""
+        words = f"texts-2 {self!r} {self.files_digest()} {tokenizer}"
+        return f"{self.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
 
     def _check_tokens(self) -> None:
         if self.tokenizer is not None and not Path(self.tokenizer).expanduser().is_file():
@@ -184,5 +188,5 @@ def _read(cls: type, stamp: str, settings: str, data: _Again) -> Corpus:
 
 
 @lru_cache(maxsize=16)
-def _size_of(path: str, changed_ns: int) -> int:
+def _size_of(path: str, _digest: str) -> int:
     return BytePairs.load(Path(path).expanduser()).vocabulary

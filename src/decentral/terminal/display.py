@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TextIO
@@ -164,6 +165,30 @@ def counted(title: str, total: int, show: bool = True) -> Iterator[Callable[[], 
         yield advance
         if not shown.live:
             shown.line(f"{title}: done.")
+    finally:
+        shown.close()
+
+
+@contextmanager
+def unless_quick(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yields a function to call with how much more is done: after two seconds, and then every five, stderr says how far
+    it is."""
+    shown, done, next_s = Display(), 0, time.monotonic() + 2
+
+    def advance(more: int = 1) -> None:
+        nonlocal shown, done, next_s
+        done += more
+        if time.monotonic() < next_s:
+            return
+        next_s = time.monotonic() + 5
+        shown = display(stream=sys.stderr) if type(shown) is Display else shown
+        if shown.live:
+            shown.draw([Row(title, f"{done / total:.0%}", done / total)])
+        else:
+            shown.line(f"{title}: {done / total:.0%}")
+
+    try:
+        yield advance
     finally:
         shown.close()
 

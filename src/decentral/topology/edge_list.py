@@ -12,6 +12,8 @@ import numpy as np
 
 from decentral.errors import ConfigError
 
+_COLUMNS = ("source", "target", "weight")
+
 
 @dataclass(frozen=True)
 class EdgeList:
@@ -55,17 +57,18 @@ def _no_edges(path: Path) -> ConfigError:
 
 
 def read_csv(path: Path) -> EdgeList:
-    """Read `source,target[,weight]`, one edge a line; blank lines and a first line of words are passed over."""
+    """Read source,target[,weight], one edge a line; a first line of words names the columns."""
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         try:
             rows = [(f"line {reader.line_num}", [cell.strip() for cell in row]) for row in reader if any(row)]
         except (UnicodeDecodeError, csv.Error) as error:
             raise ConfigError(f"topology.path={path} cannot be read as CSV: {error}.") from error
-    if rows and not any(_is_number(cell) for cell in rows[0][1]):
-        del rows[0]
+    head = rows.pop(0) if rows and not any(_is_number(cell) for cell in rows[0][1]) else None
     if not rows:
         raise _no_edges(path)
+    if head is not None:
+        rows = _in_order(path, *head, rows)
     for place, row in rows:
         if len(row) not in (2, 3) or len(row) != len(rows[0][1]):
             raise ConfigError(
@@ -78,6 +81,20 @@ def read_csv(path: Path) -> EdgeList:
     if rows and len(rows[0][1]) == 3:
         weight = np.array([_weight(row[2], place, path) for place, row in rows])
     return EdgeList(path, source, target, weight, [place for place, _ in rows])
+
+
+def _in_order(
+    path: Path, where: str, head: list[str], rows: list[tuple[str, list[str]]]
+) -> list[tuple[str, list[str]]]:
+    """The rows with their columns as `_COLUMNS`, whichever way the first line names them."""
+    names = [cell.lstrip("# ").lower() for cell in head]
+    if names and sorted(names) not in (sorted(_COLUMNS), sorted(_COLUMNS[:2])):
+        raise ConfigError(
+            f"{where} of topology.path={path} names the columns {','.join(head)}: name them source,target or "
+            "source,target,weight, in any order, or leave this line out."
+        )
+    places = [names.index(name) for name in _COLUMNS if name in names]
+    return [(place, [row[i] for i in places] if len(row) == len(places) else row) for place, row in rows]
 
 
 def read_npz(path: Path) -> EdgeList:

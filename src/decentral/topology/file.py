@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from decentral.errors import ConfigError
+from decentral.store.digests import file_digest
 from decentral.topology.edge_list import EdgeList, read_csv, read_npz
 from decentral.topology.graph import Graph, directed, undirected
 from decentral.topology.mixing_matrix import MixingMatrix, row_sums
@@ -20,10 +21,11 @@ from decentral.topology.weights import Weights
 class File(GraphTopology):
     """A graph of your own, read from the .csv or .npz file at `path`.
 
-    A CSV file has lines `source,target[,weight]` and may have a header; an .npz file has `edges` [E, 2] and maybe
-    `weights` [E]. Workers are numbered from 0. Edges are listed once and go both ways unless directed=true.
-    With weights, W[target, source] = weight, and a worker without a loop `i,i,weight` of its own keeps 1 - the rest of
-    its row. Without, W follows the rule `weights`. The path may start with ~ and is relative to the working directory.
+    A CSV file has lines `source,target[,weight]`, or a header with these names in any order; an .npz file has `edges`
+    [E, 2] and maybe `weights` [E]. Workers are numbered from 0. Edges are listed once and go both ways unless
+    directed=true. With weights, W[target, source] = weight, and a worker without a loop `i,i,weight` of its own keeps
+    1 - the rest of its row. Without, W follows the rule `weights`. The path may start with ~ and is relative to the
+    working directory.
     """
 
     name: str = "file"
@@ -90,11 +92,10 @@ class File(GraphTopology):
         path = Path(self.path).expanduser()
         if not path.is_file():
             raise ConfigError(f"topology.path={self.path} is not a file (looked for {path.absolute()}).")
-        facts = path.stat()
-        return _read_unchanged(path, facts.st_mtime_ns, facts.st_size)
+        return _read_unchanged(path, file_digest(path))
 
 
 @lru_cache(maxsize=2)
-def _read_unchanged(path: Path, changed: int, size: int) -> EdgeList:
+def _read_unchanged(path: Path, _digest: str) -> EdgeList:
     """A configuration asks several times, and a million lines take seconds."""
     return read_npz(path) if path.suffix == ".npz" else read_csv(path)
