@@ -13,6 +13,7 @@ import pytest
 from decentral.cli import report as command
 from decentral.errors import ConfigError
 from decentral.report.make import make, report_all, report_pages
+from decentral.store.files import alone
 from decentral.study import catalogue
 from decentral.study.study import Study
 from handmade import PUBLISHED, TABLE, courses, table1, value, write
@@ -241,10 +242,8 @@ def test_a_number_that_cannot_be_compared_is_listed_with_the_reason(tmp_path: Pa
 
 
 def test_two_studies_that_publish_at_once_wait_for_each_other(results_dir: Path) -> None:
-    from filelock import FileLock
-
     with ThreadPoolExecutor(1) as pool:
-        with FileLock(results_dir / ".report.lock"):
+        with alone(results_dir):
             other = pool.submit(report_pages, results_dir)
             with pytest.raises(TimeoutError):
                 other.result(timeout=0.5)

@@ -127,9 +127,10 @@ def test_a_path_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
 def test_a_start_that_was_killed_before_the_configuration_was_written_can_be_repeated(path: Path) -> None:
     path.mkdir(parents=True)
     (path / "run.lock").write_text("process 1 on host\n")
-    (path / ".config.yaml.tmp").write_text("# run a")
+    (path / ".0123456789abcdef.tmp").write_text("# run a")
     RunStore.open(path, "aaa", CONFIG).close()
     assert RunStore.peek(path)["run_id"] == "aaa"
+    assert not list(path.glob("*.tmp"))
 
 
 def test_a_second_writer_is_refused_while_the_first_lives_and_accepted_after_kill_9(path: Path) -> None:
@@ -180,7 +181,7 @@ def test_a_full_disk_keeps_the_old_status(store: RunStore) -> None:
     assert not [file for file in store.path.iterdir() if file.name.endswith(".tmp")]
 
 
-def test_of_two_who_replace_a_file_at_a_time_one_waits_for_the_other(tmp_path: Path) -> None:
+def test_of_two_who_replace_a_file_at_a_time_each_writes_a_whole_one(tmp_path: Path) -> None:
     texts = ["a" * 300_000, "b" * 100_000]
 
     def writes(text: str) -> None:

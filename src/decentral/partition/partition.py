@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 from abc import ABC, abstractmethod
 from pathlib import Path
 
 import numpy as np
 
 from decentral.errors import ConfigError
+from decentral.store.files import csv_text, write_text
 
 
 class Partition(ABC):
@@ -43,8 +43,5 @@ def class_counts(labels: np.ndarray, indices: list[np.ndarray], num_classes: int
 
 def save_table(counts: np.ndarray, path: str | Path, dealt: str = "class") -> None:
     """`counts` [n, C] as CSV with the columns worker, class_0, class_1, ..., total; `dealt` is what is not a class."""
-    with open(path, "w", newline="") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["worker", *(f"{dealt}_{c}" for c in range(counts.shape[1])), "total"])
-        for worker, row in enumerate(counts.tolist()):
-            table.writerow([worker, *row, sum(row)])
+    head = ["worker", *(f"{dealt}_{c}" for c in range(counts.shape[1])), "total"]
+    write_text(Path(path), csv_text(head, ([worker, *row, sum(row)] for worker, row in enumerate(counts.tolist()))))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.report import style
 from decentral.report.series import CONSENSUS, Curves, Series, describe, read_curves
+from decentral.store.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,9 +63,8 @@ def save_learning_curves(run_dir: Path) -> Path:
     else:
         figure.text(0.5, 0.5, "no metrics yet", ha="center", fontsize=12)
     path = run_dir / "learning_curves.png"
-    temporary = path.with_name(".learning_curves.tmp")
-    canvas.print_png(str(temporary))
-    temporary.replace(path)
+    with replacing(path) as file:
+        canvas.print_png(file)
     return path
 
 

@@ -16,7 +16,7 @@ from decentral.report.published import paper as paper_of
 from decentral.report.results import Results
 from decentral.report.tables import markdown_table
 from decentral.report.verdicts import Verdict
-from decentral.store.files import write_text
+from decentral.store.files import alone, write_text
 from decentral.terminal.text import duration
 
 _CLAIMS = {"paper": "The paper claims", "us": "Checked here"}
@@ -28,10 +28,8 @@ def report_pages(results_dir: Path) -> list[Path]:
     They show what `make` has left in the studies' directories. The same results give the same bytes. Of several
     processes that do so at once, one waits for the other.
     """
-    from filelock import FileLock
-
     results_dir.mkdir(parents=True, exist_ok=True)
-    with FileLock(results_dir / ".report.lock"):
+    with alone(results_dir):
         items, skipped = gather(results_dir)
         written = []
         for paper in dict.fromkeys(item.paper for item in items):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from decentral.store.files import replacing
+
 
 def save_figure(counts: np.ndarray, path: str | Path, title: str, dealt: str = "class") -> None:
     """One dot for each worker and class, its area proportional to the number of samples; `counts` is [n, C].
@@ -42,4 +44,5 @@ def save_figure(counts: np.ndarray, path: str | Path, title: str, dealt: str = "
     for axes in (bars, dots):
         axes.spines[["top", "right"]].set_visible(False)
     figure.align_ylabels()
-    figure.savefig(path, dpi=150)
+    with replacing(Path(path)) as file:
+        figure.savefig(file, format=Path(path).suffix[1:], dpi=150)

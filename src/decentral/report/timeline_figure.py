@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decentral.report import style
+from decentral.store.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +51,8 @@ def save_timeline(spans: Sequence[Span], path: Path, title: str) -> None:
         panel.set_title(f"the first {len(shown)} workers", fontsize=9, loc="left")
     handles = [Patch(facecolor=colour, label=words) for words, colour in KINDS.values()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
-    figure.savefig(path, dpi=150)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=150)
 
 
 def save_staleness(ages: Mapping[int, int], path: Path, title: str) -> None:
@@ -75,7 +77,8 @@ def save_staleness(ages: Mapping[int, int], path: Path, title: str) -> None:
     panel.margins(y=0.12)
     style.tidy(panel)
     panel.grid(visible=False, axis="x")
-    figure.savefig(path, dpi=150)
+    with replacing(path) as file:
+        figure.savefig(file, format=path.suffix[1:], dpi=150)
 
 
 def shown_until_s(spans: Sequence[Span], shown: Sequence[int]) -> float:

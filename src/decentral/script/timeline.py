@@ -15,6 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from decentral.network.world import World
+from decentral.store.files import write_text
 
 _LANES = 1000  # numbers of processes in the trace for each rank: the CPU, and its GPU
 _NAMES_OF_PROCESSES = ("process_name", "process_labels", "process_sort_index")
@@ -30,7 +31,7 @@ def timeline(world: World, path: str | Path) -> Iterator[None]:
         yield
     traces = _gathered(world, _exported(recorded))
     if traces is not None:
-        Path(path).write_text(json.dumps(merged(traces)), encoding="utf-8")
+        write_text(Path(path), json.dumps(merged(traces)))
     world.barrier()
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-from decentral.store.files import encode, read_json, sync_directory, write_json
+from decentral.store.files import encode, read_json, replacing, write_json
 from decentral.store.lines import Extent, LineFile
 
 KEPT = 2
@@ -90,23 +90,17 @@ def save_part(root: Path, step: int, part: str, tensors: dict[str, Any]) -> Writ
     for folder in (root, directory):  # not what is above: if somebody has deleted the run, it stays deleted
         folder.mkdir(exist_ok=True)
     path = directory / f"{part}.pt"
-    temporary = directory / f".{part}.pt.tmp"
     content = _storable(tensors)
     try:
-        with open(temporary, "wb") as file:
+        with replacing(path) as file:
             hashing = _Hashing(file)
             torch.save(content, hashing)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
         cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch reports a full disk as its own
         if not isinstance(cause, OSError):
             raise
         number = cause.errno or errno.EIO
         raise OSError(number, os.strerror(number), str(path)) from error
-    sync_directory(directory)
     return hashing.written()
 
 

@@ -9,10 +9,12 @@ import io
 import json
 import math
 import os
+import re
+import secrets
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 _NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -45,28 +47,40 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` atomically and durably; if it fails (disk full) the old file stays.
-
-    The temporary file has a fixed name, so that what a killed writer leaves behind is overwritten by the next one; of
-    several writers at a time, one waits for the other.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    with _alone(path.parent):
-        try:
-            with open(temporary, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-    sync_directory(path.parent)
+    """Replace `path` atomically and durably; see `replacing`."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 @contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Nobody else who asks for this is at it in the directory meanwhile, where its file system has locks."""
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of `path` at the end of the block, atomically and durably.
+
+    If something fails (disk full) the old file stays. The file has a fresh name beside `path` until then, which no link
+    can wait under; a link at `path` is replaced, not followed.
+    """
+    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        with open(os.open(temporary, flags, 0o666), "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)
+
+
+def is_leftover(name: str) -> bool:
+    """Whether a file of this name is what `replacing` leaves behind if it is killed."""
+    return re.fullmatch(r"\.[0-9a-f]{16}\.tmp", name) is not None
+
+
+@contextlib.contextmanager
+def alone(directory: Path) -> Iterator[None]:
+    """Hold the lock of the directory, where its file system has locks: others who ask for it wait."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):

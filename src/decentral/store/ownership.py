@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from decentral.errors import ConfigError
-from decentral.store.files import read_json, try_lock
+from decentral.store.files import is_leftover, read_json, try_lock
 
 LOCK = "run.lock"
 LOG = "log.txt"  # what a launcher of many runs opens before the run begins
@@ -66,6 +66,10 @@ def refuse_foreign(path: Path, run_id: str) -> None:
     recorded = recorded_id(path)
     if recorded not in (None, run_id):
         raise ConfigError(f"run_dir={path} holds run {recorded}, this is run {run_id}: choose another run_dir.")
-    ours = {LOCK, LOG, ".config.yaml.tmp"}  # all there is if a start was killed before the configuration was written
-    if recorded is None and any(entry.name not in ours for entry in path.iterdir()):
+    entries = list(path.iterdir())
+    link = next((one for one in [*entries, *path.glob("checkpoints/*")] if one.is_symlink()), None)
+    if link is not None:
+        raise ConfigError(f"{link} is a link, and a run writes into its own folder only: remove the link.")
+    ours = [one for one in entries if one.name in (LOCK, LOG) or is_leftover(one.name)]
+    if recorded is None and len(ours) < len(entries):  # more than a start that was killed leaves behind
         raise ConfigError(f"run_dir={path} has files in it but is no run directory: choose one that is new or empty.")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 from decentral.errors import ConfigError
 from decentral.store import checkpoints, files
 from decentral.store.checkpoints import Checkpoint, Written
-from decentral.store.files import is_locked, read_json, write_json, write_text
+from decentral.store.files import is_leftover, is_locked, read_json, write_json, write_text
 from decentral.store.metadata import Metric, write_metadata
 from decentral.store.metrics import MetricsFile
 from decentral.store.ownership import HEADER, LOCK, DirectoryLost, id_in_config, recorded_id, refuse_foreign, take
@@ -73,12 +73,14 @@ class RunStore:
         refuse_foreign(path, run_id)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise ConfigError(f"run_dir={path} cannot be written: {error.strerror}.") from error
         try:
             take(lock, path)
             refuse_foreign(path, run_id)  # again: now nobody else can change it
+            for leftover in filter(is_leftover, os.listdir(path)):  # of a writer that was killed
+                (path / leftover).unlink()
             new = recorded_id(path) is None
             if id_in_config(path) is None:
                 write_text(path / "config.yaml", f"{HEADER}{run_id}\n{config_yaml}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
+from decentral.store.files import replacing
 
 _LIMIT_BYTES = 8 << 30
 
@@ -39,10 +39,5 @@ class Trace:
 
     def save(self, directory: Path, step: int) -> None:
         """Write trace.npz, atomically, up to `step`."""
-        temporary = directory / ".trace.npz.tmp"
-        try:
-            with open(temporary, "wb") as file:
-                np.savez_compressed(file, iterates=self.so_far(step).numpy())
-            os.replace(temporary, directory / "trace.npz")
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(directory / "trace.npz") as file:
+            np.savez_compressed(file, iterates=self.so_far(step).numpy())

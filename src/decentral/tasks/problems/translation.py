@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,14 +92,14 @@ class Translating(Supervised):
     def save_tables(self, directory: Path) -> None:
         """partition.csv: how many sentences of each bucket each worker has; buckets.csv: what the buckets are."""
         from decentral.partition.partition import class_counts, save_table
+        from decentral.store.files import csv_text, write_text
 
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
         save_table(counts, directory / "partition.csv", "bucket")
-        with open(directory / "buckets.csv", "w", newline="") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(["bucket", "longest_tokens", "most_pairs_in_a_batch", "pairs"])
-            each = zip(self.data.bounds.tolist(), self.order.most.tolist(), counts.sum(0).tolist(), strict=True)
-            table.writerows([number, *row] for number, row in enumerate(each))
+        each = zip(self.data.bounds.tolist(), self.order.most.tolist(), counts.sum(0).tolist(), strict=True)
+        head = ["bucket", "longest_tokens", "most_pairs_in_a_batch", "pairs"]
+        rows = ([number, *row] for number, row in enumerate(each))
+        write_text(directory / "buckets.csv", csv_text(head, rows))
 
     def _test(self, modules: dict[str, nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
         """The statistics of this part's batches of the test sentences: [modules, S]."""
