@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import decentral
 from decentral.cli.single import carry_out
 from decentral.config.composition import compose
+from decentral.config.files import dump, load
+from decentral.config.identity import run_directory
+from decentral.config.overrides import literal
 from decentral.errors import ConfigError
 from decentral.script.given import GivenData, GivenModel
 from decentral.store import read_metrics
@@ -68,6 +73,77 @@ class Pairs(Dataset):
 
 def metrics(rows: list[dict]) -> list[dict]:
     return [{key: value for key, value in row.items() if key != "wall_s"} for row in rows]
+
+
+NAMES = (
+    *("müller", "run=1", "Copy (1)", "a,b", "${seed}", "${oc.env:HOME}", "\\${x}", "a\\", "it's", 'say "x"', "'\\\""),
+    *(
+        "[1]",
+        "{a: 1}",
+        "~x",
+        "#c",
+        "a:b",
+        " lead",
+        "trail ",
+        "1e3",
+        "007",
+        "null",
+        "True",
+        "nan",
+        "@x",
+        "*",
+        "a\tb",
+        "日本",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_from_python_is_taken_as_it_is(name):
+    config = compose([f"results_dir={literal(name)}", f"run_dir={literal(f'a/{name}')}"])
+    assert (config.results_dir, config.run_dir) == (name, f"a/{name}")
+    again = load(dump(config))
+    assert (again.results_dir, again.run_dir, run_directory(again)) == (name, f"a/{name}", Path(f"a/{name}"))
+    assert run_directory(replace(config, run_dir=None)).parts[0] == name
+
+
+def test_folders_with_any_name_hold_runs_that_are_resumed_and_loaded(tmp_path, digits, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = 'it\'s ${seed}, x=[1] "q" '
+    results = [decentral.train("mlp", *digits, results_dir=Path(name), **SHORT) for _ in range(2)]
+    assert {result.directory for result in results} == {Path(name, "runs", results[0].directory.name)}
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    begun = decentral.train("mlp", *digits, results_dir=name, init=results[0].directory, **{**SHORT, "seed": 6})
+    assert begun.settings["init"] == str(results[0].directory)
+    assert len(decentral.runs(name)) == 2
+    assert decentral.load(begun.directory.name, name, model=begun.models[0]).status == "done"
+
+
+def test_the_folder_of_ones_own_components_has_any_name_and_a_part_its_name_in_a_dictionary(tmp_path, digits):
+    folder = tmp_path / 'it\'s ${x}, "y"'
+    (folder / "algo").mkdir(parents=True)
+    (folder / "algo" / "fast.yaml").write_text("defaults:\n  - schema/choco@_here_\ngamma: 0.3\n")
+    settings = {**SHORT, "algo": {"name": "fast", "gamma": 0.4}}
+    result = decentral.train("mlp", *digits, config_dir=folder, results_dir=tmp_path / "r", **settings)
+    assert (result.settings["algo"], result.settings["algo.gamma"]) == ("choco", 0.4)
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        ({"results_dir": ""}, "results_dir= is empty"),
+        ({"run_dir": ""}, "run_dir= is empty"),
+        ({"config_dir": ""}, "is not a folder"),
+        *(({"results_dir": f"a{bad}b"}, "use a text in one line of UTF-8") for bad in "\n\r\0\udc80"),
+        ({"run_dir": "???"}, "use a text in one line of UTF-8, other than"),
+        ({"algo": "dpsgd,choco"}, "algo=.*dpsgd,choco.* does not exist"),
+    ],
+)
+def test_texts_that_cannot_be_settings_are_refused(tmp_path, monkeypatch, settings, expected):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=expected):
+        decentral.train("mlp", "digits", **{**SHORT, **settings})
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("wrap", [lambda data: data, Pairs], ids=["tensors", "pairs"])

@@ -187,7 +187,11 @@ class _Pieces:
     def _compose(self, choices: Sequence[str]) -> Any:
         from hydra import compose as hydra_compose
 
-        search = [f"hydra.searchpath=['file://{Path(self._config_dir).resolve()}']"] if self._config_dir else []
+        from decentral.config.overrides import literal
+
+        search = []
+        if self._config_dir:
+            search = [f"hydra.searchpath=[{literal(f'file://{Path(self._config_dir).resolve()}', False)}]"]
         return hydra_compose("config", overrides=[*choices, *search])
 
 

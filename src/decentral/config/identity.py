@@ -87,14 +87,19 @@ def run_id(config: Config) -> str:
 def run_directory(config: Config) -> Path:
     """Where this run lives: `run_dir`, or `results_dir`/runs/<id>."""
     chosen = Path(config.run_dir) if config.run_dir else Path(config.results_dir) / "runs" / run_id(config)
-    return chosen.expanduser()
+    return at_home(chosen)
+
+
+def at_home(path: str | Path) -> Path:
+    """The path with ~ as the user's home; a name such as ~x stays what it is where there is no such user."""
+    return Path(os.path.expanduser(path))
 
 
 def init_directory(config: Config) -> Path:
     """Where the run is that `init` names: a directory, or the id of a run in `results_dir`."""
     assert config.init is not None
-    path = Path(config.init).expanduser()
-    return path if path.is_dir() else Path(config.results_dir).expanduser() / "runs" / config.init
+    path = at_home(config.init)
+    return path if path.is_dir() else at_home(config.results_dir) / "runs" / config.init
 
 
 def component_identity(component: Any) -> dict[str, Any]:

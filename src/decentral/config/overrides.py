@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
@@ -41,19 +42,19 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
     plain = [new_override(override.lstrip("+"), groups, NODES, Config) for override in spelt_out(overrides, folders)]
     for override in plain:
         _check_key(override, folders)
+        key, _, text = override.partition("=")
         try:
             parsed = parsed_override(override)
         except HydraException:
             raise ConfigError(
                 f"{override} cannot be read: every setting is an argument of its own, key=value, and a value with "
-                "special characters needs two pairs of quotes, as in 'run_dir=\"my=folder\"'."
+                f"special characters is {_quoted(override)}."
             ) from None
         if parsed.is_sweep_override() and not several:
             raise ConfigError(
                 f"{override} has several values: to run each of them, add -m (decentral-run -m {' '.join(overrides)}); "
-                "a list is written in brackets, [1,2]."
+                f"a list is written in brackets, [1,2], a text with commas {_quoted(override)}."
             )
-        key, _, text = override.partition("=")
         if key in CHOICES:
             simple = parsed.is_sweep_override() and parsed.is_choice_sweep() and "glob" not in text
             values = (
@@ -71,6 +72,28 @@ def parsed_override(override: str) -> Any:
 
     return OverridesParser.create().parse_override(override)
 
+
+def literal(text: str, interpolated: bool = True) -> str:
+    """A text as a value that Hydra, and OmegaConf where it is `interpolated`, read as just this text.
+
+    Raises ConfigError for what no line holds.
+    """
+    if text == "???" or re.search("[\\n\\r\\0\\ud800-\\udfff]", text):
+        raise ConfigError(f"{text!r} cannot be a setting: use a text in one line of UTF-8, other than ???.")
+    if re.fullmatch(r"[A-Za-z_/.][\w/.:-]*", text, re.ASCII) and text.lower() not in _NOT_TEXT:
+        return text
+    escaped = re.sub(r"(\\*)\$\{", r"\1\1\\${", text) if interpolated else text
+    return '"' + re.sub(r'(\\*)("|$)', lambda found: found[1] * 2 + found[2].replace('"', '\\"'), escaped) + '"'
+
+
+def _quoted(override: str) -> str:
+    """How a shell takes `key=value` where the value is to be read as it is."""
+    key, _, text = override.partition("=")
+    return f"in two pairs of quotes, as in {shlex.quote(f'{key}={literal(text)}')}"
+
+
+_NOT_TEXT = ("null", "true", "false", "nan", "inf")
+"""Words that Hydra takes for something else."""
 
 STANDS_FOR = {"env": ("gymnasium", "id")}
 """Group -> a component of it and a setting of that: what is the name of no component is the value of that setting."""
@@ -225,7 +248,8 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         return f"{override or f'{key}={cause.value}'} cannot be used{where}: {wanted or first}."
     source = override or next((o for o in overrides if o.partition("=")[0] == key.rpartition(".")[2]), key)
     reason = first[0].lower() + first[1:] if first.split()[0].istitle() else first
-    return f"{source} cannot be used{where}: {reason}."
+    hint = f" (text with ${{ is {_quoted(source)})" if "${" in source else ""
+    return f"{source} cannot be used{where}: {reason}{hint}."
 
 
 def _unknown(key: str, error: Any) -> str:

@@ -170,8 +170,9 @@ class Config:
             raise ConfigError(
                 f"execution={self.execution} does not exist.{suggest(self.execution, components('gradients'))}"
             )
-        if not self.results_dir:
-            raise ConfigError("results_dir= is empty: give a folder, for example results_dir=results.")
+        empty = next((key for key in ("results_dir", "run_dir", "init") if getattr(self, key) == ""), None)
+        if empty:
+            raise ConfigError(f"{empty}= is empty: give a folder, for example {empty}=results.")
 
     def rounds(self) -> Rounds:
         """Who talks to whom in every step: the topology, and what `communication` does to its rounds.

@@ -13,6 +13,7 @@ import pandas as pd
 
 from decentral.config.composition import folders_of
 from decentral.config.files import load as load_config
+from decentral.config.identity import at_home
 from decentral.errors import ConfigError
 from decentral.registry import component
 from decentral.store import RunStore, Status, find_runs, read_metrics
@@ -155,7 +156,7 @@ def runs(results_dir: str | Path = "results") -> pd.DataFrame:
     'test accuracy (worst)', and so on for mean and averaged. A run that cannot be read has its status only.
     """
     rows = []
-    for found in find_runs(Path(results_dir).expanduser()):
+    for found in find_runs(at_home(results_dir)):
         row: dict[str, Any] = {"id": found.run_id, "status": str(found.status), "directory": str(found.path)}
         rows.append(row | _settings(found.path) | _last(found.path))
     return pd.DataFrame(rows)
@@ -164,9 +165,9 @@ def runs(results_dir: str | Path = "results") -> pd.DataFrame:
 def _directory(run: str | Path, results_dir: str | Path) -> Path:
     if not isinstance(run, str | Path):
         raise ConfigError(f"run={run!r} is no run: give its id, as decentral.runs() has them, or its directory.")
-    results = Path(results_dir).expanduser()
+    results = at_home(results_dir)
     folders = [results / "runs" / str(run), results / "own" / "runs" / str(run)]  # of commands, and of studies
-    for path in (Path(run).expanduser(), *folders):
+    for path in (at_home(run), *folders):
         if (path / "config.yaml").is_file():
             return path
     raise ConfigError(f"{run} is no run: there is no config.yaml in it, and none in {' or '.join(map(str, folders))}.")

@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from decentral.config.composition import compose, folders_of
 from decentral.config.files import plain
 from decentral.config.identity import run_id
+from decentral.config.overrides import literal
 from decentral.errors import ConfigError
 from decentral.registry import component
 from decentral.runtime.launch import launch
@@ -48,7 +51,8 @@ def train(
     test_data     of one of ours, such as "digits", which has its own test data; None for a task without data, as in
                   decentral.train("policy_mlp", None, task="rl", env="CartPole-v1")
     settings      as on the command line of `decentral-run`, those of a part as a dictionary, as in
-                  evaluation={"examples": 500}; or as `overrides`: "schedule=constant", "schedule.warmup_epochs=5"
+                  evaluation={"examples": 500}; every text is taken as it is, with its commas, quotes, and ${...}
+    overrides     settings in the grammar of the command line: "schedule=constant", "schedule.warmup_epochs=5"
     config_dir    a folder with components of one's own, as `--config-dir`
 
     It is a run as any other: in this process, shown while it works, stored in `results_dir`, resumed if it was
@@ -65,7 +69,7 @@ def train(
     made: dict[str, Any] = {}
     chosen = _words(settings)
     for word in (*chosen, *overrides):
-        key, _, value = word.partition("=")
+        key, _, value = word.replace('"', "").partition("=")
         if key == "processes" and value != "1":
             raise ConfigError(
                 f"{word} is not for decentral.train, which works in this process: "
@@ -74,10 +78,11 @@ def train(
         if key in _ARGUMENTS:
             raise ConfigError(f"{word} is {_ARGUMENTS[key]} of decentral.train: give {value!r} there.")
     if isinstance(model, str):
-        chosen.append(f"model={model}")
+        chosen.append(f"model={literal(model)}")
     else:
         made["model"] = GivenModel.of(model)
-    folders_of(str(config_dir) if config_dir else None)
+    config_dir = None if config_dir is None else str(config_dir)
+    folders_of(config_dir)
     task = _task([*chosen, *overrides])
     if task is not None and "data" not in task.uses:
         if train_data is not None or test_data is not None:
@@ -88,13 +93,13 @@ def train(
     elif isinstance(train_data, str):
         if test_data is not None:
             raise ConfigError(f"train_data={train_data} has test data of its own: leave test_data out.")
-        chosen.append(f"data={train_data}")
+        chosen.append(f"data={literal(train_data)}")
     else:
         if test_data is None:
             raise ConfigError("test_data= is missing: give a map-style data set, too.")
         made["data"] = GivenData.of(train_data, test_data)
-    overrides = (*chosen, *overrides, "processes=1", f"results_dir={Path(results_dir)}")
-    config = compose(overrides, str(config_dir) if config_dir else None, made)
+    overrides = (*chosen, *overrides, "processes=1", f"results_dir={literal(str(results_dir))}")
+    config = compose(overrides, config_dir, made)
     if "model" in made and not isinstance(model, torch.nn.Module):
         config.model.look_at(config.task.describe(config))
     threads = torch.get_num_threads()
@@ -109,7 +114,7 @@ def train(
         )
     if outcome.done_before and is_leader():
         say(f"Run {run_id(config)} is done already: reused from {outcome.directory}; rerun=True computes it again.")
-    made_again = None if isinstance(model, str) else lambda: config.model.build(config.task.describe(config))
+    made_again = partial(config.model.build, config.task.describe(config)) if "model" in config.task.uses else None
     found = load(outcome.directory, model=made_again, config_dir=config_dir)
     return replace(found, reused=outcome.done_before)
 
@@ -121,10 +126,14 @@ def _task(words: Sequence[str]) -> type[Task] | None:
 
 
 def _words(settings: Mapping[str, Any], inside: str = "") -> list[str]:
-    """Settings as they are written on the command line."""
+    """Settings as they are written on the command line; the `name` of a part chooses it."""
     found = list[str]()
     for key, value in settings.items():
-        found += _words(value, f"{inside}{key}.") if isinstance(value, Mapping) else [f"{inside}{key}={_word(value)}"]
+        if isinstance(value, Mapping):
+            found += _words(value, f"{inside}{key}.")
+        else:
+            chosen = key == "name" and inside.count(".") == 1
+            found.append(f"{inside[:-1] if chosen else inside + key}={_word(value)}")
     return found
 
 
@@ -135,4 +144,4 @@ def _word(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
         return f"[{','.join(map(_word, value))}]"
-    return str(value)
+    return str(value) if isinstance(value, Real) else literal(str(value))
