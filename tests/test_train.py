@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import random
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -405,3 +411,173 @@ def test_labels_that_are_none_are_refused(labels, said):
     few = Examples(4, lambda number: (torch.zeros(3), labels[number]))
     with pytest.raises(ConfigError, match=said):
         GivenData.of(few, few)
+
+
+# -- what is the caller's ----------------------------------------------------------------------------------------------
+
+
+def toy(n: int = 48) -> TensorDataset:
+    generator = torch.Generator().manual_seed(n)
+    return TensorDataset(torch.randn(n, 6, generator=generator, dtype=torch.float32), torch.arange(n) % 3)
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def seeding() -> nn.Sequential:
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    torch.set_default_dtype(torch.float64)
+    return small()
+
+
+def global_state() -> list[Any]:
+    """What a process shares with its caller."""
+    torchs = torch.get_rng_state().tolist(), torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()
+    return [torchs, random.getstate(), np.random.get_state()[1].tolist(), os.environ.get("OMP_NUM_THREADS")]
+
+
+@pytest.mark.parametrize("model", [small(), small, seeding], ids=["instance", "function", "seeds"])
+@pytest.mark.parametrize("settings", [{}, {"lr": 1e30}, {"algo": "relaysgd"}], ids=["done", "diverged", "refused"])
+def test_generators_types_and_threads_are_left_as_they_were(tmp_path, model, settings):
+    torch.manual_seed(7)
+    before = global_state()
+    with suppress(ConfigError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = decentral.train(model, toy(), toy(24), results_dir=tmp_path, **(SHORT | settings))
+        assert global_state() == before
+        decentral.load(result.directory, model=model)
+    assert global_state() == before
+
+
+def values(result) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in result.averaged.parameters()])
+
+
+def both(tmp_path, model, *overrides: str, **settings: Any) -> list[torch.Tensor]:
+    """What is learnt with `execution=loop` and with auto."""
+    told = {"results_dir": tmp_path, **SHORT, "rerun": True, **settings}
+    return [
+        values(decentral.train(model, toy(), toy(24), *overrides, execution=way, **told)) for way in ("loop", "auto")
+    ]
+
+
+class Making(nn.Module):
+    """Makes tensors of the default type in its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x * torch.linspace(0, 1, 6)) + torch.zeros(3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp64"])
+@pytest.mark.parametrize("make", [small, Making])
+def test_another_default_type_makes_no_difference(tmp_path, make, precision):
+    torch.manual_seed(1)
+    model = make()
+    usual = both(tmp_path, model, precision=precision)[0]
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = both(tmp_path, model, precision=precision)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert usual.dtype == getattr(torch, precision.replace("fp", "float")) and torch.equal(found[0], usual)
+
+
+def test_a_module_in_float64_begins_with_its_very_numbers(tmp_path):
+    model = small().double()
+    found = decentral.train(model, toy(), toy(24), results_dir=tmp_path, precision="fp64", **(SHORT | {"lr": 0}))
+    assert torch.allclose(values(found), torch.cat([p.flatten() for p in model.parameters()]), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, partial(torch.autocast, "cpu")])
+def test_the_mode_that_torch_is_in_makes_no_difference(tmp_path, context):
+    model = small()
+    usual = both(tmp_path, model)
+    with context():
+        assert torch.equal(both(tmp_path, model)[0], usual[0])
+
+
+def test_parts_in_evaluation_mode_stay_so(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3))
+    model[1].eval()
+    found = decentral.train(model, toy(), toy(24), results_dir=tmp_path, **SHORT)
+    assert all(torch.equal(one[1].running_mean, torch.zeros(3)) for one in found.models)
+    assert model.training and not model[1].training
+
+
+def test_hooks_of_parameters_are_those_of_every_worker(tmp_path):
+    model = small()
+    model[0].weight.register_hook(torch.zeros_like)
+    before = model[0].weight.detach().clone()
+    found = decentral.train(model, toy(), toy(24), results_dir=tmp_path, **SHORT)
+    assert torch.allclose(found.averaged[0].weight, before, rtol=1e-6)
+
+
+def test_what_computes_with_the_parameters_of_the_module_itself_is_refused(tmp_path):
+    replaced, hooked, kept = small(), small(), small()
+    replaced.forward = lambda x: replaced[3](replaced[0](x))
+    hooked.register_forward_hook(lambda module, inputs, output: output * hooked[3].bias)
+    kept[3].weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    for model, sentence in (
+        (replaced, "also in a copy of it"),
+        (hooked, "also in a copy"),
+        (kept, "use register_hook"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            decentral.train(model, toy(), toy(24), results_dir=tmp_path, **SHORT)
+    bound = small()
+    bound.forward = MethodType(lambda self, x: self[3](self[0](x)), bound)
+    assert decentral.train(bound, toy(), toy(24), results_dir=tmp_path, **SHORT).status == "done"
+
+
+class Writing(nn.Module):
+    """Writes into what it is given, in a way of its own, from the call of this number on."""
+
+    def __init__(self, way: Callable[[torch.Tensor], Any], first: int = 0) -> None:
+        super().__init__()
+        self.inner, self.way, self.first, self.calls = nn.Linear(6, 3), way, first, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > self.first:
+            self.way(x)
+        return self.inner(x)
+
+
+WAYS = {
+    "in place": lambda x: x.mul_(0.3),
+    "a view": lambda x: x[:, 1].zero_(),
+    "detached": lambda x: x.detach().sub_(1),
+    "its data": lambda x: x.data.sub_(1),
+    "as numpy": lambda x: np.negative(x.numpy(), out=x.numpy()),
+    "out=": lambda x: torch.exp(x, out=x),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_forward_that_writes_into_its_input_changes_nothing_for_others(tmp_path, way):
+    train, test = toy(), toy(24)
+    copies = [tensor.clone() for data in (train, test) for tensor in data.tensors]
+    found = decentral.train(Writing(WAYS[way]), train, test, results_dir=tmp_path, **SHORT)
+    assert all(map(torch.equal, copies, (*train.tensors, *test.tensors)))
+    told = found.metrics.query("metric == 'loss' and split == 'test' and step == 8").set_index("worker")["value"]
+    for worker, model in (*enumerate(found.models), ("averaged", found.averaged)):
+        with torch.no_grad():
+            expected = nn.functional.cross_entropy(model(test.tensors[0].clone()), test.tensors[1])
+        assert told[worker] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_one_that_begins_to_write_later_is_noticed(tmp_path):
+    found = decentral.train(Writing(WAYS["in place"], 8), toy(), toy(24), results_dir=tmp_path, **SHORT)
+    told = found.metrics.query("metric == 'loss' and split == 'test' and step == 8").set_index("worker")["value"]
+    test = toy(24)
+    for worker, model in enumerate(found.models):
+        with torch.no_grad():
+            expected = nn.functional.cross_entropy(model.inner(test.tensors[0] * 0.3), test.tensors[1])
+        assert told[worker] == pytest.approx(float(expected), rel=1e-5)

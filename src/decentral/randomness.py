@@ -6,15 +6,16 @@ Nothing in this package draws from a global, streamed generator.
 
 from __future__ import annotations
 
+import random
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -62,6 +63,27 @@ def torch_generator(device: torch.device | str, seed: int, purpose: str, *indice
     generator = torch.Generator(device=device)
     generator.manual_seed(address(seed, purpose, *indices))
     return generator
+
+
+@contextmanager
+def seeded(seed: int, purpose: str, *indices: int) -> Iterator[None]:
+    """While entered, the global generators of torch, numpy and Python begin at this address; then they are as before.
+
+    For code of others, which draws from them.
+    """
+    import torch
+
+    number = address(seed, purpose, *indices)
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(number)
+    np.random.seed(number % 2**32)
+    random.seed(number)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])
 
 
 def normal(seed: int, purpose: str, *indices: np.ndarray | int) -> np.ndarray:

@@ -75,7 +75,8 @@ class Loaded(ABC):
         Images are [k, B, C, H, W] float32, normalised and augmented, texts [k, B, L] int64, filled up to the longest
         of the k B; labels are [k, B] int64. `workers` are the global numbers of the k rows of `order(step)`. The
         augmentation of an example depends on (seed, worker, step, position in the row) only: not on the other workers
-        of this process, on how far ahead batches are read, or on the device. Close the iterator to stop whatever it
+        of this process, on how far ahead batches are read, or on the device. Inputs are the caller's, who may write
+        into them: they share no memory with targets or with what is kept. Close the iterator to stop whatever it
         started before it is exhausted.
         """
 

@@ -116,7 +116,7 @@ class Pairs(Loaded):
         import torch
 
         source, target = (torch.from_numpy(side.rows(numbers)).to(self.device) for side in pairs)
-        return Sentences(source[:, 1:], target[:, :-1]), target[:, 1:]
+        return Sentences(source[:, 1:], target[:, :-1].clone()), target[:, 1:]  # a model may write into what it gets
 
     def close(self) -> None:
         """Nothing is held but memory."""

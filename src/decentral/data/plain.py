@@ -13,6 +13,7 @@ from decentral.data.cache import cache_folder
 from decentral.data.dataset import DataSet
 from decentral.data.description import ImageData, LabelledData
 from decentral.errors import ConfigError
+from decentral.randomness import seeded
 from decentral.registry import blame
 from decentral.registry.signature import Plain, address, component_from
 
@@ -66,7 +67,7 @@ class PlainData(Plain, DataSet):
         return _MADE[known]
 
     def _made(self) -> Sets:
-        from decentral.data.loading.map_style import first_shape, labels_of, seeded
+        from decentral.data.loading.map_style import first_shape, labels_of
 
         with blame.named(), _one_at_a_time(), seeded(0, "make data"):
             made = self.target()(**self.settings())

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from decentral.host.caller import default_dtype
+
 if TYPE_CHECKING:
     import torch
 
@@ -34,7 +36,8 @@ class Precision(Enum):
 
     def passes(self, device: torch.device) -> AbstractContextManager[None]:
         """A context for forward and backward passes, in which float32 is as exact as this says."""
-        return float32(device, "tf32" if self is Precision.tf32 else "ieee")
+        exact = float32(device, "tf32" if self is Precision.tf32 else "ieee")
+        return _both(exact, default_dtype(self.dtype)) if self is Precision.fp64 else exact
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """A context for the forward passes alone, inside of `passes`: with bf16, torch's autocast."""
@@ -56,6 +59,12 @@ class Precision(Enum):
 def float32(device: torch.device, matrices: str = "ieee") -> AbstractContextManager[None]:
     """Matrix products and convolutions of float32 as `matrices`: ieee or tf32. CPUs only know the first."""
     return _float32(matrices) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def _both(one: AbstractContextManager[None], other: AbstractContextManager[None]) -> Iterator[None]:
+    with one, other:
+        yield
 
 
 @contextmanager

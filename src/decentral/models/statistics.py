@@ -31,6 +31,8 @@ def recompute_batch_statistics(module: nn.Module, batches: Iterable[Tensor]) -> 
     """
     import torch
 
+    from decentral.host.caller import default_dtype
+
     layers = _layers_with_statistics(module)
     if not layers:
         return 0
@@ -45,7 +47,8 @@ def recompute_batch_statistics(module: nn.Module, batches: Iterable[Tensor]) -> 
     try:
         with torch.no_grad():
             for batch in batches:
-                module(batch)
+                with default_dtype(next(module.parameters()).dtype):
+                    module(batch)
                 num_images += len(batch)
     finally:
         for child, training in modes:

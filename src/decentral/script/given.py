@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,11 +11,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from decentral.data.loading.map_style import example, seeded
+from decentral.data.loading.map_style import example
 from decentral.data.plain import PlainData, Sets
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
 from decentral.models.plain import PlainModel
+from decentral.randomness import seeded
 from decentral.script.fingerprint import fingerprint
 from decentral.terminal.console import warn
 
@@ -46,8 +46,7 @@ class GivenModel(PlainModel):
         if not callable(model):
             raise ConfigError(f"model= is a {type(model).__name__}: give a torch.nn.Module, or a class or function.")
         found = cls(content=compared(model, getattr(model, "__name__", type(model).__name__)))
-        make = (lambda: copy.deepcopy(model)) if isinstance(model, nn.Module) else model
-        vars(found)["_make"] = make
+        vars(found)["_make"] = (lambda: model) if isinstance(model, nn.Module) else model
         return found
 
     def look_at(self, data: LabelledData) -> None:

@@ -15,6 +15,7 @@ from decentral.config.composition import folders_of
 from decentral.config.files import load as load_config
 from decentral.config.identity import at_home
 from decentral.errors import ConfigError
+from decentral.host.caller import left_as_found
 from decentral.registry import component
 from decentral.store import RunStore, Status, find_runs, read_metrics
 from decentral.store.files import is_locked
@@ -89,10 +90,11 @@ def load(
     if status != "done" or settings.get("save") == "none" or not _has_networks(settings):
         return Trained(directory, status, settings, metrics, [], None)
     stored = load_models(directory, recorded_id(directory)).models
-    make = _maker(directory, settings, model)
     workers = sorted((name for name in stored if name != AVERAGED), key=lambda name: int(name[len("worker") :]))
-    models = [_with(make(), stored[name]) for name in workers]
-    return Trained(directory, status, settings, metrics, models, _with(make(), stored[AVERAGED]))
+    with left_as_found():
+        make = _maker(directory, settings, model)
+        models = [_with(make(), stored[name]) for name in (*workers, AVERAGED)]
+    return Trained(directory, status, settings, metrics, models[:-1], models[-1])
 
 
 def _has_networks(settings: Mapping[str, Any]) -> bool:
@@ -120,8 +122,7 @@ def _maker(
     description = config.task.describe(config)
 
     def make() -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            found: nn.Module = config.model.build(description)
+        found: nn.Module = config.model.build(description)
         return found.to(dtype)
 
     return make

@@ -15,6 +15,7 @@ from decentral.config.files import plain
 from decentral.config.identity import run_id
 from decentral.config.overrides import literal
 from decentral.errors import ConfigError
+from decentral.host.caller import left_as_found
 from decentral.registry import component
 from decentral.runtime.launch import launch
 from decentral.script.loading import Trained, load
@@ -30,6 +31,7 @@ _ARGUMENTS = {"model": "the first argument", "data": "train_data", "results_dir"
 """Settings that are given to `train` otherwise."""
 
 
+@left_as_found()
 def train(
     model: nn.Module | Callable[..., nn.Module] | str,
     train_data: Any,
@@ -102,15 +104,11 @@ def train(
     config = compose(overrides, config_dir, made)
     if "model" in made and not isinstance(model, torch.nn.Module):
         config.model.look_at(config.task.describe(config))
-    threads = torch.get_num_threads()
-    try:
-        outcome = launch(config)
-    finally:
-        torch.set_num_threads(threads)
+    outcome = launch(config)
     if outcome.status is Status.diverged:
         warnings.warn(
             f"the run diverged, so that it has metrics but no models: try a smaller rate than lr={config.lr:g}",
-            stacklevel=2,
+            stacklevel=3,  # above the decorator
         )
     if outcome.done_before and is_leader():
         say(f"Run {run_id(config)} is done already: reused from {outcome.directory}; rerun=True computes it again.")

@@ -9,6 +9,7 @@ import torch
 
 from decentral.config.checks import goes_by_itself
 from decentral.config.schema import Config
+from decentral.host.caller import left_as_found
 from decentral.host.interrupt import Interrupt
 from decentral.network.world import World
 from decentral.store import RunStore, Status
@@ -29,7 +30,7 @@ from decentral.training.votes import Votes
 
 def run(config: Config, world: World, directory: Path) -> Status:
     """Carry out a run, or what is left of it, together with the other processes of the world; the leader records it."""
-    with torch.no_grad(), Recorder.open(config, world, directory) as recorder:
+    with left_as_found(), torch.no_grad(), Recorder.open(config, world, directory) as recorder:
         assembled = assemble(config, world)
         try:
             restore(assembled, recorder.store, world)

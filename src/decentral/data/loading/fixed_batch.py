@@ -32,7 +32,11 @@ class FixedBatch(Loaded):
             if size not in drawn:
                 each = [self._draw("training", size, worker) for worker in workers]
                 drawn[size] = torch.stack([x for x, _ in each]), torch.stack([y for _, y in each])
-            yield drawn[size]
+            batch = drawn[size]
+            version = batch[0]._version
+            yield batch
+            if batch[0]._version != version:  # a model has written into it
+                del drawn[size]
 
     def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Loaded`."""

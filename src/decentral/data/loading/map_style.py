@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +12,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from decentral.data.dataset import Loaded
 from decentral.errors import ConfigError
-from decentral.randomness import address
+from decentral.randomness import seeded
 
 if TYPE_CHECKING:
     from decentral.data.dataset import Batches, Order
@@ -147,19 +145,3 @@ def _tensors(data: Any, device: torch.device) -> Tensor | None:
     if type(data) is Subset and type(data.dataset) is TensorDataset:
         return data.dataset.tensors[0][torch.as_tensor(data.indices)].to(device, torch.float32)
     return data.tensors[0].to(device, torch.float32) if type(data) is TensorDataset else None
-
-
-@contextmanager
-def seeded(*place: Any) -> Iterator[None]:
-    """The generators of torch, numpy and Python are seeded by this address, and afterwards as they were."""
-    number = address(*place)
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(number)
-    np.random.seed(number % 2**32)
-    random.seed(number)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])

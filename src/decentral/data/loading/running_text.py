@@ -45,13 +45,13 @@ class Windows(Loaded):
         for step in range(start, stop):
             rows = order(step)
             windows = self._train(rows.reshape(-1)).view(*rows.shape, -1)
-            yield windows[..., :-1], windows[..., 1:]
+            yield windows[..., :-1].clone(), windows[..., 1:]  # a model may write into what it gets
 
     def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Loaded`; [b, L]."""
         for batch in batches:
             windows = self._test(batch)
-            yield windows[:, :-1], windows[:, 1:]
+            yield windows[:, :-1].clone(), windows[:, 1:]
 
     def close(self) -> None:
         """Nothing to stop: the memory goes with the object."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,10 +81,19 @@ def flat(module: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
+def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
+    """A copy, with the hooks of its parameters, which `deepcopy` leaves out."""
+    found = copy.deepcopy(module, memo)
+    for theirs, own in zip(module.parameters(), found.parameters(), strict=True):
+        for hook in (theirs._backward_hooks or {}).values():
+            own.register_hook(hook)
+    return found
+
+
 def _copy(template: nn.Module, device: torch.device) -> nn.Module:
     """A copy whose parameters take no memory until they are bound; buffers are really copied."""
     memo = {id(p): nn.Parameter(_placeholder(p.shape, p.dtype, device)) for p in template.parameters()}
-    return copy.deepcopy(template, memo).to(device)
+    return copied(template, memo).to(device)
 
 
 def _placeholder(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -18,7 +18,7 @@ from decentral.gradients.execution import Workload
 from decentral.gradients.passes.layers import forward, refusal, sequence
 from decentral.gradients.passes.worker_models import WorkerModels, flat
 from decentral.gradients.precision import float32
-from decentral.randomness import address, normal, numpy_generator, uniform
+from decentral.randomness import normal, numpy_generator, seeded, uniform
 from decentral.registry import components
 from decentral.store.metadata import Metric
 from decentral.tasks.evaluation import WHOLE, Scope
@@ -45,8 +45,7 @@ class PolicyOptimisation(Problem):
         self.info = config.env.inspect()
         self.labels = config.env.kinds()
         self.indices = config.partition.indices(self.labels, config.num_workers, config.seed)
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(address(config.seed, "initial model"))
+        with seeded(config.seed, "initial model"):
             template = config.model.build(self.info).to(self.dtype)
         self.models = WorkerModels(template, len(workers), device)
         self.memory = int(getattr(template, "memory", 0))

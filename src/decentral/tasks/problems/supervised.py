@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from decentral.compression.row_layout import RowLayout
 from decentral.data.dataset import DrawnApart
@@ -18,8 +20,9 @@ from decentral.gradients.execution import Loss, Workload
 from decentral.gradients.passes.memory_format import MemoryFormat, forward_examples
 from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
 from decentral.gradients.precision import float32
+from decentral.host.caller import default_dtype
 from decentral.models.statistics import has_batch_statistics, recompute_batch_statistics
-from decentral.randomness import address, torch_generator
+from decentral.randomness import seeded, torch_generator
 from decentral.registry import components
 from decentral.tasks.evaluation import WHOLE, Scope
 from decentral.tasks.problems.batches import BatchOrder, DrawOrder
@@ -66,8 +69,7 @@ class Supervised(Problem):
         self.data = config.data.load(device, config.seed)
         info = config.data.inspect()
         self.prepare_batches()
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(address(config.seed, "initial model"))
+        with seeded(config.seed, "initial model"):
             template = config.model.build(info)
         self.dtype = config.precision.dtype
         template.to(self.dtype)
@@ -82,6 +84,8 @@ class Supervised(Problem):
         self._x0 = flat(template).to(device)
         self._buffers = self.models.buffers()
         self._streams: dict[int | None, _Stream] = {}
+        self._copies: bool | None = None
+        """Whether modules write into the test examples, so that each gets a copy; None: nobody knows yet."""
         self.notes = config.data.notes()
         if has_batch_statistics(template):
             what = f"{statistics_examples} training {info.kind}"
@@ -250,11 +254,29 @@ class Supervised(Problem):
     def _test(self, modules: dict[str, torch.nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
         """The statistics of this part's batches of the test examples: [modules, S].
 
+        All modules look at the same batches. Where one writes into its batch, each gets a copy from then on, and what
+        was found so far is computed again.
+        """
+        modes = [(part, part.training) for module in modules.values() for part in module.modules()]
+        for module in modules.values():
+            module.eval()
+        try:
+            return self._tested(modules, scope, part, parts)
+        except _Overwritten:
+            self._copies = True
+            return self._tested(modules, scope, part, parts)
+        finally:
+            for module in modules.values():
+                module.train()
+            for child, training in modes:
+                child.training = training
+
+    def _tested(self, modules: dict[str, torch.nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
+        """The same with modules in eval mode. Raises _Overwritten.
+
         A forward pass is on no more examples of a batch than are fast (`forward_examples`).
         """
         totals = torch.zeros(len(modules), self.num_statistics, dtype=torch.float64, device=self.device)
-        for module in modules.values():
-            module.eval()
         chosen = None if scope.examples is None else self._test_examples(scope.examples)
         num_batches = len(
             range(part, -(-(scope.examples or self.data.num_test) // self.config.evaluation.batch_size), parts)
@@ -264,14 +286,32 @@ class Supervised(Problem):
             batches = self.data.test_batches(self.config.evaluation.batch_size, chosen, part, parts)
             for number, (inputs, targets) in enumerate(batches):
                 inputs = self.memory_format(self._as_exact(inputs))
-                pieces = list(zip(inputs.split(piece), targets.split(piece), strict=True))
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
                     scope.tell(f"evaluating {name}, batch {number + 1} of {num_batches}")
-                    for some, their in pieces:
-                        self.add_statistics(total, module(some).to(self.dtype), their)
-        for module in modules.values():
-            module.train()
+                    with self._lent(inputs) as lent:
+                        for some, their in zip(lent.split(piece), targets.split(piece), strict=True):
+                            self.add_statistics(total, self._outputs(module, some), their)
         return totals.cpu()
+
+    def _outputs(self, module: torch.nn.Module, inputs: Any) -> Tensor:
+        """Those of a forward pass, in the precision of the run."""
+        with default_dtype(self.dtype):
+            return module(inputs).to(self.dtype)  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _lent(self, inputs: Any) -> Iterator[Any]:
+        """Inputs for a module that may write into them: a copy until one has not, then themselves. Raises _Overwritten
+        if they are found changed."""
+        if self._copies is not False:
+            lent = tree_map(Tensor.clone, inputs)
+            yield lent
+            if self._copies is None:
+                self._copies = not all(map(torch.equal, tree_leaves(lent), tree_leaves(inputs)))
+            return
+        versions = [tensor._version for tensor in tree_leaves(inputs)]
+        yield inputs
+        if versions != [tensor._version for tensor in tree_leaves(inputs)]:
+            raise _Overwritten
 
     def _test_examples(self, number: int) -> Tensor:
         """So many test examples, always the same ones, in their order."""
@@ -287,6 +327,10 @@ def _together(batches: Sequence[Batch]) -> Batch:
     if all(isinstance(one, Tensor) for one in inputs) and len({one.shape for one in inputs}) == 1:
         return torch.cat(inputs), torch.cat(targets)
     return [one for each in inputs for one in each], [one for each in targets for one in each]
+
+
+class _Overwritten(Exception):
+    """A module has written into test examples that others look at, too."""
 
 
 class _Stream:

@@ -101,23 +101,20 @@ class Translating(Supervised):
         rows = ([number, *row] for number, row in enumerate(each))
         write_text(directory / "buckets.csv", csv_text(head, rows))
 
-    def _test(self, modules: dict[str, nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
+    def _tested(self, modules: dict[str, nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
         """The statistics of this part's batches of the test sentences: [modules, S]."""
         batches = self._test_batches(scope)[part::parts]
         totals = torch.zeros(len(modules), self.num_statistics, dtype=torch.float64)
-        for module in modules.values():
-            module.eval()
         with self.config.evaluation.precision.testing(self.device):
             for number, batch in enumerate(batches):
                 sentences, target = self.data.batch(self.data.test, batch)
                 references = [self.data.text.references[i] for i in batch.tolist()]
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
                     scope.tell(f"translating with {name}, batch {number + 1} of {len(batches)}")
-                    self.add_statistics(total, module(sentences).to(self.dtype), target)
-                    found = self.bleu.counts(self.translated(module, sentences.source), references)
+                    with self._lent(sentences) as lent:
+                        self.add_statistics(total, self._outputs(module, lent), target)
+                        found = self.bleu.counts(self.translated(module, lent.source), references)
                     total[:COUNTS] += torch.tensor(found, dtype=torch.float64)
-        for module in modules.values():
-            module.train()
         return totals
 
     def _test_batches(self, scope: Scope) -> list[np.ndarray]:
