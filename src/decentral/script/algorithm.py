@@ -15,6 +15,7 @@ from decentral.compression.compressor import Compressor
 from decentral.compression.none import NoCompression
 from decentral.errors import ConfigError
 from decentral.network.network import Network
+from decentral.script.guard import Guard
 from decentral.script.parameters import ParameterRow
 
 Buffers = tuple[Tensor, ...]
@@ -148,10 +149,16 @@ class AlgorithmStep:
     """The steps of an algorithm. Between them the parameters are `algorithm.models(state)`, in that very memory."""
 
     def __init__(
-        self, net: Network, parameters: ParameterRow, inner: Optimizer, algorithm: Algorithm, compressor: Compressor
+        self,
+        net: Network,
+        parameters: ParameterRow,
+        inner: Optimizer,
+        algorithm: Algorithm,
+        compressor: Compressor,
+        guard: Guard,
     ) -> None:
         """`compressor` is bound to the rows of these parameters."""
-        self.net, self.inner, self.round = net, inner, 0
+        self.net, self.inner, self.round, self.guard = net, inner, 0, guard
         self.accumulating, self.away = False, False  # nothing is sent before `step` anyhow
         self._parameters = parameters
         self._algorithm = algorithm.using(TorchRule(inner, parameters), compressor)
@@ -185,9 +192,9 @@ class AlgorithmStep:
         """Bring home what is on its way, together with all other ranks."""
         self._set(self._algorithm.settle(self._state, self.net))
 
-    def require_in_place(self) -> None:
-        """Raise RuntimeError if the parameters have been given other memory."""
-        self._parameters.require_in_place()
+    def require_unchanged(self) -> None:
+        """Raise ConfigError, on every rank, if what is trained is not what was laid out."""
+        self.guard.check(self._parameters.in_place())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the optimizer's state: the round and the algorithm's tensors of this rank, the

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from decentral.network.mixing import Mixing
 from decentral.network.network import Network
+from decentral.script.guard import Guard
 from decentral.script.parameters import Bucket, FlatParameters
 
 
@@ -24,23 +25,43 @@ class Mode(Enum):
     allreduce = "allreduce"
 
 
+class _Hook:
+    """Acts before a forward pass of the module itself; that of a copy of it, or of a file with it, does nothing."""
+
+    def __init__(self, act: Callable[[nn.Module], object]) -> None:
+        self._act = act
+
+    def __call__(self, module: nn.Module, inputs: Any) -> None:
+        self._act(module)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Hook, (id,)
+
+
 class ModeStep:
     """The steps of a mode, with hooks on the model that begin to send buckets early (`overlap`)."""
 
     def __init__(
-        self, net: Network, model: nn.Module, flat: FlatParameters, inner: Optimizer, mode: Mode, overlap: bool
+        self,
+        net: Network,
+        flat: FlatParameters,
+        inner: Optimizer,
+        mode: Mode,
+        overlap: bool,
+        model: nn.Module,
+        guard: Guard,
     ) -> None:
-        self.net, self.inner, self.mode, self.round = net, inner, mode, 0
+        self.net, self.inner, self.mode, self.round, self.guard = net, inner, mode, 0, guard
         self.accumulating = False  # whether more backward passes of this step will follow
         self.away = False  # whether the parameters are not this rank's own for a while
-        self._model, self._flat, self._overlap = model, flat, overlap
+        self._flat, self._overlap = flat, overlap
         self._weights = net.known_ones()
         self._mixings: list[Mixing] = []  # of the first buckets, those that are on their way
         self._missing: list[set[nn.Parameter]] = []  # by bucket: whose gradients have not come yet
         self._hooks: list[Any] = []
         self._forget()
         if overlap and mode is Mode.awc:
-            self._hooks.append(model.register_forward_pre_hook(self._before_forward))
+            self._hooks.append(model.register_forward_pre_hook(_Hook(self._before_forward)))
         if overlap and mode is Mode.atc:
             for number, bucket in enumerate(self._flat.buckets):
                 for parameter in bucket.parameters:
@@ -75,9 +96,9 @@ class ModeStep:
     def settle(self) -> None:
         """Nothing is on its way between steps."""
 
-    def require_in_place(self) -> None:
-        """Raise RuntimeError if the parameters have been given other memory."""
-        self._flat.require_in_place()
+    def require_unchanged(self) -> None:
+        """Raise ConfigError, on every rank, if what is trained is not what was laid out."""
+        self.guard.check(self._flat.in_place())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the optimizer's state: the round and the push-sum weights [n, d]."""
@@ -127,11 +148,15 @@ class ModeStep:
         return any(bool((self._weights.to(dtype) != 1).any()) for dtype in {row.dtype for row in self.rows})
 
     def _all_reduce(self) -> None:
+        """A missing gradient is zero, unless all ranks miss it: as DistributedDataParallel(find_unused_parameters=True)."""
         for bucket in self._flat.buckets:
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in bucket.ordered]
-            mean = self.net.mean(torch.cat([g.reshape(-1) for g in gradients]).view(1, -1)).view(-1)
-            for parameter, part in zip(bucket.ordered, mean.split([g.numel() for g in gradients]), strict=True):
-                parameter.grad = part.view_as(parameter)
+            have = bucket.row.new_tensor([float(p.grad is not None) for p in bucket.ordered])  # travels behind them
+            mean = self.net.mean(torch.cat([*(g.reshape(-1) for g in gradients), have]).view(1, -1)).view(-1)
+            *parts, some = mean.split([*(g.numel() for g in gradients), len(have)])
+            for parameter, part, has in zip(bucket.ordered, parts, some.tolist(), strict=True):
+                if has:
+                    parameter.grad = part.view_as(parameter)
         self.inner.step()
 
     # -- buckets on their way ------------------------------------------------------------------------------------------
@@ -153,10 +178,10 @@ class ModeStep:
         self._mixings.clear()
         self._missing = [set(bucket.parameters) for bucket in self._flat.buckets]
 
-    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+    def _before_forward(self, module: nn.Module) -> None:
         if module.training and torch.is_grad_enabled() and not self.away:
             with torch.no_grad():
-                self._flat.require_in_place()
+                self.require_unchanged()
                 self._begin_all()
 
     def _arrival(self, number: int) -> Callable[[Tensor], None]:

@@ -17,7 +17,8 @@ from decentral.script.modes import ModeStep
 from decentral.script.parameters import mean
 from decentral.script.peers import Peers
 
-_KEY = "decentral"
+KEY = "decentral"
+"""Where the state of an optimizer has the round and the like: beside its parameters, where torch keeps it."""
 
 
 class DecentralizedOptimizer(Optimizer):
@@ -67,8 +68,8 @@ class DecentralizedOptimizer(Optimizer):
             raise RuntimeError("step() after close(): the wrapped optimizer's own step() still works")
         if self._how.away:
             raise RuntimeError("step() inside averaged() would be undone at its end: call it outside")
-        self._how.require_in_place()
-        with hinted():
+        self._how.require_unchanged()
+        with self._how.guard.hears():
             self._how.step()
 
     @contextmanager
@@ -90,7 +91,8 @@ class DecentralizedOptimizer(Optimizer):
         for evaluation; afterwards their own again. All ranks enter it, after equally many steps."""
         self._require_idle("averaged()")
         buffers = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
-        with torch.no_grad(), hinted():
+        self._how.require_unchanged()
+        with torch.no_grad(), self._how.guard.hears():
             self._how.settle()
             rows = self._how.rows
             own, own_buffers = [row.clone() for row in rows], [buffer.clone() for buffer in buffers]
@@ -149,7 +151,8 @@ class DecentralizedOptimizer(Optimizer):
         """
         self._require_idle("state_dict()")
         with torch.no_grad(), hinted():
-            return {**self.inner.state_dict(), _KEY: self._how.state()}
+            saved, own = self.inner.state_dict(), self._how.state()
+            return {**saved, "state": {**saved["state"], KEY: own}, KEY: own}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave on this rank; all ranks load theirs. The model's parameters are loaded apart, as
@@ -158,10 +161,11 @@ class DecentralizedOptimizer(Optimizer):
         Raises ValueError for what is no state of a decentralized optimizer, or of another algorithm.
         """
         self._require_idle("load_state_dict()")
-        own = state_dict.get(_KEY)
+        saved = dict(state_dict["state"])
+        own = saved.pop(KEY, None) or state_dict.get(KEY)  # the latter of version 1.7
         if own is None:
             raise ValueError("this state_dict is not of a decentralized optimizer: load it before decentral.wrap")
-        inner = {key: value for key, value in state_dict.items() if key != _KEY}
+        inner = {**state_dict, "state": saved}
         before = self.inner.state_dict()
         self.inner.load_state_dict(inner)
         try:
@@ -182,6 +186,13 @@ class DecentralizedOptimizer(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> NoReturn:
         """Not possible any more."""
         raise RuntimeError("add parameter groups before decentral.wrap: what travels has been laid out already")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        """Not possible: it holds connections."""
+        raise TypeError(
+            "a DecentralizedOptimizer cannot be copied or saved, as it is connected to other ranks: use its "
+            "state_dict(), or its .inner, the optimizer that was wrapped"
+        )
 
     def __repr__(self) -> str:
         return f"DecentralizedOptimizer({self._how.name}, {self.inner!r})"

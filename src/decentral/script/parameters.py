@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from decentral.errors import ConfigError
 from decentral.network.transports.posting import as_bytes
 from decentral.network.world import World
 from decentral.script.bundle import Bundle
+from decentral.terminal.console import warn
 
 
 def broadcast(tensors: Sequence[Tensor], root: int) -> None:
@@ -28,6 +30,74 @@ def broadcast(tensors: Sequence[Tensor], root: int) -> None:
     for row in rows:
         dist.broadcast(as_bytes(row.values), src=root)
     bundle.restore(rows, [row.values for row in rows], inplace=True)
+
+
+def start(
+    model: nn.Module, optimizer: Optimizer, world: World, root: int | str, resumes: bool, synchronous: bool
+) -> None:
+    """Give all ranks the parameters and buffers of rank `root`.
+
+    "auto" is rank 0, unless all ranks have loaded checkpoints of their own: then each keeps what it has. That is so if
+    the optimizers were decentralized before (`resumes`), or if all have a state and the states differ. Where weights
+    differ, rank 0 says what was done.
+
+    synchronous    whether gradients are averaged, so that parameters that differ would do so for ever
+    """
+    named = dict([*model.named_parameters(), *model.named_buffers()])
+    bundle = Bundle(list(named.values()))
+    rows = bundle.rows()
+    values = [row.values if row.owned else row.values.clone() for row in rows]
+    for value in values:
+        dist.broadcast(as_bytes(value), src=0 if root == "auto" else int(root))
+    others = bundle.restore(rows, values, inplace=False)
+    distances = [_distance(own, other) for own, other in zip(bundle.tensors, others, strict=True)]
+    place = next((place for place, distance in enumerate(distances) if distance), len(named))
+    line = [place, distances[place] if place < len(named) else 0.0, *_summary(optimizer)]
+    lines = np.stack([np.frombuffer(each) for each in world.collect(np.array(line, dtype=np.float64).tobytes())])
+    first, with_state = int(lines[:, 0].min()), bool(lines[:, 2].all())
+    states_differ = bool((lines[:, 2:] != lines[0, 2:]).any())
+    theirs = resumes or (states_differ and with_state)
+    own = theirs and not (synchronous and first < len(list(model.parameters())))
+    if not (root == "auto" and own):
+        for tensor, other, distance in zip(bundle.tensors, others, distances, strict=True):
+            if distance:
+                tensor.copy_(other)
+    if root != "auto" or not world.leader:
+        return
+    if first < len(named):
+        rank = int((lines[:, 0] == first).argmax())
+        done = (
+            "each rank keeps its own, which came with an optimizer state of its own; broadcast_from=0 gives all those "
+            "of rank 0"
+            if own
+            else "all start with those of rank 0; broadcast_from=None keeps each rank's own"
+        )
+        where = f"{list(named)[first]} of rank {rank} by {lines[rank, 1]:.2g} from rank 0"
+        warn(f"weights differ between ranks at decentral.wrap ({where}): {done}")
+    if states_differ and (synchronous or not with_state):
+        warn(
+            "optimizer states differ between ranks at decentral.wrap and stay as they are; "
+            "peers.broadcast_optimizer_state(optimizer) before wrap gives all that of rank 0"
+        )
+
+
+def _distance(own: Tensor, other: Tensor) -> float:
+    """The largest difference of two tensors; 0 if they are equal, NaN if that is where one of them has none."""
+    if torch.equal(as_bytes(own.contiguous()), as_bytes(other.contiguous())):
+        return 0.0
+    wide = torch.complex128 if own.is_complex() else torch.float64
+    return float((own.to(wide) - other.to(wide)).abs().max()) or 1e-300  # 0 and -0, say
+
+
+def _summary(optimizer: Optimizer) -> list[float]:
+    """How many numbers the state of an optimizer has, and two sums of them: what differs where states do."""
+    entries = [entry for key, entry in optimizer.state.items() if isinstance(key, Tensor)]
+    tensors = [value.double() for entry in entries for value in entry.values() if isinstance(value, Tensor)]
+    return [
+        float(sum(tensor.numel() for tensor in tensors)),
+        sum(float(tensor.sum()) for tensor in tensors),
+        sum(float(tensor.abs().sum()) for tensor in tensors),
+    ]
 
 
 def mean(tensors: Sequence[Tensor], size: int) -> None:
@@ -168,9 +238,9 @@ class FlatParameters:
                 bucket_start, members = stop, []
             start = stop
 
-    def require_in_place(self) -> None:
-        """Raise RuntimeError if somebody has given a parameter other memory since (`model.to(...)`, say)."""
-        _require(all(parameter.data_ptr() == place for parameter, place in self._places))
+    def in_place(self) -> bool:
+        """False if a parameter has been given other memory since (by `model.to(...)`, say)."""
+        return all(parameter.data_ptr() == place for parameter, place in self._places)
 
 
 class ParameterRow:
@@ -221,11 +291,11 @@ class ParameterRow:
             for parameter, gradient in zip(self.parameters, own, strict=True):
                 parameter.grad = gradient
 
-    def require_in_place(self) -> None:
-        """Raise RuntimeError if somebody has given a parameter other memory since."""
+    def in_place(self) -> bool:
+        """False if a parameter has been given other memory since."""
         parts = self.row.view(-1).split(self._sizes)
         pairs = zip(self.parameters, parts, strict=True)
-        _require(all(p.dtype == part.dtype and p.data_ptr() == part.data_ptr() for p, part in pairs))
+        return all(p.dtype == part.dtype and p.data_ptr() == part.data_ptr() for p, part in pairs)
 
     def _lay(self) -> None:
         for parameter, part in zip(self.parameters, self.row.view(-1).split(self._sizes), strict=True):
@@ -240,12 +310,4 @@ def _check_devices(parameters: Sequence[nn.Parameter]) -> None:
         raise ConfigError(
             f"the parameters are on {len(devices)} devices ({', '.join(sorted(map(str, devices)))}): put the model "
             "on one, and wrap it afterwards."
-        )
-
-
-def _require(in_place: bool) -> None:
-    if not in_place:
-        raise RuntimeError(
-            "the parameters are not where decentral.wrap has put them: call model.to(...), .half() and the like "
-            "before wrap, not after it"
         )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
@@ -25,10 +26,11 @@ from decentral.network.settings import Carrier, NetworkSettings
 from decentral.script.agreement import Proposal, agree
 from decentral.script.algorithm import AlgorithmStep
 from decentral.script.components import Compression, algorithm_from, compression_from, in_a_script
+from decentral.script.guard import Guard
 from decentral.script.joining import join
 from decentral.script.modes import Mode, ModeStep
-from decentral.script.optimizer import DecentralizedOptimizer
-from decentral.script.parameters import FlatParameters, ParameterRow, broadcast, tensors_of, travels
+from decentral.script.optimizer import KEY, DecentralizedOptimizer
+from decentral.script.parameters import FlatParameters, ParameterRow, start, travels
 from decentral.script.peers import Peers
 from decentral.topology.requirements import check as check_needs
 
@@ -57,7 +59,7 @@ def wrap(
     compress_settings: dict[str, Any] | None = None,
     overlap: bool | None = None,
     bucket_mb: float | None = None,
-    broadcast_from: int | None = 0,
+    broadcast_from: int | Literal["auto"] | None = "auto",
     peers: Peers | None = None,
     **settings: Any,
 ) -> DecentralizedOptimizer:
@@ -79,7 +81,10 @@ def wrap(
                      right. In atc, parameters are then updated during the backward pass: gradients cannot be clipped
                      first, and `with optimizer.accumulate():` has to stand around all but the last backward of a step
     bucket_mb        how much travels together in a mode: 8 megabytes unless told otherwise
-    broadcast_from   the rank whose parameters and buffers all start with; None if they are the same already
+    broadcast_from   the rank whose parameters and buffers all start with; None: each keeps its own. "auto" is rank 0,
+                     unless all ranks have loaded a checkpoint of their own (their optimizers have states that differ,
+                     or come from `state_dict` of a decentralized optimizer): then each keeps its own. It warns where
+                     weights differ
     peers            the group, from `decentral.join`, instead of a topology; it is `peers` of what this returns
 
     Raises:
@@ -99,7 +104,8 @@ def wrap(
         proposal = proposal._replace(problem=str(error))
     agree(group.world, proposal)
     if broadcast_from is not None:
-        broadcast([tensor.data for tensor in tensors_of(model)], broadcast_from)
+        with torch.no_grad():
+            start(model, optimizer, group.world, broadcast_from, KEY in optimizer.state, _is_synchronous(how))
     trained = {parameter for each in optimizer.param_groups for parameter in each["params"]}
     parameters = [p for p in model.parameters() if travels(p, trained)]
     if isinstance(how, _Steps):
@@ -108,10 +114,16 @@ def wrap(
         messages_per_epoch = steps_per_epoch / how.algorithm.steps_per_message
         bound = compressor.bound(_layout(model, parameters), seed, messages_per_epoch)
         net = _network([row.row], group)
-        return DecentralizedOptimizer(group, net, model, AlgorithmStep(net, row, optimizer, how.algorithm, bound))
-    flat = FlatParameters(parameters, round(how.bucket_mb * _MB))
-    net = _network([bucket.row for bucket in flat.buckets], group)
-    return DecentralizedOptimizer(group, net, model, ModeStep(net, model, flat, optimizer, how.mode, how.overlap))
+        guard = Guard(model, optimizer, parameters, group.rank, net.close)
+        step: ModeStep | AlgorithmStep = AlgorithmStep(net, row, optimizer, how.algorithm, bound, guard)
+    else:
+        flat = FlatParameters(parameters, round(how.bucket_mb * _MB))
+        net = _network([bucket.row for bucket in flat.buckets], group)
+        guard = Guard(model, optimizer, parameters, group.rank, net.close)
+        step = ModeStep(net, flat, optimizer, how.mode, how.overlap, model, guard)
+    if carried := optimizer.state.pop(KEY, None):  # type: ignore[call-overload]
+        step.load(carried)
+    return DecentralizedOptimizer(group, net, model, step)
 
 
 class _Steps(NamedTuple):
@@ -123,6 +135,11 @@ class _Mode(NamedTuple):
     mode: Mode
     overlap: bool
     bucket_mb: float
+
+
+def _is_synchronous(how: _Steps | _Mode) -> bool:
+    """Whether gradients are averaged, not parameters."""
+    return isinstance(how.algorithm, AllReduce) if isinstance(how, _Steps) else how.mode is Mode.allreduce
 
 
 def _how(
@@ -212,7 +229,7 @@ def _checked_compression(
     return found
 
 
-def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int | None, peers: Peers) -> None:
+def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int | str | None, peers: Peers) -> None:
     """Raise ConfigError for what is wrong on this rank."""
     if not isinstance(model, nn.Module) or not isinstance(optimizer, Optimizer):
         found = f"{type(model).__name__} and {type(optimizer).__name__}"
@@ -231,16 +248,21 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
             f"the optimizer has {len(strangers)} parameters that the model does not have: build it from "
             "model.parameters()."
         )
-    if broadcast_from is not None and broadcast_from not in range(peers.size):
-        raise ConfigError(f"broadcast_from={broadcast_from} is no rank: use 0 to {peers.size - 1}, or None.")
+    if broadcast_from not in (None, "auto", *range(peers.size)):
+        raise ConfigError(f"broadcast_from={broadcast_from} is no rank: use 0 to {peers.size - 1}, None or 'auto'.")
 
 
 def _described(model: nn.Module, optimizer: Optimizer) -> str:
-    """What has to be the same on all ranks: what is trained, by name, and the buffers."""
+    """What has to be the same on all ranks: what is trained, by name, and all else that they start with."""
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
-    names = [f"{name} {list(p.shape)} {p.dtype}" for name, p in model.named_parameters() if travels(p, trained)]
-    buffers = [f"{name} {list(buffer.shape)}" for name, buffer in model.named_buffers()]
-    return f"a model that trains {', '.join(names)}, with the buffers {', '.join(buffers) or 'none'}"
+    moving = [(name, p) for name, p in model.named_parameters() if travels(p, trained)]
+    others = [(name, p) for name, p in model.named_parameters() if not travels(p, trained)]
+    told = [
+        ", ".join(f"{name} {list(each.shape)} {each.dtype}" for name, each in some) or "none"
+        for some in (moving, others, model.named_buffers())
+    ]
+    resumed = " and an optimizer that was decentralized" if KEY in optimizer.state else ""
+    return f"a model that trains {told[0]}, not {told[1]}, with the buffers {told[2]}{resumed}"
 
 
 def _layout(model: nn.Module, parameters: Sequence[nn.Parameter]) -> RowLayout:

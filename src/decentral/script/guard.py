@@ -1,0 +1,102 @@
+"""What was laid out at `decentral.wrap` is what is trained: every rank hears where a model or its optimizer changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from operator import is_
+from typing import Any
+
+from torch import nn
+from torch.distributed.distributed_c10d import _get_default_store
+from torch.optim import Optimizer
+
+from decentral.errors import ConfigError
+from decentral.script.handle import hinted
+
+_AGAIN = (
+    "what travels was laid out at decentral.wrap: wrap again, on every rank, with optimizer = decentral.wrap(model, "
+    "optimizer.close(), peers=optimizer.peers, broadcast_from=None)"
+)
+_wrapped = count()
+
+
+class Guard:
+    """Refuses to average parameters that are not those of `decentral.wrap`, on every rank.
+
+    A refusal on one rank closes its network. The others, who wait for it, read in the store of the group why.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        parameters: Sequence[nn.Parameter],
+        rank: int,
+        close: Callable[[], None],
+    ) -> None:
+        """`parameters` are those that travel; `close` closes the network. All ranks make their guards in one order."""
+        self._model, self._optimizer, self._rank, self._close = model, optimizer, rank, close
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self._trained = self._in_groups()
+        self._still = [parameter for parameter in self._trained if parameter not in set(parameters)]
+        self._parts = self._structure()
+        self._key = f"decentral refused {next(_wrapped)}"
+
+    def check(self, in_place: bool) -> None:
+        """Raise ConfigError if something has changed; `in_place`: whether the parameters lie where they were put."""
+        problem = (
+            self._change()
+            if in_place
+            else (
+                "the parameters are not where decentral.wrap has put them: call model.to(...), .half() and the like "
+                "before wrap, not after it, and write new values with p.data.copy_(...)"
+            )
+        )
+        if problem:
+            with suppress(Exception):  # without a store the others hear only that this rank is gone
+                _get_default_store().set(self._key, f"rank {self._rank}: {problem}.")
+            self._close()
+            raise ConfigError(f"{problem}.")
+
+    @contextmanager
+    def hears(self) -> Iterator[None]:
+        """An error of the transport inside is what another rank has refused, if one has."""
+        try:
+            with hinted():
+                yield
+        except (RuntimeError, OSError) as error:
+            told = ""
+            with suppress(Exception):
+                store = _get_default_store()
+                told = store.get(self._key).decode() if store.check([self._key]) else ""
+            if not told:
+                raise
+            self._close()  # ranks that wait for this one hear of it, too
+            raise ConfigError(told) from error
+
+    def _change(self) -> str:
+        """What is not as it was, in words; "" if all is."""
+        trained = self._in_groups()
+        if len(trained) != len(self._trained) or not all(map(is_, trained, self._trained)):
+            return f"the optimizer's param_groups have changed; {_AGAIN}"
+        for parameter in self._still:
+            if parameter.requires_grad or parameter.grad is not None:
+                return f"{self._names[parameter]} is trained now, but was frozen; {_AGAIN}"
+        if not all(len(part) == len(was) and all(map(is_, part.values(), was)) for part, was in self._parts):
+            new = [name for name, parameter in self._model.named_parameters() if parameter not in self._names]
+            if new:
+                return f"the model has new parameters ({', '.join(new)}); {_AGAIN}"
+            self._parts = self._structure()
+        return ""
+
+    def _in_groups(self) -> list[nn.Parameter]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _structure(self) -> list[tuple[dict[str, Any], list[Any]]]:
+        """The parameters and submodules of each module, by identity: cheaper to compare than the model to walk."""
+        parts: list[dict[str, Any]] = []
+        for module in self._model.modules():
+            parts += [module._parameters, module._modules]
+        return [(part, list(part.values())) for part in parts]
