@@ -192,9 +192,9 @@ class AlgorithmStep:
         """Bring home what is on its way, together with all other ranks."""
         self._set(self._algorithm.settle(self._state, self.net))
 
-    def require_unchanged(self) -> None:
-        """Raise ConfigError, on every rank, if what is trained is not what was laid out."""
-        self.guard.check(self._parameters.in_place())
+    def change(self) -> str:
+        """Why what is trained is not what was laid out; "" if it is."""
+        return self.guard.change(self._parameters.in_place())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the optimizer's state: the round and the algorithm's tensors of this rank, the

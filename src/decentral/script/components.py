@@ -53,7 +53,7 @@ def topology_from(topology: object, settings: dict[str, Any]) -> Topology:
 def has_setting(topology: object, key: str) -> bool:
     """Whether the topology of this name has such a setting of its own."""
     known = components("topology")
-    return isinstance(topology, str) and topology in known and key in _settings(known[topology])
+    return isinstance(topology, str) and topology in known and key in settings_of(known[topology])
 
 
 def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
@@ -181,14 +181,15 @@ def _by_name(package: str, name: str, settings: dict[str, Any], others: Sequence
     if name not in known:
         raise ConfigError(f"{key}='{name}' does not exist.{suggest(name, known)}")
     cls = known[name]
-    hints = {setting: hint for setting, hint in get_type_hints(cls).items() if setting in _settings(cls)}
+    hints = {setting: hint for setting, hint in get_type_hints(cls).items() if setting in settings_of(cls)}
     for setting in settings:
         if setting not in hints:
             raise ConfigError(f"{key}={name} has no setting '{setting}'.{suggest(setting, (*hints, *others))}")
     return cls(**{setting: convert(hints[setting], value, f"{key}.{setting}") for setting, value in settings.items()})
 
 
-def _settings(cls: type) -> list[str]:
+def settings_of(cls: type) -> list[str]:
+    """What a component can be told."""
     return [field.name for field in dataclasses.fields(cls) if field.name != "name" and field.init]
 
 

@@ -17,6 +17,7 @@ from decentral.host.torchrun import place, under_torchrun
 from decentral.script.handle import is_hinted
 
 _PACKAGE = Path(decentral.__file__).resolve().parent
+_STDLIB = Path(traceback.__file__).parent
 _STORE_S = 2.0  # that a rank waits for torchrun, to hear whether another has spoken
 
 
@@ -49,7 +50,7 @@ def sentence(error: BaseException) -> str:
     """Which rank was where, what it ran into, and what to do about it."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
     where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
-    rank = f"rank {place().rank}" if under_torchrun() else ""
+    rank = f"rank {dist.get_rank()}" if dist.is_initialized() else f"rank {place().rank}" if under_torchrun() else ""
     told = [", ".join(word for word in (rank, where) if word), str(error), *getattr(error, "__notes__", [])]
     text = " ".join(": ".join(part.rstrip(".: ") for part in told if part).split())
     return text if text.endswith("?") else f"{text}."
@@ -57,7 +58,8 @@ def sentence(error: BaseException) -> str:
 
 def _is_library(file: str) -> bool:
     path = Path(file)
-    return file.startswith("<") or "site-packages" in path.parts or path.resolve().is_relative_to(_PACKAGE)
+    of_python = path.is_relative_to(_STDLIB) or "site-packages" in path.parts
+    return (file.startswith("<") and file != "<stdin>") or of_python or path.resolve().is_relative_to(_PACKAGE)
 
 
 def _is_first() -> bool:

@@ -17,7 +17,7 @@ from decentral.script.handle import hinted
 
 _AGAIN = (
     "what travels was laid out at decentral.wrap: wrap again, on every rank, with optimizer = decentral.wrap(model, "
-    "optimizer.close(), peers=optimizer.peers, broadcast_from=None)"
+    "optimizer.close(), peers=optimizer.peers, broadcast_from=None)."
 )
 _wrapped = count()
 
@@ -44,21 +44,13 @@ class Guard:
         self._parts = self._structure()
         self._key = f"decentral refused {next(_wrapped)}"
 
-    def check(self, in_place: bool) -> None:
-        """Raise ConfigError if something has changed; `in_place`: whether the parameters lie where they were put."""
-        problem = (
-            self._change()
-            if in_place
-            else (
-                "the parameters are not where decentral.wrap has put them: call model.to(...), .half() and the like "
-                "before wrap, not after it, and write new values with p.data.copy_(...)"
-            )
-        )
+    def require(self, problem: str) -> None:
+        """Raise ConfigError if there is a problem, and let the others do so."""
         if problem:
             with suppress(Exception):  # without a store the others hear only that this rank is gone
-                _get_default_store().set(self._key, f"rank {self._rank}: {problem}.")
+                _get_default_store().set(self._key, f"rank {self._rank}: {problem}")
             self._close()
-            raise ConfigError(f"{problem}.")
+            raise ConfigError(problem)
 
     @contextmanager
     def hears(self) -> Iterator[None]:
@@ -76,8 +68,13 @@ class Guard:
             self._close()  # ranks that wait for this one hear of it, too
             raise ConfigError(told) from error
 
-    def _change(self) -> str:
-        """What is not as it was, in words; "" if all is."""
+    def change(self, in_place: bool) -> str:
+        """What is not as it was; "" if all is. `in_place`: whether the parameters lie where they were put."""
+        if not in_place:
+            return (
+                "the parameters are not where decentral.wrap has put them: call model.to(...), .half() and the like "
+                "before wrap, not after it, and write new values with p.data.copy_(...)."
+            )
         trained = self._in_groups()
         if len(trained) != len(self._trained) or not all(map(is_, trained, self._trained)):
             return f"the optimizer's param_groups have changed; {_AGAIN}"

@@ -96,9 +96,9 @@ class ModeStep:
     def settle(self) -> None:
         """Nothing is on its way between steps."""
 
-    def require_unchanged(self) -> None:
-        """Raise ConfigError, on every rank, if what is trained is not what was laid out."""
-        self.guard.check(self._flat.in_place())
+    def change(self) -> str:
+        """Why what is trained is not what was laid out; "" if it is."""
+        return self.guard.change(self._flat.in_place())
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the optimizer's state: the round and the push-sum weights [n, d]."""
@@ -148,7 +148,7 @@ class ModeStep:
         return any(bool((self._weights.to(dtype) != 1).any()) for dtype in {row.dtype for row in self.rows})
 
     def _all_reduce(self) -> None:
-        """A missing gradient is zero, unless all ranks miss it: as DistributedDataParallel(find_unused_parameters=True)."""
+        """As DistributedDataParallel with find_unused_parameters: a gradient that some ranks lack is zero there."""
         for bucket in self._flat.buckets:
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad.to_dense() for p in bucket.ordered]
             have = bucket.row.new_tensor([float(p.grad is not None) for p in bucket.ordered])  # travels behind them
@@ -181,7 +181,7 @@ class ModeStep:
     def _before_forward(self, module: nn.Module) -> None:
         if module.training and torch.is_grad_enabled() and not self.away:
             with torch.no_grad():
-                self.require_unchanged()
+                self.guard.require(self.change())
                 self._begin_all()
 
     def _arrival(self, number: int) -> Callable[[Tensor], None]:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from decentral.network.network import Network
+from decentral.script.agreement import Proposal, agree
 from decentral.script.algorithm import AlgorithmStep
 from decentral.script.handle import hinted
 from decentral.script.modes import ModeStep
@@ -68,7 +69,7 @@ class DecentralizedOptimizer(Optimizer):
             raise RuntimeError("step() after close(): the wrapped optimizer's own step() still works")
         if self._how.away:
             raise RuntimeError("step() inside averaged() would be undone at its end: call it outside")
-        self._how.require_unchanged()
+        self._how.guard.require(self._how.change())
         with self._how.guard.hears():
             self._how.step()
 
@@ -89,10 +90,11 @@ class DecentralizedOptimizer(Optimizer):
     def averaged(self) -> Iterator[None]:
         """Inside, all ranks have the mean of their parameters and floating-point buffers (the statistics of batch norm)
         for evaluation; afterwards their own again. All ranks enter it, after equally many steps."""
-        self._require_idle("averaged()")
+        problem = self._not_idle("averaged()") or self._how.change()
+        with torch.no_grad(), hinted():
+            agree(self.peers.world, Proposal("averaged", "", (), (), problem=problem))
         buffers = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
-        self._how.require_unchanged()
-        with torch.no_grad(), self._how.guard.hears():
+        with torch.no_grad(), hinted():
             self._how.settle()
             rows = self._how.rows
             own, own_buffers = [row.clone() for row in rows], [buffer.clone() for buffer in buffers]
@@ -115,12 +117,18 @@ class DecentralizedOptimizer(Optimizer):
         self.net.close()
         return self.inner
 
+    def _not_idle(self, what: str) -> str:
+        """Why rows that travel forbid this; "" if none do."""
+        if not self._how.under_way:
+            return ""
+        return (
+            f"{what} between a training pass and its step(): call it after step(), and before the next pass of "
+            "model.train() with gradients (evaluate under torch.no_grad())."
+        )
+
     def _require_idle(self, what: str) -> None:
-        if self._how.under_way:
-            raise RuntimeError(
-                f"{what} between a training pass and its step(): call it after step(), and before the next pass of "
-                "model.train() with gradients (evaluate under torch.no_grad())"
-            )
+        if problem := self._not_idle(what):
+            raise RuntimeError(problem)
 
     # -- as torch optimizers do ----------------------------------------------------------------------------------------
 

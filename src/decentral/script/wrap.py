@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,9 +24,10 @@ from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.settings import Carrier, NetworkSettings
+from decentral.registry import components
 from decentral.script.agreement import Proposal, agree
 from decentral.script.algorithm import AlgorithmStep
-from decentral.script.components import Compression, algorithm_from, compression_from, in_a_script
+from decentral.script.components import Compression, algorithm_from, compression_from, in_a_script, settings_of
 from decentral.script.guard import Guard
 from decentral.script.joining import join
 from decentral.script.modes import Mode, ModeStep
@@ -33,6 +35,7 @@ from decentral.script.optimizer import KEY, DecentralizedOptimizer
 from decentral.script.parameters import FlatParameters, ParameterRow, start, travels
 from decentral.script.peers import Peers
 from decentral.topology.requirements import check as check_needs
+from decentral.topology.topology import Topology
 
 _MB = 1 << 20
 _BUCKETS_IN_SHARED_MEMORY = 64
@@ -92,11 +95,16 @@ def wrap(
             use, parameters that the model does not have, or models that differ between ranks.
     """
     joined = peers or (topology if isinstance(topology, Peers) else None)
-    group = joined or join(topology, **settings)
+    group = joined or _joined(topology, settings)
     proposal = Proposal("wrap", "", (), ())
     try:
-        if joined is not None and (settings or not (topology is _USUAL or topology is joined)):
-            raise ConfigError("topology and its settings belong to decentral.join: give wrap either those or peers=.")
+        given = [f"{key}={value!r}" for key, value in settings.items()]
+        given += [] if topology is _USUAL or isinstance(topology, Peers) else ["topology"]
+        if joined is not None and given:
+            raise ConfigError(
+                f"{given[0]} is given with peers=, but topology and its settings belong to decentral.join: give wrap "
+                f"either those or peers=.{_misspelled(joined.topology.name, settings)}"
+            )
         _check_arguments(model, optimizer, broadcast_from, group)
         how = _how(mode, algo, algo_settings, compress, compress_settings, overlap, bucket_mb, group)
         proposal = proposal._replace(content=f"{_described(model, optimizer)}, {how}, {broadcast_from=}")
@@ -124,6 +132,23 @@ def wrap(
     if carried := optimizer.state.pop(KEY, None):  # type: ignore[call-overload]
         step.load(carried)
     return DecentralizedOptimizer(group, net, model, step)
+
+
+def _joined(topology: object, settings: dict[str, Any]) -> Peers:
+    try:
+        return join(topology, **settings)
+    except ConfigError as error:  # on all ranks
+        raise ConfigError(_misspelled(topology, settings).strip() or str(error)) from None
+
+
+def _misspelled(topology: object, settings: dict[str, Any]) -> str:
+    """Which of the settings is neither an argument nor one of the topology's, and what it might be; "" if all are."""
+    cls = components("topology").get(topology) if isinstance(topology, str) else Topology
+    if cls is None:
+        return ""
+    known = {*signature(wrap).parameters, *signature(join).parameters, *settings_of(cls)} - {"settings"}
+    wrong = [key for key in settings if key not in known]
+    return f" There is no argument '{wrong[0]}'.{suggest(wrong[0], known)}" if wrong else ""
 
 
 class _Steps(NamedTuple):
