@@ -151,3 +151,227 @@ def test_what_changes_after_wrap_is_refused_on_every_rank(worlds, change: Callab
 def test_one_rank_that_unfreezes_is_heard_by_all(worlds, how: str):
     for sentence in worlds(4).call(changed, how, unfreeze, range(2, 3), False):
         assert "0.weight is trained now" in sentence and "broadcast_from=None" in sentence
+
+
+def wrapped_again(world: World) -> tuple[float, Tensor]:
+    """How far a rank is from the mean after a second stage in which all is trained, and what a scheduler has done."""
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "complete")
+    for step in range(6):
+        if step == 3:
+            model[0].requires_grad_(True)
+            optimizer = decentral.wrap(model, optimizer.close(), peers=optimizer.peers, broadcast_from=None)
+        optimizer.zero_grad()
+        backward(model, world.rank, step)
+        optimizer.step()
+    own, mean = values(model), optimizer.peers.allreduce(values(model))
+    optimizer.close()
+    return float((own - mean).abs().max()), own - values(network())
+
+
+def test_a_second_stage_is_averaged_when_it_is_wrapped_again(worlds):
+    for distance, moved in worlds(3).call(wrapped_again):
+        assert distance < 1e-12 and moved.abs().min() > 0
+
+
+# -- parameters without a gradient -------------------------------------------------------------------------------------
+
+
+class Branches(nn.Module):
+    """One branch that all ranks use, one that rank 0 uses in even steps, and one that is not used at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.used, self.sometimes, self.never = (nn.Linear(4, 1).double() for _ in range(3))
+
+    def forward(self, x: Tensor, sometimes: bool) -> Tensor:
+        return self.used(x) + self.sometimes(x) if sometimes else self.used(x)
+
+
+def against_ddp(world: World, kind: str) -> tuple[Tensor, Tensor]:
+    """The parameters after some steps in which gradients are missing: with wrap, and with torch's own class."""
+    found = []
+    for ours in (True, False):
+        model: Any = Branches()
+        settings = {"lr": 0.1, "weight_decay": 0.1}
+        if kind == "sgd":
+            optimizer: Any = torch.optim.SGD(model.parameters(), momentum=0.9, **settings)
+        else:
+            optimizer = torch.optim.AdamW(model.parameters(), **settings)
+        called = model
+        if ours:
+            optimizer = decentral.wrap(model, optimizer, "ring", mode="allreduce", bucket_mb=1e-5)
+        else:
+            called = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+        for step in range(6):
+            optimizer.zero_grad()
+            x, y = batch(world.rank, step)
+            F.mse_loss(called(x, world.rank == 0 and step % 2 == 0), y).backward()
+            optimizer.step()
+        if ours:
+            optimizer.close()
+        found.append(values(model))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("kind", ["sgd", "adamw"])
+def test_all_reduce_treats_missing_gradients_as_torch_does(worlds, kind: str):
+    for ours, theirs in worlds(3).call(against_ddp, kind):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+        assert torch.equal(ours[10:], values(Branches())[10:])  # what is never used has not decayed
+
+
+# -- before wrap -------------------------------------------------------------------------------------------------------
+
+
+def resumed(world: World, how: str, optimizer: str, plain: bool, told: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Eight steps at once; and four, saved, loaded into new objects before wrap, and four more."""
+
+    def fresh() -> tuple[nn.Module, Any]:
+        model = nn.Sequential(*network(world.rank), nn.BatchNorm1d(1).double())
+        return model, {
+            "sgd": lambda: torch.optim.SGD(model.parameters(), lr=0.05),
+            "momentum": lambda: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9),
+            "adam": lambda: torch.optim.Adam(model.parameters(), lr=0.01),
+        }[optimizer]()
+
+    def train(model: nn.Module, wrapped: Any, steps: range) -> None:
+        for step in steps:
+            wrapped.zero_grad()
+            backward(model, world.rank, step)
+            wrapped.step()
+
+    def everything(model: nn.Module) -> Tensor:
+        return torch.cat([tensor.reshape(-1).double() for tensor in model.state_dict().values()])
+
+    topology = "ring" if plain else "one_peer_exponential"
+    settings = {"gradient_tracking": {"algo": "gradient_tracking"}, **HOW}[how] | {"topology": topology}
+    model, inner = fresh()
+    whole = decentral.wrap(model, inner, **settings)
+    train(model, whole, range(8))
+    whole.close()
+    first, inner = fresh()
+    half = decentral.wrap(first, inner, **settings)
+    train(first, half, range(4))
+    stored = io.BytesIO()
+    torch.save({"model": first.state_dict(), "optimizer": (half.inner if plain else half).state_dict()}, stored)
+    half.close()
+    stored.seek(0)
+    saved = torch.load(stored, weights_only=True)
+    second, inner = fresh()
+    second.load_state_dict(saved["model"])
+    inner.load_state_dict(saved["optimizer"])
+    rest = decentral.wrap(second, inner, **settings, **told)
+    train(second, rest, range(4, 8))
+    rest.close()
+    return everything(model), everything(second)
+
+
+@pytest.mark.parametrize(
+    ("how", "optimizer", "plain", "told"),
+    [
+        ("atc", "momentum", False, {}),
+        ("atc", "sgd", False, {}),
+        ("awc", "adam", False, {}),
+        ("push_sum", "momentum", False, {}),
+        ("allreduce", "momentum", False, {}),
+        ("gradient_tracking", "sgd", False, {}),
+        ("atc", "momentum", True, {}),
+        ("algo", "adam", True, {}),
+        ("atc", "sgd", True, {"broadcast_from": None}),
+    ],
+)
+def test_a_checkpoint_that_is_loaded_before_wrap_is_kept(worlds, how: str, optimizer: str, plain: bool, told: Any):
+    for whole, second in worlds(3).call(resumed, how, optimizer, plain, told):
+        torch.testing.assert_close(second, whole, rtol=0, atol=0)
+
+
+def warned(world: World, case: str) -> tuple[str, Tensor]:
+    """What a rank is told at wrap, and what it starts with."""
+    from contextlib import redirect_stderr
+
+    model = network(world.rank if case != "equal" else 0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    if case.startswith("state") and not (case == "state of rank 0" and world.rank):
+        for p in model.parameters():
+            p.grad = torch.full_like(p, float(world.rank if case == "states differ" else 1))
+        before = values(model).clone()
+        optimizer.step()
+        nn.utils.vector_to_parameters(before, model.parameters())
+    said = io.StringIO()
+    with redirect_stderr(said):
+        told = {"told 1": {"broadcast_from": 1}, "told none": {"broadcast_from": None}}.get(case, {})
+        mode = "allreduce" if "allreduce" in case else "atc"
+        decentral.wrap(model, optimizer, "ring", mode=mode, **told).close()
+    return said.getvalue(), values(model)
+
+
+@pytest.mark.parametrize(
+    ("case", "starts", "says"),
+    [
+        ("equal", [0, 0, 0], []),
+        ("fresh", [0, 0, 0], ["(0.weight of rank 1 by 0.", "broadcast_from=None keeps"]),
+        ("told 1", [1, 1, 1], []),
+        ("told none", [0, 1, 2], []),
+        ("states differ", [0, 1, 2], ["each rank keeps its own", "broadcast_from=0 gives"]),
+        ("states equal", [0, 0, 0], ["broadcast_from=None keeps"]),
+        ("state of rank 0", [0, 0, 0], ["broadcast_from=None keeps", "broadcast_optimizer_state"]),
+    ],
+)
+def test_weights_that_differ_at_wrap_are_told(worlds, case: str, starts: list[int], says: list[str]):
+    found = worlds(3).call(warned, case)
+    for (said, start), seed in zip(found, starts, strict=True):
+        torch.testing.assert_close(start, values(network(seed)), rtol=0, atol=0)
+        assert said == "" or said == found[0][0]
+    told = found[0][0]
+    assert all(part in told for part in says) and bool(told) == bool(says), told
+    assert told.count("weights differ") <= 1 and not any(said for said, _ in found[1:])
+
+
+# -- copies ------------------------------------------------------------------------------------------------------------
+
+
+def copied(world: World, how: str) -> int:
+    """Rank 0 alone copies its model in five ways, and trains and evaluates the copies: nobody waits for anybody."""
+    model = network()
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", timeout_s=20, **HOW[how])
+    backward(model, world.rank)
+    optimizer.step()
+    made = 0
+    if world.rank == 0:
+        stored = io.BytesIO()
+        torch.save(model, stored)
+        stored.seek(0)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        average.update_parameters(model)
+        for twin in (
+            copy.deepcopy(model),
+            average,
+            torch.load(stored, weights_only=False),
+            average.module,
+            copy.deepcopy(average),
+        ):
+            twin.to(torch.float64).train()
+            assert not any(
+                p.data_ptr() == q.data_ptr() for p, q in zip(twin.parameters(), model.parameters(), strict=True)
+            )
+            alone = torch.optim.SGD(twin.parameters(), lr=0.1)
+            backward(twin, 0)
+            alone.step()
+            made += 1
+        inner = copy.deepcopy(optimizer.inner)
+        assert len(inner.state_dict()["param_groups"]) == 1
+        with pytest.raises(TypeError, match="use its state_dict"):
+            copy.deepcopy(optimizer)
+    optimizer.zero_grad()
+    backward(model, world.rank, 1)
+    optimizer.step()
+    optimizer.close()
+    return made
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_copies_of_a_wrapped_model_are_plain_modules(worlds, how: str):
+    assert worlds(2).call(copied, how) == [5, 0]
