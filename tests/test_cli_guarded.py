@@ -29,7 +29,7 @@ def test_what_goes_wrong_is_a_sentence_and_a_status(
     error: BaseException, status: int, sentence: str, capsys: pytest.CaptureFixture
 ) -> None:
     with pytest.raises(SystemExit) as exit:
-        guarded("decentral-x", lambda: raising(error))
+        guarded("decentral-x", lambda _: raising(error), [])
     told = capsys.readouterr()
     assert exit.value.code == status and told.out == ""
     assert told.err.startswith(sentence) and told.err.count("\n") == 1 and told.err.endswith(".\n")
@@ -37,7 +37,7 @@ def test_what_goes_wrong_is_a_sentence_and_a_status(
 
 def test_a_full_disk_is_named_with_the_file(capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
-        guarded("decentral-report", lambda: raising(OSError(errno.ENOSPC, "No space left on device", "table.md")))
+        guarded("decentral-report", lambda _: raising(OSError(errno.ENOSPC, "No space left on device", "table.md")), [])
     told = capsys.readouterr().err
     assert "table.md" in told and "space" in told.lower()
 

@@ -20,6 +20,7 @@ from PIL import Image
 from decentral.config.composition import compose
 from decentral.config.files import dump
 from decentral.config.identity import run_id
+from decentral.host import interrupt
 from decentral.host.interrupt import ask_to_stop
 from decentral.runtime import supervise
 from decentral.store import RunStore
@@ -91,7 +92,7 @@ def test_4_nobody_outlives_a_launcher_that_is_killed_and_the_same_command_goes_o
     same(directory, tmp_path / "straight")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_17_a_signal_writes_a_checkpoint_and_ends_the_run(tmp_path, number):
     meanwhile = Meanwhile(tmp_path / "run", lambda _: os.kill(os.getpid(), number))
     assert command(*ENDLESS, f"run_dir={tmp_path / 'run'}") == 130
@@ -125,6 +126,7 @@ def is_told_to_end(pid: int) -> bool:
 
 
 def test_17_the_second_ctrl_c_ends_what_the_first_one_could_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(interrupt, "AGAIN_S", 0.0)
     monkeypatch.setattr(supervise, "CHECKPOINT_GRACE_S", 3600.0)  # alone, the first one would wait for so long
 
     def tell(pids: list[int]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from decentral.errors import ConfigError
+from decentral.host import interrupt
 from decentral.scheduling import scheduler
 from decentral.scheduling.board import Board, board
 from decentral.scheduling.job import Demand, Job
@@ -320,7 +321,9 @@ def test_the_first_ctrl_c_lets_jobs_write_checkpoints(toy):
     assert [ended.status for ended in tally.ended] == [Status.done, Status.interrupted]
 
 
-def test_the_second_ctrl_c_stops_at_once(toy):
+def test_the_second_ctrl_c_stops_at_once(toy, monkeypatch):
+    monkeypatch.setattr(interrupt, "AGAIN_S", 0.0)
+
     def insist():
         os.kill(os.getpid(), signal.SIGINT)
         if pool.interrupted:

@@ -1,6 +1,9 @@
 """`python -m decentral` is `decentral-run`."""
 
-from decentral.cli.run import main
+import sys
 
 if __name__ == "__main__":
+    sys.argv[0] = "decentral-run"
+    from decentral.cli.run import main
+
     main()

@@ -41,7 +41,7 @@ _COMPARED = ("algo", "topology", "compress", "communication", "simulate", "steps
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-advise`. Exit status: 0 done, 2 refused, 130 interrupted."""
-    guarded("decentral-advise", lambda: _carry_out(list(sys.argv[1:] if arguments is None else arguments)))
+    guarded("decentral-advise", _carry_out, arguments)
 
 
 def _carry_out(arguments: list[str]) -> int:

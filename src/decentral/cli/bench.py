@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -45,10 +44,11 @@ class _Options(Options):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-bench`. Exit status: 0 done, 1 some benchmark failed, 2 refused, 130 interrupted."""
-    guarded("decentral-bench", lambda: _carry_out(_Options().parse_intermixed_args(arguments)))
+    guarded("decentral-bench", _carry_out, arguments)
 
 
-def _carry_out(options: argparse.Namespace) -> int:
+def _carry_out(arguments: list[str]) -> int:
+    options = _Options().parse_intermixed_args(arguments)
     if options.help:
         say(_HELP.rstrip())
         return 0

@@ -82,7 +82,7 @@ class _Request(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-benchmark`. Exit status: 0 done, 1 some run failed, 2 refused, 130 interrupted."""
-    guarded("decentral-benchmark", lambda: _carry_out_command(list(sys.argv[1:] if arguments is None else arguments)))
+    guarded("decentral-benchmark", _carry_out_command, arguments)
 
 
 def _carry_out_command(arguments: list[str]) -> int:

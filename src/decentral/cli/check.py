@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -34,7 +33,7 @@ _WIDTH = 118
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-check`. Exit status: 0 all properties hold, 1 some do not, 2 refused."""
-    guarded("decentral-check", lambda: _carry_out(list(sys.argv[1:] if arguments is None else arguments)))
+    guarded("decentral-check", _carry_out, arguments)
 
 
 def _carry_out(arguments: list[str]) -> int:

@@ -42,12 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-report`. Exit status: 0 done, 1 failed, 2 refused, 130 interrupted."""
     guarded(
         "decentral-report",
-        lambda: _carry_out_command(arguments),
+        _carry_out_command,
+        arguments,
         "interrupted; every report is whole, made anew or as it was: the same command makes all of them.",
     )
 
 
-def _carry_out_command(arguments: Sequence[str] | None) -> int:
+def _carry_out_command(arguments: list[str]) -> int:
     parser = Options("decentral-report", "words", _KEYS)
     parser.add_argument("-cd", "--config-dir")
     options = parser.parse_intermixed_args(arguments)

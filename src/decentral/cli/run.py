@@ -30,9 +30,8 @@ from decentral.terminal.console import INTERRUPTED, REFUSED, report_error, say
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-run`. Exit status: 0 done or diverged, 1 failed, 2 refused, 130 interrupted."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
     kept = "interrupted; what is stored is kept, and the same command goes on from there."
-    guarded("decentral-run", lambda: _carry_out_command(words), kept)
+    guarded("decentral-run", _carry_out_command, arguments, kept)
 
 
 def _carry_out_command(arguments: list[str]) -> int:

@@ -10,6 +10,7 @@ from decentral.cli.timelines import work_out
 from decentral.config.identity import run_directory
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
+from decentral.host.interrupt import was_raised
 from decentral.terminal.console import FAILED, INTERRUPTED, is_leader, report_error, say, warn
 
 
@@ -34,7 +35,7 @@ def carry_out(config: Config) -> int:
     except (ConfigError, KeyboardInterrupt, PermissionError):
         raise
     except BaseException as error:
-        if os.environ.get("DECENTRAL_TRACEBACK"):
+        if os.environ.get("DECENTRAL_TRACEBACK") or was_raised():
             raise
         what, directory = describe(error).rstrip("."), run_directory(config)
         report_error(f"the run failed: {what}. {advice(classify(error))}. What it had computed is in {directory}.")

@@ -62,7 +62,7 @@ tab completion: decentral-run --help.
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-study`. Exit status: 0 done, 1 some run failed, 2 refused, 130 interrupted."""
-    guarded("decentral-study", lambda: _carry_out_command(list(sys.argv[1:] if arguments is None else arguments)))
+    guarded("decentral-study", _carry_out_command, arguments)
 
 
 def _carry_out_command(arguments: list[str]) -> int:

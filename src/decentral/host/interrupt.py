@@ -1,17 +1,72 @@
-"""Ctrl-C and SIGTERM: the first asks the run to stop at a good moment, the second stops it at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first asks the run to stop at a good moment, a later one stops it at once.
+
+A signal that is ignored when the program starts, as under nohup, stays ignored.
+"""
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+HEARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+AGAIN_S = 1.0
+"""Signals closer than this are one: fingers are quick, and torchrun hands on what its processes have heard, too."""
+
 _stopping: list[object] = []
 """Who has been asked to stop, and has not ended yet."""
+
+_raised_at: float | None = None
+"""When Ctrl-C raised KeyboardInterrupt in a console command."""
+
+
+def end_at_once(words: str, status: int) -> None:
+    """From now on, Ctrl-C ends this process at once, with these words on stderr."""
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: _end(words, status))
+
+
+def raise_once(words: str, status: int) -> None:
+    """From now on, the first Ctrl-C raises KeyboardInterrupt, and a later one ends this process at once.
+
+    So does the first if its exception is lost, as in `__del__`, where Python only reports it.
+    """
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        global _raised_at
+        if _raised_at is None:
+            _raised_at = time.monotonic()
+            raise KeyboardInterrupt
+        if time.monotonic() - _raised_at >= AGAIN_S:
+            _end(words, status)
+
+    def lost(unraisable: sys.UnraisableHookArgs) -> None:
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            _end(words, status)
+        sys.__unraisablehook__(unraisable)
+
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, hear)
+        sys.unraisablehook = lost
+        atexit.register(signal.signal, signal.SIGINT, signal.SIG_IGN)  # the last: Python forgets handlers after it
+
+
+def was_raised() -> bool:
+    """Whether Ctrl-C has interrupted this console command: whatever is raised or begins after that, follows from it."""
+    return _raised_at is not None
+
+
+def _end(words: str, status: int) -> None:
+    with suppress(OSError):
+        os.write(2, words.encode())
+    os._exit(status)
 
 
 def ask_to_stop() -> None:
@@ -22,14 +77,21 @@ def ask_to_stop() -> None:
 
 @contextmanager
 def as_keyboard_interrupt() -> Iterator[None]:
-    """While entered, SIGINT and SIGTERM raise KeyboardInterrupt: for a main thread that waits for other processes."""
+    """While entered, the signals raise KeyboardInterrupt: for a main thread that waits for other processes."""
+    at = float("-inf")
 
     def raise_it(number: int, frame: FrameType | None) -> None:
-        _stopping.append(raise_it)
-        raise KeyboardInterrupt
+        nonlocal at
+        now = time.monotonic()
+        if now - at >= AGAIN_S:
+            at = now
+            _stopping.append(raise_it)
+            raise KeyboardInterrupt
 
     before = {number: signal.signal(number, raise_it) for number in _heard()}
     try:
+        if was_raised():  # and swallowed
+            raise KeyboardInterrupt
         yield
     finally:
         for number, handler in before.items():
@@ -38,13 +100,14 @@ def as_keyboard_interrupt() -> Iterator[None]:
 
 
 class Interrupt:
-    """While entered, the first SIGINT or SIGTERM only sets `requested`; after it, signals act as they did before.
+    """While entered, the first signal only sets `requested`; after it, and AGAIN_S, they act as they did before.
 
     A signal that is ignored stays ignored: Ctrl-C reaches all processes of a run, but only their launcher acts on it.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.requested = was_raised()  # and swallowed
+        self._at = float("-inf")
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupt:
@@ -57,9 +120,12 @@ class Interrupt:
         _forget(self)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        self.requested = True
-        _stopping.append(self)
-        self._put_back()
+        if not self.requested:
+            self.requested, self._at = True, time.monotonic()
+            _stopping.append(self)
+        elif time.monotonic() - self._at >= AGAIN_S:
+            self._put_back()
+            signal.raise_signal(number)
 
     def _put_back(self) -> None:
         for number, handler in self._before.items():
@@ -68,7 +134,7 @@ class Interrupt:
 
 
 def _heard() -> list[signal.Signals]:
-    return [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not signal.SIG_IGN]
+    return [number for number in HEARD if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def _forget(one: object) -> None:

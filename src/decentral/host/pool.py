@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from decentral.errors import ConfigError
-from decentral.host.orphans import die_with_parent
+from decentral.host.orphans import die_with_parent, start_server
 
 T = TypeVar("T")
 
@@ -50,9 +49,9 @@ def _side_by_side(
     work: Callable[..., T], tasks: Sequence[tuple[Any, ...]], num_processes: int, begin: Callable[[], object] | None
 ) -> Iterator[tuple[int, T]]:
     context, waiting = get_context("forkserver"), iter(enumerate(tasks))
-    deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     running: dict[Future[T], int] = {}
-    with ProcessPoolExecutor(num_processes, context, initializer=_begin, initargs=(begin, deaf)) as pool:
+    start_server()
+    with ProcessPoolExecutor(num_processes, context, initializer=_begin, initargs=(begin,)) as pool:
         try:
             while True:
                 for i, task in islice(waiting, num_processes + 1 - len(running)):
@@ -62,6 +61,10 @@ def _side_by_side(
                     return
                 for one in wait(running, return_when=FIRST_COMPLETED).done:
                     yield running.pop(one), one.result()
+        except KeyboardInterrupt:
+            for process in list(pool._processes.values()):
+                process.kill()
+            raise
         finally:
             for one in running:
                 one.cancel()
@@ -79,9 +82,8 @@ def _no_script() -> Iterator[None]:
         sys.modules["__main__"] = script
 
 
-def _begin(begin: Callable[[], object] | None, deaf: bool) -> None:
+def _begin(begin: Callable[[], object] | None) -> None:
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.SIG_DFL)  # Ctrl-C ends it without a word
     if begin is not None:
         begin()
 

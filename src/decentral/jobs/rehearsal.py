@@ -6,7 +6,6 @@ import contextlib
 import math
 import os
 import resource
-import signal
 import sys
 import tempfile
 import time
@@ -275,7 +274,6 @@ def rehearse_main(job: Job, limit_s: float, pipe: Connection, environment: dict[
     """In a process of its own: ("begun", None), then ("seen", Rehearsal) as often as there is news, and at the end
     ("over", why it was not measured, or '')."""
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(with_group=True)
     os.environ.update(environment)
     nowhere = os.open(os.devnull, os.O_WRONLY)

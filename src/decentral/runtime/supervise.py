@@ -28,6 +28,7 @@ from decentral.config.identity import run_id
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.host.interrupt import as_keyboard_interrupt
+from decentral.host.orphans import start_server
 from decentral.runtime.diagnosis import Worker, reason
 from decentral.runtime.entry import worker_main
 from decentral.runtime.part import Place
@@ -47,10 +48,10 @@ _SERVERS = 3  # how often a process is tried to be started
 _LONGEST_FOLDER = 60  # characters; the path of a socket has at most 107, and the system's limit may be lower
 
 
-def prepare_server() -> None:
-    """Let the fork server of this process import torch, and what a run needs, when it starts."""
+def prepare_server(*modules: str) -> None:
+    """Let the fork server of this process import torch, and what a run or these `modules` need, when it starts."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["decentral.runtime.fork_server", "decentral.runtime.worker"])
+    context.set_forkserver_preload(["decentral.runtime.fork_server", *(modules or ["decentral.runtime.worker"])])
     if len(tempfile.gettempdir()) > _LONGEST_FOLDER and os.access("/tmp", os.W_OK):
         before, tempfile.tempdir = tempfile.tempdir, "/tmp"
         try:
@@ -101,6 +102,7 @@ def start(process: BaseProcess) -> None:
     for _ in range(_SERVERS):
         try:
             with _answering(_ANSWER_S):
+                start_server()
                 process.start()
             return
         except (EOFError, ConnectionError):
@@ -130,21 +132,22 @@ def _answering(patience_s: float) -> Iterator[None]:
 def _start_all(workers: list[Worker], config: Config, directory: Path, part: Part | None, first: Place) -> None:
     """Start the processes of an attempt; each is in `workers` from the moment it exists."""
     context = multiprocessing.get_context("forkserver")
-    ctrl_c = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: Ctrl-C is for this process to act on
-    try:
-        for rank in range(first.size):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=worker_main,
-                args=(dump(config), str(directory), first._replace(rank=rank), theirs, dict(os.environ), part),
-                name=f"process {rank} of {first.size}",
-                daemon=False,  # it may have loader processes of its own; it dies with this one all the same
-            )
+    for rank in range(first.size):
+        ours, theirs = context.Pipe()
+        process = context.Process(
+            target=worker_main,
+            args=(dump(config), str(directory), first._replace(rank=rank), theirs, dict(os.environ), part),
+            name=f"process {rank} of {first.size}",
+            daemon=False,  # it may have loader processes of its own; it dies with this one all the same
+        )
+        try:
             start(process)
-            theirs.close()
-            workers.append(Worker(rank, process, ours))
-    finally:
-        signal.signal(signal.SIGINT, ctrl_c)
+        finally:
+            if (
+                process.pid is not None
+            ):  # else its start was interrupted, and it ends when its parent is not to be found
+                workers.append(Worker(rank, process, ours))
+        theirs.close()
 
 
 def _watch(workers: list[Worker]) -> Status:
@@ -199,6 +202,8 @@ def _interrupt(workers: list[Worker], config: Config, directory: Path, error: Ke
         _kill(workers)
         facts = RunStore.peek(directory)
         failed = facts is not None and facts.get("status") == Status.failed and facts.get("pid") in ours
+        if facts is not None and facts.get("failure") in RESTARTED:  # it follows from the end of the others
+            failed = False
         if facts is not None and not failed and facts.get("status") not in _SAID:
             _record(config, directory, error)  # the leader could not say it
     if facts is not None and failed:

@@ -28,7 +28,6 @@ _START_S = 10.0  # more than a message takes: for process 0 to begin, on a busy 
 def work(config_text: str, directory: str, place: Place, pipe: Connection, part: Part | None = None) -> None:
     """Join the group, run (or do `part`), and report through the pipe: ("port", p), then one of ("status", text),
     ("refused", error), ("failed", kind, text)."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the supervisor decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     die_with_parent()
     keep_freed_memory()

@@ -46,10 +46,9 @@ def attempt_main(job: Job, processes: int, cores: int, pipe: Connection, environ
     """Carry the job out with `processes` processes on `cores` cores, and send a Report.
 
     The process leads a group of its own, with which whatever it starts can be killed; it dies with the launcher.
-    Ctrl-C is for the launcher to act on; SIGTERM asks the job to stop.
+    SIGTERM asks the job to stop.
     """
     os.setpgid(0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(with_group=True)
     os.environ.update(environment)
     devices.share_cores(cores)

@@ -9,12 +9,8 @@ import shutil
 import signal
 import socket
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from typing import Any
@@ -84,7 +80,7 @@ class LocalPool(Pool):
         process = context.Process(
             target=attempt_main, args=(placed, seat.processes, cores, theirs, environment), name=job.title
         )
-        _start_server(job.modules)
+        prepare_server(*job.modules)
         start(process)
         theirs.close()
         self._running[self._number] = _Running(job, seat, self._slots.take(seat), process, ours)
@@ -171,27 +167,6 @@ class LocalPool(Pool):
                 one.fraction, one.text = float(fraction), text
                 for resident in one.residents:
                     resident.seen = resident.seen or one.fraction > 0
-
-
-def _start_server(modules: Sequence[str]) -> None:
-    """The fork server, if there is none; signals to all processes of the terminal or of a batch job are not for it."""
-    prepare_server()
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["decentral.runtime.fork_server", *modules])
-    with _ignoring(signal.SIGINT, signal.SIGTERM):
-        forkserver.ensure_running()
-
-
-@contextmanager
-def _ignoring(*numbers: signal.Signals) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _silent_end(one: _Running) -> Ended:

@@ -196,7 +196,8 @@ class Recorder:
 
     def fail(self, error: BaseException) -> None:
         """Say in the status why the run broke off; one that was refused before it began has no directory."""
-        if not self.world.leader:
+        over = isinstance(error, KeyboardInterrupt) and RunStore.finished(self.store.path, run_id(self.config))
+        if not self.world.leader or over:
             return
         with contextlib.suppress(OSError, DirectoryLost):  # a full disk: the error itself is what the user must see
             refused = isinstance(error, ConfigError) and not self.begun

@@ -35,12 +35,13 @@ def run(config: Config, world: World, directory: Path) -> Status:
         try:
             restore(assembled, recorder.store, world)
             recorder.begin(assembled)
-            with Interrupt() as interrupt, recorder.progress(assembled) as progress:
-                status, step = loop(assembled, recorder, progress, interrupt)
-            if (recorded := assembled.oracle.recorded) is not None:
-                operations = packed([*recorded.found, *assembled.stepper.operations()])
-                recorder.keep_operations(world.collect_any(operations), goes_on=assembled.start > 0)
-            recorder.end(assembled, status, step)
+            with Interrupt() as interrupt:
+                with recorder.progress(assembled) as progress:
+                    status, step = loop(assembled, recorder, progress, interrupt)
+                if (recorded := assembled.oracle.recorded) is not None:
+                    operations = packed([*recorded.found, *assembled.stepper.operations()])
+                    recorder.keep_operations(world.collect_any(operations), goes_on=assembled.start > 0)
+                recorder.end(assembled, status, step)
             return status
         except Exception as error:
             error.add_note(f"in step {assembled.stepper.t}")

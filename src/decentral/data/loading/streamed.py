@@ -18,7 +18,7 @@ from decentral.data.dataset import Loaded
 from decentral.data.decode import open_image, resize_and_crop
 from decentral.data.loading.normalise import Normalise
 from decentral.errors import ConfigError
-from decentral.host.orphans import die_with_parent
+from decentral.host.orphans import die_with_parent, start_server
 from decentral.randomness import numpy_generator
 
 if TYPE_CHECKING:
@@ -150,6 +150,7 @@ class Streamed(Loaded):
         if self.num_loaders:
             context = torch.multiprocessing.get_context("forkserver")
             context.set_forkserver_preload([__name__])  # torch is imported once, not by every loader every time
+            start_server()
         loader = DataLoader(
             files,
             batch_size=None,
