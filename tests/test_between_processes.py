@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from unittest import mock
@@ -22,7 +23,7 @@ from decentral.network.world import World
 from decentral.store import RunStore
 from decentral.training.assemble import assemble
 from decentral.training.between_processes import ThreadedStepper
-from decentral.training.operations import load, save
+from decentral.training.operations import append, go_on_after, load
 from replay import GroupsReplay, PairsReplay, PushesReplay
 
 SMALL = (
@@ -196,12 +197,43 @@ def test_operations_are_written_into_the_directory_of_the_run(start):
     assert kinds >= {(i, what) for i in range(4) for what in ("gradient", "join", "exchange", "mean")}
 
 
-def test_operations_of_a_run_that_goes_on_follow_those_before(tmp_path):
-    save([b"1\n", b"2\n"], tmp_path, goes_on=False)
-    save([b"3\n"], tmp_path, goes_on=True)
-    assert load(tmp_path) == [1, 2, 3]
-    save([b"4\n"], tmp_path, goes_on=False)
-    assert load(tmp_path) == [4]
+@pytest.mark.parametrize(("fault", "settings", "processes"), [
+    ("crash_at", ("algo=wagma", "algo.wait_avoiding=false", "algo.tau=4"), 2),
+    ("crash_at", ("algo=async_push_sum",), 2),
+    ("crash_at", ("algo=adpsgd", "topology=ring"), 2),
+    ("interrupt_at", ("algo=wagma", "algo.wait_avoiding=false", "algo.tau=4"), 2),
+    ("crash_at", ("algo=dpsgd", "topology=ring"), 2),
+])  # fmt: skip
+def test_operations_are_part_of_the_checkpoint(start, fault, settings, processes):
+    """Also those from before a SIGKILL."""
+    settings = (
+        *SMALL, *settings, "num_workers=4", "steps=20", "record_operations=true", f"processes={processes}",
+        "evaluation.every_epochs=5", "checkpoint_every_s=0",
+    )  # fmt: skip
+
+    def done(directory: str) -> Counter[str]:
+        """How often each kind was done; workers that run freely take different shares of the gradients."""
+        operations = load(start(*settings, processes=processes, directory=directory).directory)
+        once = [one for one in operations if one["what"] in ("gradient", "exchange", "push", "mean")]
+        numbers = sorted((one["worker"], one["what"], one["number"]) for one in once)
+        assert len(set(numbers)) == len(numbers), "none twice"
+        for worker, what, number in numbers:
+            assert number == 0 or what in ("exchange", "mean") or (worker, what, number - 1) in numbers, "none left out"
+        return Counter(one["what"] for one in operations if one in once or one["what"] in ("update", "read"))
+
+    stopped = start(*settings, processes=processes, directory="stopped", **{fault: 13}).directory
+    assert load(stopped)
+    with open(stopped / "operations.jsonl", "a") as file:
+        file.write('{"worker": 0, "what": "gradient", "num')  # of after the checkpoint, and cut short
+    assert done("stopped") == done("whole")
+
+
+def test_operations_that_are_lost_are_not_passed_over(tmp_path):
+    assert append([b"1\n", b"2\n"], tmp_path) == 4
+    go_on_after(2, tmp_path)
+    assert load(tmp_path) == [1]
+    with pytest.raises(ConfigError, match="has lost lines from before the checkpoint"):
+        go_on_after(4, tmp_path)
 
 
 # -- stopping and going on ---------------------------------------------------------------------------------------------

@@ -23,7 +23,9 @@ MOMENTS = 25
 SAID = "decentral-run: interrupted"
 
 
-def run(*arguments: str, words: tuple[str, ...] = ("-m", "decentral"), deaf: bool = False) -> subprocess.Popen[str]:
+def run(
+    *arguments: str, words: tuple[str, ...] = ("-m", "decentral"), deaf: bool = False, cwd: Path | None = None
+) -> subprocess.Popen[str]:
     """The command in a process group of its own, as a terminal starts it."""
 
     def begin() -> None:
@@ -32,7 +34,7 @@ def run(*arguments: str, words: tuple[str, ...] = ("-m", "decentral"), deaf: boo
 
     return subprocess.Popen(
         [sys.executable, *words, *arguments],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=begin,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=begin, cwd=cwd,
     )  # fmt: skip
 
 
@@ -62,7 +64,7 @@ def test_a_signal_while_processes_start_ends_the_run(tmp_path, number):
     ends(process, family)
 
 
-def script(code: str) -> subprocess.Popen[str]:
+def script(folder: Path, code: str) -> subprocess.Popen[str]:
     """A console command that does this."""
     before = """
 import atexit, os, signal, sys, time
@@ -75,7 +77,8 @@ def carry_out(_):
     return 0
 if __name__ == "__main__": guarded("decentral-run", carry_out, None)
 """
-    return run(words=("-c", before + code.replace("\n", "\n    ") + after))
+    (folder / "command.py").write_text(before + code.replace("\n", "\n    ") + after)
+    return run(words=("-m", "command"), cwd=folder)
 
 
 @pytest.mark.parametrize("code", [
@@ -86,18 +89,19 @@ if __name__ == "__main__": guarded("decentral-run", carry_out, None)
     "try: ctrl_c()\nexcept BaseException: pass\nwith Interrupt() as asked: return 130 * asked.requested",
     "try: ctrl_c()\nfinally: {}['of a library that cleans up']",
     "try: ctrl_c()\nexcept BaseException: time.sleep(1.1); ctrl_c()",
+    "exec('ctrl_c()')",
     "with Interrupt() as asked: [ctrl_c() for _ in range(3)]; return 130 * asked.requested",
 ])  # fmt: skip
-def test_ctrl_c_is_not_lost(code):
-    ends(script(code), [])
+def test_ctrl_c_is_not_lost(tmp_path, code):
+    ends(script(tmp_path, code), [])
 
 
 @pytest.mark.parametrize("code", [
     "signal.signal(signal.SIGINT, signal.SIG_DFL); atexit.register(ctrl_c)",
     "signal.signal(signal.SIGINT, signal.SIG_IGN); ctrl_c()",
 ])  # fmt: skip
-def test_what_is_done_stays_done(code):
-    process = script(code)
+def test_what_is_done_stays_done(tmp_path, code):
+    process = script(tmp_path, code)
     assert (process.communicate(timeout=60), process.returncode) == (("", ""), 0)
 
 

@@ -34,6 +34,7 @@ def guarded(
             end_at_once("", status)
     if status == INTERRUPTED:
         report_error(interrupted, command)
+        exec("")  # Python notes that one was interrupted, as of a dataclass, and would end with another status
     sys.exit(status)
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from decentral.store.files import write_bytes
+from decentral.errors import ConfigError
 
 if TYPE_CHECKING:
     from decentral.network.asynchronous.pairs import Pairs
     from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
+
+T = TypeVar("T")
 
 FILE = "operations.jsonl"
 _NS = 1e-9
@@ -46,8 +49,15 @@ class Operations:
 
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []
-        self._pushes: Counter[int] = Counter()
+        self.pushes: Counter[int] = Counter()
+        """How many shares each worker has pushed, in all attempts."""
+        self._told: Counter[tuple[object, int]] = Counter()
         self._zero_ns = time.monotonic_ns()
+
+    def take(self) -> list[dict[str, Any]]:
+        """What was kept since the last time."""
+        taken, self.found = self.found, []
+        return taken
 
     def begin(self, zero_ns: int | None = None) -> None:
         """All processes begin together now, or at a time of `time.monotonic_ns`, which a host's processes share; what
@@ -72,13 +82,13 @@ class Operations:
 
     def pushed(self, what: str, worker: int, others: list[int]) -> None:
         """Keep what a window tells."""
-        number = self._pushes[worker]
-        self._pushes[worker] += what == "push"
+        number = self.pushes[worker]
+        self.pushes[worker] += what == "push"
         named, at_s = _named(worker, what, number), self._seconds(time.monotonic_ns())
         self.found.append({**named, "at_s": at_s, "others": others})
 
     def exchanges(self, groups: WaitAvoidingGroups) -> list[dict[str, Any]]:
-        """What the communication threads of groups did."""
+        """What the communication threads of groups did since the last time."""
         return [
             {
                 **_named(i, "exchange", one.version),
@@ -86,16 +96,20 @@ class Operations:
                 "contributed": one.contributed,
             }
             for i, log in groups.log.items()
-            for one in log
+            for one in self._news(groups, i, log)
         ]
 
     def events(self, pairs: Pairs) -> list[dict[str, Any]]:
-        """What happened to rows that are averaged in pairs."""
+        """What happened since the last time to rows that are averaged in pairs."""
         return [
             {**_named(i, event.act.value, event.number), "at_s": self._seconds(event.at_ns), "partner": event.partner}
             for i, log in pairs.log.items()
-            for event in log
+            for event in self._news(pairs, i, log)
         ]
+
+    def _news(self, of: object, worker: int, log: list[T]) -> list[T]:
+        first, self._told[of, worker] = self._told[of, worker], len(log)
+        return log[first:]
 
     def _span(self, began_ns: int, ended_ns: int) -> dict[str, float]:
         return {"begin_s": self._seconds(began_ns), "end_s": self._seconds(ended_ns)}
@@ -113,12 +127,28 @@ def packed(operations: Iterable[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(one) + "\n" for one in operations).encode()
 
 
-def save(parts: Sequence[bytes], directory: Path, goes_on: bool) -> None:
-    """Write the lines of all processes to `operations.jsonl`; of a run that goes on, after those of its attempts so
-    far, whose seconds begin anew. (An attempt that was killed has left none.)"""
+def append(parts: Sequence[bytes], directory: Path) -> int:
+    """Add the lines of all processes to `operations.jsonl`; how many bytes it has now, for the checkpoint."""
+    with open(directory / FILE, "ab") as file:
+        file.write(b"".join(parts))
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def go_on_after(num_bytes: int | None, directory: Path) -> None:
+    """Forget what was added after the checkpoint from which the run goes on: it is done again, and its seconds begin
+    anew. None: an older version has written it. Raises ConfigError if lines from before it are lost."""
     file = directory / FILE
-    before = file.read_bytes() if goes_on and file.exists() else b""
-    write_bytes(file, before + b"".join(parts))
+    there = file.stat().st_size if file.exists() else 0
+    if num_bytes is None or there == num_bytes:
+        return
+    if there < num_bytes:
+        raise ConfigError(
+            f"{file} has lost lines from before the checkpoint of its run: delete the folder {directory} and give the "
+            "command again, which computes it anew."
+        )
+    os.truncate(file, num_bytes)
 
 
 def load(directory: Path) -> list[dict[str, Any]]:

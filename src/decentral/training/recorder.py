@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +47,7 @@ class Recorder:
     last_checkpoint: float
     sink: Guarded | None = None
     begun: bool = False
+    operations_bytes: int = 0
 
     @classmethod
     @contextmanager
@@ -140,6 +141,7 @@ class Recorder:
             "messages_sent": r.net.messages_sent,
             "times_s": r.spent_s,
             "evaluated_s": r.evaluated_s,
+            "operations": self.operations_bytes,
         }
         self.store.commit_checkpoint(t, parts, meta)
         self.store.set_status(Status.running, step=t, epoch=t / r.problem.steps_per_epoch)
@@ -188,11 +190,14 @@ class Recorder:
         facts = {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())
         return facts | r.stepper.choices()
 
-    def keep_operations(self, parts: Sequence[bytes], goes_on: bool) -> None:
-        """Write what the processes have recorded, of a run that `goes_on` after what is there."""
+    def keep_operations(self, r: Run) -> None:
+        """Add what all processes have recorded since the last time; the next checkpoint says how far the file goes."""
+        if r.oracle.recorded is None:
+            return
+        parts = self.world.collect_any(operations.packed([*r.oracle.recorded.take(), *r.stepper.operations()]))
         if self.world.leader:
             with self.store.in_place():
-                operations.save(parts, self.store.path, goes_on)
+                self.operations_bytes = operations.append(parts, self.store.path)
 
     def fail(self, error: BaseException) -> None:
         """Say in the status why the run broke off; one that was refused before it began has no directory."""

@@ -21,7 +21,7 @@ from decentral.training.assemble import Run, assemble
 from decentral.training.checkpoint import from_parts, to_part
 from decentral.training.evaluation import Evaluation, evaluate
 from decentral.training.keeping import Keeper
-from decentral.training.operations import packed
+from decentral.training.operations import go_on_after
 from decentral.training.oracle import TrainLosses
 from decentral.training.recorder import Recorder
 from decentral.training.times import Stopwatch, Times
@@ -38,9 +38,7 @@ def run(config: Config, world: World, directory: Path) -> Status:
             with Interrupt() as interrupt:
                 with recorder.progress(assembled) as progress:
                     status, step = loop(assembled, recorder, progress, interrupt)
-                if (recorded := assembled.oracle.recorded) is not None:
-                    operations = packed([*recorded.found, *assembled.stepper.operations()])
-                    recorder.keep_operations(world.collect_any(operations), goes_on=assembled.start > 0)
+                recorder.keep_operations(assembled)
                 recorder.end(assembled, status, step)
             return status
         except Exception as error:
@@ -141,6 +139,9 @@ def save(r: Run, t: int, recorder: Recorder) -> None:
     part = to_part(r.stepper.state, r.problem, r.oracle, r.net) | r.stepper.on_the_way()
     if r.trace is not None:
         part["trace"] = r.trace.so_far(t)
+    if r.oracle.recorded is not None:
+        part["pushes"] = [list(each) for each in r.oracle.recorded.pushes.items()]
+    recorder.keep_operations(r)
     written = recorder.store.save_checkpoint_part(t, f"process{r.world.rank}", part)
     recorder.commit(r, t, [Written.unpack(packed) for packed in r.world.collect(written.pack())])
 
@@ -150,6 +151,8 @@ def restore(r: Run, store: RunStore, world: World) -> None:
     checkpoint = store.newest_checkpoint() if world.leader else None
     step = world.agree(checkpoint.step if checkpoint else -1)
     r.rejected = store.rejected_checkpoints
+    if r.oracle.recorded is not None and world.leader:
+        go_on_after(checkpoint.meta.get("operations") if checkpoint else 0, store.path)
     if step < 0:
         return
     if checkpoint is None:
@@ -160,6 +163,8 @@ def restore(r: Run, store: RunStore, world: World) -> None:
     r.start, r.evaluated_s = checkpoint.step, float(checkpoint.meta.get("evaluated_s", 0.0))
     r.times = Times.of(float(checkpoint.meta["wall_s"]), checkpoint.meta.get("times_s", {}))
     r.net.bytes_sent, r.net.messages_sent = int(checkpoint.meta["bytes_sent"]), int(checkpoint.meta["messages_sent"])
+    if r.oracle.recorded is not None:
+        r.oracle.recorded.pushes.update(dict(each for part in parts for each in part.get("pushes", [])))
     if r.trace is not None:
         r.trace.restore(next(part["trace"] for part in parts if "trace" in part))
 
