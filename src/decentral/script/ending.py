@@ -39,7 +39,7 @@ class _Hook:
         self._before = sys.excepthook
 
     def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        ours = isinstance(error, ConfigError) or is_hinted(error)
+        ours = isinstance(error, ConfigError) or is_hinted(error) or _is_refusal(error)
         if not ours or os.environ.get("DECENTRAL_TRACEBACK"):
             self._before(kind, error, trace)
         elif _is_first():
@@ -54,6 +54,12 @@ def sentence(error: BaseException) -> str:
     told = [", ".join(word for word in (rank, where) if word), str(error), *getattr(error, "__notes__", [])]
     text = " ".join(": ".join(part.rstrip(".: ") for part in told if part).split())
     return text if text.endswith("?") else f"{text}."
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Whether the package itself says that a call came at the wrong time, say after `close`."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, RuntimeError) and Path(frames[-1].filename).resolve().is_relative_to(_PACKAGE)
 
 
 def _is_library(file: str) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -15,29 +15,34 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
+from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.script import calls, parameters
 from decentral.script.agreement import Proposal, meet
 from decentral.script.bundle import Values
-from decentral.script.handle import Handle, hinted
+from decentral.script.handle import Handle, Turn, guarded
 from decentral.script.timeline import timeline
 
 T = TypeVar("T")
 
 _NO_MORE: Any = object()
 
+_LEAVING: WeakSet[Group] = WeakSet()
+"""The groups on the process group of `decentral.join`, which the last one to close ends."""
+
 
 class Group:
     """This process as number `rank` of `size`."""
 
     def __init__(self, world: World, check: bool | None, leaves: bool) -> None:
-        """`leaves`: whether `close` ends the process group of torch.distributed."""
+        """`leaves`: whether `close` ends the process group of torch.distributed, if no other group needs it."""
         self.rank, self.size = world.rank, world.size
         self.world = world
-        self._check, self._leaves, self._closed = check, leaves, False
+        self._check, self._turn = check, Turn(f"rank {self.rank}", by_thread=True)
         self._seen: set[Hashable] = set()
-        if leaves:  # gloo's threads must be gone before the interpreter is, or they abort it
-            atexit.register(self._close, wait=False)
+        self._leaves = leaves
+        if leaves:
+            _LEAVING.add(self)
         if self.device.type == "cuda":  # nccl wants all ranks to take part in the first call
             dist.all_reduce(torch.zeros(1, device=self.device))
 
@@ -48,6 +53,7 @@ class Group:
 
     # -- tensors -------------------------------------------------------------------------------------------------------
 
+    @guarded
     def allreduce(
         self,
         x: Values,
@@ -69,6 +75,7 @@ class Group:
             "allreduce", async_op, lambda: calls.begin_machine_total(self.world, x, op, L, checked, inplace)
         )
 
+    @guarded
     def broadcast(
         self, x: Values, root: int = 0, *, inplace: bool = False, check: bool | None = None, async_op: bool = False
     ) -> Any:
@@ -78,6 +85,7 @@ class Group:
             "broadcast", async_op, lambda: calls.begin_broadcast(self.world, x, root, checked, inplace, self._seen)
         )
 
+    @guarded
     def allgather(self, x: Tensor, *, async_op: bool = False) -> Any:
         """The x of all ranks, one after the other along dimension 0, in which lengths may differ."""
 
@@ -91,17 +99,20 @@ class Group:
 
         return self._run("allgather", async_op, begin)
 
+    @guarded
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.world.barrier()
 
     # -- models --------------------------------------------------------------------------------------------------------
 
+    @guarded
     def broadcast_parameters(self, module: nn.Module, root: int = 0) -> None:
         """Give every rank the parameters and buffers of rank `root`'s module, in place."""
         with torch.no_grad():
             parameters.broadcast(parameters.tensors_of(module), root)
 
+    @guarded
     def broadcast_optimizer_state(self, optimizer: Optimizer, root: int = 0) -> None:
         """Give every rank the state of rank `root`'s optimizer, and its settings such as the learning rate.
 
@@ -110,6 +121,7 @@ class Group:
         with torch.no_grad():
             parameters.broadcast_optimizer(optimizer, self.world, root)
 
+    @guarded
     def allreduce_parameters(self, module: nn.Module) -> None:
         """Set parameters and buffers to their mean over all ranks, in place. Counters, which are integers, stay."""
         with torch.no_grad():
@@ -126,16 +138,14 @@ class Group:
             own = len(batches)  # type: ignore[arg-type]
         except TypeError:  # a generator, or a DataLoader over what has no length
             own = -1
-        with torch.no_grad(), hinted():
-            less_the_fewest, unknown = self.world.largest(-own, int(own < 0))
+        less_the_fewest, unknown = self._equally(-own, int(own < 0))
         if not unknown:
             yield from islice(batches, -less_the_fewest)
             return
         rest = iter(batches)
         while True:
             batch = next(rest, _NO_MORE)
-            with torch.no_grad(), hinted():
-                (ended,) = self.world.largest(int(batch is _NO_MORE))
+            (ended,) = self._equally(int(batch is _NO_MORE))
             if ended:
                 return
             yield batch
@@ -148,7 +158,7 @@ class Group:
         Verbs are called decentral.<verb> there, with .wait for messages and .finish for arithmetic; see
         ui.perfetto.dev. All ranks enter and leave the block.
         """
-        return timeline(self.world, path)
+        return timeline(lambda: self._timeline(path), self._traces, Path(path))
 
     def close(self) -> None:
         """Leave, when all ranks do: what was opened here is closed. Verbs cannot be called afterwards."""
@@ -161,20 +171,43 @@ class Group:
         self._close(wait=kind is None)  # who fails does not wait for those who wait for it
 
     def _close(self, wait: bool) -> None:
-        if self._leaves and dist.is_initialized():
-            if wait:
-                self.world.barrier()  # nobody leaves while another still talks
+        if self._turn.over or self._turn.forked:  # the connections belong to another process
+            return
+        try:
+            if self._leaves and wait and dist.is_initialized():
+                self.barrier()  # nobody leaves while another still talks
+        finally:
+            self._turn.over = "after the group was closed: call decentral.join again"
+            self._release()
+
+    def _release(self) -> None:
+        _LEAVING.discard(self)
+        if self._leaves and not _LEAVING and dist.is_initialized():
             dist.destroy_process_group()
-        atexit.unregister(self._close)
-        self._leaves, self._closed = False, True
 
     def _checks(self, check: bool | None, default: bool) -> bool:
         """Whether a call is checked: as it says, or as the group says, or as is usual."""
         return next(choice for choice in (check, self._check, default) if choice is not None)
 
+    @guarded
+    def _timeline(self, path: str | Path) -> None:
+        def prepare() -> None:
+            if self.world.leader and not Path(path).absolute().parent.is_dir():
+                raise ConfigError(f"path={str(path)!r} is in a folder that does not exist: make the folder first.")
+
+        meet(self.world, True, prepare, lambda _: Proposal("timeline", "all ranks", (), ()))
+
+    @guarded
+    def _traces(self, own: bytes) -> list[bytes]:
+        packed = self.world.collect_any(own)
+        return packed if self.world.leader else []
+
+    @guarded
+    def _equally(self, *values: int) -> tuple[int, ...]:
+        with torch.no_grad():
+            return self.world.largest(*values)
+
     def _run(self, verb: str, async_op: bool, begin: Callable[[], Handle]) -> Any:
-        if self._closed:
-            raise RuntimeError(f"{verb} after the group was closed: call decentral.join again")
-        with torch.no_grad(), record_function(f"decentral.{verb}"), hinted():
+        with torch.no_grad(), record_function(f"decentral.{verb}"):
             handle = begin()
         return handle if async_op else handle.wait()

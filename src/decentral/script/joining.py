@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import zlib
 from collections.abc import Iterable
@@ -9,18 +10,20 @@ from datetime import timedelta
 from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 
 from decentral.config.parsing import convert
 from decentral.errors import ConfigError, suggest
-from decentral.host.torchrun import place, under_torchrun
+from decentral.host.torchrun import Among, place, under_torchrun
 from decentral.network.world import World
 from decentral.runtime.process_group import stay_on_this_machine, store_of_torchrun
 from decentral.script.agreement import Proposal, agree
 from decentral.script.components import has_setting, in_a_script, topology_from
 from decentral.script.ending import end_in_a_sentence
+from decentral.script.handle import hinted, refuse_a_fork
 from decentral.script.peers import Peers
 from decentral.topology.chain import Chain
 from decentral.topology.communication import Communication
@@ -84,25 +87,28 @@ def join(
         cuda, patience_s = _wants_cuda(device), _patience(timeout_s)
     except ConfigError as error:  # the others have to hear of it
         problem, cuda, patience_s = in_a_script(str(error)), _wants_cuda("auto"), _USUAL_PATIENCE_S
-    ours = _initialise(cuda, patience_s)
-    end_in_a_sentence()  # after torch, which has a hook of its own
-    try:
-        world = _world()
-        agree(world, Proposal("join", plan.content if plan else "", (), (), problem=problem))
-        assert plan is not None
-        return Peers(
-            world,
-            plan.topology,
-            plan.schedule,
-            communication=plan.communication,
-            check=check,
-            timeout_s=patience_s,
-            leaves=ours,
-        )
-    except BaseException:
-        if ours:
-            dist.destroy_process_group()
-        raise
+    end_in_a_sentence()
+    with hinted():
+        fresh = not dist.is_initialized()
+        _initialise(cuda, patience_s)
+        end_in_a_sentence()  # torch has set a hook of its own
+        try:
+            world = _world()
+            agree(world, Proposal("join", plan.content if plan else "", (), (), problem=problem))
+            assert plan is not None
+            return Peers(
+                world,
+                plan.topology,
+                plan.schedule,
+                communication=plan.communication,
+                check=check,
+                timeout_s=patience_s,
+                leaves=dist.group.WORLD in _opened,
+            )
+        except BaseException:
+            if fresh:
+                dist.destroy_process_group()
+            raise
 
 
 class _Plan(NamedTuple):
@@ -199,28 +205,38 @@ def _size() -> int:
     return place().size if under_torchrun() else 1
 
 
-def _initialise(cuda: bool, timeout_s: float) -> bool:
-    """Initialise torch.distributed unless somebody has; whether this did."""
+_opened: WeakKeyDictionary[object, int] = WeakKeyDictionary()
+"""The process groups that `join` has initialised, each with the number of the process that has its connections."""
+
+
+def _initialise(cuda: bool, timeout_s: float) -> None:
+    """Initialise torch.distributed unless somebody has."""
     if dist.is_initialized():
-        return False
+        return refuse_a_fork(_opened.get(dist.group.WORLD, os.getpid()), "decentral.join")
     import torch.distributed.nn.functional  # later, its default arguments would keep the group for ever
 
     timeout = timedelta(seconds=timeout_s)
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    rank, size, local, here, _ = place() if under_torchrun() else Among(0, 1, 0, 1, 0)
+    store: dist.Store = dist.HashStore()
     if cuda:
-        torch.cuda.set_device(place().local_rank if under_torchrun() else 0)
-    if not under_torchrun():
-        stay_on_this_machine()
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=timeout)
-        return True
-    rank, size, _, here, _ = place()
+        torch.cuda.set_device(local)
     if here == size:
         stay_on_this_machine()
-    served = _store(rank, size)
-    served.set_timeout(timeout)
-    store = dist.PrefixStore(_next_prefix(), served)
+    if under_torchrun():
+        served = _store(rank, size)
+        served.set_timeout(timeout)
+        store = dist.PrefixStore(_next_prefix(), served)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-    return True
+    _opened[dist.group.WORLD] = os.getpid()
+    atexit.register(_end)
+    return None
+
+
+def _end() -> None:
+    """gloo's threads must be gone before the interpreter is, or they abort it. A fork has none."""
+    if dist.is_initialized() and _opened.get(dist.group.WORLD) == os.getpid():
+        dist.destroy_process_group()
 
 
 @cache

@@ -19,7 +19,7 @@ from decentral.script.agreement import Proposal, agree, meet
 from decentral.script.bundle import Bundle, Values
 from decentral.script.calls import Named, Weights, read
 from decentral.script.group import Group
-from decentral.script.handle import Handle
+from decentral.script.handle import Handle, guarded
 from decentral.topology.communication import Communication
 from decentral.topology.graph import Graph, union
 from decentral.topology.rounds import Rounds
@@ -128,6 +128,7 @@ class Peers(Group):
     def __repr__(self) -> str:
         return f"Peers(rank {self.rank} of {self.size}, topology={self.topology.name}, {self.communication})"
 
+    @guarded
     def neighbor_allreduce(
         self,
         x: Values,
@@ -164,6 +165,7 @@ class Peers(Group):
         checked = self._checks(check, True) or src_weights is None or dst_weights is None
         return self._run(verb, async_op, lambda: calls.begin_weighted(self.world, verb, x, weights, checked, inplace))
 
+    @guarded
     def hierarchical_neighbor_allreduce(
         self,
         x: Values,
@@ -201,6 +203,7 @@ class Peers(Group):
             verb, async_op, lambda: calls.begin_weighted(self.world, verb, x, weights, checked, inplace, L)
         )
 
+    @guarded
     def pair_gossip(
         self,
         x: Values,
@@ -226,6 +229,7 @@ class Peers(Group):
         verb, checked = "pair_gossip", self._checks(check, False)
         return self._run(verb, async_op, lambda: calls.begin_weighted(self.world, verb, x, weights, checked, inplace))
 
+    @guarded
     def neighbor_allgather(
         self,
         x: Tensor,
@@ -250,6 +254,7 @@ class Peers(Group):
             verb, async_op, lambda: calls.begin_neighbor_allgather(self.world, x, sources, destinations, checked)
         )
 
+    @guarded
     def infer_ranks(
         self, src_ranks: Sequence[int] | None = None, dst_ranks: Sequence[int] | None = None
     ) -> tuple[list[int], list[int]]:
@@ -298,6 +303,6 @@ class Peers(Group):
         bundle, _ = meet(self.world, self._checks(check, False), prepare, propose)
         return self._networks.begin(verb, bundle, int(round), workers_per_machine, inplace)
 
-    def _close(self, wait: bool) -> None:
+    def _release(self) -> None:
         self._networks.close()
-        super()._close(wait)
+        super()._release()

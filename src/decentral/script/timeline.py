@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from decentral.network.world import World
 from decentral.store.files import write_text
 
 _LANES = 1000  # numbers of processes in the trace for each rank: the CPU, and its GPU
@@ -22,17 +21,20 @@ _NAMES_OF_PROCESSES = ("process_name", "process_labels", "process_sort_index")
 
 
 @contextmanager
-def timeline(world: World, path: str | Path) -> Iterator[None]:
-    """Record every rank until the end of the block, where rank 0 writes one file with a lane for each rank."""
+def timeline(begin: Callable[[], object], gather: Callable[[bytes], list[bytes]], path: Path) -> Iterator[None]:
+    """Record every rank until the end of the block, where rank 0 writes one file with a lane for each rank.
+
+    `begin` and `gather` (what each rank gives, by rank; nothing but on rank 0) wait for all ranks.
+    """
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # it would warn of every machine without a GPU
-    world.barrier()
+    begin()
     with profile(activities=activities) as recorded:
         yield
-    traces = _gathered(world, _exported(recorded))
-    if traces is not None:
-        write_text(Path(path), json.dumps(merged(traces)))
-    world.barrier()
+    if packed := gather(zlib.compress(_exported(recorded).encode())):
+        traces = [json.loads(zlib.decompress(each)) for each in packed]
+        write_text(path, json.dumps(merged(traces)))
+    begin()
 
 
 def _exported(recorded: Any) -> str:
@@ -40,12 +42,6 @@ def _exported(recorded: Any) -> str:
         file = Path(folder) / "trace.json"
         recorded.export_chrome_trace(str(file))
         return file.read_text(encoding="utf-8")
-
-
-def _gathered(world: World, trace: str) -> list[dict[str, Any]] | None:
-    """The traces of all ranks on rank 0, none elsewhere."""
-    packed = world.collect_any(zlib.compress(trace.encode()))
-    return [json.loads(zlib.decompress(each)) for each in packed] if world.leader else None
 
 
 def merged(traces: list[dict[str, Any]]) -> dict[str, Any]:

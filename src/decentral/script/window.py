@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -14,10 +14,10 @@ from decentral.errors import ConfigError
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.windows import window as network
 from decentral.network.windows.choose import open_window
-from decentral.network.windows.locks import in_time
 from decentral.network.windows.slots import Edges
 from decentral.script.agreement import Proposal, meet
 from decentral.script.calls import Named, rank_of, read
+from decentral.script.handle import Turn, guarded, hinted
 from decentral.script.peers import Peers
 from decentral.topology.graph import union
 
@@ -120,14 +120,14 @@ class Window:
             rest = f"{zero_init=}, {transport=}"
             return Proposal("Window", f"a tensor {list(t.shape)} {t.dtype} with edges {named}, {rest}", (), ())
 
-        with in_time():
+        with hinted():
             named, _ = meet(peers.world, True, prepare, propose)
             self._edges = Edges(peers.size, named)
             self._weights = _weights_of(peers, self._edges) if edges is None else None
             settings = NetworkSettings(timeout_s=peers.timeout_s, transport=Carrier[transport])
             layout = [range(i, i + 1) for i in range(peers.size)]
             self._opened = open_window(settings, self._edges, layout, t.detach().reshape(1, -1), zero_init)
-        self._shape, self._freed = t.shape, False
+        self._shape, self._turn = t.shape, Turn("this window", by_thread=False)
 
     # -- what is there -------------------------------------------------------------------------------------------------
 
@@ -137,23 +137,23 @@ class Window:
 
         Others may `get` it at any time; `with window.mutex():` they do not while you change it.
         """
-        return self._window("t").t[0].view(self._shape)
+        return self._asked("t").t[0].view(self._shape)
 
     @property
     def p(self) -> float:
         """The push-sum weight of t."""
-        return float(self._window("p").p[0])
+        return float(self._asked("p").p[0])
 
     @property
     def estimate(self) -> Tensor:
         """t / p, as a new tensor."""
-        window = self._window("estimate")
+        window = self._asked("estimate")
         return window.t[0].view(self._shape) / float(window.p[0])
 
     @property
     def version(self) -> dict[int, int]:
         """In-neighbour -> how often its slot here was written since the last `update` or `collect` of it."""
-        return self._window("version").versions(self._rank)
+        return self._asked("version").versions(self._rank)
 
     @property
     def in_neighbors(self) -> list[int]:
@@ -167,20 +167,23 @@ class Window:
 
     # -- one-sided operations ------------------------------------------------------------------------------------------
 
+    @guarded
     def put(self, dst_weights: Named | None = None, self_weight: float = 1.0) -> None:
         """slot_ij := s_ij (t_j, p_j) at the destinations i, by default all with weight 1; then t_j, p_j *= self_weight.
 
         Raises ConfigError for a rank that is no out-neighbour, TimeoutError or ConnectionError if one is stuck or gone.
         """
-        self._window("put").put(self._rank, *self._outgoing(dst_weights, self_weight))
+        self._opened.put(self._rank, *self._outgoing(dst_weights, self_weight))
 
+    @guarded
     def accumulate(self, dst_weights: Named | None = None, self_weight: float = 1.0) -> None:
         """slot_ij += s_ij (t_j, p_j) at the destinations i, by default all with weight 1; then t_j, p_j *= self_weight.
 
         The sum of all t and slots is kept where self_weight and the weights add up to one. Raises as `put` does.
         """
-        self._window("accumulate").accumulate(self._rank, *self._outgoing(dst_weights, self_weight))
+        self._opened.accumulate(self._rank, *self._outgoing(dst_weights, self_weight))
 
+    @guarded
     def push(self, dst_weights: Named | None = None, self_weight: float | None = None) -> None:
         """`accumulate` for push-sum: by default 1 / (out-degree + 1) for every destination and for this rank.
 
@@ -190,15 +193,17 @@ class Window:
         equal = 1 / (1 + len(self.out_neighbors))
         weights = dict.fromkeys(self.out_neighbors, equal) if dst_weights is None else dst_weights
         own = equal if self_weight is None else self_weight
-        self._window("push").push(self._rank, *self._outgoing(weights, own))
+        self._opened.push(self._rank, *self._outgoing(weights, own))
 
+    @guarded
     def get(self, src_weights: Named | None = None) -> None:
         """slot_ij := r_ij (t_j, p_j) for the sources j, by default all with weight 1. Raises as `put` does.
 
         The sources take no part, but across hosts this waits for their answer.
         """
-        self._window("get").get(self._rank, self._incoming(src_weights))
+        self._opened.get(self._rank, self._incoming(src_weights))
 
+    @guarded
     def update(
         self, self_weight: float | None = None, src_weights: Named | None = None, *, reset: bool = False
     ) -> Tensor:
@@ -213,17 +218,19 @@ class Window:
         else:
             found = read(self_weight, src_weights, None, self._rank, self._size)
             own, weights = found.own, found.sources or {}
-        self._window("update").update(self._rank, weights, own, reset)
+        self._opened.update(self._rank, weights, own, reset)
         return self.t
 
+    @guarded
     def collect(self) -> Tensor:
         """(t_i, p_i) += sum_j slot_ij, slot_ij := 0 with what is there by now; returns t.
 
         Warns once, with SmallWeight, if p falls below 0.001. Raises as `put` does.
         """
-        self._window("collect").collect(self._rank)
+        self._opened.collect(self._rank)
         return self.t
 
+    @guarded
     def mutex(self, owner: int | None = None, sender: int | None = None) -> AbstractContextManager[None]:
         """`with window.mutex(i, j):` hold the slot of rank j at rank i: others wait. Without ranks: one's own t.
 
@@ -231,14 +238,30 @@ class Window:
         it. With messages nothing does: who waits hears ConnectionError (rank i) or TimeoutError. Raises as `put` does.
         """
         at = self._rank if owner is None else rank_of("owner", owner, self._size)
-        return self._window("mutex").mutex(at, at if sender is None else rank_of("sender", sender, self._size))
+        return self._held(self._opened.mutex(at, at if sender is None else rank_of("sender", sender, self._size)))
+
+    @contextmanager
+    def _held(self, lock: AbstractContextManager[None]) -> Iterator[None]:
+        self._turn.take("mutex")
+        try:
+            with hinted():
+                lock.__enter__()
+            try:
+                yield
+            finally:
+                with hinted():
+                    lock.__exit__(None, None, None)
+        finally:
+            self._turn.give_back()
 
     # -- all ranks at once ---------------------------------------------------------------------------------------------
 
+    @guarded
     def fence(self) -> None:
         """Wait for all ranks: what any of them wrote before is there when this returns."""
-        self._window("fence").fence()
+        self._opened.fence()
 
+    @guarded
     def drain(self) -> Tensor:
         """Bring home what is on its way, when all ranks have stopped pushing: a fence, and a last `collect`. Returns t.
 
@@ -246,15 +269,15 @@ class Window:
             LostMass: the p of all ranks do not add up to what they were at first, up to 1e-9: something was lost, or
                 other operations were used than accumulate, with weights that add up to one, and collect.
         """
-        self._window("drain").drain()
+        self._opened.drain()
         return self.t
 
     def free(self) -> None:
         """A fence, and the end of the window, also if the fence fails. Does nothing the second time."""
-        if self._freed:
+        if self._turn.over or self._turn.forked:
             return
         try:
-            self._opened.fence()
+            self.fence()
         finally:
             self._close()
 
@@ -269,15 +292,15 @@ class Window:
         else:
             self._close()  # without the others, who may be anywhere
 
-    def _window(self, verb: str) -> network.Window:
-        """What carries out a verb, as long as it is there."""
-        if self._freed:
-            raise RuntimeError(f"{verb} after the window was freed: make another decentral.Window")
+    def _asked(self, what: str) -> network.Window:
+        """What has the tensors, as long as it is there."""
+        if self._turn.over:
+            raise RuntimeError(f"{what} {self._turn.over}")
         return self._opened
 
     def _close(self) -> None:
-        if not self._freed:
-            self._freed = True
+        if not (self._turn.over or self._turn.forked):
+            self._turn.over = "after the window was freed: make another decentral.Window"
             self._opened.close()
 
     def _outgoing(self, weights: Named | None, self_weight: float) -> tuple[Mapping[int, float], float]:

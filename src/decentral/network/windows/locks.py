@@ -148,6 +148,7 @@ class Turns:
 
 
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)
+_OF_OTHERS = re.compile(rf"{_TIMED_OUT.pattern}|connect|broken pipe|/proc/\d+/fd/", re.IGNORECASE)
 _MILLISECONDS = re.compile(r"(\d+) ?ms\b")
 
 
@@ -176,14 +177,22 @@ def in_time() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        text = str(error)
-        if _TIMED_OUT.search(text):
-            waited = _MILLISECONDS.search(text)
-            after = f" after {int(waited[1]) / 1000:g} s" if waited else ""
-            raise TimeoutError(f"timed out{after} of waiting for the other processes of this run") from error
-        if "connect" in text.lower():
-            raise ConnectionError("connection closed by a process of this run") from error
+        if (told := in_words(error)) is not error:
+            raise told from error
         raise
+
+
+def in_words(error: Exception) -> Exception:
+    """TimeoutError or ConnectionError for what torch.distributed says of processes that are late or gone, else the
+    error itself."""
+    text = str(error)
+    if not isinstance(error, RuntimeError | FileNotFoundError) or not _OF_OTHERS.search(text):
+        return error
+    if not _TIMED_OUT.search(text):
+        return ConnectionError("connection closed by a process of this run")
+    waited = _MILLISECONDS.search(text)
+    after = f" after {int(waited[1]) / 1000:g} s" if waited else ""
+    return TimeoutError(f"timed out{after} of waiting for the other processes of this run")
 
 
 _made: WeakKeyDictionary[object, WeakValueDictionary[timedelta, dist.ProcessGroup]] = WeakKeyDictionary()
