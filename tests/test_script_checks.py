@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
+import os
+import threading
+
 import numpy as np
 import pytest
 import torch
@@ -266,3 +271,97 @@ def test_what_was_joined_can_be_asked(worlds):
     assert worlds(4).call(joined_with_needs) == [
         [0, 4, 1, 1, 3, 1, 3], [1, 4, 1, 0, 2, 0, 2], [2, 4, 1, 1, 3, 1, 3], [3, 4, 1, 0, 2, 0, 2],
     ]  # fmt: skip
+
+
+# -- at the wrong time, in the wrong place -----------------------------------------------------------------------------
+
+
+def sum_of(peers: Peers) -> float:
+    return float(peers.allreduce(ones(peers.rank), "sum")[0])
+
+
+def test_a_group_works_on_when_another_one_of_the_same_process_closes():
+    first, second = decentral.join(), decentral.join()
+    first.close()
+    first.close()
+    assert sum_of(second) == 0
+    with pytest.raises(RuntimeError, match=r"allreduce after the group was closed: call decentral\.join again"):
+        sum_of(first)
+    with decentral.join() as third:
+        second.close()
+        assert sum_of(third) == 0
+    assert not torch.distributed.is_initialized()
+
+
+def test_a_group_that_is_forgotten_leaves_the_next_one_alone():
+    decentral.join()
+    gc.collect()
+    with decentral.join() as peers:
+        assert sum_of(peers) == 0
+    assert not torch.distributed.is_initialized()
+
+
+def in_two_threads(world: World) -> list[str]:
+    said: list[str] = []
+    with decentral.join("ring") as peers:
+        window = decentral.Window(ones(world.rank), peers)
+        with window.mutex():
+            for call in (lambda: sum_of(peers), peers.barrier, window.collect, lambda: list(peers.equally([1]))):
+                thread = threading.Thread(target=lambda call=call: said.append(refusal(call)), name="T")
+                thread.start()
+                thread.join()
+        assert sum_of(peers) == world.size - 1
+        window.free()
+    return said
+
+
+def refusal(call) -> str:
+    with pytest.raises(RuntimeError) as error:
+        call()
+    return str(error.value)
+
+
+def test_verbs_of_two_threads_are_refused_before_they_meet_those_of_other_ranks(worlds):
+    for allreduce, barrier, collect, equally in worlds(2).call(in_two_threads):
+        assert allreduce.startswith("allreduce in thread 'T', but rank ") and "in one thread" in allreduce
+        assert barrier.startswith("barrier in thread 'T'") and equally.startswith("equally in thread 'T'")
+        assert collect == "collect while another thread uses this window: call its verbs in one thread"
+
+
+def test_a_verb_inside_another_is_refused():
+    """A signal handler or `__del__` calls it in the middle of one."""
+    with decentral.join() as peers:
+        peers.turn.take("allreduce")
+        assert refusal(peers.barrier) == "barrier inside allreduce: call it when allreduce has returned"
+        peers.turn.give_back()
+        peers.barrier()
+
+
+def in_a_fork(world: World) -> tuple[list[str], float]:
+    """What a fork hears of a rank's group, window, handle and optimizer, and what the rank can still do afterwards."""
+    with decentral.join("ring") as peers, decentral.Window(ones(world.rank), peers) as window:
+        model = torch.nn.Linear(1, 1)
+        optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), peers=peers)
+        handle = peers.allreduce(ones(world.rank), "sum", async_op=True)
+        ours, theirs = multiprocessing.Pipe()
+        child = os.fork()
+        if not child:
+            calls = [lambda: sum_of(peers), peers.barrier, handle.wait, window.collect, window.fence, optimizer.step]
+            theirs.send([refusal(call) for call in calls])
+            window.free(), peers.close()
+            os._exit(0)
+        said = ours.recv()
+        os.waitpid(child, 0)
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        optimizer.close()
+        window.collect()
+        return said, float(handle.wait()[0]) + sum_of(peers)
+
+
+def test_a_fork_is_refused_and_does_its_rank_no_harm(worlds):
+    for said, total in worlds(2).call(in_a_fork):
+        assert total == 2
+        for name, text in zip(("allreduce", "barrier", "wait() for allreduce", "collect", "fence"), said, strict=False):
+            assert text.startswith(f"{name} in process ") and "which was forked from process " in text
+        assert "which was forked from process " in said[-1]

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -74,9 +77,34 @@ def _is_first() -> bool:
         return True
     try:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        store = dist.TCPStore(
-            address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_STORE_S)
-        )
-        return bool(store.add(f"decentral ended {place().attempt}", 1) == 1)
+        if not answers(address, port):
+            return True
+        with _quiet():
+            store = dist.TCPStore(
+                address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_STORE_S)
+            )
+            return bool(store.add(f"decentral ended {place().attempt}", 1) == 1)
     except (KeyError, ValueError, RuntimeError, OSError):
         return True
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch writes about a store whose process is gone: pages, and not through Python."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def answers(address: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection((address, port), _STORE_S).close()
+    except OSError:
+        return False
+    return True

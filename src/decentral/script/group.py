@@ -38,7 +38,7 @@ class Group:
         """`leaves`: whether `close` ends the process group of torch.distributed, if no other group needs it."""
         self.rank, self.size = world.rank, world.size
         self.world = world
-        self._check, self._turn = check, Turn(f"rank {self.rank}", by_thread=True)
+        self._check, self.turn = check, Turn(f"rank {self.rank}", by_thread=True)
         self._seen: set[Hashable] = set()
         self._leaves = leaves
         if leaves:
@@ -171,13 +171,13 @@ class Group:
         self._close(wait=kind is None)  # who fails does not wait for those who wait for it
 
     def _close(self, wait: bool) -> None:
-        if self._turn.over or self._turn.forked:  # the connections belong to another process
+        if self.turn.over or self.turn.forked:  # the connections belong to another process
             return
         try:
             if self._leaves and wait and dist.is_initialized():
                 self.barrier()  # nobody leaves while another still talks
         finally:
-            self._turn.over = "after the group was closed: call decentral.join again"
+            self.turn.over = "after the group was closed: call decentral.join again"
             self._release()
 
     def _release(self) -> None:

@@ -36,20 +36,20 @@ class Turn:
         self.over = ""
         """Why no verb can be called any more."""
         self._what = what
-        self._process, self._by_thread = os.getpid(), threading.current_thread() if by_thread else None
+        self.process, self._by_thread = os.getpid(), threading.current_thread() if by_thread else None
         self._lock = threading.RLock()
         self._under_way = ""
 
     @property
     def forked(self) -> bool:
         """Whether this process is a copy of the one that has the connections."""
-        return os.getpid() != self._process
+        return os.getpid() != self.process
 
     def take(self, verb: str) -> None:
         """Begin a verb. Raises RuntimeError for one that would come between those of the other ranks."""
         if self.over:
             raise RuntimeError(f"{verb} {self.over}")
-        refuse_a_fork(self._process, verb)
+        refuse_a_fork(self.process, verb)
         if self._by_thread not in (None, threading.current_thread()):
             raise RuntimeError(
                 f"{verb} in {_quoted(threading.current_thread())}, but {self._what} belongs to "
@@ -82,12 +82,12 @@ def _quoted(thread: threading.Thread | None) -> str:
 
 
 def guarded(method: Callable[P, R]) -> Callable[P, R]:
-    """A verb, of an object with a `_turn`: other ranks take part in it, and its errors are sentences."""
+    """A verb, of an object with a `turn`: other ranks take part in it, and its errors are sentences."""
     name = method.__name__.lstrip("_")
 
     @wraps(method)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        turn: Turn = args[0]._turn  # type: ignore[attr-defined]
+        turn: Turn = args[0].turn  # type: ignore[attr-defined]
         turn.take(name)
         try:
             return method(*args, **kwargs)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import cache
 from itertools import count
@@ -22,7 +23,7 @@ from decentral.network.world import World
 from decentral.runtime.process_group import stay_on_this_machine, store_of_torchrun
 from decentral.script.agreement import Proposal, agree
 from decentral.script.components import has_setting, in_a_script, topology_from
-from decentral.script.ending import end_in_a_sentence
+from decentral.script.ending import answers, end_in_a_sentence
 from decentral.script.handle import hinted, refuse_a_fork
 from decentral.script.peers import Peers
 from decentral.topology.chain import Chain
@@ -33,10 +34,12 @@ from decentral.topology.rounds import Rounds
 from decentral.topology.topology import Topology
 
 _ROUNDS_COMPARED = 64
-_STORE_TIMEOUT_S = 120.0
+_GLANCE_S = 0.01
+_LAST_S = 1.0  # that rank 0, which serves the store, waits longer than the others
 _USUAL_PATIENCE_S = 120.0
 
 
+@hinted()
 def join(
     topology: object = "exponential",
     *,
@@ -88,27 +91,26 @@ def join(
     except ConfigError as error:  # the others have to hear of it
         problem, cuda, patience_s = in_a_script(str(error)), _wants_cuda("auto"), _USUAL_PATIENCE_S
     end_in_a_sentence()
-    with hinted():
-        fresh = not dist.is_initialized()
-        _initialise(cuda, patience_s)
-        end_in_a_sentence()  # torch has set a hook of its own
-        try:
-            world = _world()
-            agree(world, Proposal("join", plan.content if plan else "", (), (), problem=problem))
-            assert plan is not None
-            return Peers(
-                world,
-                plan.topology,
-                plan.schedule,
-                communication=plan.communication,
-                check=check,
-                timeout_s=patience_s,
-                leaves=dist.group.WORLD in _opened,
-            )
-        except BaseException:
-            if fresh:
-                dist.destroy_process_group()
-            raise
+    fresh = not dist.is_initialized()
+    _initialise(cuda, patience_s)
+    end_in_a_sentence()  # torch has set a hook of its own
+    try:
+        world = _world()
+        agree(world, Proposal("join", plan.content if plan else "", (), (), problem=problem))
+        assert plan is not None
+        return Peers(
+            world,
+            plan.topology,
+            plan.schedule,
+            communication=plan.communication,
+            check=check,
+            timeout_s=patience_s,
+            leaves=dist.group.WORLD in _opened,
+        )
+    except BaseException:
+        if fresh:
+            dist.destroy_process_group()
+        raise
 
 
 class _Plan(NamedTuple):
@@ -224,9 +226,9 @@ def _initialise(cuda: bool, timeout_s: float) -> None:
     if here == size:
         stay_on_this_machine()
     if under_torchrun():
-        served = _store(rank, size)
-        served.set_timeout(timeout)
-        store = dist.PrefixStore(_next_prefix(), served)
+        store = dist.PrefixStore(_next_prefix(), _store(rank, size, timeout_s))
+        store.set_timeout(timeout)
+        _await_all(store, rank, size, timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     _opened[dist.group.WORLD] = os.getpid()
     atexit.register(_end)
@@ -240,9 +242,32 @@ def _end() -> None:
 
 
 @cache
-def _store(rank: int, size: int) -> dist.TCPStore:
+def _store(rank: int, size: int, timeout_s: float) -> dist.TCPStore:
     """One for all groups of this process, since rank 0 may be the one who serves it."""
-    return store_of_torchrun(rank, size, _STORE_TIMEOUT_S)
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank > 0:
+        _until(lambda: answers(address, port), timeout_s, lambda: f"rank 0 at {address}:{port} to join")
+    return store_of_torchrun(rank, size, timeout_s)
+
+
+def _await_all(store: dist.Store, rank: int, size: int, timeout_s: float) -> None:
+    """Until all ranks have come this far; torch would only say that something did not happen."""
+    store.set(f"here {rank}", "")
+    missing = set(range(size))
+
+    def complete() -> bool:
+        missing.difference_update([other for other in missing if store.check([f"here {other}"])])
+        return not missing
+
+    _until(complete, timeout_s, lambda: f"ranks {sorted(missing)} of {size} to join", 0.0 if rank else _LAST_S)
+
+
+def _until(done: Callable[[], bool], timeout_s: float, whom: Callable[[], str], more_s: float = 0.0) -> None:
+    began = time.monotonic()
+    while not done():
+        if time.monotonic() - began > timeout_s + more_s:
+            raise TimeoutError(f"timed out after {timeout_s:g} s of waiting for {whom()}")
+        time.sleep(_GLANCE_S)
 
 
 _groups = count()

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from decentral.network.network import Network
 from decentral.script.agreement import Proposal, agree
 from decentral.script.algorithm import AlgorithmStep
-from decentral.script.handle import hinted
+from decentral.script.handle import hinted, refuse_a_fork
 from decentral.script.modes import ModeStep
 from decentral.script.parameters import mean
 from decentral.script.peers import Peers
@@ -65,6 +65,7 @@ class DecentralizedOptimizer(Optimizer):
         """One step of this rank; waits for those it averages with. Raises what the network raises."""
         if closure is not None:
             raise TypeError("a decentralized step takes no closure: call backward() before it")
+        refuse_a_fork(self.peers.turn.process, "step()")
         if self._closed:
             raise RuntimeError("step() after close(): the wrapped optimizer's own step() still works")
         if self._how.away:
@@ -119,6 +120,7 @@ class DecentralizedOptimizer(Optimizer):
 
     def _not_idle(self, what: str) -> str:
         """Why rows that travel forbid this; "" if none do."""
+        refuse_a_fork(self.peers.turn.process, what)
         if not self._how.under_way:
             return ""
         return (

@@ -127,7 +127,7 @@ class Window:
             settings = NetworkSettings(timeout_s=peers.timeout_s, transport=Carrier[transport])
             layout = [range(i, i + 1) for i in range(peers.size)]
             self._opened = open_window(settings, self._edges, layout, t.detach().reshape(1, -1), zero_init)
-        self._shape, self._turn = t.shape, Turn("this window", by_thread=False)
+        self._shape, self.turn = t.shape, Turn("this window", by_thread=False)
 
     # -- what is there -------------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Window:
 
     @contextmanager
     def _held(self, lock: AbstractContextManager[None]) -> Iterator[None]:
-        self._turn.take("mutex")
+        self.turn.take("mutex")
         try:
             with hinted():
                 lock.__enter__()
@@ -252,7 +252,7 @@ class Window:
                 with hinted():
                     lock.__exit__(None, None, None)
         finally:
-            self._turn.give_back()
+            self.turn.give_back()
 
     # -- all ranks at once ---------------------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class Window:
 
     def free(self) -> None:
         """A fence, and the end of the window, also if the fence fails. Does nothing the second time."""
-        if self._turn.over or self._turn.forked:
+        if self.turn.over or self.turn.forked:
             return
         try:
             self.fence()
@@ -294,13 +294,13 @@ class Window:
 
     def _asked(self, what: str) -> network.Window:
         """What has the tensors, as long as it is there."""
-        if self._turn.over:
-            raise RuntimeError(f"{what} {self._turn.over}")
+        if self.turn.over:
+            raise RuntimeError(f"{what} {self.turn.over}")
         return self._opened
 
     def _close(self) -> None:
-        if not (self._turn.over or self._turn.forked):
-            self._turn.over = "after the window was freed: make another decentral.Window"
+        if not (self.turn.over or self.turn.forked):
+            self.turn.over = "after the window was freed: make another decentral.Window"
             self._opened.close()
 
     def _outgoing(self, weights: Named | None, self_weight: float) -> tuple[Mapping[int, float], float]:

@@ -29,6 +29,7 @@ from decentral.script.agreement import Proposal, agree
 from decentral.script.algorithm import AlgorithmStep
 from decentral.script.components import Compression, algorithm_from, compression_from, in_a_script, settings_of
 from decentral.script.guard import Guard
+from decentral.script.handle import hinted
 from decentral.script.joining import join
 from decentral.script.modes import Mode, ModeStep
 from decentral.script.optimizer import KEY, DecentralizedOptimizer
@@ -50,6 +51,7 @@ _METHODS: dict[Mode, type[Algorithm]] = {
 """What each mode is a short form of."""
 
 
+@hinted()
 def wrap(
     model: nn.Module,
     optimizer: Optimizer,

@@ -1,0 +1,228 @@
+"""Whatever a rank is doing when another one dies, it ends with one sentence, and within the timeout."""
+
+from __future__ import annotations
+
+import inspect
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import decentral
+from decentral.script.optimizer import DecentralizedOptimizer
+from decentral.script.peers import Peers
+
+RANKS, TIMEOUT_S = 3, 12.0
+Act = Callable[[], Any]
+
+
+def tensor() -> torch.Tensor:
+    return torch.ones(3)
+
+
+def trained(peers: Peers, **how: Any) -> tuple[DecentralizedOptimizer, Act]:
+    """A wrapped optimizer, and a step of it."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), peers=peers, **how)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(4, 3)).sum().backward()
+        optimizer.step()
+
+    return optimizer, step
+
+
+def entered(manager: Any) -> None:
+    with manager:
+        pass
+
+
+PEERS: dict[str, Callable[[Peers], Any]] = {
+    "allreduce": lambda p: p.allreduce(tensor()),
+    "allgather": lambda p: p.allgather(tensor()),
+    "broadcast": lambda p: p.broadcast(tensor()),
+    "barrier": lambda p: p.barrier(),
+    "broadcast_parameters": lambda p: p.broadcast_parameters(torch.nn.Linear(2, 2)),
+    "broadcast_optimizer_state": lambda p: p.broadcast_optimizer_state(
+        torch.optim.Adam(torch.nn.Linear(2, 2).parameters())
+    ),
+    "allreduce_parameters": lambda p: p.allreduce_parameters(torch.nn.Linear(2, 2)),
+    "equally": lambda p: list(p.equally([1, 2])),
+    "timeline": lambda p: entered(p.timeline("trace.json")),
+    "close": lambda p: p.close(),
+    "neighbor_allreduce": lambda p: p.neighbor_allreduce(tensor()),
+    "hierarchical_neighbor_allreduce": lambda p: p.hierarchical_neighbor_allreduce(tensor(), 1),
+    "pair_gossip": lambda p: p.pair_gossip(tensor(), 2),
+    "neighbor_allgather": lambda p: p.neighbor_allgather(tensor()),
+    "infer_ranks": lambda p: p.infer_ranks([2]),
+}  # fmt: skip
+MORE = {
+    "neighbor_allreduce with weights": lambda p: p.neighbor_allreduce(tensor(), self_weight=0.5, dst_weights=[2]),
+    "allreduce of machines": lambda p: p.allreduce(tensor(), workers_per_machine=3),
+    "allreduce begun before": lambda p: p.allreduce(tensor(), async_op=True).wait(),
+    "equally of generators": lambda p: list(p.equally(iter([1, 2]))),
+    "join": lambda p: decentral.join("ring", timeout_s=TIMEOUT_S),
+    "wrap": lambda p: trained(p),
+    "Window": lambda p: decentral.Window(tensor(), p),
+    "Window of messages": lambda p: decentral.Window(tensor(), p, transport="torch"),
+}
+WINDOW = {
+    name: lambda w, name=name: (getattr(w, name)(), w.fence())
+    for name in ("put", "accumulate", "push", "get", "update", "collect", "fence", "drain", "free")
+} | {"mutex": lambda w: (entered(w.mutex(2, 1) if w._rank == 1 else w.mutex()), w.fence())}
+OPTIMIZER: dict[str, tuple[dict[str, Any], Callable[[DecentralizedOptimizer, Act], Any]]] = {
+    "step": ({}, lambda o, step: step()),
+    "averaged": ({}, lambda o, step: entered(o.averaged())),
+    "state_dict": ({"algo": "async_push_sum"}, lambda o, step: o.state_dict()),
+}  # fmt: skip
+STEPS = {
+    "awc": {"mode": "awc"},
+    "overlap": {"overlap": True},
+    "push_sum": {"mode": "push_sum"},
+    "allreduce": {"mode": "allreduce"},
+    "d2": {"algo": "d2"},
+    "compressed": {"algo": "choco", "compress": "topk"},
+}
+QUIET = {
+    Peers: {"in_neighbors", "out_neighbors"},
+    decentral.Window: set(),
+    DecentralizedOptimizer: {
+        "accumulate", "no_sync", "zero_grad", "load_state_dict", "add_param_group", "close",
+        "register_step_pre_hook", "register_step_post_hook",
+    },
+}  # fmt: skip
+"""What talks to nobody."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "table"), [(Peers, PEERS), (decentral.Window, WINDOW), (DecentralizedOptimizer, OPTIMIZER)]
+)
+def test_every_public_verb_has_a_line_here(kind: type, table: dict[str, object]):
+    own = [base for base in kind.__mro__ if base.__module__.startswith("decentral.")]
+    public = {n for base in own for n, f in vars(base).items() if inspect.isfunction(f) and not n.startswith("_")}
+    assert public == set(table) | QUIET[kind]
+
+
+def prepared(case: str, peers: Peers) -> Act:
+    """What the survivors do, once everything that all ranks do before has been done."""
+    kind, _, name = case.partition(": ")
+    if kind == "peers":
+        verb = (PEERS | MORE)[name]
+        return lambda: verb(peers)
+    if kind in ("shared_memory", "torch"):
+        window = decentral.Window(tensor(), peers, transport=kind)
+        return lambda: WINDOW[name](window)
+    how, act = OPTIMIZER.get(name) or (STEPS[name], lambda o, step: step())
+    optimizer, step = trained(peers, **how)
+    step()
+    return lambda: act(optimizer, step)
+
+
+def live(rank: int, port: int, case: str, victim: int, folder: str) -> None:
+    os.chdir(folder)
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS)}
+    torch.set_num_threads(1)
+    said = os.open(f"{rank}.err", os.O_WRONLY | os.O_CREAT)
+    os.dup2(said, 2)
+    sys.stderr = os.fdopen(2, "w", closefd=False)
+    sys.excepthook = sys.__excepthook__
+    try:
+        if case == "no join" and rank == victim:
+            return
+        peers = decentral.join("complete", timeout_s=TIMEOUT_S)
+        act = prepared(case, peers)
+        peers.barrier()
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        for _ in range(100):
+            act()
+        print("nothing happened", file=sys.stderr)
+    except Exception as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        with suppress(Exception):
+            peers.__exit__(type(error), error, None)
+
+
+def mother(pipe: Connection) -> None:
+    """Carries out cases in forks of itself, which have imported everything."""
+    import torch._dynamo  # noqa: F401  what torch's optimizers take long to import
+
+    fork = multiprocessing.get_context("fork")
+    while True:
+        try:
+            case, victim, folder = pipe.recv()
+        except EOFError:
+            return
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = [fork.Process(target=live, args=(r, port, case, victim, folder)) for r in range(RANKS)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(2 * TIMEOUT_S)
+        pipe.send([rank.exitcode for rank in ranks])
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+
+
+@pytest.fixture(scope="module")
+def ended() -> Iterator[Callable[[str, int, Path], list[str]]]:
+    """Carry out a case: what the survivors have said, who have all ended by themselves."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["decentral.runtime.worker"])
+    ours, theirs = context.Pipe()
+    process = context.Process(target=mother, args=(theirs,))
+    process.start()
+    theirs.close()
+
+    def carry_out(case: str, victim: int, folder: Path) -> list[str]:
+        ours.send((case, victim, str(folder)))
+        codes = ours.recv()
+        survivors = [rank for rank in range(RANKS) if rank != victim]
+        assert [codes[rank] for rank in survivors] == [0] * len(survivors)
+        return [(folder / f"{rank}.err").read_text() for rank in survivors]
+
+    yield carry_out
+    ours.close()
+    process.join()
+
+
+QUICK = ["peers: barrier", "peers: neighbor_allreduce", "shared_memory: put", "optimizer: step"]
+CASES = [
+    *(f"peers: {name}" for name in [*PEERS, *MORE]),
+    *(f"{transport}: {name}" for transport in ("shared_memory", "torch") for name in WINDOW),
+    *(f"optimizer: {name}" for name in [*OPTIMIZER, *STEPS]),
+    "no join",
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "victim"),
+    [
+        *(pytest.param(case, 2, marks=[] if case in QUICK else pytest.mark.slow) for case in CASES),
+        pytest.param("peers: allreduce", 0, marks=pytest.mark.slow),  # who serves the store
+        pytest.param("shared_memory: drain", 0, marks=pytest.mark.slow),
+    ],
+)
+def test_the_death_of_a_rank_ends_every_verb_of_the_others_in_a_sentence(ended, case: str, victim: int, tmp_path: Path):
+    told = [text for text in ended(case, victim, tmp_path) if text]
+    assert told, "nobody has said anything"
+    for text in told:
+        lines = text.splitlines()
+        assert len(lines) == 1 and lines[0].startswith("decentral: rank "), text
+        assert "closed by" in text or "timed out" in text, text
+        assert "gloo" not in text and "test_script_deaths.py, line " in text, text
