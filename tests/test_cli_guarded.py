@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -49,3 +52,12 @@ def test_every_console_command_is_guarded(command: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(f"{module}.guarded", lambda command, *more: called.append(command))
     getattr(import_module(module), name)(["--help"])
     assert called == [command]
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline", "module://not.there", "nonsense"])
+def test_the_backend_of_a_notebook_does_not_cost_a_command_its_figures(tmp_path: Path, backend: str) -> None:
+    words = ["data=digits", "model=mlp", "num_workers=2", "topology=ring", "steps=1", f"results_dir={tmp_path}"]
+    command, environment = [sys.executable, "-m", "decentral.cli.run", *words], {**os.environ, "MPLBACKEND": backend}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "warning" not in found.stderr
+    assert len(list(tmp_path.rglob("learning_curves.png"))) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ def guarded(
     status = INTERRUPTED
     with suppress(KeyboardInterrupt):
         if arguments is None:
+            os.environ["MPLBACKEND"] = "agg"  # a notebook's kernel leaves its own there; a command shows no windows
             raise_once(f"{command}: {interrupted}\n" if is_leader() else "", INTERRUPTED)
         status = _status(command, carry_out, list(sys.argv[1:] if arguments is None else arguments))
         if arguments is None:

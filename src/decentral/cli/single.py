@@ -57,12 +57,9 @@ def carry_out(config: Config) -> int:
 
 def _kept_otherwise(config: Config, directory: Path) -> str:
     """A sentence if the finished run kept other models than are asked for."""
-    import yaml
+    from decentral.report.series import read_config
 
-    try:
-        then = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8")).get("save")
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
-        return ""
+    then = read_config(directory).get("save")
     if then in (None, config.save.name):
         return ""
     return f"Its models are those of save={then}: rerun=true computes it again with save={config.save.name}."

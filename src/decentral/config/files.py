@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
+from decentral.config.own_files import read_yaml
 from decentral.config.parsing import build
 from decentral.config.renamed import new_choice, with_moved, with_new_names, without_gone
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
-from decentral.registry import component, components, sources
+from decentral.registry import component, components, is_foreign, sources
 
 
 def plain(value: Any) -> Any:
@@ -39,17 +41,26 @@ def as_dict(config: Config) -> dict[str, Any]:
 
 
 def load(text: str) -> Config:
-    """The configuration that `dump` wrote."""
+    """The configuration that `dump` wrote, in a process that ours has started: it is trusted, see `from_dict`."""
     import yaml
 
-    return from_dict(yaml.safe_load(text))
+    return from_dict(yaml.safe_load(text), trust=True)
 
 
-def from_dict(values: dict[str, Any]) -> Config:
+def read(path: Path, trust: bool = False) -> Config:
+    """The configuration in a file, which anybody may have written; see `from_dict`. Raises ConfigError."""
+    try:
+        return from_dict(read_yaml(path), trust)
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{path} is no configuration of a run: {type(error).__name__}: {error}.") from None
+
+
+def from_dict(values: dict[str, Any], trust: bool = False) -> Config:
     """A configuration from plain values, each group by its `name`; the types are those of the dataclasses.
 
-    What was called otherwise when the values were written is known by its old name, too. Raises ConfigError for a name
-    or key that does not exist, a value that does not fit, and a component of one's own that was another one then.
+    What was called otherwise when the values were written is known by its old name, too. Without `trust` no module is
+    imported that nothing but the values names. Raises ConfigError for a name or key that does not exist, a value that
+    does not fit, code that is not trusted, and a component of one's own that was another one then.
     """
     values = with_moved(with_new_names(Config, values), NODES)
     written = values.pop("own", {})
@@ -60,6 +71,12 @@ def from_dict(values: dict[str, Any]) -> Config:
     for group, package in GROUPS.items():
         choices = components(package)
         name = new_choice(values[group]["name"], choices)
+        code = str(values[group].get("id", name))  # gymnasium imports the module in an id, too
+        if not trust and is_foreign(package, code):
+            raise ConfigError(
+                f"{group}={code} is code that a stored file names, which is not imported unasked: give trust=True, as "
+                "in decentral.load(..., trust=True), if you trust whoever wrote it."
+            )
         cls = component(package, str(name))
         if cls is None:
             raise ConfigError(f"{group}={name} does not exist.{suggest(str(name), choices)}")

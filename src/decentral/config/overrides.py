@@ -12,6 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_type_hints
 
+from decentral.config.own_files import read_yaml
 from decentral.config.renamed import instead_of_gone, is_old, new_override
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
@@ -151,12 +152,10 @@ def _choice(group: str, said: Mapping[str, str], known: Mapping[str, str]) -> st
 def _said_by_experiment(experiment: str, folders: Sequence[Path]) -> dict[str, str]:
     """Key -> value ("" for what is no choice of a group), as the file of the experiment has them; what is wrong with
     it Hydra says."""
-    import yaml
-
     file = next((path for f in reversed(folders) if (path := f / "experiment" / f"{experiment}.yaml").is_file()), None)
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8")) if file else {}
-    except (OSError, ValueError, yaml.YAMLError):
+        found = read_yaml(file) if file else {}
+    except ConfigError:
         return {}
     if not isinstance(found, dict):
         return {}

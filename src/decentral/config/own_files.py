@@ -9,20 +9,35 @@ from typing import Any
 
 from decentral.errors import ConfigError
 
-_MOST_VALUES = 100_000
+_MOST_VALUES, _MOST_BYTES = 100_000, 1 << 20
+
+
+def read_yaml(path: Path) -> Any:
+    """The plain values in a YAML file; nothing in it is executed or looked up. Raises ConfigError as `check_yaml` does,
+    and for what is no YAML."""
+    import yaml
+
+    check_yaml(path)
+    try:
+        return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except Exception as error:  # YAMLError, and whatever dates, numbers and depths cause
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}.") from None
 
 
 def check_yaml(path: Path) -> None:
     """Refuse what no configuration is, and what would take for ever to load.
 
-    Raises ConfigError for what is no file (a pipe, say), is not UTF-8, or becomes enormous once its aliases are
-    written out, as every one of them is when a configuration is composed. Bad YAML is for whoever loads it to refuse.
+    Raises ConfigError for what is no file (a pipe, say), is not UTF-8, is longer than 1 MB, or becomes enormous once
+    its aliases are written out, as every one of them is when a configuration is composed.
+    Bad YAML is for whoever loads it to refuse.
     """
     import yaml
 
     if not path.is_file():
         raise ConfigError(f"{path} is no regular file: put a YAML file there, or remove it.")
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"{path} has {path.stat().st_size:,} bytes: {_MOST_BYTES:,} is the most.")
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
@@ -32,8 +47,8 @@ def check_yaml(path: Path) -> None:
     if "&" not in text or "*" not in text:
         return
     try:
-        number = _written_out(yaml.compose(text), {})
-    except yaml.YAMLError:
+        number = _written_out(yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)), {})
+    except (yaml.YAMLError, RecursionError):
         return
     if number > _MOST_VALUES:
         raise ConfigError(

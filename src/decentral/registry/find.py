@@ -71,7 +71,18 @@ def component(package: str, name: str) -> type | None:
     known = components(package)
     if name in known or package not in PLAIN or ":" not in name:
         return known.get(name)
-    return importlib.import_module(f"decentral.{package}.plain").plain(name)
+    found: type = importlib.import_module(f"decentral.{package}.plain").plain(name)
+    _named.add((package, name))
+    return found
+
+
+_named: set[tuple[str, str]] = set()
+"""(package, name) of the plain classes that a command, a script or a file that it trusts has chosen."""
+
+
+def is_foreign(package: str, name: str) -> bool:
+    """Whether this is code in a module, and nobody has asked for it in this process."""
+    return ":" in name and (package, name) not in _named
 
 
 def owner(cls: type) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas
 
+from decentral.config.own_files import read_yaml
 from decentral.errors import ConfigError
 from decentral.report import spec
 from decentral.report.entries import Entry, Search, Wanted, group, plain, searches
@@ -67,15 +68,10 @@ class Results:
     def reasons(self) -> dict[str, str]:
         """reasons.yaml: why claims are not met here, a sentence for each, as who looked into it wrote it there; {} if
         nobody has. Raises ConfigError if it is wrong."""
-        import yaml
-
         path = self.directory / "reasons.yaml"
         if not path.is_file():
             return {}
-        try:
-            found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-        except (ValueError, yaml.YAMLError) as error:
-            raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}.") from None
+        found = read_yaml(path) or {}
         if not isinstance(found, dict) or not all(isinstance(text, str) for pair in found.items() for text in pair):
             raise ConfigError(f"{path} has to hold lines such as 'what a claim says: a sentence'.")
         return found

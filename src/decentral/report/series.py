@@ -8,8 +8,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import yaml  # type: ignore[import-untyped]
-
+from decentral.config.own_files import read_yaml
+from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.store import AXES, Metric, RunStore, read_metadata, read_metrics
 
@@ -124,8 +124,8 @@ def cluster_words(cluster: Any) -> str:
 def read_config(run_dir: Path) -> dict[str, Any]:
     """The frozen configuration; empty if there is none."""
     try:
-        config = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError):
+        config = read_yaml(run_dir / "config.yaml")
+    except ConfigError:
         return {}
     return config if isinstance(config, dict) else {}
 

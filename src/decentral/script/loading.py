@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from decentral.config.composition import folders_of
-from decentral.config.files import load as load_config
+from decentral.config.files import read
 from decentral.config.identity import at_home
+from decentral.config.own_files import read_yaml
 from decentral.errors import ConfigError
 from decentral.host.caller import left_as_found
 from decentral.registry import component
@@ -72,12 +73,14 @@ def load(
     results_dir: str | Path = "results",
     model: nn.Module | Callable[..., nn.Module] | None = None,
     config_dir: str | Path | None = None,
+    trust: bool = False,
 ) -> Trained:
     """The models, metrics and settings of a run: its directory, or its id in `results_dir`, or in its
     folder `own`, where studies are.
 
     `model` is what it was trained with, if that was given to `train` as an object; `config_dir` the folder with its
-    components of one's own. Nothing that is read is executed.
+    components of one's own. Nothing that is read is executed, unless `trust` lets it import the `module:Name` that the
+    run names as its model or data.
 
     Raises ConfigError if there is no such run, or if the file with its models is missing, damaged or of another run.
     """
@@ -92,7 +95,7 @@ def load(
     stored = load_models(directory, recorded_id(directory)).models
     workers = sorted((name for name in stored if name != AVERAGED), key=lambda name: int(name[len("worker") :]))
     with left_as_found():
-        make = _maker(directory, settings, model)
+        make = _maker(directory, settings, model, trust)
         models = [_with(make(), stored[name]) for name in (*workers, AVERAGED)]
     return Trained(directory, status, settings, metrics, models[:-1], models[-1])
 
@@ -104,7 +107,7 @@ def _has_networks(settings: Mapping[str, Any]) -> bool:
 
 
 def _maker(
-    directory: Path, settings: Mapping[str, Any], model: nn.Module | Callable[..., nn.Module] | None
+    directory: Path, settings: Mapping[str, Any], model: nn.Module | Callable[..., nn.Module] | None, trust: bool
 ) -> Callable[[], nn.Module]:
     """What makes a module as it was trained."""
     if model is None and "given" in (settings.get("model"), settings.get("data")):
@@ -118,7 +121,7 @@ def _maker(
         return lambda: copy.deepcopy(model).to(dtype)
     if model is not None:
         return lambda: _called(model).to(dtype)
-    config = load_config((directory / "config.yaml").read_text(encoding="utf-8"))
+    config = read(directory / "config.yaml", trust)
     description = config.task.describe(config)
 
     def make() -> nn.Module:
@@ -175,11 +178,9 @@ def _directory(run: str | Path, results_dir: str | Path) -> Path:
 
 
 def _settings(directory: Path) -> dict[str, Any]:
-    import yaml
-
     try:
-        values = yaml.safe_load((directory / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        values = read_yaml(directory / "config.yaml")
+    except ConfigError:
         return {}
     found: dict[str, Any] = {}
     for key, value in values.items() if isinstance(values, dict) else ():

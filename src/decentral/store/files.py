@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+_MOST_BYTES = 1 << 28
 _NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -96,12 +97,14 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """The object in `path`; None if there is no such file or it does not hold a whole JSON object."""
+    """The object in `path`; None if there is no such file, or it is a pipe, enormous, or no whole JSON object."""
     try:
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return decode(value) if isinstance(value, dict) else None
+    except (OSError, ValueError, RecursionError):
         return None
-    return decode(value) if isinstance(value, dict) else None
 
 
 def csv_text(header: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:

@@ -86,12 +86,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     Raises ConfigError if a finished line is damaged.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is no regular file: remove it, or the folder that it came in.")
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []
     try:
         values = json.loads(b"[%b]" % b",".join(lines))  # much faster than one by one, where nothing is damaged
-    except ValueError:
+    except (ValueError, RecursionError):
         values = []
     if len(values) != len(lines) or not all(isinstance(value, dict) for value in values):
         return [_read(line, number, path) for number, line in enumerate(lines, 1)]
@@ -122,13 +124,12 @@ def _written(values: dict[str, Any]) -> str:
 
 def _read(line: bytes, number: int, path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(line)
-    except ValueError as error:
+        value = decode(json.loads(line))
+    except (ValueError, RecursionError) as error:
         raise damaged(path, number) from error
     if not isinstance(value, dict):
         raise damaged(path, number)
-    decoded: dict[str, Any] = decode(value)
-    return decoded
+    return value
 
 
 def _whole_lines(descriptor: int) -> int:

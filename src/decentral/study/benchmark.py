@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.config.composition import conf_directory
-from decentral.config.own_files import check_yaml
+from decentral.config.own_files import read_yaml
 from decentral.config.parsing import build
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components, own
@@ -150,13 +150,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 @cache
 def _parsed(file: Path, changed: int) -> dict[str, Any]:
-    import yaml
-
-    check_yaml(file)
-    try:
-        return _mapping(yaml.safe_load(file.read_text(encoding="utf-8")), str(file))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}.") from None
+    return _mapping(read_yaml(file), str(file))
 
 
 def _mapping(values: Any, where: str) -> dict[str, Any]:

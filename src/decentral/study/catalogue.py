@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.config.composition import folders_of
+from decentral.config.own_files import read_yaml
 from decentral.config.parsing import build
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
@@ -86,13 +87,7 @@ def _read(name: str, config_dir: str | None) -> dict[str, Any]:
 @cache
 def _parsed(file: Path, changed_ns: int, size: int) -> dict[str, Any]:
     """What is in a file as it is now; a report asks for a study several times, so copy it before changing it."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # several times as fast, where it was built
-    try:
-        values = yaml.load(file.read_text(encoding="utf-8"), loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is no YAML: {' '.join(str(error).split())}.") from None
+    values = read_yaml(file)
     if not isinstance(values, dict):
         raise ConfigError(f"{file} has to hold keys and values.")
     return values

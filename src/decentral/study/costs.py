@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from decentral.config.files import load
+from decentral.config.files import read
 from decentral.config.identity import component_identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
@@ -211,10 +211,10 @@ def _keys(job: Job) -> list[str]:
 def _stored(left: Sequence[Job], done: Iterable[Job], results_dir: Path) -> dict[str, list[Rehearsal]]:
     """By all keys of the jobs that are done; where that is not enough, of other runs in the same folder."""
     found: dict[str, list[Rehearsal]] = {}
-    read = set()
+    seen_already = set()
 
     def add(job: Job) -> None:
-        read.add(job.directory)
+        seen_already.add(job.directory)
         seen = _what_it_took(job)
         for key in _keys(job) if seen is not None else []:
             assert seen is not None
@@ -224,10 +224,12 @@ def _stored(left: Sequence[Job], done: Iterable[Job], results_dir: Path) -> dict
         add(job)
     wanted = {_keys(job)[-1] for job in left if isinstance(job, TrainingRun)}
     if not wanted <= found.keys() and results_dir.is_dir():
-        runs = [run.path for run in find_runs(results_dir) if run.status is Status.done and run.path not in read]
+        runs = [
+            run.path for run in find_runs(results_dir) if run.status is Status.done and run.path not in seen_already
+        ]
         for path in runs[-_MOST_READ:]:
             with contextlib.suppress(ConfigError, OSError, ValueError, KeyError, TypeError, AttributeError):
-                config = load((path / "config.yaml").read_text(encoding="utf-8"))
+                config = read(path / "config.yaml")
                 config.run_dir = str(path)
                 add(TrainingRun(config))
     return found

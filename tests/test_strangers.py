@@ -1,0 +1,248 @@
+"""Results from other people are data: reading them runs no code, and writes or deletes nothing outside their folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+import decentral
+from decentral.cli import study as study_command
+from decentral.config.composition import compose
+from decentral.config.files import read
+from decentral.config.own_files import read_yaml
+from decentral.errors import ConfigError
+from decentral.script.loading import runs
+from decentral.store import RunStore, Status, checkpoints, find_runs
+from decentral.store.files import read_json, write_text
+from decentral.store.lines import read_lines
+
+SHORT = ["data=digits", "model=mlp", "num_workers=2", "topology=ring", "steps=2", "batch_size=8", "progress=false"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a small run that is done."""
+    folder = tmp_path_factory.mktemp("finished")
+    settings = {"num_workers": 2, "topology": "ring", "steps": 2, "batch_size": 8, "progress": False, "device": "cpu"}
+    return decentral.train("mlp", "digits", results_dir=folder, **settings).directory.rename(folder / "run")
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it, which somebody else may have written."""
+    return shutil.copytree(finished, tmp_path / "theirs" / "runs" / "run")
+
+
+@pytest.fixture
+def canary(tmp_path: Path) -> Path:
+    """A file of the user's own, outside everything that is read; nothing may change it."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.png").write_text("mine")
+    return tmp_path / "home" / "thesis.png"
+
+
+def unchanged(canary: Path) -> None:
+    assert {path.name: path.read_text() for path in canary.parent.iterdir()} == {"thesis.png": "mine"}
+
+
+def with_config(run: Path, **parts: object) -> Path:
+    """The run, where these parts of its configuration are others."""
+    import yaml
+
+    text = (run / "config.yaml").read_text()
+    head, values = text.split("\n", 1)
+    write_text(run / "config.yaml", f"{head}\n{yaml.safe_dump(yaml.safe_load(values) | parts, sort_keys=False)}")
+    return run
+
+
+# Code
+
+
+EVIL = """
+from pathlib import Path
+import torch
+Path({canary!r}).write_text("imported")
+class Net(torch.nn.Module):
+    def __new__(cls, *_, **__): return torch.nn.Linear(64, 10)
+def make(**_): Path({canary!r}).write_text("called")
+"""
+
+
+@pytest.fixture
+def evil(canary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module beside the results, in the current folder, that leaves a mark once it is imported."""
+    name = f"evil_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(EVIL.format(canary=str(canary)))
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+FOREIGN: dict[str, Callable[[str, Path], dict[str, object]]] = {
+    "a function of the library": lambda _, c: {"model": {"name": "subprocess:getoutput", "cmd": f"touch {c.parent}/x"}},
+    "a model in the current folder": lambda evil, _: {"model": {"name": f"{evil}:Net"}},
+    "data in the current folder": lambda evil, _: {"data": {"name": f"{evil}:make"}},
+    "os.system": lambda _, c: {"model": {"name": "os:system", "command": f"touch {c.parent}/x"}},
+    "a module that does not exist": lambda *_: {"model": {"name": "antigravity_:x"}},
+    "an attribute of an attribute": lambda *_: {"model": {"name": "os.path:os"}},
+    "an environment's module": lambda evil, _: {
+        "task": {"name": "rl"},
+        "env": {"name": "gymnasium", "id": f"{evil}:E"},
+    },
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_code_that_a_stored_run_names_is_not_imported(what: str, run: Path, canary: Path, evil: str) -> None:
+    with_config(run, **FOREIGN[what](evil, canary))
+    with pytest.raises(ConfigError, match=r"=.*:.* is code that a stored file names.*trust=True"):
+        decentral.load(run)
+    assert list(runs(run.parents[1]).status) == ["done"]
+    with pytest.raises(SystemExit):
+        words = ["bluefog_fig5", "scale=smoke", "--plan=quick", f"results_dir={run.parents[1]}", "progress=false"]
+        study_command.main(words)
+    unchanged(canary)
+    assert evil not in sys.modules
+
+
+def test_code_of_a_run_is_imported_if_it_is_trusted_or_was_chosen_here(run: Path, canary: Path, evil: str) -> None:
+    with_config(run, model={"name": f"{evil}:Net"})
+    with pytest.raises(ConfigError, match="cannot take images"):  # it was built
+        decentral.load(run, trust=True)
+    assert canary.read_text() == "imported"
+    assert read(run / "config.yaml").model.name == f"{evil}:Net"  # it has been chosen now
+
+
+def test_a_module_of_the_user_takes_the_place_of_what_the_run_names(run: Path, canary: Path, evil: str) -> None:
+    with_config(run, model={"name": f"{evil}:Net"})
+    with pytest.raises(ConfigError, match="model= is not what"):
+        decentral.load(run, model=nn.Linear(3, 3))
+    unchanged(canary)
+
+
+# Files of any shape
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 10)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+YAML = {
+    "an alias bomb": BOMB,
+    "a list in itself": "&a [*a]",
+    "deep": "[" * 20_000,
+    "deep blocks": "- " * 20_000,
+    "huge": "a: " + "x" * 2_000_000,
+    "python": "a: !!python/object/apply:os.system [touch x]",
+    "no date": "a: 2001-99-99",
+    "a number of 5000 digits": "a: " + "9" * 5000,
+    "not UTF-8": b"\xff\xfe\x00",
+    "no text": b"\x00\x00",
+}
+
+
+@pytest.mark.parametrize("what", YAML)
+def test_a_configuration_that_is_none_is_refused_at_once(what: str, run: Path) -> None:
+    text = YAML[what]
+    (run / "config.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
+    for reads in (read_yaml, read):
+        with pytest.raises(ConfigError, match=r"config\.yaml (is|has)"):
+            reads(run / "config.yaml")
+    with pytest.raises(ConfigError):
+        decentral.load(run)
+    assert list(runs(run.parents[1]).status) == ["done"]
+
+
+@pytest.mark.parametrize(
+    "values", [[1], "x", {}, {"model": 3}, {"model": {"name": ["x"]}}, {"task": {"name": {}}}, {"own": 3}, {"seed": []}]
+)
+def test_a_configuration_of_another_shape_is_refused(values: object, run: Path) -> None:
+    if isinstance(values, dict) and values:
+        with_config(run, **values)
+    else:
+        (run / "config.yaml").write_text(str(values))
+    with pytest.raises(ConfigError):
+        read(run / "config.yaml")
+    decentral.runs(run.parents[1])
+
+
+def test_what_a_stored_configuration_interpolates_stays_text(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "password")
+    with_config(run, results_dir="${oc.env:SECRET}", run_dir="${seed}")
+    config = read(run / "config.yaml")
+    assert (config.results_dir, config.run_dir) == ("${oc.env:SECRET}", "${seed}")
+    assert decentral.load(run).settings["results_dir"] == "${oc.env:SECRET}"
+
+
+def test_json_that_is_deep_or_a_pipe_is_none(tmp_path: Path) -> None:
+    for name, text in (("deep", "[" * 100_000), ("deep object", '{"a":' * 100_000), ("digits", '{"a": ' + "9" * 5000)):
+        (tmp_path / name).write_text(text + "\n")
+        assert read_json(tmp_path / name) is None
+        with pytest.raises(ConfigError, match="is damaged"):
+            read_lines(tmp_path / name)
+    os.mkfifo(tmp_path / "pipe")
+    assert read_json(tmp_path / "pipe") is None
+    with pytest.raises(ConfigError, match="no regular file"):
+        read_lines(tmp_path / "pipe")
+
+
+def test_arrays_and_checkpoints_are_not_unpickled(tmp_path: Path, canary: Path) -> None:
+    import torch
+
+    class Payload:
+        def __reduce__(self) -> object:
+            return Path.write_text, (canary, "unpickled")
+
+    (tmp_path / "5").mkdir()
+    torch.save({"x": Payload()}, tmp_path / "5" / "rank0.pt")
+    with pytest.raises(Exception, match=r"(?i)weights.only"):
+        checkpoints.load_part(checkpoints.Checkpoint(5, tmp_path / "5", ("rank0",), {}), "rank0")
+    np.savez(tmp_path / "graph.npz", weights=np.array([Payload()], dtype=object))
+    with pytest.raises(ConfigError):
+        compose(["topology=file", f"topology.path={tmp_path}/graph.npz", "num_workers=2"]).rounds()
+    unchanged(canary)
+
+
+# Links
+
+
+LINKS = ("status.json", "config.yaml", "metrics.jsonl", "run.lock", "log.txt", "checkpoints", "checkpoints/5", "before",
+         "tensorboard", "learning_curves.png", "models.safetensors", "anything")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_run_does_not_write_or_delete_through_links(name: str, tmp_path: Path, canary: Path) -> None:
+    path = tmp_path / "run"
+    with RunStore.open(path, "aaa", "x: 1\n") as store:
+        store.set_status(Status.done)
+    link = path / name
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    folder = name in ("checkpoints", "checkpoints/5", "before", "tensorboard")
+    link.symlink_to(canary.parent if folder else canary)
+    for write in (lambda: RunStore.open(path, "aaa", "x: 1\n"), lambda: RunStore.forget(path, "aaa")):
+        with pytest.raises(ConfigError, match=r"is a link|is no run directory"):
+            write()
+    unchanged(canary)
+
+
+def test_no_link_waits_under_the_name_of_a_temporary_file(tmp_path: Path, canary: Path) -> None:
+    for name in ("status.json", ".status.json.tmp", "status.json.tmp", ".learning_curves.tmp", ".trace.npz.tmp"):
+        (tmp_path / name).symlink_to(canary)
+    write_text(tmp_path / "status.json", "{}")
+    assert (tmp_path / "status.json").read_text() == "{}"
+    assert not (tmp_path / "status.json").is_symlink()
+    unchanged(canary)
+
+
+def test_a_folder_of_results_that_is_a_link_is_no_run_of_the_folder_named(tmp_path: Path, canary: Path) -> None:
+    with RunStore.open(tmp_path / "elsewhere", "aaa", "x: 1\n") as store:
+        store.set_status(Status.done)
+    (tmp_path / "results" / "runs").mkdir(parents=True)
+    (tmp_path / "results" / "runs" / "aaa").symlink_to(tmp_path / "elsewhere")
+    assert [one.run_id for one in find_runs(tmp_path / "results")] == ["aaa"]  # to read it is harmless
