@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -52,10 +53,10 @@ class Coordinates(Toy):
 
     def __init__(self, buffers: Tensor | None = None) -> None:
         self.asked_for: list[int] = []
-        self._buffers = {} if buffers is None else {"mean": buffers}
+        self._states = [] if buffers is None else [{"tensors": {"mean": value}} for value in buffers]
 
-    def buffers(self) -> dict[str, Tensor]:
-        return self._buffers
+    def model_states(self) -> list[dict[str, Any]]:
+        return self._states
 
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
         x = x if workers is None else x[workers]

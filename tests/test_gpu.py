@@ -43,7 +43,10 @@ def trained(device: str, overrides: Sequence[str]) -> tuple[Tensor, dict[str, Te
             run.stepper.step()
         run.stepper.settle()
         recordings = len(getattr(getattr(run.problem, "passes", None), "_recordings", ()))
-        buffers = {name: buffer.double().cpu() for name, buffer in run.problem.buffers().items()}
+        states = enumerate(run.problem.model_states())
+        buffers = {
+            f"{i} {name}": buffer.double().cpu() for i, state in states for name, buffer in state["tensors"].items()
+        }
         models = run.stepper.models.cpu().clone()
         run.close()
     return models, buffers, recordings

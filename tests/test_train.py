@@ -521,8 +521,9 @@ def test_hooks_of_parameters_are_those_of_every_worker(tmp_path):
 
 def test_what_computes_with_the_parameters_of_the_module_itself_is_refused(tmp_path):
     replaced, hooked, kept = small(), small(), small()
-    replaced.forward = lambda x: replaced[3](replaced[0](x))
-    hooked.register_forward_hook(lambda module, inputs, output: output * hooked[3].bias)
+    held = {"replaced": replaced, "hooked": hooked}  # a copy does not know what is in there
+    replaced.forward = lambda x: held["replaced"][3](held["replaced"][0](x))
+    hooked.register_forward_hook(lambda module, inputs, output: output * held["hooked"][3].bias)
     kept[3].weight.register_post_accumulate_grad_hook(lambda parameter: None)
     for model, sentence in (
         (replaced, "also in a copy of it"),

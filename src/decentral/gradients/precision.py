@@ -11,6 +11,7 @@ from decentral.host.caller import default_dtype
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 
 class Precision(Enum):
@@ -79,3 +80,14 @@ def _float32(matrices: str) -> Iterator[None]:
         yield
     finally:
         matmul.fp32_precision, convolution.fp32_precision = before
+
+
+def cast(module: nn.Module, dtype: torch.dtype) -> None:
+    """Let the parameters that are trained be of this type, and all floating-point numbers with them.
+
+    A module whose parameters are of it already stays as it is, with buffers of whatever type.
+    """
+    import torch
+
+    if any(p.dtype != dtype for p in module.parameters() if p.requires_grad):
+        module.double() if dtype is torch.float64 else module.float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -11,6 +12,7 @@ from decentral.errors import ConfigError
 from decentral.models.model import Model
 from decentral.registry import blame
 from decentral.registry.signature import Plain, component_from, taken
+from decentral.store.models import packed
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -25,65 +27,154 @@ class PlainModel(Plain, Model):
     takes: ClassVar[type[DataDescription]] = LabelledData
 
     def build(self, data: LabelledData) -> nn.Module:
-        """A copy of what the class makes, tried out on an example of zeros. Raises ConfigError if that fails.
+        """A copy of what the class makes, tried out on an example of zeros. Raises ConfigError if it cannot be trained.
 
         Its numbers are as exact as they were made. It is in train mode, but for parts of it that were not.
         """
         import torch
 
-        from decentral.gradients.passes.worker_models import copied
+        from decentral.gradients.passes.module_state import copied
 
         given = (data.num_classes, data.shape[0] if data.shape else 1, prod(data.shape), data.shape)
         known = self.settings()
         with blame.named():
-            module = self.target()(**known, **taken(self.target(), dict(zip(GIVEN, given, strict=True))))
-        if not isinstance(module, torch.nn.Module):
-            raise ConfigError(f"model={self.name} has to be a torch.nn.Module, or return one, not {_type(module)}.")
-        if not any(True for _ in module.parameters()):
-            raise ConfigError(f"model={self.name} has no parameters to train.")
-        if any(parameter._post_accumulate_grad_hooks for parameter in module.parameters()):
+            original = self.target()(**known, **taken(self.target(), dict(zip(GIVEN, given, strict=True))))
+        if not isinstance(original, torch.nn.Module):
+            raise ConfigError(f"model={self.name} has to be a torch.nn.Module, or return one, not {_type(original)}.")
+        check(original, self.name)
+        module = copied(original).cpu()
+        kept = [part for part in module.modules() if module.training and not part.training]
+        module.train()
+        for part in kept:
+            part.training = False
+        names = [name for name, _ in module.named_parameters()]
+        tried = copied(module)
+        self._try(tried.float(), data, original)
+        if names != [name for name, _ in tried.named_parameters()] or _uninitialized(module):
+            self._try(module.float(), data, original)  # a forward pass makes its parameters
+        if (name := _uninitialized(module)) is not None:
             raise ConfigError(
-                f"model={self.name} has a hook for gradients that are added up (register_post_accumulate_grad_hook), "
-                "but they are not added up here: use register_hook."
+                f"model={self.name}: {name} is not initialized by a forward pass: use it, or leave it out."
             )
-        frozen = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
-        if frozen:
-            raise ConfigError(
-                f"model={self.name}: {frozen[0]} has requires_grad=False, but all parameters are trained: make it a "
-                "buffer (register_buffer)."
-            )
-        self._try(copied(module).float().cpu().eval(), data, module)
-        found = copied(module).cpu()
-        return found if found.training else found.train()
+        return module
 
     def _try(self, module: nn.Module, data: LabelledData, original: nn.Module) -> None:
-        """With a copy of the module, which is changed."""
         import torch
 
+        from decentral.models.statistics import evaluating
+
         shape = " x ".join(map(str, data.shape))
-        try:
-            with torch.no_grad():
-                logits = module(torch.zeros(1, *data.shape))
-        except Exception as error:
-            where = blame.place(error)
-            place = f" ({where})" if where else ""
-            raise ConfigError(
-                f"model={self.name} cannot take {data.kind} of {shape}{place}: {blame.sentence(error)}."
-            ) from error
-        found = list(logits.shape) if isinstance(logits, torch.Tensor) else _type(logits)
-        if found != [1, data.num_classes]:
-            raise ConfigError(
-                f"model={self.name} has to give a number for each of the {data.num_classes} classes, "
-                f"[1, {data.num_classes}] for one example, but it gives {found}: let it take num_classes as a "
-                "parameter, which is then the number of classes of the data."
-            )
-        with torch.enable_grad():
-            leaves = _leaves(module(torch.zeros(1, *data.shape)))
+        with evaluating(module):
+            try:
+                with torch.no_grad():
+                    logits = module(torch.zeros(1, *data.shape, dtype=torch.float32))
+            except Exception as error:
+                where = blame.place(error)
+                place = f" ({where})" if where else ""
+                raise ConfigError(
+                    f"model={self.name} cannot take {data.kind} of {shape}{place}: {blame.sentence(error)}."
+                ) from error
+            found = list(logits.shape) if isinstance(logits, torch.Tensor) else _type(logits)
+            if found != [1, data.num_classes]:
+                raise ConfigError(
+                    f"model={self.name} has to give a number for each of the {data.num_classes} classes, "
+                    f"[1, {data.num_classes}] for one example, but it gives {found}: let it take num_classes as a "
+                    "parameter, which is then the number of classes of the data."
+                )
+            with torch.enable_grad():
+                leaves = _leaves(module(torch.zeros(1, *data.shape, dtype=torch.float32)))
         if leaves & set(original.parameters()):
             raise ConfigError(
                 f"model={self.name} computes with parameters of the module that was given, also in a copy of it, but "
                 "every worker trains a copy: let hooks and a replaced forward use the module that they are called with."
             )
+
+
+def check(module: nn.Module, name: str) -> None:
+    """Raise a ConfigError if copies of the module, one for each worker, cannot be trained as rows."""
+    from decentral.gradients.passes.module_state import copied
+
+    reason = _refused_part(module) or _refused_tensor(module) or _shared_memory(module)
+    if reason is not None:
+        raise ConfigError(f"model={name}: {reason}.")
+    if any(parameter._post_accumulate_grad_hooks for parameter in module.parameters()):
+        raise ConfigError(
+            f"model={name} has a hook for gradients that are added up (register_post_accumulate_grad_hook), "
+            "but they are not added up here: use register_hook."
+        )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        frozen = ": all of them have requires_grad=False" if any(True for _ in module.parameters()) else ""
+        raise ConfigError(f"model={name} has no parameters to train{frozen}.")
+    try:
+        copied(module)
+    except Exception as error:
+        raise ConfigError(f"model={name} cannot be copied, once for each worker: {blame.sentence(error)}.") from error
+
+
+def _refused_part(module: nn.Module) -> str | None:
+    import torch
+    from torch import nn
+
+    for name, part in module.named_modules():
+        where, kind = f"its part {name}" if name else "it", type(part).__name__
+        if hasattr(part, "_orig_mod") or isinstance(part, torch.jit.ScriptModule):
+            how = "torch.compile" if hasattr(part, "_orig_mod") else "torch.jit"
+            return f"{where} is a {kind}, which is not copied for each worker: give the module as it is before {how}"
+        if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            return f"{where} is a {kind}, which is not copied for each worker: give the module inside of it (.module)"
+        if type(part).get_extra_state is not nn.Module.get_extra_state:
+            try:
+                packed(part.get_extra_state())
+            except TypeError as error:
+                return (
+                    f"get_extra_state of {kind} cannot be stored ({error}): let it return tensors, "
+                    "numbers, strings, and lists, tuples and dicts of these"
+                )
+    return None
+
+
+def _refused_tensor(module: nn.Module) -> str | None:
+    import torch
+
+    for name, parameter in module.named_parameters():
+        strided = parameter.layout == torch.strided
+        if parameter.requires_grad and not (parameter.is_floating_point() and strided):
+            kind = str(parameter.dtype if strided else parameter.layout).removeprefix("torch.")
+            return (
+                f"its parameter {name} is {kind}, but rows hold real numbers: use dense real parameters (of complex "
+                "ones torch.view_as_real)"
+            )
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor) and (tensor.layout != torch.strided or tensor.is_quantized):
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+            return f"its {name} is {kind}, which models.safetensors does not hold: register it with persistent=False"
+    return None
+
+
+def _shared_memory(module: nn.Module) -> str | None:
+    """Two tensors in the same memory, of which one is trained: copies would not be tied."""
+    import torch
+
+    found = []
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if not torch.nn.parameter.is_lazy(tensor) and tensor.layout == torch.strided and tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start = tensor.data_ptr()
+            found.append((start, start + (last + 1) * tensor.element_size(), name, tensor.requires_grad))
+    found.sort(key=lambda each: each[0])
+    for (_, end, one, trained), (start, _, other, too) in pairwise(found):
+        if start < end and (trained or too):
+            return (
+                f"its {one} and {other} are two tensors in the same memory: let them be one parameter, as in "
+                "self.b.weight = self.a.weight"
+            )
+    return None
+
+
+def _uninitialized(module: nn.Module) -> str | None:
+    from torch.nn.parameter import is_lazy
+
+    return next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
 
 
 @cache

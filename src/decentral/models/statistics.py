@@ -1,12 +1,14 @@
 """Batch-norm statistics, which are no parameters: a model that was averaged or mixed needs its own.
 
 An algorithm averages parameters. Running means and variances are buffers, and those of one worker do not describe the
-activations of another model (nor of the average of several), so they are computed anew where they are needed.
+activations of another model (nor of the average of several), so they are computed anew where they are needed. Other
+buffers of the averaged model are means over the workers, or worker 0's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,8 +16,40 @@ if TYPE_CHECKING:
 
 
 def has_batch_statistics(module: nn.Module) -> bool:
-    """Whether the module has layers that keep running means and variances for evaluation."""
+    """Whether the module has layers that keep running means and variances for evaluation, and change them."""
     return bool(_layers_with_statistics(module))
+
+
+def statistics_of(module: nn.Module) -> dict[str, Tensor]:
+    """Those that `recompute_batch_statistics` replaces, with the counts of batches, by name."""
+    layers = _layers_with_statistics(module)
+    return {
+        f"{name}.{leaf}".lstrip("."): layer._buffers[leaf]
+        for name, layer in module.named_modules()
+        if layer in layers
+        for leaf in ("running_mean", "running_var", "num_batches_tracked")
+        if layer._buffers.get(leaf) is not None
+    }
+
+
+def is_averaged(module: nn.Module, name: str, tensor: Tensor) -> bool:
+    """Whether the averaged model has the workers' mean of this buffer or frozen parameter, or else worker 0's.
+
+    Counters and flags have no mean, nor have the singular vectors of spectral norm, whose signs are arbitrary. A batch
+    norm that is frozen has the same statistics at all workers.
+    """
+    from torch.nn.utils.parametrizations import _SpectralNorm
+    from torch.nn.utils.spectral_norm import SpectralNorm
+
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    hooks = [hook for hook in owner._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
+    singular = {f"{hook.name}_{side}" for hook in hooks for side in "uv"}
+    if isinstance(owner, _SpectralNorm):
+        singular = {"_u", "_v"}
+    frozen = _has_statistics(owner) and not owner.training
+    numbers = (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_sparse and not tensor.is_quantized
+    return numbers and not frozen and leaf not in singular
 
 
 def recompute_batch_statistics(module: nn.Module, batches: Iterable[Tensor]) -> int:
@@ -23,7 +57,8 @@ def recompute_batch_statistics(module: nn.Module, batches: Iterable[Tensor]) -> 
 
     Each layer gets (1 / m) sum_b mean_b and (1 / m) sum_b var_b over the m batches, where var_b is unbiased and the
     layers before it normalize with batch b's own statistics, as in training ("PreciseBN": Wu and Johnson, 2021,
-    arXiv:2105.07576, section 3). Every batch weighs the same, so take batches of equal size, and large ones.
+    arXiv:2105.07576, section 3). Every batch weighs the same, so take batches of equal size, and large ones. Layers in
+    evaluation mode keep their statistics.
 
     Parameters do not change, dropout is off and nothing is drawn at random; modes and momenta are put back. A module
     without statistics takes no batch. `batches` ([B, channels, height, width] each, on the module's device) must not be
@@ -36,28 +71,52 @@ def recompute_batch_statistics(module: nn.Module, batches: Iterable[Tensor]) -> 
     layers = _layers_with_statistics(module)
     if not layers:
         return 0
-    modes = [(child, child.training) for child in module.modules()]
     momenta = [layer.momentum for layer in layers]
-    module.eval()
-    for layer in layers:
-        layer.train()
-        layer.momentum = None  # a cumulative average
-        layer.reset_running_stats()
+    calls = dict.fromkeys(layers, 0)
+
+    def count(layer: Any, inputs: object) -> None:
+        calls[layer] += 1
+        layer.momentum = 1 / calls[layer]  # a cumulative average, of instance norm, too
+
+    hooks = [layer.register_forward_pre_hook(count) for layer in layers]
     num_images = 0
     try:
-        with torch.no_grad():
+        with evaluating(module), torch.no_grad():
+            for layer in layers:
+                layer.train()
+                if layer.num_batches_tracked is not None:
+                    layer.num_batches_tracked.zero_()
             for batch in batches:
                 with default_dtype(next(module.parameters()).dtype):
                     module(batch)
                 num_images += len(batch)
     finally:
-        for child, training in modes:
-            child.training = training
+        for hook in hooks:
+            hook.remove()
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
     assert num_images > 0, "no batches"
     return num_images
 
 
+@contextmanager
+def evaluating(*modules: nn.Module) -> Iterator[None]:
+    """Within this, modules are in evaluation mode; afterwards every layer trains or not, as it did."""
+    modes = [(layer, layer.training) for module in modules for layer in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for layer, training in modes:
+            layer.training = training
+
+
 def _layers_with_statistics(module: nn.Module) -> list[Any]:
-    return [layer for layer in module.modules() if getattr(layer, "running_mean", None) is not None]
+    return [layer for layer in module.modules() if layer.training and _has_statistics(layer)]
+
+
+def _has_statistics(layer: nn.Module) -> bool:
+    from torch.nn.modules.batchnorm import _NormBase
+
+    return isinstance(layer, _NormBase) and layer.running_mean is not None

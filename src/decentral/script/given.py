@@ -15,7 +15,7 @@ from decentral.data.loading.map_style import example
 from decentral.data.plain import PlainData, Sets
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
-from decentral.models.plain import PlainModel
+from decentral.models.plain import PlainModel, check
 from decentral.randomness import seeded
 from decentral.script.fingerprint import fingerprint
 from decentral.terminal.console import warn
@@ -45,6 +45,8 @@ class GivenModel(PlainModel):
         """Raises ConfigError if it is neither."""
         if not callable(model):
             raise ConfigError(f"model= is a {type(model).__name__}: give a torch.nn.Module, or a class or function.")
+        if isinstance(model, nn.Module):
+            check(model, cls.name)
         found = cls(content=compared(model, getattr(model, "__name__", type(model).__name__)))
         vars(found)["_make"] = (lambda: model) if isinstance(model, nn.Module) else model
         return found

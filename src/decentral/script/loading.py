@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from decentral.config.files import read
 from decentral.config.identity import at_home
 from decentral.config.own_files import read_yaml
 from decentral.errors import ConfigError
+from decentral.gradients.precision import Precision, cast
 from decentral.host.caller import left_as_found
 from decentral.registry import component
 from decentral.store import RunStore, Status, find_runs, read_metrics
@@ -26,7 +26,7 @@ from decentral.store.ownership import LOCK, recorded_id
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from torch import Tensor, nn
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,10 @@ def load(
         return Trained(directory, status, settings, metrics, [], None)
     stored = load_models(directory, recorded_id(directory)).models
     workers = sorted((name for name in stored if name != AVERAGED), key=lambda name: int(name[len("worker") :]))
+    precision = Precision.fp64 if settings.get("precision") == "fp64" else Precision.fp32
     with left_as_found():
         make = _maker(directory, settings, model, trust)
-        models = [_with(make(), stored[name]) for name in (*workers, AVERAGED)]
+        models = [_with(make(), stored[name], precision) for name in (*workers, AVERAGED)]
     return Trained(directory, status, settings, metrics, models[:-1], models[-1])
 
 
@@ -116,17 +117,18 @@ def _maker(
         )
     import torch
 
-    dtype = getattr(torch, "float64" if settings.get("precision") == "fp64" else "float32")
+    from decentral.gradients.passes.module_state import copied
+
     if isinstance(model, torch.nn.Module):
-        return lambda: copy.deepcopy(model).to(dtype)
+        return lambda: copied(model)
     if model is not None:
-        return lambda: _called(model).to(dtype)
+        return lambda: _called(model)
     config = read(directory / "config.yaml", trust)
     description = config.task.describe(config)
 
     def make() -> nn.Module:
         found: nn.Module = config.model.build(description)
-        return found.to(dtype)
+        return found
 
     return make
 
@@ -145,7 +147,14 @@ def _called(model: Callable[..., nn.Module]) -> nn.Module:
     return model()
 
 
-def _with(module: nn.Module, tensors: dict[str, Tensor]) -> nn.Module:
+def _with(module: nn.Module, tensors: dict[str, Any], precision: Precision) -> nn.Module:
+    cast(module, precision.dtype)
+    owners = dict(module.named_modules())
+    for name, value in tensors.items():
+        path, _, leaf = name.rpartition(".")
+        buffers = owners[path]._buffers if path in owners else {}
+        if leaf in buffers and ((now := buffers[leaf]) is None or now.shape != value.shape or now.dtype != value.dtype):
+            buffers[leaf] = value.clone()  # training has changed it so
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:

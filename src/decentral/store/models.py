@@ -1,16 +1,22 @@
 """The trained models of a run, in `models.safetensors` of its directory: tensors by name, and nothing that is executed.
 
 `worker3.<name>` is a tensor of worker 3's model, `averaged.<name>` one of the averaged model, where <name> is that of
-the `nn.Module`'s `state_dict`.
+the `nn.Module`'s `state_dict`. The header says what safetensors has no words for: `tied`, which names share a tensor;
+`complex`, which tensors are pairs of real numbers; `extra`, what `get_extra_state` has returned; and `sha256`, of all.
 """
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from decentral.errors import ConfigError
 from decentral.store.files import sync_directory
@@ -21,32 +27,68 @@ if TYPE_CHECKING:
 FILE = "models.safetensors"
 AVERAGED = "averaged"
 _HINT = "delete the run's directory and repeat the run"
+_SEQUENCES: dict[str, Any] = {each.__name__: each for each in (list, tuple, set, deque)}
+_MAPPINGS: dict[str, Any] = {each.__name__: each for each in (dict, OrderedDict)}
+
+
+def packed(value: Any) -> Any:
+    """A plain value as tensors, numbers, strings, None and lists of these. Raises TypeError for any other."""
+    import torch
+
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if type(value) is torch.Tensor and not value.requires_grad:
+        return value.clone()
+    if type(value) is complex:
+        return ["complex", value.real, value.imag]
+    if isinstance(value, np.ndarray | np.generic):
+        return ["array", torch.from_numpy(np.array(value))]
+    kind = type(value).__name__
+    if type(value) is _SEQUENCES.get(kind):
+        return [kind, [packed(one) for one in (sorted(value, key=repr) if kind == "set" else value)]]
+    if type(value) is _MAPPINGS.get(kind):
+        return [kind, [[packed(key), packed(one)] for key, one in value.items()]]
+    raise TypeError(f"a {kind} is no plain value")
+
+
+def unpacked(value: Any) -> Any:
+    """The inverse of `packed`."""
+    if not isinstance(value, list):
+        return value.clone() if hasattr(value, "clone") else value
+    kind, *rest = value
+    if kind == "complex":
+        return complex(*rest)
+    if kind == "array":
+        return rest[0].numpy().copy()
+    if kind in _MAPPINGS:
+        return _MAPPINGS[kind]((unpacked(key), unpacked(one)) for key, one in rest[0])
+    return _SEQUENCES[kind](map(unpacked, rest[0]))
 
 
 class Models(NamedTuple):
     """What is in the file: the tensors of each model, and what is known of them all."""
 
-    models: dict[str, dict[str, Tensor]]
-    """`averaged`, `worker0`, ... -> name -> tensor."""
+    models: dict[str, dict[str, Any]]
+    """`averaged`, `worker0`, ... -> name -> tensor, or extra state."""
     facts: dict[str, str]
     """run_id, step, and what else the writer knew."""
 
 
-def save_models(directory: Path, models: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, object]) -> None:
-    """Replace the file atomically and durably. Raises OSError."""
+def save_models(directory: Path, models: Mapping[str, Mapping[str, Any]], facts: Mapping[str, object]) -> None:
+    """Replace the file atomically and durably. Raises OSError; TypeError for extra state that is no plain value."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    tensors: dict[str, Tensor] = {}
-    places: set[int] = set()
-    for model, named in models.items():
-        for name, tensor in named.items():
-            own = tensor.detach().cpu().contiguous()  # views of rows stay: a copy would be as large as all models
-            tensors[f"{model}.{name}"] = own.clone() if own.data_ptr() in places else own
-            places.add(own.data_ptr())
-    temporary = directory / f".{FILE}.tmp"
+    tensors, header = _flattened(models)
+    header |= {key: str(value) for key, value in facts.items()}
+    temporary = directory / f".{FILE}.{os.getpid()}.tmp"
     try:
-        save_file(tensors, temporary, metadata={key: str(value) for key, value in facts.items()})
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        mode = os.fstat(descriptor).st_mode
+        os.close(descriptor)
+        save_file(tensors, temporary, metadata=header | {"sha256": _digest(tensors, header)})
+        os.chmod(temporary, mode)  # safetensors lets its owner alone read a file
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         os.replace(temporary, directory / FILE)
@@ -58,14 +100,58 @@ def save_models(directory: Path, models: Mapping[str, Mapping[str, Tensor]], fac
     sync_directory(directory)
 
 
+def _flattened(models: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of all models in one dict, and what the header says of them."""
+    import torch
+
+    tensors, tied, extra, numbers = dict[str, torch.Tensor](), dict[str, str](), dict[str, Any](), list[str]()
+    places: dict[tuple[object, ...], str] = {}
+    memory: set[int] = set()
+    for model, named in models.items():
+        for name, value in named.items():
+            key = f"{model}.{name}"
+            if not isinstance(value, torch.Tensor):
+                extra[key] = packed(value)
+                continue
+            own = value.detach().cpu()
+            place = own.data_ptr(), own.shape, own.stride(), own.dtype
+            if own.numel() and place in places:
+                tied[key] = places[place]
+                continue
+            places[place] = key
+            if own.is_complex():
+                own, numbers = torch.view_as_real(own.resolve_conj()), [*numbers, key]
+            own = own.contiguous()  # views of rows stay: a copy would be as large as all models
+            tensors[key] = own.clone() if own.data_ptr() in memory else own
+            memory.add(own.data_ptr())
+
+    def take(tensor: Tensor) -> dict[str, str]:
+        key = f"extra.{sum(name.startswith('extra.') for name in tensors)}"
+        tensors[key] = tensor.cpu().contiguous()
+        return {"tensor": key}
+
+    said: dict[str, Any] = {"tied": tied, "complex": numbers, "extra": extra}
+    return tensors, {key: json.dumps(value, default=take) for key, value in said.items() if value}
+
+
+def _digest(tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> str:
+    """Of all that is in the file but this digest."""
+    import torch
+
+    digest = hashlib.sha256(json.dumps(header, sort_keys=True).encode())
+    for key in sorted(tensors):
+        tensor = tensors[key]
+        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def stored_facts(directory: Path) -> dict[str, str]:
     """What the writer knew of the models; {} if there are none. Never raises."""
-    if not (directory / FILE).is_file():
-        return {}
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(directory / FILE, framework="pt") as file:
+        with open(directory / FILE, "rb"), safe_open(directory / FILE, framework="pt") as file:
             return dict(file.metadata() or {})
     except (SafetensorError, OSError, ValueError):
         return {}
@@ -74,23 +160,43 @@ def stored_facts(directory: Path) -> dict[str, str]:
 def load_models(directory: Path, run_id: str | None = None) -> Models:
     """What `save_models` wrote.
 
-    Raises ConfigError if there is no such file, if it is damaged, or belongs to another run than `run_id`.
+    Raises ConfigError if there is no such file, if it cannot be read, is damaged, or belongs to another run than
+    `run_id`.
     """
     from safetensors import SafetensorError, safe_open
 
     path = directory / FILE
-    if not path.is_file():
-        raise ConfigError(f"{path} does not exist: the run is not finished, or was made with save=none.")
-    models: dict[str, dict[str, Tensor]] = {}
     try:
-        with safe_open(path, framework="pt") as file:
-            facts = dict(file.metadata() or {})
-            for key in file.keys():  # noqa: SIM118
-                model, _, name = key.partition(".")
-                models.setdefault(model, {})[name] = file.get_tensor(key)
-    except (SafetensorError, OSError, ValueError) as error:
+        with open(path, "rb"), safe_open(path, framework="pt") as file:
+            header = dict(file.metadata() or {})
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        if "run_id" not in header or (run_id is not None and header["run_id"] != run_id):
+            theirs = f"run {header['run_id']}" if "run_id" in header else "no run of decentral"
+            raise ConfigError(f"{path} belongs to {theirs}, not to run {run_id or directory.name}: {_HINT}.")
+        written = header.pop("sha256", None)  # those that are older have none
+        if written is not None and written != _digest(tensors, header):
+            raise ValueError("its content is not what was written")
+        return _models(tensors, header)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: the run is not finished, or was made with save=none.") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from None
+    except (SafetensorError, ValueError, TypeError, LookupError) as error:
         raise ConfigError(f"{path} is damaged ({error}): {_HINT}.") from None
-    if "run_id" not in facts or (run_id is not None and facts["run_id"] != run_id):
-        theirs = f"run {facts['run_id']}" if "run_id" in facts else "no run of decentral"
-        raise ConfigError(f"{path} belongs to {theirs}, not to run {run_id or directory.name}: {_HINT}.")
-    return Models(models, facts)
+
+
+def _models(tensors: dict[str, Tensor], header: dict[str, str]) -> Models:
+    """The inverse of `_flattened`."""
+    import torch
+
+    said = {key: json.loads(header.pop(key)) for key in ("tied", "complex") if key in header}
+    named = lambda found: tensors.pop(found["tensor"]) if found.keys() == {"tensor"} else found  # noqa: E731
+    extra = json.loads(header.pop("extra", "{}"), object_hook=named)
+    every: dict[str, Any] = tensors | {key: torch.view_as_complex(tensors[key]) for key in said.get("complex", ())}
+    every |= {key: every[other] for key, other in said.get("tied", {}).items()}
+    every |= {key: unpacked(value) for key, value in extra.items()}
+    models: dict[str, dict[str, Any]] = {}
+    for key, value in every.items():
+        model, _, name = key.partition(".")
+        models.setdefault(model, {})[name] = value
+    return Models(models, header)

@@ -87,4 +87,5 @@ class SupervisedTask(Task):
         import torch
 
         with torch.device("meta"):
-            return sum(p.numel() for p in config.model.build(config.data.inspect()).parameters())
+            parameters = config.model.build(config.data.inspect()).parameters()
+            return sum(p.numel() for p in parameters if p.requires_grad)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from decentral.config.schema import Config
     from decentral.data.description import DataDescription
+    from decentral.network.network import Network
 
 DEFAULT_NUM_WORKERS = 16
 
@@ -151,10 +152,12 @@ class Problem(ABC):
         """Write what describes the problem, such as the distribution of the data (partition.csv)."""
         return None
 
-    def buffers(self) -> dict[str, Tensor]:
-        """State of the local workers beside their models (batch-norm statistics), each [k, ...]; tensors that alias
-        it."""
-        return {}
+    def model_states(self) -> list[dict[str, Any]]:
+        """What the module of each local worker keeps beside the parameters in its row: buffers, say; part of `state`.
+
+        [] where there are no modules.
+        """
+        return []
 
     def state(self) -> list[Any]:
         """What else each local worker has to remember, for checkpoints: where its environment is, say; [] if nothing.
@@ -168,8 +171,8 @@ class Problem(ABC):
         """Go on from what `state` once gave: the entries of the local workers; not called where there were none."""
         return None
 
-    def model_tensors(self, x: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A model x [P] and its buffers as they are kept, by the names of the module's `state_dict`.
+    def model_tensors(self, x: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """A model x [P] with one of the `model_states` as it is kept, which is the module's `state_dict`.
 
         {} where no `nn.Module` is trained: x then says little without its problem, and no models are kept.
         """
@@ -179,12 +182,17 @@ class Problem(ABC):
         """The parameters of a model x [P], one after the other; by default it is one vector."""
         return RowLayout.flat(len(x))
 
-    def averaged_buffers(self, x: Tensor) -> dict[str, Tensor]:
-        """The buffers of the averaged model x [P], such as batch statistics that were recomputed for it."""
-        return {}
+    def average_states(self, net: Network) -> None:
+        """Let the averaged model have what fits it of the `model_states` of all workers: all processes call this
+        before `average_statistics` and `averaged_tensors`."""
+        return None
 
-    def begin_with(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """The model x^0 [P] with these tensors, by name, for all workers, and their buffers.
+    def averaged_tensors(self, x: Tensor) -> dict[str, Any]:
+        """The `model_tensors` of the averaged model x [P]."""
+        return self.model_tensors(x, {})
+
+    def begin_with(self, tensors: Mapping[str, Any]) -> Tensor:
+        """The model x^0 [P] with these tensors, by name, for all workers, and their states.
 
         Raises ConfigError if they are those of another model, or there are no modules here.
         """

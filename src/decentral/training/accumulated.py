@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from decentral.compression.row_layout import RowLayout
+from decentral.network.network import Network
 from decentral.tasks.evaluation import WHOLE, Scope
 from decentral.tasks.task import Problem
 
@@ -76,9 +77,9 @@ class Accumulated(Problem):
         """See `Problem`."""
         self.problem.save_tables(directory)
 
-    def buffers(self) -> dict[str, Tensor]:
+    def model_states(self) -> list[dict[str, Any]]:
         """See `Problem`."""
-        return self.problem.buffers()
+        return self.problem.model_states()
 
     def state(self) -> list[Any]:
         """See `Problem`."""
@@ -88,19 +89,23 @@ class Accumulated(Problem):
         """See `Problem`."""
         self.problem.load_state(state)
 
-    def model_tensors(self, x: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def model_tensors(self, x: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """See `Problem`."""
-        return self.problem.model_tensors(x, buffers)
+        return self.problem.model_tensors(x, state)
 
     def layout(self, x: Tensor) -> RowLayout:
         """See `Problem`."""
         return self.problem.layout(x)
 
-    def averaged_buffers(self, x: Tensor) -> dict[str, Tensor]:
+    def average_states(self, net: Network) -> None:
         """See `Problem`."""
-        return self.problem.averaged_buffers(x)
+        self.problem.average_states(net)
 
-    def begin_with(self, tensors: Mapping[str, Tensor]) -> Tensor:
+    def averaged_tensors(self, x: Tensor) -> dict[str, Any]:
+        """See `Problem`."""
+        return self.problem.averaged_tensors(x)
+
+    def begin_with(self, tensors: Mapping[str, Any]) -> Tensor:
         """See `Problem`."""
         return self.problem.begin_with(tensors)
 

@@ -30,7 +30,7 @@ class AdaptiveStepper(Stepper):
 
     Exploring: for each candidate `explore_steps` steps of training from where the run is, with the gain
     ||C(e)||^2 / ||e||^2 of every step and worker averaged. Afterwards everything is as before: models, optimizer,
-    residuals, what else the compressor remembers, draws and losses of the oracle, and the buffers of the problem. The
+    residuals, what else the compressor remembers, draws and losses of the oracle, and what the problem remembers. The
     simulated time and the bytes that it takes are counted, as they are taken.
 
     Deciding: the rule compares the communication time of the compressor's `combine` over the links as they are now,
@@ -180,11 +180,11 @@ class AdaptiveStepper(Stepper):
 
 
 class _Before:
-    """What a step changes beside the rows that it is given: draws, losses, buffers, readings."""
+    """What a step changes beside the rows that it is given: draws, losses, readings, and what the problem remembers."""
 
     def __init__(self, state: Any, oracle: GradientOracle) -> None:
         self._problem = oracle.problem
-        self._live = [*oracle.rows().values(), *oracle.problem.buffers().values(), state.readings]
+        self._live = [*oracle.rows().values(), state.readings]
         self._kept = [each.clone() for each in self._live]
         self._state = copy.deepcopy(oracle.problem.state())
 

@@ -33,7 +33,7 @@ def to_part(state: Any, problem: Problem, oracle: GradientOracle, net: Network) 
             part["edges"][name] = value
         else:
             part[kind.lower()][name] = value
-    part["rows"] |= {f"buffer {name}": value for name, value in problem.buffers().items()} | oracle.rows()
+    part["rows"] |= oracle.rows()
     part["problem"] = problem.state()
     if net.clock is not None:
         part["clock"] = torch.from_numpy(net.clock.state())
@@ -46,7 +46,7 @@ def from_parts(
     parts: Sequence[dict[str, Any]], step: int, state: Any, problem: Problem, oracle: GradientOracle, net: Network
 ) -> None:
     """Put this process's share of what the parts hold, after `step` steps, into a state of the right shapes, the
-    problem with its buffers and the oracle."""
+    problem and the oracle."""
 
     def restore_rows(name: str, value: Tensor) -> None:
         _copy_cut(parts, "rows", "workers", name, net.workers, value)
@@ -63,8 +63,6 @@ def from_parts(
             _copy_cut(parts, "edges", "links", name, net.local_edges, value)
         else:
             value.copy_(parts[0]["shared"][name])
-    for name, value in problem.buffers().items():
-        restore_rows(f"buffer {name}", value)
     if net.clock is not None:
         net.clock.load_state(parts[0]["clock"].numpy())
         net.clock.used = parts[0].get("collectives", {})  # those that are older have none
@@ -73,7 +71,7 @@ def from_parts(
     entries = {
         worker: entry
         for part in parts  # those that are older have no "problem"
-        for worker, entry in zip(range(*part["workers"]), part.get("problem", []), strict=False)
+        for worker, entry in zip(range(*part["workers"]), part.get("problem") or _older_states(part), strict=False)
     }
     if entries:
         problem.load_state([entries[worker] for worker in net.workers])
@@ -84,6 +82,13 @@ def from_parts(
         return
     for name, value in oracle.rows().items():
         restore_rows(name, value)
+
+
+def _older_states(part: dict[str, Any]) -> list[dict[str, Any]]:
+    """The buffers of modules, as they were written while they were rows."""
+    buffers = {name.removeprefix("buffer "): rows for name, rows in part["rows"].items() if name.startswith("buffer ")}
+    workers = range(part["workers"][1] - part["workers"][0])
+    return [{"tensors": {name: rows[j] for name, rows in buffers.items()}} for j in workers] if buffers else []
 
 
 def _is_empty(value: Any) -> bool:

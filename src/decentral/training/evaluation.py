@@ -4,13 +4,14 @@ distance."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from decentral.gradients.passes.module_state import same
 from decentral.network.kernels import blocks
 from decentral.network.network import Network
 from decentral.store.metadata import Metric
@@ -120,17 +121,18 @@ def evaluate(
 ) -> Evaluation:
     """Evaluate the models x [k, P] of the local workers, together with the other processes: this is `part` of `parts`.
 
-    Workers whose models (and buffers) are equal are evaluated once. The averaged model is tested by all processes, each
-    on its share, so that none waits long for another. Statistics are added up over the processes before they become
-    metrics, so that a ratio of sums is that of the whole test set, however the processes share it.
+    Workers whose models (and their states) are equal are evaluated once. The averaged model is tested by all processes,
+    each on its share, so that none waits long for another. Statistics are added up over the processes before they
+    become metrics, so that a ratio of sums is that of the whole test set, however the processes share it.
     """
     mean = net.average(x)
-    buffers = problem.buffers()
-    first = first_equal(x, buffers)
+    states = problem.model_states()
+    problem.average_states(net)
+    first = first_equal(x, states)
     place = {i: number for number, i in enumerate(sorted(set(first)))}
     own = problem.worker_statistics(x, list(place), scope).double()[[place[i] for i in first]]
     share = torch.zeros_like(own)
-    if parts == 1 and not buffers and torch.equal(mean, x[0]):
+    if parts == 1 and not any(states) and torch.equal(mean, x[0]):
         share[0] = own[0]
     else:
         share[0] = problem.average_statistics(mean, part, parts, scope)
@@ -152,14 +154,14 @@ def evaluate(
     return Evaluation(problem.metrics, workers, averaged, everyone, distances.mean().item(), read)
 
 
-def first_equal(x: Tensor, buffers: Mapping[str, Tensor]) -> list[int]:
-    """For each row of x [k, P] the first one that equals it, in its buffers [k, ...], too."""
+def first_equal(x: Tensor, states: Sequence[dict[str, Any]]) -> list[int]:
+    """For each row of x [k, P] the first one that equals it, in its state, too, if workers have some."""
     few = x[:, :: max(1, x.shape[1] // _LOOKED_AT)]
     rows = list(map(tuple, few.tolist()))
     first, known = list[int](), dict[tuple[float, ...], list[int]]()
     for i, row in enumerate(rows):
         alike = known.setdefault(row, [])
-        equal = (j for j in alike if all(torch.equal(each[i], each[j]) for each in (x, *buffers.values())))
+        equal = (j for j in alike if torch.equal(x[i], x[j]) and (not states or same(states[i], states[j])))
         found = next(equal, i)
         if found == i:
             alike.append(i)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
-from typing import TYPE_CHECKING
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -75,18 +76,27 @@ def keeps_models(problem: Problem) -> bool:
     return type(of_each).model_tensors is not Problem.model_tensors
 
 
-def models_of(r: Run, workers: range | list[int]) -> dict[str, dict[str, Tensor]]:
+def models_of(r: Run, workers: range | list[int]) -> dict[str, dict[str, Any]]:
     """The models of these workers and the averaged one, by name: on the leader; elsewhere nothing. All call this."""
     x, net = r.stepper.models, r.net
     averaged, rows = net.average(x), _rows_of(r, workers)
-    buffers = {name: net.gather(value.double()).to(value.dtype) for name, value in r.problem.buffers().items()}
+    r.problem.average_states(net)
+    states = _states_of_all(r)
     if not r.world.leader:
         return {}
-    own = {
-        f"worker{i}": r.problem.model_tensors(row, {name: value[i] for name, value in buffers.items()})
-        for i, row in zip(workers, rows, strict=True)
-    }
-    return {AVERAGED: r.problem.model_tensors(averaged.cpu(), r.problem.averaged_buffers(averaged)), **own}
+    own = {f"worker{i}": r.problem.model_tensors(row, states[i]) for i, row in zip(workers, rows, strict=True)}
+    return {AVERAGED: r.problem.averaged_tensors(averaged), **own}
+
+
+def _states_of_all(r: Run) -> list[dict[str, Any]]:
+    """Of the modules of all n workers, on every process."""
+    states = r.problem.model_states() or [{}] * len(r.net.workers)
+    if r.world.size == 1 or not any(r.world.any(any(states))):
+        return [*states, *[{}] * (r.net.n - len(states))]
+    file = BytesIO()
+    torch.save(states, file)
+    parts = r.world.collect_any(file.getvalue())
+    return [state for part in parts for state in torch.load(BytesIO(part), map_location="cpu", weights_only=True)]
 
 
 def _rows_of(r: Run, workers: range | list[int]) -> Tensor:

@@ -47,9 +47,8 @@ def kept(times: GradientTimes, config: Config) -> GradientTimes:
 def measure(problem: Problem, x: Tensor, passes: int) -> np.ndarray:
     """Seconds of so many gradients, one worker after the other, each at its own model in x [n, P]: float64 [passes].
 
-    The problem is as it was before: batches are addressed, buffers and what workers remember are put back.
+    The problem is as it was before: batches are addressed, and what workers remember is put back.
     """
-    kept = {name: buffer.clone() for name, buffer in problem.buffers().items()}
     remembered = copy.deepcopy(problem.state())
     seconds = []
     for number in range(_WARM_UP + passes):
@@ -58,8 +57,6 @@ def measure(problem: Problem, x: Tensor, passes: int) -> np.ndarray:
         loss, _ = problem.gradient(x[worker : worker + 1], np.full(1, number // len(x)), [worker])
         loss.sum().item()  # waits for the device
         seconds.append(time.perf_counter() - began)
-    for name, buffer in problem.buffers().items():
-        buffer.copy_(kept[name])
     if remembered:
         problem.load_state(remembered)
     return np.array(seconds[_WARM_UP:])

@@ -214,7 +214,7 @@ class AsynchronousStepper:
         self.algorithm, self.net, self.oracle, self.team = algorithm, net, oracle, team
         self.machines, self.timed_parameters, self.spans = machines, timed_parameters, spans
         self.state: Any = algorithm.init(x, net)
-        together = oracle.problem.facts.get("execution") == "batched" and not oracle.problem.buffers()
+        together = oracle.problem.facts.get("execution") == "batched" and not any(oracle.problem.model_states())
         self.rows = VirtualRows(algorithm, self.state, oracle, together=together)
         self.t = 0
         """How many times n gradients have been taken."""

@@ -88,5 +88,8 @@ class OneByOne(Passes):
             self.draws = not all(map(torch.equal, before, random_state(device)))
         loss: Tensor = self.loss(outputs.to(dtype), targets)
         gradients = torch.autograd.grad(loss, models.leaves[i], materialize_grads=True)
+        if models.foreign:
+            models.follow(i)
+            gradients = tuple(g.to_dense() if g.is_sparse else g for g in gradients)
         torch._foreach_copy_(self._gradients[j], gradients)
         return loss.detach()

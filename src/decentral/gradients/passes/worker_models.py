@@ -1,40 +1,44 @@
-"""One torch module per local worker, whose parameters are views of that worker's row."""
+"""One torch module per local worker, whose trained parameters are views of that worker's row."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from decentral.gradients.passes.module_state import ModuleState, copied
 from decentral.randomness import address
+
+_KNOWN = ("torch", "torchvision", "decentral")
 
 
 class WorkerModels:
-    """k copies of a module whose parameters alias the rows of x [k, P].
+    """k copies of a module whose trained parameters alias the rows of x [k, P].
 
-    Nothing is packed. Buffers (batch-norm statistics) are each copy's own. The order of the coordinates is that of
-    `module.parameters()`.
+    Nothing is packed. What else a module keeps is each copy's own: buffers (batch-norm statistics), parameters with
+    requires_grad=False, attributes. The order of the coordinates is that of `module.parameters()`.
     """
 
     def __init__(self, template: nn.Module, num_workers: int, device: torch.device) -> None:
-        self.names = [name for name, _ in template.named_parameters()]
-        self.shapes = [p.shape for p in template.parameters()]
+        trained = [(name, p) for name, p in template.named_parameters() if p.requires_grad]
+        self.names = [name for name, _ in trained]
+        self.shapes = [p.shape for _, p in trained]
         self.num_parameters = sum(shape.numel() for shape in self.shapes)
         self.device = device
         self.modules = [_copy(template, device) for _ in range(num_workers)]
-        self.leaves = [list(module.parameters()) for module in self.modules]
+        self.leaves = [_trained(module) for module in self.modules]
+        self.foreign = any(map(_is_foreign, template.modules()))
+        """Whether a forward pass may change more than batch-norm statistics: the code is not known."""
+        self._states = [ModuleState(module) for module in self.modules]
         self._bound = [-1] * num_workers  # where the row in use begins
         self._views: list[dict[int, list[Tensor]]] = [{} for _ in range(num_workers)]
 
     def views(self, rows: Tensor) -> list[Tensor]:
-        """Rows [..., P] as the module's parameters, [..., *shape] each: views, nothing is copied."""
+        """Rows [..., P] as the module's trained parameters, [..., *shape] each: views, nothing is copied."""
         parts = rows.split([shape.numel() for shape in self.shapes], dim=-1)
-        return [
-            part.unflatten(-1, shape) if shape else part[..., 0] for part, shape in zip(parts, self.shapes, strict=True)
-        ]
+        return [part.view((*part.shape[:-1], *shape)) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def bind(self, x: Tensor, workers: Sequence[int] | None = None) -> None:
         """Let the parameters of the modules `workers`, by default all, be the rows of x [r, P].
@@ -56,6 +60,12 @@ class WorkerModels:
                 leaf.data = view
             self._bound[i] = place
 
+    def follow(self, i: int) -> None:
+        """Take over what a forward pass has put in the place of parameters of module i, by `weight.data = ...`."""
+        for leaf, view in zip(self.leaves[i], self._views[i][self._bound[i]], strict=True):
+            if leaf.data_ptr() != view.data_ptr():
+                leaf.data = view.copy_(leaf.data)
+
     def release(self) -> None:
         """Forget the rows: they may be freed."""
         for known in self._views:
@@ -64,35 +74,34 @@ class WorkerModels:
         for leaf in (leaf for leaves in self.leaves for leaf in leaves):
             leaf.data = _placeholder(leaf.shape, leaf.dtype, leaf.device)
 
-    def buffers(self) -> dict[str, Tensor]:
-        """The modules' buffers by name, [k, ...] each, stacked into one tensor that the modules' own then alias."""
-        stacked = {}
-        for name, _ in self.modules[0].named_buffers():
-            owners = [_owner(module, name) for module in self.modules]
-            rows = torch.stack([owner.get_buffer(leaf) for owner, leaf in owners])
-            for (owner, leaf), row in zip(owners, rows, strict=True):
-                owner._buffers[leaf] = row
-            stacked[name] = rows
-        return stacked
+    def for_tests(self, i: int) -> nn.Module:
+        """Module i for forward passes of which nothing may stay: of foreign code a copy, which is used once."""
+        if not self.foreign:
+            return self.modules[i]
+        return copied(self.modules[i], {id(leaf): nn.Parameter(leaf.data.clone()) for leaf in self.leaves[i]})
+
+    def state(self) -> list[dict[str, Any]]:
+        """What each module keeps beside its trained parameters, see `ModuleState`."""
+        return [state.found() for state in self._states]
+
+    def load_state(self, entries: Sequence[dict[str, Any]]) -> None:
+        """Let the modules be as `state` has found them."""
+        for state, entry in zip(self._states, entries, strict=True):
+            state.put(entry)
 
 
 def flat(module: nn.Module) -> Tensor:
-    """All parameters as one new row [P]."""
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    """All trained parameters as one new row [P]."""
+    return torch.cat([p.detach().reshape(-1) for p in _trained(module)])
 
 
-def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
-    """A copy, with the hooks of its parameters, which `deepcopy` leaves out."""
-    found = copy.deepcopy(module, memo)
-    for theirs, own in zip(module.parameters(), found.parameters(), strict=True):
-        for hook in (theirs._backward_hooks or {}).values():
-            own.register_hook(hook)
-    return found
+def _trained(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
 
 
 def _copy(template: nn.Module, device: torch.device) -> nn.Module:
-    """A copy whose parameters take no memory until they are bound; buffers are really copied."""
-    memo = {id(p): nn.Parameter(_placeholder(p.shape, p.dtype, device)) for p in template.parameters()}
+    """A copy whose trained parameters take no memory until they are bound; all else is really copied."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(_placeholder(p.shape, p.dtype, device)) for p in _trained(template)}
     return copied(template, memo).to(device)
 
 
@@ -100,9 +109,11 @@ def _placeholder(shape: torch.Size, dtype: torch.dtype, device: torch.device) ->
     return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
-def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:
-    path, _, leaf = name.rpartition(".")
-    return module.get_submodule(path), leaf
+def _is_foreign(module: nn.Module) -> bool:
+    if type(module).__module__.partition(".")[0] not in _KNOWN or "forward" in vars(module):
+        return True
+    hooks = module._forward_hooks or module._forward_pre_hooks
+    return bool(hooks) or getattr(module, "max_norm", None) is not None  # embeddings are scaled in place
 
 
 def seed_draws(device: torch.device, seed: int, worker: int, index: int) -> None:

@@ -150,15 +150,15 @@ class PolicyOptimisation(Problem):
         for i, one in enumerate(state):
             self.rollouts.load_state(i, one)
 
-    def model_tensors(self, x: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def model_tensors(self, x: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """Parameters [...] by name, those of the module's `state_dict`."""
-        return dict(zip(self.models.names, self.models.views(x), strict=True)) | dict(buffers)
+        return dict(zip(self.models.names, self.models.views(x), strict=True))
 
     def layout(self, x: Tensor) -> RowLayout:
         """Those of the module."""
         return RowLayout(tuple(self.models.names), tuple(map(tuple, self.models.shapes)))
 
-    def begin_with(self, tensors: Mapping[str, Tensor]) -> Tensor:
+    def begin_with(self, tensors: Mapping[str, Any]) -> Tensor:
         """See `Problem.begin_with`."""
         shapes = dict(zip(self.models.names, map(tuple, self.models.shapes), strict=True))
         if shapes != {name: tuple(tensor.shape) for name, tensor in tensors.items()}:

@@ -19,21 +19,24 @@ from decentral.errors import ConfigError
 from decentral.gradients.execution import Loss, Workload
 from decentral.gradients.passes.memory_format import MemoryFormat, forward_examples
 from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
-from decentral.gradients.precision import float32
+from decentral.gradients.precision import cast
 from decentral.host.caller import default_dtype
-from decentral.models.statistics import has_batch_statistics, recompute_batch_statistics
+from decentral.models.statistics import evaluating
 from decentral.randomness import seeded, torch_generator
 from decentral.registry import components
 from decentral.tasks.evaluation import WHOLE, Scope
+from decentral.tasks.problems.averaged_model import AveragedModel, note
 from decentral.tasks.problems.batches import BatchOrder, DrawOrder
 from decentral.tasks.task import Problem
 
 if TYPE_CHECKING:
     from decentral.config.schema import Config
     from decentral.data.dataset import Batch, Batches
+    from decentral.network.network import Network
     from decentral.tasks.supervised import SupervisedTask
 
 _STATISTICS_BATCH_SIZE = 64
+_COPIED_BYTES = 1 << 30  # of models at a time, for tests of which nothing may stay
 
 
 class Supervised(Problem):
@@ -72,9 +75,9 @@ class Supervised(Problem):
         with seeded(config.seed, "initial model"):
             template = config.model.build(info)
         self.dtype = config.precision.dtype
-        template.to(self.dtype)
+        cast(template, self.dtype)
         self.models = WorkerModels(template, len(workers), device)
-        self.average = WorkerModels(template, 1, device)
+        self.average = AveragedModel(template, device)
         self.memory_format = MemoryFormat(template, device)
         execution = components("gradients")[config.execution]()
         batch_shape = info.batch_shape(config.batch_size)
@@ -82,14 +85,10 @@ class Supervised(Problem):
         self.passes = execution.passes(Workload(self.models, batch_shape, config.precision, self.loss, self.ignored))
         self.facts = {"execution": self.passes.execution}
         self._x0 = flat(template).to(device)
-        self._buffers = self.models.buffers()
         self._streams: dict[int | None, _Stream] = {}
         self._copies: bool | None = None
         """Whether modules write into the test examples, so that each gets a copy; None: nobody knows yet."""
-        self.notes = config.data.notes()
-        if has_batch_statistics(template):
-            what = f"{statistics_examples} training {info.kind}"
-            self.notes = (*self.notes, f"averaged model: batch-norm statistics recomputed on {what}")
+        self.notes = (*config.data.notes(), *note(template, f"{statistics_examples} training {info.kind}"))
 
     def prepare_batches(self) -> None:
         """Say who draws what: `indices` (of each of the n workers), `order`, and `steps_per_epoch`."""
@@ -150,58 +149,60 @@ class Supervised(Problem):
 
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
         """Of the test examples, for local workers' own models: [r, S]."""
-        places = range(len(self.workers)) if workers is None else workers
+        places = list(range(len(self.workers)) if workers is None else workers)
         self.models.bind(x)
-        modules = {f"worker {self.workers[i]}": self.models.modules[i] for i in places}
-        return self._test(modules, scope, 0, 1)
+        at_once = max(1, _COPIED_BYTES // max(1, x[0].nbytes)) if self.models.foreign else len(places)
+        found = []
+        for first in range(0, len(places), at_once):
+            some = places[first : first + at_once]
+            found.append(self._test({f"worker {self.workers[i]}": self.models.for_tests(i) for i in some}, scope, 0, 1))
+        return torch.cat(found)
 
     def average_statistics(self, x: Tensor, part: int, parts: int, scope: Scope = WHOLE) -> Tensor:
         """The same of one averaged model [P] on this part's batches of the test examples: [S]."""
-        self.average.bind(x[None])
-        (module,) = self.average.modules
-        with float32(self.device):
-            recompute_batch_statistics(module, self._statistics_batches())
-        found = self._test({"averaged model": module}, scope, part, parts)[0]
-        self.average.release()
-        return found
+        with self.average.at(x, self._statistics_batches) as models:
+            return self._test({"averaged model": models.for_tests(0)}, scope, part, parts)[0]
 
-    def buffers(self) -> dict[str, Tensor]:
-        """Batch-norm statistics [k, ...]."""
-        return self._buffers
+    def model_states(self) -> list[dict[str, Any]]:
+        """Buffers, frozen parameters, extra state and attributes of each local worker's module."""
+        return self.models.state()
 
-    def model_tensors(self, x: Tensor, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters and buffers [...] by name, those of the module's `state_dict`."""
-        return dict(zip(self.models.names, self.models.views(x), strict=True)) | dict(buffers)
+    def state(self) -> list[Any]:
+        """The same."""
+        return self.models.state()
+
+    def load_state(self, state: list[Any]) -> None:
+        """See `Problem.load_state`."""
+        self.models.load_state(state)
+
+    def average_states(self, net: Network) -> None:
+        """See `Problem.average_states`."""
+        self.average.average(self.models.state(), net)
+
+    def model_tensors(self, x: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """The module's `state_dict`, on the CPU."""
+        return self.average.state_dict(x, state)
+
+    def averaged_tensors(self, x: Tensor) -> dict[str, Any]:
+        """The same of the averaged model [P], with batch statistics recomputed on training images."""
+        with self.average.at(x, self._statistics_batches) as models:
+            (state,) = models.state()
+        return self.average.state_dict(x, state)
 
     def layout(self, x: Tensor) -> RowLayout:
         """Those of the module."""
         return RowLayout(tuple(self.models.names), tuple(map(tuple, self.models.shapes)))
 
-    def averaged_buffers(self, x: Tensor) -> dict[str, Tensor]:
-        """With batch statistics recomputed on training images."""
-        self.average.bind(x[None])
-        (module,) = self.average.modules
-        with float32(self.device):
-            recompute_batch_statistics(module, self._statistics_batches())
-        found = {name: buffer.clone() for name, buffer in module.named_buffers() if name in self._buffers}
-        self.average.release()
-        return found
-
-    def begin_with(self, tensors: Mapping[str, Tensor]) -> Tensor:
+    def begin_with(self, tensors: Mapping[str, Any]) -> Tensor:
         """See `Problem.begin_with`."""
-        shapes = dict(zip(self.models.names, map(tuple, self.models.shapes), strict=True))
-        shapes |= {name: tuple(rows.shape[1:]) for name, rows in self._buffers.items()}
-        theirs = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        for name in sorted(shapes.keys() | theirs.keys()):
-            if shapes.get(name) != theirs.get(name):
-                raise ConfigError(
-                    f"init={self.config.init} is a run of another model than model={self.config.model.name}: its "
-                    f"{name} is {list(theirs.get(name, ())) if name in theirs else 'missing'}, here it is "
-                    f"{list(shapes[name]) if name in shapes else 'missing'}."
-                )
-        for name, rows in self._buffers.items():
-            rows.copy_(tensors[name])
-        return torch.cat([tensors[name].reshape(-1) for name in self.models.names]).to(self.device, self.dtype)
+        try:
+            x0, state = self.average.begun_with(tensors, self.models.num_parameters)
+        except ConfigError as error:
+            raise ConfigError(
+                f"init={self.config.init} is a run of another model than model={self.config.model.name}: {error}"
+            ) from None
+        self.models.load_state([state] * len(self.workers))
+        return x0
 
     def close(self) -> None:
         """Stop loaders."""
@@ -257,19 +258,12 @@ class Supervised(Problem):
         All modules look at the same batches. Where one writes into its batch, each gets a copy from then on, and what
         was found so far is computed again.
         """
-        modes = [(part, part.training) for module in modules.values() for part in module.modules()]
-        for module in modules.values():
-            module.eval()
-        try:
-            return self._tested(modules, scope, part, parts)
-        except _Overwritten:
-            self._copies = True
-            return self._tested(modules, scope, part, parts)
-        finally:
-            for module in modules.values():
-                module.train()
-            for child, training in modes:
-                child.training = training
+        with evaluating(*modules.values()):
+            try:
+                return self._tested(modules, scope, part, parts)
+            except _Overwritten:
+                self._copies = True
+                return self._tested(modules, scope, part, parts)
 
     def _tested(self, modules: dict[str, torch.nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
         """The same with modules in eval mode. Raises _Overwritten.

@@ -1,0 +1,132 @@
+"""The averaged model of a run: the mean of the workers' parameters, and buffers that fit it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from decentral.errors import ConfigError
+from decentral.gradients.passes.module_state import tensors_of
+from decentral.gradients.passes.worker_models import WorkerModels
+from decentral.gradients.precision import float32
+from decentral.models.statistics import has_batch_statistics, is_averaged, recompute_batch_statistics, statistics_of
+
+if TYPE_CHECKING:
+    from decentral.network.network import Network
+
+_NAMED = 3
+
+
+class AveragedModel:
+    """A module that takes the parameters of any model [P], and the states that were averaged last."""
+
+    def __init__(self, template: nn.Module, device: torch.device) -> None:
+        self.device, self.models = device, WorkerModels(template, 1, device)
+        (self._first,) = (self._state,) = self.models.state()
+
+    def average(self, states: Sequence[dict[str, Any]], net: Network) -> None:
+        """Take over the states of all workers, of which those of the k local ones are given; all processes call this.
+
+        Floating-point buffers and frozen parameters are means, see `is_averaged`. All else is worker 0's: what has
+        another shape or type at another worker, too.
+        """
+        (module,) = self.models.modules
+        own = [state.get("tensors", {}) for state in states]
+        kinds = {name: _kind(t) for name, t in own[0].items() if t is not None and is_averaged(module, name, t)}
+        rest = states[0] | {"tensors": {name: tensor for name, tensor in own[0].items() if name not in kinds}}
+        kinds, state = _from_first([kinds, rest], net)
+        fits = [[_kind(each.get(name)) == kind for name, kind in kinds.items()] for each in own]
+        agreed = net.gather(torch.tensor(fits, dtype=torch.float64)).bool().all(0).tolist() if kinds else []
+        for name in itertools.compress(kinds, agreed):
+            rows = torch.stack([each[name] for each in own])
+            numbers = torch.view_as_real(rows) if rows.is_complex() else rows
+            mean = net.average(numbers.double().flatten(1)).view(numbers.shape[1:])
+            state["tensors"][name] = (torch.view_as_complex(mean) if rows.is_complex() else mean).to(rows.dtype)
+        if not all(agreed):
+            others = [name for name, agree in zip(kinds, agreed, strict=True) if not agree]
+            state["tensors"] |= _from_first({name: own[0].get(name) for name in others}, net)
+        self._state = state
+
+    @contextmanager
+    def at(self, x: Tensor, batches: Callable[[], Iterable[Tensor]]) -> Iterator[WorkerModels]:
+        """Within this, the module has these parameters [P], and batch statistics recomputed on the batches."""
+        self.models.bind(x[None])
+        self.models.load_state([self._state])
+        module = self.models.for_tests(0)
+        with float32(self.device):
+            recompute_batch_statistics(module, batches())
+        tensors = self._state.get("tensors", {}) | statistics_of(module)
+        self.models.load_state([self._state | {"tensors": tensors}])
+        yield self.models
+        self.models.release()
+
+    def state_dict(self, x: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
+        """That of the module with parameters [P] and a state, on the CPU: views of x, if x is there."""
+        (module,), x = self.models.modules, x.to(self.device)
+        self.models.bind(x[None])
+        self.models.load_state([dict(state)])
+        storage, found = x.untyped_storage().data_ptr(), module.state_dict()
+        for name, value in found.items():
+            if isinstance(value, Tensor):
+                is_view = value.device.type == "cpu" and value.untyped_storage().data_ptr() == storage
+                found[name] = value.detach() if is_view else value.detach().to("cpu", copy=True)
+        self.models.release()
+        return dict(found)
+
+    def begun_with(self, tensors: Mapping[str, Any], num_parameters: int) -> tuple[Tensor, dict[str, Any]]:
+        """The parameters [P] and the state of a `state_dict`. Raises ConfigError if it is another module's."""
+        (module,), x = self.models.modules, self.models.leaves[0][0].new_zeros(num_parameters)
+        self.models.bind(x[None])
+        here, there = ({name: _shape(v) for name, v in each.items()} for each in (module.state_dict(), tensors))
+        for name in sorted(here.keys() | there.keys()):
+            if here.get(name) != there.get(name):
+                raise ConfigError(
+                    f"its {name} is {there.get(name, 'missing')}, here it is {here.get(name, 'missing')}."
+                )
+        module.load_state_dict(dict(tensors))
+        (state,) = self.models.state()
+        self.models.release()
+        return x, state
+
+
+def note(module: nn.Module, examples: str) -> tuple[str, ...]:
+    """What a reader of the averaged model's metrics has to know of its buffers."""
+    said, recomputed = [], statistics_of(module).keys()
+    if has_batch_statistics(module):
+        said.append(f"batch-norm statistics recomputed on {examples}")
+    others = {name: tensor for name, tensor in tensors_of(module).items() if name not in recomputed}
+    averaged = [name for name, tensor in others.items() if is_averaged(module, name, tensor)]
+    for names, whence in ((averaged, "averaged over the workers"), (others.keys() - averaged, "taken from worker 0")):
+        some = sorted(names)
+        more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
+        said += [f"{', '.join(some[:_NAMED])}{more} {whence}"] if some else []
+    return (f"averaged model: {'; '.join(said)}",) if said else ()
+
+
+def _kind(tensor: Tensor | None) -> str:
+    return "" if tensor is None else f"{tensor.dtype} {list(tensor.shape)} {tensor.layout}"
+
+
+def _shape(value: Any) -> object:
+    return list(value.shape) if isinstance(value, Tensor) else "extra state"
+
+
+def _from_first(value: Any, net: Network) -> Any:
+    """What the process of worker 0 has there, on all processes: tensors, numbers, strings, lists and dicts."""
+    k = len(net.workers)
+    if k == net.n:
+        return value
+    file = BytesIO()
+    if net.workers.start == 0:
+        torch.save(value, file)
+    content = torch.frombuffer(bytearray(file.getvalue() + b"\0"), dtype=torch.uint8)
+    size = int(net.gather(torch.full((k,), len(content), dtype=torch.float64)).max())
+    rows = torch.zeros(k, size, dtype=torch.uint8)
+    rows[0, : len(content)] = content
+    return torch.load(BytesIO(net.gather(rows)[0, : size - 1].numpy().tobytes()), map_location="cpu", weights_only=True)
