@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +22,7 @@ from decentral.config.files import dump, load
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
 from decentral.jobs.training_run import TrainingRun
-from decentral.registry import components, own
+from decentral.registry import components, own, sources
 from decentral.registry.find import CONTRACTS, _contract, ours
 from decentral.store import RunStore
 
@@ -212,6 +214,56 @@ def test_what_it_imports_from_beside_is_part_of_its_source(tmp_path: Path) -> No
         assert not done.returncode, done.stderr
         found.append(done.stdout)
     assert found[0] == found[2] != found[1], "it is what was imported that counts"
+
+
+IMPORTS = {
+    "beside": ("import helpers_", "here/helpers_.py"),
+    "a name": ("from helpers_ import a", "here/helpers_.py"),
+    "all names": ("from helpers_ import *", "here/helpers_.py"),
+    "in a function": ("def f():\n    from helpers_ import a", "here/helpers_.py"),
+    "by name": ("import importlib\nimportlib.import_module('helpers_')", "here/helpers_.py"),
+    "of a package": ("import tools_.deep.one", "here/tools_/deep/one.py"),
+    "the package": ("import tools_.deep.one", "here/tools_/__init__.py"),
+    "of another": ("from tools_.two import a", "here/tools_/one.py"),
+    "in a folder of its own": ("import elsewhere_", "there/elsewhere_.py"),
+    "what that imports": ("import elsewhere_", "there/beside_it_.py"),
+    "where a link leads": ("import linked_", "there/target_.py"),
+}
+"""What a module imports, and a file that is another one then."""
+
+
+@pytest.mark.parametrize("name", IMPORTS)
+def test_every_module_of_ones_own_that_is_imported_is_part_of_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    text, edited = IMPORTS[name]
+    here, there = tmp_path / "here", tmp_path / "there"
+    for path in (here, there):
+        monkeypatch.syspath_prepend(str(path))
+    files = {
+        **dict.fromkeys(("here/helpers_.py", "here/tools_/__init__.py", "here/tools_/deep/__init__.py"), "a = 1\n"),
+        **dict.fromkeys(("here/tools_/deep/one.py", "here/tools_/one.py", "there/target_.py"), "a = 1\n"),
+        **{"here/tools_/two.py": "from .one import a\n", "there/elsewhere_.py": "import beside_it_\n"},
+        **{"there/beside_it_.py": "import torch\n", "here/unused_.py": "a = 1\n"},
+        "here/mine_.py": f"import torch\n{text}\n",
+    }
+    for path, content in files.items():
+        write(tmp_path, content, path)
+    (here / "linked_.py").symlink_to(there / "target_.py")
+
+    def digest() -> str:
+        for module in [one for one in sys.modules if re.match("[a-z].*_$", one.partition(".")[0])]:
+            del sys.modules[module]
+        importlib.invalidate_caches()
+        importlib.import_module("mine_")
+        return sources.freeze("mine_")
+
+    before = digest()
+    write(tmp_path, "a = 2\n", "here/unused_.py")
+    assert digest() == before
+    write(tmp_path, files[edited] + "b = 3\n", edited)
+    assert digest() != before
+    del sys.modules["mine_"]
 
 
 def test_ours_have_no_source_in_their_identity(mine: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -86,7 +87,7 @@ def release(module: Any) -> str:
 def _release(top: str, file: str) -> str:
     path = Path(file).resolve()
     if top == _OURS:
-        return f"{top} {importlib.metadata.version(top)}"
+        return f"{top} {vars(sys.modules[top])['__version__']}"
     if _SITES.isdisjoint(path.parts):
         return _PYTHON if path.is_relative_to(Path(os.__file__).resolve().parent) else ""
     try:
@@ -120,45 +121,66 @@ def root_of(module: str) -> Path:
 
 def _digest(file: Path, root: Path) -> str:
     digest = hashlib.sha256()
-    for path in sorted(_closure(file, root), key=lambda path: path.relative_to(root).parts):
+    for path, name in sorted(_closure(file, root).items(), key=lambda item: item[1].parts):
         content = hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
-        digest.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+        digest.update(f"{name.as_posix()} {content}\n".encode())
     return digest.hexdigest()[:16]
 
 
-def _closure(file: Path, root: Path) -> set[Path]:
-    """The file, and those beside it that it imports, and those that these import."""
-    top = file.relative_to(root).parts[0]
-    within = root / top if root.name in _SITES else root
-    found: set[Path] = set()
-    waiting = [file]
+def _closure(file: Path, root: Path) -> dict[Path, Path]:
+    """The file, and those of one's own that it imports, and those that these import: with their paths from the folders
+    in which they were found."""
+    found: dict[Path, Path] = {}
+    waiting = [(file, root)]
     while waiting:
-        path = waiting.pop()
+        path, root = waiting.pop()
         if path not in found:
-            found.add(path)
-            waiting += [one for one in _imported(path, root) if one.is_relative_to(within)]
+            found[path] = path.relative_to(root)
+            waiting += _imported(path, root)
     return found
 
 
-def _imported(file: Path, root: Path) -> list[Path]:
+def _imported(file: Path, root: Path) -> Iterator[tuple[Path, Path]]:
     try:
         tree = ast.parse(file.read_bytes())
     except SyntaxError:  # in a file that is imported only where nobody comes
-        return []
-    return [path.resolve() for node in ast.walk(tree) for path in _files(node, file, root)]
+        return
+    for node in ast.walk(tree):
+        for level, name in _named(node):
+            yield from _files(level, name, file, root)
 
 
-def _files(node: ast.AST, file: Path, root: Path) -> Iterator[Path]:
-    """The files that a statement imports from below `root`, with the packages that they are in."""
-    names: list[tuple[Path, str]] = []
+def _named(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """The modules that a statement or call may import, each with how many folders upwards it is looked for."""
     if isinstance(node, ast.Import):
-        names = [(root, alias.name) for alias in node.names]
+        yield from ((0, alias.name) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        start = file.parents[node.level - 1] if node.level else root
         head = f"{node.module}." if node.module else ""
-        names = [(start, f"{head}{alias.name}") for alias in node.names]
-    for start, name in names:
-        place = start
-        for part in name.split(".") if name.split(".")[0] != _OURS else ():
-            place = place / part
-            yield from (one for one in (place / "__init__.py", place.with_name(f"{part}.py")) if one.is_file())
+        yield from ((node.level, f"{head}{alias.name}") for alias in node.names)
+    elif isinstance(node, ast.Call) and "import" in ast.unparse(node.func):  # import_module("helpers")
+        yield from ((0, one.value) for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str))
+
+
+def _files(level: int, name: str, file: Path, root: Path) -> Iterator[tuple[Path, Path]]:
+    """The files of a module and of the packages that it is in, with the folder in which it was found."""
+    top = name.partition(".")[0]
+    folder = root if level or top == file.relative_to(root).parts[0] else _folder_of(top, root)
+    if folder is None:
+        return
+    place = file.parents[level - 1] if level else folder
+    for part in name.split("."):
+        place = place / part
+        yield from ((one, folder) for one in (place / "__init__.py", place.with_name(f"{part}.py")) if one.is_file())
+
+
+def _folder_of(top: str, root: Path) -> Path | None:
+    """The folder in which a module of one's own is found: what was started from, or another one of Python's path."""
+    if top == _OURS:
+        return None
+    if root.name not in _SITES and any((root / name).exists() for name in (top, f"{top}.py")):
+        return root
+    with contextlib.suppress(ImportError, ValueError):
+        found = None if installed(top) else importlib.util.find_spec(top)
+        if found is not None and found.origin:
+            return Path(found.origin).parents[Path(found.origin).name == "__init__.py"]
+    return None
