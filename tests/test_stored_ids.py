@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields as dataclass_fields
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
 
 from decentral.cli.study_arguments import chosen_studies
-from decentral.config.composition import compose_each
+from decentral.config.composition import compose_all, compose_each
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
+from decentral.network.settings import NetworkSettings
+from decentral.registry.find import CONTRACTS, ours
 from decentral.study import catalogue
 
 STORED = Path(__file__).parent / "stored"
@@ -89,3 +93,67 @@ def test_all_studies_have_the_jobs_that_they_had_at_larger_scales(scale: str) ->
 
 def test_every_study_is_known() -> None:
     assert {key.split()[0] for key in JOBS} <= set(catalogue.names())
+
+
+NOT_ADAPTED = "algo=allreduce task=quadratics compress=topk"
+DRAWN = "algo=dpsgd topology=ring task=quadratics num_workers=4"
+IDLE = {
+    "compress.candidates=[0.1,0.2]": (NOT_ADAPTED, f"{NOT_ADAPTED} compress.adapt=knee cluster=even"),
+    "compress.explore_steps=3": (NOT_ADAPTED, f"{NOT_ADAPTED} compress.adapt=knee cluster=even"),
+    "compress.solver=nsga2": (NOT_ADAPTED, f"{NOT_ADAPTED} compress.adapt=knee cluster=even"),
+    "compress.grid=3": (NOT_ADAPTED, f"{NOT_ADAPTED} compress.adapt=knee cluster=even"),
+    "compress.var_stat=variance": (
+        "algo=allreduce compress=artopk",
+        "algo=allreduce compress=artopk compress.select=var",
+    ),
+    "compress.window_steps=3": ("algo=allreduce compress=artopk", "algo=allreduce compress=artopk compress.select=var"),
+    "compress.smoothing=0.1": ("algo=allreduce compress=artopk", "algo=allreduce compress=artopk compress.select=var"),
+    "compress.wait_for_window=true": (
+        "algo=allreduce compress=artopk",
+        "algo=allreduce compress=artopk compress.select=var",
+    ),
+    "network.measure_every_steps=3": ("task=quadratics", "task=quadratics network.measure=true"),
+    "network.measure_bytes=2000000": ("task=quadratics", "task=quadratics network.measure=true"),
+    "schedule.warmup_from=0.5": ("schedule=multistep schedule.warmup_epochs=0", "schedule=multistep"),
+    "schedule.gamma=0.5": ("schedule=multistep schedule.milestones=[]", "schedule=multistep"),
+    "topology.drawn_rounds=3": (
+        "algo=dpsgd topology=random_regular",
+        "algo=dpsgd topology=random_regular topology.changing=true",
+    ),
+    "task.dimension=3": (f"{DRAWN} task.problem=problem.npz", DRAWN),
+    "task.singular_min=0.1": (f"{DRAWN} task.problem=problem.npz", DRAWN),
+    "task.singular_max=0.7": (f"{DRAWN} task.problem=problem.npz", DRAWN),
+    "task.zeta2=2": (f"{DRAWN} task.problem=problem.npz", DRAWN),
+    "task.initial_distance=1": (f"{DRAWN} task.problem=problem.npz", DRAWN),
+    "task.problem_seed=3": (f"{DRAWN} task.problem=problem.npz", DRAWN),
+    "lr=0.5": ("task=mean_estimation algo=relay_mean topology=chain", "task=mean_estimation algo=dpsgd topology=chain"),
+    "optim=adam": (
+        "task=mean_estimation algo=relay_mean topology=chain",
+        "task=mean_estimation algo=dpsgd topology=chain",
+    ),
+    "optim.momentum=0.5": (
+        "task=mean_estimation algo=relay_mean topology=chain",
+        "task=mean_estimation algo=dpsgd topology=chain",
+    ),
+    "schedule=inverse": (
+        "task=mean_estimation algo=relay_mean topology=chain",
+        "task=mean_estimation algo=dpsgd topology=chain",
+    ),
+}
+"""Setting -> others with which it is not looked at, and with which it is."""
+
+
+@pytest.mark.parametrize("setting", IDLE)
+def test_a_setting_that_is_not_looked_at_makes_no_other_run(setting: str) -> None:
+    if setting.endswith("nsga2"):
+        pytest.importorskip("pymoo")
+    words = [text.split() for base in IDLE[setting] for text in (base, f"{base} {setting}")]
+    idle, idle_too, awake, awake_too = (run_id(config) for config in compose_all(words))
+    assert idle == idle_too and awake != awake_too
+
+
+def test_every_such_setting_is_in_the_table() -> None:
+    tried = {setting.partition("=")[0].rpartition(".")[2] for setting in IDLE}
+    classes = [NetworkSettings, *(cls for package in CONTRACTS for cls in ours(package).values())]
+    fields = {f.name for cls in classes if is_dataclass(cls) for f in dataclass_fields(cls) if "when" in f.metadata}
+    assert fields and fields <= tried

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Self
 
@@ -39,6 +39,9 @@ class Statistic(Enum):
         return torch.linalg.vector_norm(g, dim=1, keepdim=True) if self is Statistic.norm else g.var(1, keepdim=True)
 
 
+_COMPARED = {"when": "compares"}
+
+
 @dataclass
 class ARTopK(Ratio, Compressor):
     """All-reduce friendly top-k: a worker b tells all where its k largest entries are, which all then average.
@@ -66,16 +69,21 @@ class ARTopK(Ratio, Compressor):
     name: str = "artopk"
     index_bytes: int = 4
     select: Select = Select.star
-    var_stat: Statistic = Statistic.norm
-    window_steps: int = 25
-    smoothing: float = 0.001
-    wait_for_window: bool = False
+    var_stat: Statistic = field(default=Statistic.norm, metadata=_COMPARED)
+    window_steps: int = field(default=25, metadata=_COMPARED)
+    smoothing: float = field(default=0.001, metadata=_COMPARED)
+    wait_for_window: bool = field(default=False, metadata=_COMPARED)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_index_bytes(self.index_bytes)
         check_at_least("compress.window_steps", self.window_steps)
         check_range("compress.smoothing", self.smoothing, 0.0, 1.0)
+
+    @property
+    def compares(self) -> bool:
+        """Whether the worker is chosen by its gradient."""
+        return self.select is Select.var
 
     def bound(self, layout: RowLayout, seed: int, steps_per_epoch: float = 1.0) -> Self:
         """See `Compressor.bound`. Raises ConfigError where indices of 4 bytes are too short."""

@@ -45,10 +45,12 @@ class Ratio(Compressor):
     keep: float = 0.1
     warmup_epochs: float = 0.0
     adapt: Adapt = field(default=Adapt.none, metadata={"older": Adapt.none})
-    candidates: list[float] = field(default_factory=lambda: list(CANDIDATES), metadata={"older": list(CANDIDATES)})
-    explore_steps: int = field(default=10, metadata={"older": 10})
-    solver: Solver = field(default=Solver.grid, metadata={"older": Solver.grid})
-    grid: int = field(default=100, metadata={"older": 100})
+    candidates: list[float] = field(
+        default_factory=lambda: list(CANDIDATES), metadata={"older": list(CANDIDATES), "when": "adapts"}
+    )
+    explore_steps: int = field(default=10, metadata={"older": 10, "when": "adapts"})
+    solver: Solver = field(default=Solver.grid, metadata={"older": Solver.grid, "when": "adapts"})
+    grid: int = field(default=100, metadata={"older": 100, "when": "adapts"})
 
     def __post_init__(self) -> None:
         super().__post_init__()

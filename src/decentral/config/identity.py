@@ -16,7 +16,7 @@ from decentral.config import renamed
 from decentral.config.files import plain
 from decentral.config.schema import NODES, Config
 from decentral.host.torchrun import place, under_torchrun
-from decentral.registry import sources
+from decentral.registry import component, sources
 from decentral.store.digests import file_digest, files_below, folder_digest
 from decentral.store.models import stored_facts
 
@@ -41,7 +41,12 @@ def identity(config: Config) -> dict[str, Any]:
     metadata `older` is younger than results that people have: it counts unless it has this value, which is what runs
     did before the field was there, or one of `the_same`, which make no other run. An algorithm whose formula is
     another one than it was says so by its `revision`.
+    A field with metadata `when` counts as its default where that attribute of the same component is false or empty: it
+    is not looked at then. So do the rate and the optimizer for an algorithm that only averages samples.
     """
+    if config.algo.needs_samples:
+        defaults = {"optim": component("optim", "sgd"), "schedule": component("lr_schedules", "constant")}
+        config = dataclasses.replace(config, lr=Config.lr, **{key: cls() for key, cls in defaults.items() if cls})
     groups = [group for group in (*_ALWAYS, *config.task.uses) if group != "topology" or config.algo.uses_topology]
     known: dict[str, Any] = {"version": IDENTITY_VERSION}
     keys = {f.name: renamed.identity_key(f) for f in dataclasses.fields(config)}
@@ -113,6 +118,8 @@ def component_identity(component: Any) -> dict[str, Any]:
         known["content"] = content
     for f in dataclasses.fields(component):
         value = getattr(component, f.name)
+        if (when := f.metadata.get("when")) and not getattr(component, when):
+            value = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
         if not _counts(f, value) or (content and f.metadata.get("content") and Path(value).expanduser().is_dir()):
             continue
         known[renamed.identity_key(f)] = _value_identity(f, value)

@@ -21,9 +21,9 @@ class MultiStep(LearningRateSchedule):
 
     name: str = "multistep"
     warmup_epochs: float = 5.0
-    warmup_from: float = 0.0
+    warmup_from: float = field(default=0.0, metadata={"when": "warmup_epochs"})
     milestones: list[float] = field(default_factory=lambda: [150.0, 180.0])
-    gamma: float = 0.1
+    gamma: float = field(default=0.1, metadata={"when": "milestones"})
 
     def __post_init__(self) -> None:
         check_range("schedule.warmup_epochs", self.warmup_epochs, 0.0, float("inf"))

@@ -67,8 +67,8 @@ class NetworkSettings:
     latency_ms: float = field(default=0.0, metadata={"older": 0.0})
     bandwidth_gbps: float | None = field(default=None, metadata={"older": None})
     measure: bool = field(default=False, metadata={"older": False})
-    measure_every_steps: int = field(default=10, metadata={"older": 10})
-    measure_bytes: int = field(default=1_000_000, metadata={"older": 1_000_000})
+    measure_every_steps: int = field(default=10, metadata={"older": 10, "when": "measure"})
+    measure_bytes: int = field(default=1_000_000, metadata={"older": 1_000_000, "when": "measure"})
 
     gone: ClassVar[dict[str, tuple[Any, str]]] = {"stragglers": ([], _INSTEAD), "straggler_delay_s": (0.0, _INSTEAD)}
     """Settings that were here once, see `config.renamed`."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from decentral.config.schema import Config
 
+_DRAWN = {"when": "is_drawn"}
+
 
 @dataclass
 class Quadratics(Task):
@@ -40,13 +42,13 @@ class Quadratics(Task):
 
     name: str = "quadratics"
     problem: str | None = field(default=None, metadata={"content": True})
-    dimension: int = 10
-    singular_min: float | None = 0.5
-    singular_max: float = 1.0
-    zeta2: float = 1.0
-    initial_distance: float = 100.0
+    dimension: int = field(default=10, metadata=_DRAWN)
+    singular_min: float | None = field(default=0.5, metadata=_DRAWN)
+    singular_max: float = field(default=1.0, metadata=_DRAWN)
+    zeta2: float = field(default=1.0, metadata=_DRAWN)
+    initial_distance: float = field(default=100.0, metadata=_DRAWN)
     noise: float = 0.0
-    problem_seed: int | None = None
+    problem_seed: int | None = field(default=None, metadata=_DRAWN)
 
     def __post_init__(self) -> None:
         check_at_least("task.dimension", self.dimension)
@@ -57,6 +59,11 @@ class Quadratics(Task):
                 f"task.singular_min={self.singular_min:g} has to be from 0 to task.singular_max={self.singular_max:g}, "
                 "or null."
             )
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the problem is a random one."""
+        return not self.problem
 
     def resolve_num_workers(self, config: Config) -> int:
         """The file's n, where there is a file."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -37,7 +37,7 @@ class RandomRegular(GraphTopology):
     degree: int | None = None
     changing: bool = False
     seed: int = 0
-    drawn_rounds: int = DRAWN_ROUNDS
+    drawn_rounds: int = field(default=DRAWN_ROUNDS, metadata={"when": "changing"})
 
     def __post_init__(self) -> None:
         super().__post_init__()
