@@ -29,12 +29,13 @@ class Auto(Execution):
 
     def choice(self, workload: Workload) -> Execution:
         """`batched` where the layers' calls are so small that sharing them pays, else `loop`."""
-        from decentral.gradients.passes.layers import refusal, sequence
-        from decentral.gradients.passes.sizes import call_sizes
+        from decentral.gradients.passes.sizes import shared
 
-        module = workload.models.modules[0]
-        layers = sequence(module)
-        if layers is None or refusal(module) is not None:
+        found = shared(workload)
+        if isinstance(found, str) or not found[1].batched_is_faster(len(workload.models.modules)):
             return Loop()
-        sizes = call_sizes(layers, workload.batch_shape, workload.precision)
-        return Batched() if sizes.batched_is_faster(len(workload.models.modules)) else Loop()
+        return Batched()
+
+    def instead(self, workload: Workload, reason: str) -> Passes:
+        """Those of `loop`."""
+        return Loop().passes(workload)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from decentral.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,3 +53,20 @@ class Execution(ABC):
     @abstractmethod
     def passes(self, workload: Workload) -> Passes:
         """The forward and backward passes for this work. Raises ConfigError if this way cannot compute the model."""
+
+    def instead(self, workload: Workload, reason: str) -> Passes:
+        """Passes for work that this way cannot compute. Raises ConfigError, unless it was not asked for by name."""
+        raise ConfigError(
+            f"execution={self.name} cannot compute the workers of this model side by side, since {reason}: it is for "
+            "plain sequences of layers, such as model=mlp or model=cnn; use execution=auto or loop."
+        )
+
+    def proven(
+        self, workload: Workload, passes: Passes, x: Tensor, inputs: Any, targets: Any
+    ) -> tuple[Passes, tuple[str, ...]]:
+        """`passes`, if they are right for a batch of all local workers at models near x, else others and a note."""
+        reason = passes.doubt(x, inputs, targets)
+        if reason is None:
+            return passes, ()
+        note = f"gradients are computed worker by worker (execution=loop), since {reason}"
+        return self.instead(workload, reason), (note,)

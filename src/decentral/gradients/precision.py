@@ -35,6 +35,15 @@ class Precision(Enum):
 
         return torch.float64 if self is Precision.fp64 else torch.float32
 
+    @property
+    def rounding(self) -> float:
+        """By how much a product may be off: the distance from 1 to the next number."""
+        import torch
+
+        if self is Precision.tf32:
+            return 2.0**-10
+        return torch.finfo(torch.bfloat16 if self is Precision.bf16 else self.dtype).eps
+
     def passes(self, device: torch.device) -> AbstractContextManager[None]:
         """A context for forward and backward passes, in which float32 is as exact as this says."""
         exact = float32(device, "tf32" if self is Precision.tf32 else "ieee")

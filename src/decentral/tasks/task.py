@@ -116,6 +116,14 @@ class Problem(ABC):
         them.
         """
 
+    def prove(self, x: Tensor, draws: np.ndarray) -> None:
+        """Compare what computes the gradients faster than one by one with that, on a batch of all local workers.
+
+        Before the first of these draws [k], at models x [k, P]. Where they differ, gradients are computed one by one
+        from then on, which `facts` and `notes` say. Raises ConfigError if they must not be.
+        """
+        return None
+
     @abstractmethod
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
         """Statistics of local workers' own models x [k, P]: [r, S], float64 on the CPU.

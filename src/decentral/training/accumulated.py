@@ -26,7 +26,6 @@ class Accumulated(Problem):
     def __init__(self, problem: Problem, number: int) -> None:
         self.problem, self.number = problem, number
         self.metrics, self.loss_unit = problem.metrics, problem.loss_unit
-        self.notes, self.facts = problem.notes, problem.facts
         self.steps_per_epoch = problem.steps_per_epoch / number
         self._sum = torch.empty(0)
         self._each: list[float] | None = None
@@ -37,8 +36,22 @@ class Accumulated(Problem):
         """How long the gradients so far have waited for their batches."""
         return self.problem.data_s
 
-    def init(self) -> Tensor:
+    @property
+    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
         """See `Problem`; so all that follows."""
+        return self.problem.notes
+
+    @property
+    def facts(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """See `Problem`."""
+        return self.problem.facts
+
+    def prove(self, x: Tensor, draws: np.ndarray) -> None:
+        """See `Problem`."""
+        self.problem.prove(x, draws * self.number)
+
+    def init(self) -> Tensor:
+        """See `Problem`."""
         return self.problem.init()
 
     def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:

@@ -72,7 +72,7 @@ class Recorder:
         """Freeze what the run is made of, before the first step."""
         if not self.world.leader:
             return
-        for message in r.rejected:
+        for message in [*r.rejected, *(note for note in r.problem.notes if "execution=loop" in note)]:
             print(message, flush=True)
         self.begun = True
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)

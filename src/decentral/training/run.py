@@ -34,6 +34,7 @@ def run(config: Config, world: World, directory: Path) -> Status:
         assembled = assemble(config, world)
         try:
             restore(assembled, recorder.store, world)
+            assembled.problem.prove(assembled.stepper.models, assembled.oracle.draws)
             recorder.begin(assembled)
             with Interrupt() as interrupt:
                 with recorder.progress(assembled) as progress:

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules import module as for_all_modules
 
 from decentral.gradients.passes.pooling import ChannelsLastPooling, MaxPool2d
 
@@ -24,11 +25,11 @@ Layer = Callable[[Any, Tensor, Sequence[Tensor], int], Tensor]
 
 def sequence(module: nn.Module) -> list[nn.Module] | None:
     """The layers of a plain sequence, in order; None if it is something else."""
-    if hasattr(module, "side_by_side"):
+    if hasattr(type(module), "side_by_side"):
         return [module]
-    if not isinstance(module, nn.Sequential):
+    if type(module) is not nn.Sequential:
         return None if list(module.children()) else [module]
-    if type(module).forward is not nn.Sequential.forward or module._parameters or module._buffers:
+    if module._parameters or module._buffers:
         return None
     layers: list[nn.Module] = []
     for child in module:
@@ -37,6 +38,26 @@ def sequence(module: nn.Module) -> list[nn.Module] | None:
             return None
         layers += inner
     return layers
+
+
+def altered(module: nn.Module) -> str | None:
+    """Why a call of this module may compute something else than its class says, or None."""
+    if any(vars(for_all_modules)[f"_global{kind}"] for kind in _HOOKS):
+        return "hooks are registered for all modules"
+    for part in module.modules():
+        name = type(part).__name__
+        hooked = any(getattr(part, kind) for kind in _HOOKS)
+        if hooked or any(p._backward_hooks for p in part._parameters.values() if p is not None):
+            return f"its {name} has hooks"
+        for key in vars(part):
+            if callable(getattr(type(part), key, None)):
+                return f"its {name} has another {key} than its class"
+    return None
+
+
+def is_known(module: nn.Module) -> bool:
+    """Whether all parts are of known classes, as they are: a pass computes what layers say, and has no side effects."""
+    return altered(module) is None and all(type(part).__module__.startswith(_KNOWN) for part in module.modules())
 
 
 def refusal(module: nn.Module) -> str | None:
@@ -48,19 +69,41 @@ def refusal(module: nn.Module) -> str | None:
         return "a layer occurs in it more than once"
     if sum(len(list(layer.parameters())) for layer in layers) > len(list(module.parameters())):
         return "layers share parameters"
-    for layer in layers:
-        name = type(layer).__name__
-        if isinstance(layer, nn.Dropout) and layer.p > 0:
-            return "its dropout draws for one worker at a time (without, model.dropout=0, it can)"
-        if type(layer) not in _LAYERS and not hasattr(layer, "side_by_side"):
-            return f"workers cannot share a call of its layer {name}"
-        if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
-            return f"its {name} pads with {layer.padding_mode}"
-        if isinstance(layer, nn.EmbeddingBag) and (layer.mode != "mean" or layer.padding_idx is None or layer.max_norm):
-            return f"its {name} takes no mean without padding"
-        if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
-            return f"its {name} keeps some of the dimensions"
+    return altered(module) or next(filter(None, map(_oddity, layers)), None)
+
+
+def _oddity(layer: nn.Module) -> str | None:
+    """Why workers cannot share a call of this layer, or None."""
+    name = type(layer).__name__
+    if hasattr(type(layer), "side_by_side"):
+        return None
+    if isinstance(layer, nn.Dropout) and layer.p > 0:
+        return "its dropout draws for one worker at a time (without, model.dropout=0, it can)"
+    if type(layer) not in _LAYERS:
+        return f"workers cannot share a call of its layer {name}"
+    own = {key for key, _ in layer.named_parameters()}
+    if own - _PARAMETERS.get(type(layer), set()) or [*layer.children(), *layer.buffers()]:
+        return f"its {name} has more in it than torch's"
+    if any(not parameter.is_floating_point() for parameter in layer.parameters()):
+        return f"its {name} has numbers that are not real"
+    if isinstance(layer, nn.Conv2d) and layer.padding_mode != "zeros":
+        return f"its {name} pads with {layer.padding_mode}"
+    if isinstance(layer, nn.MaxPool2d) and layer.return_indices:
+        return f"its {name} returns indices"
+    if isinstance(layer, nn.EmbeddingBag) and (layer.mode != "mean" or layer.padding_idx is None or layer.max_norm):
+        return f"its {name} takes no mean without padding"
+    if isinstance(layer, nn.EmbeddingBag) and (layer.sparse or layer.scale_grad_by_freq or layer.include_last_offset):
+        return f"its {name} has settings of its own"
+    if isinstance(layer, nn.Flatten) and (layer.start_dim, layer.end_dim) != (1, -1):
+        return f"its {name} keeps some of the dimensions"
     return None
+
+
+def misfit(layer: nn.Module, shape: Sequence[int]) -> str | None:
+    """Why workers cannot share a call of this layer for inputs of this shape [B, ...], or None."""
+    if hasattr(type(layer), "side_by_side") or len(shape) in _DIMENSIONS.get(type(layer), (2, 4)):
+        return None
+    return f"its {type(layer).__name__} gets inputs of {' x '.join(map(str, shape[1:]))} for each example"
 
 
 def forward(layers: Sequence[nn.Module], images: Tensor, parameters: Sequence[Tensor]) -> Tensor:
@@ -98,7 +141,7 @@ def _mean_embedding(layer: nn.EmbeddingBag, x: Tensor, own: Sequence[Tensor], k:
     """
     (weight,) = own
     counted = x.ne(cast(int, layer.padding_idx)).to(weight.dtype)
-    counted = counted / counted.sum(2, keepdim=True)
+    counted = counted / counted.sum(2, keepdim=True).clamp_(min=1)  # of padding alone, torch's mean is 0
     shares = counted.new_zeros(*x.shape[:2], weight.shape[1]).scatter_add_(2, x, counted)
     return torch.bmm(shares, weight)
 
@@ -123,6 +166,9 @@ def _nothing(layer: nn.Module, x: Tensor, own: Sequence[Tensor], k: int) -> Tens
     return x
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_KNOWN = ("torch.nn.modules.", "torchvision.models.", "torchvision.ops.", "decentral.")
+_PARAMETERS = {nn.Conv2d: {"weight", "bias"}, nn.Linear: {"weight", "bias"}, nn.EmbeddingBag: {"weight"}}
 _LAYERS: dict[type[nn.Module], Layer] = {
     nn.Conv2d: _convolution,
     nn.EmbeddingBag: _mean_embedding,
@@ -136,3 +182,6 @@ _LAYERS: dict[type[nn.Module], Layer] = {
     nn.Identity: _nothing,
     nn.Dropout: _nothing,
 }
+_IMAGES = nn.Conv2d, nn.MaxPool2d, MaxPool2d, nn.AdaptiveAvgPool2d
+_DIMENSIONS = dict.fromkeys(_IMAGES, (4,)) | {nn.Linear: (2,), nn.EmbeddingBag: (2,)}
+"""Of the inputs [B, ...] of one worker: features [B, F] or images [B, C, H, W], or of other layers both."""

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from decentral.gradients.passes.layers import is_known
 from decentral.gradients.precision import Precision
 
 _SMALL = 1_000_000  # parameters
@@ -24,7 +25,7 @@ class MemoryFormat:
     def __init__(self, module: nn.Module, device: torch.device) -> None:
         small = sum(parameter.numel() for parameter in module.parameters()) <= _SMALL
         convolutions = any(isinstance(layer, nn.Conv2d) for layer in module.modules())
-        self.channels_last = device.type == "cpu" and small and convolutions
+        self.channels_last = device.type == "cpu" and small and convolutions and is_known(module)
 
     def __call__(self, images: Tensor) -> Tensor:
         """The same images [..., C, H, W]."""

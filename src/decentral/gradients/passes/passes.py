@@ -6,7 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+
+from decentral.gradients.precision import Precision
 
 
 class Passes(ABC):
@@ -39,3 +42,20 @@ class Passes(ABC):
         which the caller may overwrite until the next. `seed(j)` addresses the randomness of the worker of row j; it is
         called right before that worker's forward pass, if that may draw anything.
         """
+
+    def doubt(self, x: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
+        """Why these are not the gradients of a first batch of all local workers at models near x [k, P]; None if they
+        are, but for rounding. Leaves nothing behind."""
+        return None
+
+
+def agree(found: Tensor, expected: Tensor, precision: Precision) -> bool:
+    """Whether tensors [r, ...] are equal but for rounding, for each worker: in half of the digits of the precision.
+
+    A sum of m terms in another order is off by less than m roundings, and an activation near 0 may be cut off or not.
+    What mixes workers up differs in the first digit. Of what is not finite nothing can be said.
+    """
+    if found.shape != expected.shape:
+        return False
+    size, off = (torch.linalg.vector_norm(each.reshape(len(each), -1), dim=1) for each in (expected, found - expected))
+    return bool(((off <= precision.rounding**0.5 * size) | ~size.isfinite()).all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import ClassVar
 
 import torch
@@ -10,9 +11,12 @@ from torch import Tensor, nn
 
 from decentral.gradients.execution import Workload
 from decentral.gradients.passes.lanes import Lanes
-from decentral.gradients.passes.layers import forward
-from decentral.gradients.passes.passes import Passes
+from decentral.gradients.passes.layers import forward, sequence
+from decentral.gradients.passes.one_by_one import OneByOne
+from decentral.gradients.passes.passes import Passes, agree
+from decentral.randomness import torch_generator
 
+_NOISE = 0.01  # so that models of a first batch differ, which may all be the same
 _PLACES = 2  # how many places of x are remembered, for algorithms in which two of them take turns
 
 
@@ -26,6 +30,7 @@ class SideBySide(Passes):
     draws: ClassVar[bool] = False
 
     def __init__(self, workload: Workload, layers: Sequence[nn.Module], workers_at_once: int) -> None:
+        self.workload = workload
         self.models, self.layers, self.precision = workload.models, layers, workload.precision
         self.loss, self.ignored = workload.loss, workload.ignored
         self.workers_at_once = workers_at_once
@@ -56,6 +61,43 @@ class SideBySide(Passes):
                 torch._foreach_copy_(views, torch.autograd.grad(loss.sum(), leaves))
                 losses.append(loss.detach())
         return torch.cat(losses), g
+
+    def doubt(self, x: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
+        """Compares with one worker after the other, each at a model of its own: a copy of its row with noise."""
+        fast = SideBySide(self.workload, self.layers, self.workers_at_once)
+        exact = OneByOne(self.models, self.precision, self.loss)
+        generator = torch_generator("cpu", 0, "proof")
+        try:
+            for group in self.groups(len(x)):
+                rows = x[group] + _NOISE * torch.randn(x[group].shape, generator=generator).to(x)
+                batch = inputs[group], targets[group]
+                expected = exact(rows, batch[0].clone(), batch[1], range(len(rows)), lambda j: None)
+                try:
+                    found = fast(rows, batch[0].clone(), batch[1], range(len(rows)), lambda j: None)
+                except RuntimeError as error:
+                    return f"{self._first_wrong(rows, batch[0])} fails side by side ({error})"
+                if not all(agree(*each, self.precision) for each in zip(found, expected, strict=True)):
+                    return f"{self._first_wrong(rows, batch[0])} computes something else side by side"
+            return None
+        finally:
+            self.models.release()
+
+    def _first_wrong(self, x: Tensor, inputs: Tensor) -> str:
+        """The first layer whose outputs are wrong, by its place and class."""
+        parameters = self.models.views(x)
+        self.models.bind(x, range(len(x)))
+        with torch.no_grad(), self.precision.passes(self.models.device), self.precision.forward(self.models.device):
+            each = [batch.clone() for batch in inputs]
+            for number, layer in enumerate(self.layers):
+                each = [(sequence(m) or [])[number](one) for m, one in zip(self.models.modules, each, strict=False)]
+                with suppress(RuntimeError):
+                    found = forward(self.layers[: number + 1], inputs.clone(), parameters)
+                    if each[0].dim() == 4 and found.dim() == 4:
+                        found = found.unflatten(1, (len(x), -1)).transpose(0, 1)
+                    if agree(found, torch.stack(each), self.precision):
+                        continue
+                return f"its layer {number}, {type(layer).__name__},"
+        return "the backward pass"
 
     def _means(self, losses: Tensor, targets: Tensor) -> Tensor:
         """The mean losses [c] of a group, from those of all its targets [c, B, ...]; without those that are ignored."""

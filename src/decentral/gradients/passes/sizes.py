@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from decentral.gradients.precision import Precision
+from decentral.gradients.execution import Workload
+from decentral.gradients.passes.layers import misfit, refusal, sequence
 
 _CONVOLUTION, _PRODUCT = 6e6, 1e6
 """Multiplications in a layer's call for one worker from which on a CPU computes workers as fast one by one as together:
@@ -46,29 +46,40 @@ def _from_which_on(layer: nn.Module) -> float:
     return _BAG if isinstance(layer, nn.EmbeddingBag) else _PRODUCT
 
 
-def call_sizes(layers: Sequence[nn.Module], batch_shape: tuple[int, ...], precision: Precision) -> CallSizes:
-    """From one forward pass of one example of a batch, (B, C, H, W) of images, through copies of the layers.
+def shared(workload: Workload) -> tuple[list[nn.Module], CallSizes] | str:
+    """The layers of workers that can be computed side by side, and how large their calls are; or why they cannot be.
 
-    It takes as long as an example does. Torch's `meta` device would compute nothing, but its first product imports
-    torch's compiler, which takes longer than a small run.
+    From one forward pass of one example of a batch, (B, C, H, W) of images, through copies of the layers. It takes as
+    long as an example does. Torch's `meta` device would compute nothing, but its first product imports torch's
+    compiler, which takes longer than a small run.
     """
-    batch_size = batch_shape[0]
+    layers, reason = sequence(workload.models.modules[0]), refusal(workload.models.modules[0])
+    if layers is None or reason is not None:
+        return str(reason)
+    batch_size, *shape = workload.batch_shape
     tokens = isinstance(layers[0], nn.EmbeddingBag)
-    x = torch.zeros((1, *batch_shape[1:]), dtype=torch.int64 if tokens else torch.float32)
+    x = torch.zeros((1, *shape), dtype=torch.int64 if tokens else torch.float32)
     loads, largest = [], batch_size * x.numel()
     parameters = 0
     for layer in layers:
+        if (reason := misfit(layer, x.shape)) is not None:
+            return reason
         weights = sum(p.numel() for p in layer.parameters())
-        with torch.no_grad():
-            x = deepcopy(layer).to("cpu", torch.float32).eval()(x)
+        try:
+            with torch.no_grad():
+                x = deepcopy(layer).to("cpu", torch.float32).eval()(x)
+        except RuntimeError as error:
+            return f"its {type(layer).__name__} fails: {error}"
         largest, parameters = max(largest, batch_size * x.numel()), parameters + weights
         if weights:
             convolution = isinstance(layer, nn.Conv2d)
             pixels = x[0, 0].numel()
             rows = batch_size * pixels if convolution else max(batch_size, _LEAST_ROWS)
             loads.append(rows * weights / _from_which_on(layer))
-    return CallSizes(
+    if x.dim() == 4 and not hasattr(type(layers[-1]), "side_by_side"):
+        return "its outputs are images"
+    return layers, CallSizes(
         sum(loads) / max(1, len(loads)),
-        max(largest, parameters) * precision.dtype.itemsize,
+        max(largest, parameters) * workload.precision.dtype.itemsize,
         any(isinstance(layer, nn.Conv2d) for layer in layers),
     )

@@ -15,7 +15,8 @@ from decentral.compression.row_layout import RowLayout
 from decentral.environments.environment import Running
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Workload
-from decentral.gradients.passes.layers import forward, refusal, sequence
+from decentral.gradients.passes.layers import forward
+from decentral.gradients.passes.sizes import shared
 from decentral.gradients.passes.worker_models import WorkerModels, flat
 from decentral.gradients.precision import float32
 from decentral.randomness import normal, numpy_generator, seeded, uniform
@@ -49,8 +50,7 @@ class PolicyOptimisation(Problem):
             template = config.model.build(self.info).to(self.dtype)
         self.models = WorkerModels(template, len(workers), device)
         self.memory = int(getattr(template, "memory", 0))
-        self._layers = sequence(template) if refusal(template) is None else None
-        execution = components("gradients")[config.execution]()
+        self.execution = components("gradients")[config.execution]()
         normalise = self.info.normalises if task.normalise is None else task.normalise
         self.settings = Settings(
             task.num_envs,
@@ -67,7 +67,10 @@ class PolicyOptimisation(Problem):
         self.loss = ppo.PPOLoss(
             self.info.continuous, task.clip, task.value_weight, task.entropy_weight, task.clip_value
         )
-        self.passes = execution.passes(Workload(self.models, self._batch_shape(), config.precision, self.loss))
+        self.workload = Workload(self.models, self._batch_shape(), config.precision, self.loss)
+        found = shared(self.workload)
+        self._layers = None if isinstance(found, str) else found[0]
+        self.passes = self.execution.passes(self.workload)
         self.facts = {"execution": self.passes.execution}
         running = config.env.open([self.indices[worker] for worker in workers], task.num_envs)
         self.rollouts = Rollouts(running, self.info.shape, self.settings, workers, config.seed, self.dtype)
@@ -106,6 +109,15 @@ class PolicyOptimisation(Problem):
         inputs, targets = self.rollouts.batch(places, draws)
         self.data_s += time.perf_counter() - began
         return self.passes(x, inputs.to(self.device), targets.to(self.device), places, lambda j: None)
+
+    def prove(self, x: Tensor, draws: np.ndarray) -> None:
+        """See `Problem`; the batch is of the rollouts that workers hold, zeros at first, with noise."""
+        if self.passes.execution == "loop":
+            return
+        inputs, targets = (each.to(self.device) for each in self.rollouts.batch(range(len(x)), draws))
+        inputs = inputs + torch.randn(inputs.shape, generator=torch.Generator().manual_seed(0)).to(inputs)
+        self.passes, self.notes = self.execution.proven(self.workload, self.passes, x, inputs, targets)
+        self.facts = {"execution": self.passes.execution}
 
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
         """Sums over the episodes of tests, for local workers' own models: [r, S], S = metrics of an episode + 3.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -79,10 +79,11 @@ class Supervised(Problem):
         self.models = WorkerModels(template, len(workers), device)
         self.average = AveragedModel(template, device)
         self.memory_format = MemoryFormat(template, device)
-        execution = components("gradients")[config.execution]()
+        self.execution = components("gradients")[config.execution]()
         batch_shape = info.batch_shape(config.batch_size)
         self.forward_examples = forward_examples(template, batch_shape, device, config.evaluation.precision)
-        self.passes = execution.passes(Workload(self.models, batch_shape, config.precision, self.loss, self.ignored))
+        self.workload = Workload(self.models, batch_shape, config.precision, self.loss, self.ignored)
+        self.passes = self.execution.passes(self.workload)
         self.facts = {"execution": self.passes.execution}
         self._x0 = flat(template).to(device)
         self._streams: dict[int | None, _Stream] = {}
@@ -125,6 +126,16 @@ class Supervised(Problem):
             batch = inputs[j][None], targets[j][None]
             losses[row], g[row] = self._gradient(x[row], *batch, draws[row], places[row])
         return losses, g
+
+    def prove(self, x: Tensor, draws: np.ndarray) -> None:
+        """See `Problem`; the batch is that of the first of the draws."""
+        if self.passes.execution == "loop":
+            return
+        first = int(draws.min())
+        with closing(self.data.train_batches(self.order, self.workers, first, first + 1)) as batches:
+            inputs, targets = next(batches)
+        self.passes, notes = self.execution.proven(self.workload, self.passes, x, self._as_exact(inputs), targets)
+        self.facts, self.notes = {**self.facts, "execution": self.passes.execution}, (*self.notes, *notes)
 
     def _gradient(
         self, x: Tensor, inputs: Any, targets: Any, draws: np.ndarray, places: Sequence[int]
