@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.parametrizations import weight_norm
 
 from configure import configure
 from decentral.cli.help import print_help
@@ -21,6 +24,7 @@ from decentral.gradients.auto import Auto
 from decentral.gradients.batched import Batched
 from decentral.gradients.execution import Workload
 from decentral.gradients.loop import Loop
+from decentral.gradients.passes import layers
 from decentral.gradients.passes.layers import refusal
 from decentral.gradients.passes.side_by_side import SideBySide
 from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
@@ -134,6 +138,173 @@ def test_a_model_that_cannot_be_batched_is_refused_before_the_run_begins(start, 
 )
 def test_a_layer_that_cannot_be_shared_is_named(module, reason):
     assert reason in str(refusal(module))
+
+
+class Doubled(nn.Linear):
+    """A layer of another class, which looks like torch's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+class Viewing(nn.Module):
+    """Wants images one after the other in memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.view(len(x), -1)
+
+
+def dense() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def changed(change: Callable[[nn.Sequential], object], make: Callable[[], nn.Sequential] = dense) -> nn.Sequential:
+    module = make()
+    change(module)
+    return module
+
+
+def tripled(module: nn.Module, inputs: object, outputs: torch.Tensor) -> torch.Tensor:
+    return outputs * 3
+
+
+def bag(**settings: object) -> nn.Sequential:
+    return nn.Sequential(nn.EmbeddingBag(9, 4, **{"padding_idx": 0, "mode": "mean", **settings}), nn.Linear(4, 3))
+
+
+UNSHARED: dict[str, tuple[tuple[int, ...], Callable[[], nn.Module], str]] = {
+    "images without channels": ((4, 4), lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), "Flatten gets .* 4 x 4"),
+    "four dimensions": ((2, 2, 2, 2), lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)), "Flatten gets"),
+    "sequences": ((4, 6), lambda: nn.Sequential(nn.Linear(6, 3), nn.Flatten()), "Linear gets inputs of 4 x 6"),
+    "rows of pixels": ((1, 4, 4), lambda: nn.Sequential(nn.Linear(4, 2), nn.Flatten()), "Linear gets"),
+    "a layer on images": ((1, 6, 6), lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Linear(4, 3)), "Linear gets"),
+    "pooling without channels": ((4, 4), lambda: nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten()), "gets inputs"),
+    "images as outputs": ((1, 6, 6), lambda: nn.Sequential(nn.Conv2d(1, 4, 3)), "outputs are images"),
+    "what does not fit": ((6,), lambda: nn.Sequential(nn.Linear(5, 3)), "Linear fails"),
+    "a subclass": ((6,), lambda: nn.Sequential(Doubled(6, 3)), "Doubled"),
+    "forward hook": ((6,), lambda: changed(lambda m: m.register_forward_hook(tripled)), "Sequential has hooks"),
+    "pre-hook": ((6,), lambda: changed(lambda m: m[0].register_forward_pre_hook(lambda *_: None)), "Linear has hooks"),
+    "backward hook": ((6,), lambda: changed(lambda m: m[1].register_full_backward_hook(lambda *_: None)), "ReLU has"),
+    "backward pre-hook": (
+        (6,),
+        lambda: changed(lambda m: m[2].register_full_backward_pre_hook(lambda *_: None)),
+        "has hooks",
+    ),
+    "hook of a parameter": ((6,), lambda: changed(lambda m: m[2].bias.register_hook(torch.zeros_like)), "has hooks"),
+    "another forward": ((6,), lambda: changed(lambda m: setattr(m[1], "forward", torch.tanh)), "another forward"),
+    "spectral norm": ((6,), lambda: changed(lambda m: nn.utils.spectral_norm(m[0])), "has hooks"),
+    "weight norm": ((6,), lambda: changed(lambda m: weight_norm(m[0])), "no plain sequence"),
+    "tied parameters": (
+        (6,),
+        lambda: changed(
+            lambda m: setattr(m[2], "weight", m[0].weight), lambda: nn.Sequential(*dense(), nn.Linear(3, 3))
+        ),
+        "share parameters",
+    ),
+    "more parameters": (
+        (6,),
+        lambda: changed(lambda m: m[0].register_parameter("more", nn.Parameter(torch.ones(2)))),
+        "more in it than torch's",
+    ),
+    "a buffer": (
+        (6,),
+        lambda: changed(lambda m: m[0].register_buffer("more", torch.ones(2))),
+        "more in it than torch's",
+    ),
+    "indices": ((1, 4, 4), lambda: nn.Sequential(nn.MaxPool2d(2, return_indices=True)), "returns indices"),
+    "sums of embeddings": ((5,), lambda: bag(mode="sum"), "takes no mean"),
+    "embeddings of a largest norm": ((5,), lambda: bag(max_norm=1.0), "takes no mean"),
+    "gradients by frequency": ((5,), lambda: bag(scale_grad_by_freq=True), "settings of its own"),
+    "sparse gradients": ((5,), lambda: bag(sparse=True), "settings of its own"),
+}
+
+
+@pytest.mark.parametrize("name", UNSHARED)
+def test_what_workers_cannot_share_is_computed_one_by_one(name):
+    shape, make, reason = UNSHARED[name]
+    given = Workload(WorkerModels(make(), 4, CPU), (5, *shape), Precision.fp32, cross_entropy)
+    assert isinstance(Auto().choice(given), Loop)
+    with pytest.raises(ConfigError, match=f"since .*{reason}"):
+        Batched().passes(given)
+
+
+def test_hooks_for_all_modules_are_noticed():
+    given = Workload(WorkerModels(dense(), 4, CPU), (5, 6), Precision.fp32, cross_entropy)
+    with nn.modules.module.register_module_forward_hook(tripled):
+        assert isinstance(Auto().choice(given), Loop)
+    assert isinstance(Auto().choice(given), Batched)
+
+
+def test_texts_of_padding_alone_have_a_mean_of_zero():
+    tokens, labels = torch.tensor([[[0, 0, 0], [1, 2, 0]]] * 2), torch.zeros(2, 2, dtype=torch.long)
+    found = []
+    for execution in (Loop(), Batched()):
+        models = WorkerModels(bag(), 2, CPU)
+        x = torch.linspace(-1, 1, 2 * models.num_parameters).view(2, -1)
+        passes = execution.passes(Workload(models, (2, 3), Precision.fp32, cross_entropy))
+        found.append(passes(x, tokens, labels, range(2), lambda j: None))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_images_lie_in_memory_as_usual_for_modules_that_nothing_is_known_of():
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), Viewing(), nn.Linear(64, 3))
+    models = WorkerModels(module, 2, CPU)
+    passes = Auto().passes(Workload(models, (5, 1, 6, 6), Precision.fp32, cross_entropy))
+    batch = torch.randn(2, 5, 1, 6, 6), torch.zeros(2, 5, dtype=torch.long)
+    assert passes(flat(module).repeat(2, 1), *batch, range(2), lambda j: None)[1].isfinite().all()
+
+
+# -- the first batch ---------------------------------------------------------------------------------------------------
+
+
+def mixed(layer: nn.Linear, x: torch.Tensor, own: Sequence[torch.Tensor], k: int) -> torch.Tensor:
+    """A linear layer that gives each worker the weights of the one before."""
+    return layers._linear(layer, x, [parameter.roll(1, 0) for parameter in own], k)
+
+
+def failing(layer: nn.Linear, x: torch.Tensor, own: Sequence[torch.Tensor], k: int) -> torch.Tensor:
+    raise RuntimeError("no such kernel")
+
+
+FIRST = [*SHORT, *MODELS["mlp"], "algo=dpsgd", "topology=ring", "num_workers=4"]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(("wrong", "told"), [(mixed, "computes something else"), (failing, "fails .*no such kernel")])
+def test_gradients_that_are_wrong_in_the_first_batch_are_computed_one_by_one(
+    start, monkeypatch, capfd, wrong, told, accumulate
+):
+    settings = [*FIRST, f"accumulate={accumulate}"]
+    loop = start(*settings, "execution=loop", directory="loop").iterates
+    monkeypatch.setitem(layers._LAYERS, nn.Linear, wrong)
+    found = start(*settings, directory="auto")
+    assert np.array_equal(found.iterates, loop)
+    (note,) = [line for line in capfd.readouterr().out.splitlines() if "execution=loop" in line]
+    assert re.search(f"since its layer 1, Linear, {told}", note)
+    assert json.loads((found.directory / "provenance.json").read_text())["execution"] == "loop"
+    assert note in json.loads((found.directory / "status.json").read_text())["notes"]
+    with pytest.raises(ConfigError, match=f"execution=batched .* since its layer 1, Linear, {told}"):
+        start(*settings, "execution=batched", directory="batched")
+
+
+def test_they_are_compared_after_an_interruption_too(start, monkeypatch):
+    assert start(*FIRST, directory="broken", interrupt_at=3).status == "interrupted"
+    monkeypatch.setitem(layers._LAYERS, nn.Linear, mixed)
+    with pytest.raises(ConfigError, match="its layer 1, Linear, computes something else"):
+        start(*FIRST, "execution=batched", directory="broken")
+
+
+def test_a_backward_pass_that_is_wrong_is_noticed(monkeypatch):
+    def halved(layer: nn.Linear, x: torch.Tensor, own: Sequence[torch.Tensor], k: int) -> torch.Tensor:
+        y = layers._linear(layer, x, own, k)
+        return (y + y.detach()) / 2
+
+    monkeypatch.setitem(layers._LAYERS, nn.Linear, halved)
+    models = WorkerModels(dense(), 4, CPU)
+    passes = Batched().passes(Workload(models, (5, 6), Precision.fp32, cross_entropy))
+    batch = torch.randn(4, 5, 6), torch.zeros(4, 5, dtype=torch.long)
+    assert str(passes.doubt(torch.randn(4, models.num_parameters), *batch)).startswith("the backward pass computes")
 
 
 def test_the_layers_that_can_be_batched_agree_with_torch_in_any_arrangement():
