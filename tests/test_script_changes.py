@@ -121,6 +121,7 @@ def changed(world: World, how: str, change: Callable[[Any, Any], None], who: ran
     backward(model, world.rank)
     optimizer.step()
     optimizer.zero_grad()
+    optimizer.peers.barrier()  # or a rank may hear of it before its first step is done
     if world.rank in who:
         change(model, optimizer)
     try:
@@ -375,3 +376,86 @@ def copied(world: World, how: str) -> int:
 @pytest.mark.parametrize("how", HOW)
 def test_copies_of_a_wrapped_model_are_plain_modules(worlds, how: str):
     assert worlds(2).call(copied, how) == [5, 0]
+
+
+# -- what cannot be wrapped --------------------------------------------------------------------------------------------
+
+
+def buffered(buffer: Tensor) -> nn.Module:
+    model = network()
+    model.register_buffer("b", buffer)
+    return model
+
+
+UNFIT: dict[str, tuple[Callable[[int], nn.Module], str]] = {
+    "lazy": (lambda rank: nn.Sequential(nn.LazyLinear(3)) if rank == 1 else network(), "0.weight has no values yet"),
+    "meta": (lambda rank: network().to("meta"), "0.weight has no values yet"),
+    "expanded": (lambda rank: buffered(torch.full((1,), float(rank)).expand(3)), "b is sparse, quantized or expanded"),
+    "sparse": (lambda rank: buffered(torch.eye(3).to_sparse()), "b is sparse, quantized or expanded"),
+    "dtype": (lambda rank: buffered(torch.zeros(3, dtype=[torch.float32, torch.float64][rank])), "b [3] torch.float64"),
+    "frozen": (
+        lambda rank: nn.Sequential(network(), nn.Linear(2 + rank, 1).requires_grad_(False)),
+        "has frozen 1.weight [1, 3]",
+    ),
+}
+
+
+def unfit(world: World, case: str) -> str:
+    if case == "another rank's":
+        model = network()
+        optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", algo="gradient_tracking")
+        saved = optimizer.state_dict()
+        inner = optimizer.close()
+        inner.load_state_dict(saved)
+        inner.state["decentral"]["rank"] = 0  # type: ignore[index]
+        with pytest.raises(ConfigError) as error:
+            decentral.wrap(model, inner, "ring", algo="gradient_tracking")
+        return str(error.value)
+    model = UNFIT[case][0](world.rank)
+    with pytest.raises(ConfigError) as error:
+        decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring")
+    return str(error.value)
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_what_cannot_be_sent_is_refused_on_every_rank(worlds, case: str):
+    for told in worlds(2).call(unfit, case):
+        assert UNFIT[case][1] in told
+
+
+def test_the_state_of_another_rank_is_refused(worlds):
+    for told in worlds(2).call(unfit, "another rank's"):
+        assert "of rank 0, not of rank 1: every rank loads its own" in told
+
+
+def left_alone(world: World, how: str) -> None:
+    """Random state, default dtype and training mode, in a script that is in float64."""
+    import random
+
+    import numpy as np
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 1))
+        model[1].eval()
+
+        def state() -> list[Any]:
+            modes = [module.training for module in model.modules()]
+            random_states = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()
+            return [modes, *random_states, torch.get_default_dtype(), torch.is_grad_enabled()]
+
+        before = state()
+        optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", **HOW[how])
+        optimizer.step()
+        optimizer.state_dict()
+        with optimizer.averaged():
+            pass
+        assert state() == before and all(p.dtype == torch.float64 for p in model.parameters())
+        optimizer.close()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_wrap_leaves_what_is_the_scripts(worlds, how: str):
+    worlds(2).call(left_alone, how)

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import decentral
@@ -63,6 +64,24 @@ def test_an_error_that_ranks_suffer_from_each_other_is_a_sentence_with_the_line_
     assert len(said.splitlines()) == 1 and "Traceback" not in said
     assert said.startswith("decentral: ") and f"{__file__}, line " in said
     assert "connection closed by process 1" in said and "peers.equally(batches)" in said
+
+
+def test_the_line_is_the_users_inside_averaged_too(ended_by, capsys, monkeypatch):
+    """Though Python's own contextlib lies between."""
+
+    def gone(*_: object) -> None:
+        raise ConnectionError("gone")
+
+    model = torch.nn.Linear(2, 1)
+    with decentral.join() as peers:
+        optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), peers=peers)
+        monkeypatch.setattr("decentral.script.optimizer.agree", gone)
+        try:
+            with optimizer.averaged():
+                pass
+        except ConnectionError as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+    assert capsys.readouterr().err.startswith(f"decentral: rank 0, {__file__}, line ")
 
 
 def test_what_the_library_refuses_is_a_sentence(ended_by, capsys):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
@@ -11,7 +12,8 @@ import numpy as np
 from decentral.errors import ConfigError
 from decentral.network.world import World
 
-_SHOWN = 4
+_SHOWN, _ITEMS, _LONG = 4, 8, 400
+"""Groups of ranks, items of a group, and how many characters may be shown that all ranks share."""
 
 T = TypeVar("T")
 
@@ -122,7 +124,11 @@ def _difference(contents: Sequence[str]) -> str:
     ranks: dict[str, list[int]] = {}
     for rank, content in enumerate(contents):
         ranks.setdefault(content, []).append(rank)
-    told = "; ".join(f"{_ranks(who)}: {what}" for what, who in list(ranks.items())[:_SHOWN])
+    items = [re.split(r", (?![^\[]*\])", content) for content in ranks]  # not in shapes, which have commas, too
+    shared = set.intersection(*map(set, items)) if max(map(len, ranks)) > _LONG else set()
+    own = [[item for item in each if item not in shared] for each in items]
+    words = [", ".join(each[:_ITEMS]) + (", ..." if len(each) > _ITEMS else "") for each in own]
+    told = "; ".join(f"{_ranks(who)}: {what}" for what, who in list(zip(words, ranks.values(), strict=True))[:_SHOWN])
     return f"the ranks do not agree about what to do: {told}."
 
 

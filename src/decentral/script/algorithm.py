@@ -202,7 +202,8 @@ class AlgorithmStep:
         self.settle()
         tensors = {name: value.clone() for name, value in self._tensors().items()}
         algorithm, compress = type(self._algorithm).__name__, self._algorithm.compressor.name
-        return {"round": self.round, "algorithm": algorithm, "compress": compress, "state": tensors}
+        own = {"algorithm": algorithm, "compress": compress, "rank": self.guard.rank}
+        return {"round": self.round, **own, "state": tensors}
 
     def load(self, state: dict[str, Any]) -> None:
         """What `state` gave, into the memory that is there. Raises ValueError if it is not of this algorithm."""
@@ -214,6 +215,11 @@ class AlgorithmStep:
         if compress != other:
             raise ValueError(f"this state_dict is of {name} with compress='{other}', not of compress='{compress}'")
         own, saved = self._tensors(), state["state"]
+        more = sum(value.numel() for value in own.values()) > self._parameters.row.numel()  # than the models
+        if more and state.get("rank", self.guard.rank) != self.guard.rank:
+            raise ValueError(
+                f"this state_dict is of rank {state['rank']}, not of rank {self.guard.rank}: every rank loads its own"
+            )
         for key in own.keys() | saved.keys():
             mine, other = (tuple(each[key].shape) if key in each else None for each in (own, saved))
             if mine != other:

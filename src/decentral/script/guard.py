@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import chain, count
 from operator import is_
-from typing import Any
 
 from torch import nn
 from torch.distributed.distributed_c10d import _get_default_store
@@ -37,18 +36,18 @@ class Guard:
         close: Callable[[], None],
     ) -> None:
         """`parameters` are those that travel; `close` closes the network. All ranks make their guards in one order."""
-        self._model, self._optimizer, self._rank, self._close = model, optimizer, rank, close
+        self._model, self._optimizer, self.rank, self._close = model, optimizer, rank, close
         self._names = {parameter: name for name, parameter in model.named_parameters()}
         self._trained = self._in_groups()
         self._still = [parameter for parameter in self._trained if parameter not in set(parameters)]
-        self._parts = self._structure()
+        self._lay_out()
         self._key = f"decentral refused {next(_wrapped)}"
 
     def require(self, problem: str) -> None:
         """Raise ConfigError if there is a problem, and let the others do so."""
         if problem:
             with suppress(Exception):  # without a store the others hear only that this rank is gone
-                _get_default_store().set(self._key, f"rank {self._rank}: {problem}")
+                _get_default_store().set(self._key, f"rank {self.rank}: {problem}")
             self._close()
             raise ConfigError(problem)
 
@@ -81,19 +80,22 @@ class Guard:
         for parameter in self._still:
             if parameter.requires_grad or parameter.grad is not None:
                 return f"{self._names[parameter]} is trained now, but was frozen; {_AGAIN}"
-        if not all(len(part) == len(was) and all(map(is_, part.values(), was)) for part, was in self._parts):
+        if self._places() != self._places_were:
             new = [name for name, parameter in self._model.named_parameters() if parameter not in self._names]
             if new:
                 return f"the model has new parameters ({', '.join(new)}); {_AGAIN}"
-            self._parts = self._structure()
+            self._lay_out()
         return ""
 
     def _in_groups(self) -> list[nn.Parameter]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
-    def _structure(self) -> list[tuple[dict[str, Any], list[Any]]]:
-        """The parameters and submodules of each module, by identity: cheaper to compare than the model to walk."""
-        parts: list[dict[str, Any]] = []
-        for module in self._model.modules():
-            parts += [module._parameters, module._modules]
-        return [(part, list(part.values())) for part in parts]
+    def _lay_out(self) -> None:
+        """Keep which parameters and submodules each module has: cheaper to compare than the model is to walk."""
+        modules = list(self._model.modules())
+        self._parts = [part for module in modules for part in (vars(module)["_parameters"], vars(module)["_modules"])]
+        self._alive = [*modules, *self._names]  # so that no other object takes the place of one in memory
+        self._places_were = self._places()
+
+    def _places(self) -> list[int]:
+        return list(map(id, chain.from_iterable(map(dict.values, self._parts))))

@@ -108,7 +108,10 @@ class ModeStep:
         """What `state` gave. Raises ValueError if it is an algorithm's."""
         if "weights" not in state:
             raise ValueError(f"this state_dict is of {state.get('algorithm')}, not of {self.name} as wrapped here")
-        self.round, self._weights = int(state["round"]), state["weights"].clone()
+        weights = state["weights"].clone()
+        if self.mode is Mode.push_sum and weights.shape != self._weights.shape:
+            raise ValueError(f"this state_dict is of {len(weights)} ranks, not of {len(self._weights)}")
+        self.round, self._weights = int(state["round"]), weights if self.mode is Mode.push_sum else self._weights
 
     def close(self) -> None:
         """Take the hooks off the model."""
@@ -154,8 +157,8 @@ class ModeStep:
             have = bucket.row.new_tensor([float(p.grad is not None) for p in bucket.ordered])  # travels behind them
             mean = self.net.mean(torch.cat([*(g.reshape(-1) for g in gradients), have]).view(1, -1)).view(-1)
             *parts, some = mean.split([*(g.numel() for g in gradients), len(have)])
-            for parameter, part, has in zip(bucket.ordered, parts, some.tolist(), strict=True):
-                if has:
+            for parameter, part, has in zip(bucket.ordered, parts, some.unbind(), strict=True):
+                if parameter.grad is not None or has:  # asks the device only where it must
                     parameter.grad = part.view_as(parameter)
         self.inner.step()
 

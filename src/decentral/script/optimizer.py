@@ -98,12 +98,13 @@ class DecentralizedOptimizer(Optimizer):
         with torch.no_grad(), hinted():
             self._how.settle()
             rows = self._how.rows
-            own, own_buffers = [row.clone() for row in rows], [buffer.clone() for buffer in buffers]
-            for row in rows:
-                self.net.mean(row)
-            mean(buffers, self.peers.size)
+        own, own_buffers = [row.clone() for row in rows], [buffer.clone() for buffer in buffers]
         self._how.away = True
         try:
+            with torch.no_grad(), hinted():
+                for row in rows:
+                    self.net.mean(row)
+                mean(buffers, self.peers.size)
             yield
         finally:
             self._how.away = False

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import LBFGS, Optimizer
 
 from decentral.algorithms.algorithm import Algorithm
@@ -110,7 +111,7 @@ def wrap(
         _check_arguments(model, optimizer, broadcast_from, group)
         how = _how(mode, algo, algo_settings, compress, compress_settings, overlap, bucket_mb, group)
         proposal = proposal._replace(content=f"{_described(model, optimizer)}, {how}, {broadcast_from=}")
-    except (ConfigError, TypeError, ValueError, AttributeError) as error:  # the others have to hear of it
+    except Exception as error:  # the others have to hear of it
         proposal = proposal._replace(problem=str(error))
     agree(group.world, proposal)
     if broadcast_from is not None:
@@ -132,7 +133,7 @@ def wrap(
         guard = Guard(model, optimizer, parameters, group.rank, net.close)
         step = ModeStep(net, flat, optimizer, how.mode, how.overlap, model, guard)
     if carried := optimizer.state.pop(KEY, None):  # type: ignore[call-overload]
-        step.load(carried)
+        _resume(step, carried, group)
     return DecentralizedOptimizer(group, net, model, step)
 
 
@@ -151,6 +152,22 @@ def _misspelled(topology: object, settings: dict[str, Any]) -> str:
     known = {*signature(wrap).parameters, *signature(join).parameters, *settings_of(cls)} - {"settings"}
     wrong = [key for key in settings if key not in known]
     return f" There is no argument '{wrong[0]}'.{suggest(wrong[0], known)}" if wrong else ""
+
+
+def _resume(step: ModeStep | AlgorithmStep, carried: dict[str, Any], peers: Peers) -> None:
+    """Go on from the state of a decentralized optimizer that was loaded before wrap."""
+    proposal = Proposal("wrap", "", (), ())
+    try:
+        step.load(carried)
+    except ValueError as error:
+        told = f"{error}; optimizer.state.pop('{KEY}') before wrap begins anew."
+        proposal = proposal._replace(problem=told)
+    try:
+        agree(peers.world, proposal)
+    except ConfigError:
+        step.close()
+        step.net.close()
+        raise
 
 
 class _Steps(NamedTuple):
@@ -268,6 +285,11 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
             "LBFGS computes several gradients in a step, which cannot be shared out: use an optimizer that takes one, "
             "such as torch.optim.SGD or AdamW."
         )
+    for name, each in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(each) or each.is_meta:
+            raise ConfigError(f"{name} has no values yet: initialize it, by a forward pass or to_empty, before wrap.")
+        if each.layout is not torch.strided or each.is_quantized or _is_expanded(each):
+            raise ConfigError(f"{name} is sparse, quantized or expanded, which cannot be sent: store it dense.")
     own = set(model.parameters())
     strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
     if strangers:
@@ -277,6 +299,11 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
         )
     if broadcast_from not in (None, "auto", *range(peers.size)):
         raise ConfigError(f"broadcast_from={broadcast_from} is no rank: use 0 to {peers.size - 1}, None or 'auto'.")
+
+
+def _is_expanded(tensor: Tensor) -> bool:
+    """Whether elements share memory, so that they cannot be written to."""
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _described(model: nn.Module, optimizer: Optimizer) -> str:
@@ -289,7 +316,7 @@ def _described(model: nn.Module, optimizer: Optimizer) -> str:
         for some in (moving, others, model.named_buffers())
     ]
     resumed = " and an optimizer that was decentralized" if KEY in optimizer.state else ""
-    return f"a model that trains {told[0]}, not {told[1]}, with the buffers {told[2]}{resumed}"
+    return f"a model that trains {told[0]}, has frozen {told[1]}, with the buffers {told[2]}{resumed}"
 
 
 def _layout(model: nn.Module, parameters: Sequence[nn.Parameter]) -> RowLayout:
