@@ -17,7 +17,7 @@ from decentral.config.files import plain
 from decentral.config.schema import NODES, Config
 from decentral.host.torchrun import place, under_torchrun
 from decentral.registry import component, sources
-from decentral.store.digests import file_digest, files_below, folder_digest
+from decentral.store.digests import by_content, file_digest, files_below, folder_digest
 from decentral.store.models import stored_facts
 
 IDENTITY_VERSION = 2
@@ -33,8 +33,8 @@ _KEYS = (
 def identity(config: Config) -> dict[str, Any]:
     """What the computation depends on. The rest (paths, logger, device, number of processes) is left out.
 
-    A component of one's own counts with its source. Groups that the task or the algorithm does not use are left out
-    too, and with them keys with metadata `group`.
+    A component of one's own counts with its source, and settings of it that name files by what is in them. Groups that
+    the task or the algorithm does not use are left out too, and with them keys with metadata `group`.
     A field with metadata `content` is a path and counts by what lies there, which for a folder may be `files_digest` of
     the component; one with metadata `volatile` does not
     count. Keys and values that were called something else have their old names and places, see `renamed`. One with
@@ -120,9 +120,10 @@ def component_identity(component: Any) -> dict[str, Any]:
         value = getattr(component, f.name)
         if (when := f.metadata.get("when")) and not getattr(component, when):
             value = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
-        if not _counts(f, value) or (content and f.metadata.get("content") and Path(value).expanduser().is_dir()):
+        if not _counts(f, value) or (content and value and f.metadata.get("content") and at_home(value).is_dir()):
             continue
-        known[renamed.identity_key(f)] = _value_identity(f, value)
+        identity = _value_identity(f, value)
+        known[renamed.identity_key(f)] = identity if source is None else by_content(identity)
     return known
 
 

@@ -65,6 +65,7 @@ class Loaded(ABC):
     train_labels: np.ndarray  # [N] int64, for the partition: the classes, or where an example comes from
     num_classes: int  # how many different labels there may be
     num_test: int
+    exact: bool = False  # whether examples in float64 are wanted as they are, and not in float32
     reads_ahead: ClassVar[bool] = True
     """Whether batches that are drawn one after the other come sooner than those that are asked for at random."""
 

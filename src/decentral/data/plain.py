@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.data.cache import cache_folder
 from decentral.data.dataset import DataSet
@@ -15,14 +14,16 @@ from decentral.data.description import ImageData, LabelledData
 from decentral.errors import ConfigError
 from decentral.randomness import seeded
 from decentral.registry import blame
-from decentral.registry.signature import Plain, address, component_from
+from decentral.registry.signature import Plain, component_from
+from decentral.store.digests import by_content
 
 if TYPE_CHECKING:
     import torch
 
-    from decentral.data.loading.map_style import MapStyle
+    from decentral.data.loading.map_style import Look, MapStyle
 
 
+_SPLITS = ("training", "test")
 _MOST_CLASSES = 1_000_000  # that there may be beyond the examples
 
 
@@ -31,8 +32,7 @@ class Sets(NamedTuple):
 
     train: Any
     test: Any
-    train_labels: np.ndarray
-    test_labels: np.ndarray
+    looks: tuple[Look, Look]
     description: LabelledData
 
 
@@ -43,8 +43,11 @@ class PlainData(Plain, DataSet):
     Whatever is random in reading an example (augmentation) is seeded by the run's seed, the worker and its draw.
     """
 
+    whole: ClassVar[bool] = False
+    """Whether all examples count, which are read for it, and not some."""
+
     def inspect(self) -> LabelledData:
-        """Makes the data sets, and looks at the first example and at all labels."""
+        """Makes the data sets, and looks at some examples and at all labels."""
         return self._sets().description
 
     def prepare(self) -> None:
@@ -56,45 +59,58 @@ class PlainData(Plain, DataSet):
         from decentral.data.loading.map_style import MapStyle
 
         sets = self._sets()
-        return MapStyle(
-            sets.train, sets.test, sets.train_labels, sets.description.num_classes, device=device, seed=seed
-        )
+        return MapStyle(sets.train, sets.test, sets.looks, sets.description.num_classes, device=device, seed=seed)
+
+    def files_digest(self) -> str:
+        """Of the examples and labels that were looked at, whichever files they come from."""
+        return "".join(look.digest for look in self._sets().looks)
 
     def _sets(self) -> Sets:
-        known = address(self)
+        known = json.dumps([self.plain_name, by_content(self.settings())], sort_keys=True, default=str)
         if known not in _MADE:
             _MADE[known] = self._made()
         return _MADE[known]
 
     def _made(self) -> Sets:
-        from decentral.data.loading.map_style import first_shape, labels_of
+        from torch.utils.data import IterableDataset
+
+        from decentral.data.loading.map_style import look_at
 
         with blame.named(), _one_at_a_time(), seeded(0, "make data"):
             made = self.target()(**self.settings())
         if not isinstance(made, tuple | list) or len(made) != 2:
             raise ConfigError(f"data={self.name} has to return two data sets, (train, test), not {_type(made)}.")
-        for split, data in zip(("training", "test"), made, strict=True):
-            if not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
+        for split, data in zip(_SPLITS, made, strict=True):
+            if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
                 raise ConfigError(
                     f"data={self.name}: the {split} data have to be a map-style data set, with len() and [index], not "
                     f"{_type(data)}."
                 )
             if not _length(data, f"data={self.name}: the {split} data"):
                 raise ConfigError(f"data={self.name}: there are no {split} data.")
-        with blame.named(), seeded(0, "look at data"):
-            where = f"data={self.name}"
-            shape, test_shape = (first_shape(data, where) for data in made)
-            train_labels, test_labels = (labels_of(data, where) for data in made)
-        if shape != test_shape:
-            raise ConfigError(f"{where}: training examples are {list(shape)}, test examples {list(test_shape)}.")
-        largest, known = max(int(train_labels.max()), int(test_labels.max())), len(train_labels) + len(test_labels)
+        with blame.named():
+            looks = [
+                look_at(data, f"data={self.name} ({split})", self.whole)
+                for split, data in zip(_SPLITS, made, strict=True)
+            ]
+        if looks[0].shape != looks[1].shape:
+            raise ConfigError(
+                f"data={self.name}: training examples are {list(looks[0].shape)}, test examples {list(looks[1].shape)}."
+            )
+        shape, largest, known = looks[0].shape, int(max(look.labels.max() for look in looks)), sum(map(len, made))
         if largest > _MOST_CLASSES and largest > known:
-            raise ConfigError(f"{where}: a label is {largest:,} in only {known:,} examples: labels are 0, 1, 2, ...")
-        classes = getattr(made[0], "classes", None) or ()
-        num_classes = max(len(classes), int(train_labels.max()) + 1, int(test_labels.max()) + 1)
+            raise ConfigError(
+                f"data={self.name}: a label is {largest:,} in only {known:,} examples: labels are 0, 1, 2, ..."
+            )
+        classes = (getattr(made[0], "classes", None) or ()) if looks[0].agrees else ()
         kind: Any = ImageData if len(shape) == 3 else LabelledData
-        counts = {"num_train": len(train_labels), "num_test": len(test_labels)}
-        return Sets(made[0], made[1], train_labels, test_labels, kind(shape=shape, num_classes=num_classes, **counts))
+        description = kind(
+            shape=shape,
+            num_classes=max(len(classes), largest + 1),
+            num_train=len(looks[0].labels),
+            num_test=len(looks[1].labels),
+        )
+        return Sets(made[0], made[1], (looks[0], looks[1]), description)
 
 
 _MADE: dict[str, Sets] = {}

@@ -75,7 +75,7 @@ class PlainModel(Plain, Model):
                     f"model={self.name} cannot take {data.kind} of {shape}{place}: {blame.sentence(error)}."
                 ) from error
             found = list(logits.shape) if isinstance(logits, torch.Tensor) else _type(logits)
-            if found != [1, data.num_classes]:
+            if not isinstance(found, list) or len(found) != 2 or found[0] != 1 or found[1] < data.num_classes:
                 raise ConfigError(
                     f"model={self.name} has to give a number for each of the {data.num_classes} classes, "
                     f"[1, {data.num_classes}] for one example, but it gives {found}: let it take num_classes as a "

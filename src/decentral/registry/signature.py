@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -191,8 +190,3 @@ def _field(default: Any) -> Any:
     if isinstance(default, list | tuple):
         return dataclasses.field(default_factory=partial(list, default))
     return dataclasses.field(default=default)
-
-
-def address(component: Plain) -> str:
-    """What a component is, for what is remembered of it in this process."""
-    return json.dumps([component.plain_name, component.settings()], sort_keys=True, default=str)

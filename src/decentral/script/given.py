@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-import torch
 from torch import nn
+from torch.utils.data import ConcatDataset, Subset
 
-from decentral.data.loading.map_style import example
 from decentral.data.plain import PlainData, Sets
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
@@ -21,12 +20,7 @@ from decentral.script.fingerprint import fingerprint
 from decentral.terminal.console import warn
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from decentral.data.description import LabelledData
-
-_LOOKED_AT = 64
-"""Examples whose values are part of a run's identity, with all labels: reading all of them could take long."""
 
 
 @dataclass
@@ -71,11 +65,12 @@ class GivenModel(PlainModel):
 class GivenData(PlainData):
     """Two map-style data sets of pairs (tensor, label).
 
-    content    a digest of their labels and some of their examples
+    content    a digest of their examples and labels, and of the code that reads them
     """
 
     name: str = "given"
     content: str = ""
+    whole: ClassVar[bool] = True
     _both: ClassVar[Any] = None
     _found: ClassVar[Any] = None
 
@@ -85,14 +80,13 @@ class GivenData(PlainData):
         found = cls()
         vars(found)["_both"] = train, test
         vars(found)["_found"] = found._made()
-        digest = hashlib.sha256()
-        for data in (train, test):
-            numbers = np.unique(np.linspace(0, len(data) - 1, _LOOKED_AT).astype(int)).tolist()
-            with seeded(0, "look at data"):
-                for number in numbers:
-                    digest.update(_bytes(example(data[number])))
-        sets: Sets = found._found
-        digest.update(sets.train_labels.tobytes() + sets.test_labels.tobytes() + str(sets.description).encode())
+        digest = hashlib.sha256(str(found._found.description).encode())
+        for name, data, look in zip(("train_data", "test_data"), (train, test), found._found.looks, strict=True):
+            code, unknown = fingerprint(_code(data), name)
+            if not look.digest:
+                code, unknown = os.urandom(8).hex(), f"{name}[0] is another example when it is read again"
+            _say(unknown)
+            digest.update(f"{look.digest} {code}\n".encode())
         found.content = digest.hexdigest()[:16]
         return found
 
@@ -115,12 +109,19 @@ def compared(value: Any, name: str) -> str:
     Raises ConfigError if the processes of torchrun would each have another one.
     """
     digest, unknown = fingerprint(value, name)
+    _say(unknown)
+    return digest
+
+
+def _say(unknown: str) -> None:
     if unknown and under_torchrun():
         raise ConfigError(f"{unknown}, so torchrun's processes cannot agree on the run: start one process.")
     if unknown:
         warn(f"{unknown}, so this run is new; if it is interrupted, it starts again.")
-    return digest
 
 
-def _bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+def _code(data: Any) -> list[Any]:
+    """What reads the examples: it may do so at random, and otherwise than when they were looked at."""
+    known = getattr(data, "__dict__", {})
+    inner = [known["dataset"]] if type(data) is Subset else known["datasets"] if type(data) is ConcatDataset else []
+    return [type(data), known.get("transform"), known.get("target_transform"), *map(_code, inner)]

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.store.files import write_text
@@ -34,6 +35,15 @@ def cache_folder() -> Path:
 def file_digest(path: Path) -> str:
     """The digest of one file, see `file_digests`."""
     return file_digests(path.parent, [path.name])[0]
+
+
+def by_content(value: Any) -> Any:
+    """A setting in which a path of a file is replaced by the file's name and digest; in lists, too."""
+    if isinstance(value, list | tuple):
+        return [by_content(one) for one in value]
+    if isinstance(value, str) and os.path.isfile(path := os.path.expanduser(value)):
+        return [os.path.basename(path), file_digest(Path(path))]
+    return value
 
 
 def folder_digest(root: Path, names: Sequence[str]) -> str:

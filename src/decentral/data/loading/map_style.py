@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+import operator
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,15 +17,40 @@ from torch.utils.data import Subset, TensorDataset
 from decentral.data.dataset import Loaded
 from decentral.errors import ConfigError
 from decentral.randomness import seeded
+from decentral.registry import blame
+from decentral.terminal.display import unless_quick
 
 if TYPE_CHECKING:
     from decentral.data.dataset import Batches, Order
 
+_PLACES = 32  # where shortcuts have to agree with the examples
 _KEPT_BYTES = 2e9  # of test examples, which are read once if they take no more
 
 
+class Look(NamedTuple):
+    """What a data set was found to be.
+
+    where       what it is called
+    labels      [N] int64
+    shape       of an example
+    shared      examples lie where others have lain: they are copied when they are read
+    agrees      the labels are those that an attribute tells, if there is one
+    inputs      [N, ...] all examples, if they are tensors in memory
+    digest      of what was looked at; '' if it is another one when it is read again
+    """
+
+    where: str
+    labels: np.ndarray
+    shape: tuple[int, ...]
+    shared: bool
+    agrees: bool
+    inputs: Tensor | None
+    digest: str
+
+
 class MapStyle(Loaded):
-    """Training examples are read whenever they are drawn, test examples once; those of a TensorDataset are gathered.
+    """Training examples are read with their labels whenever they are drawn, test examples once; those of a
+    TensorDataset are gathered.
 
     Generators (torch, numpy, random) are seeded for the examples of each worker and step, and left as they were.
     """
@@ -30,44 +59,53 @@ class MapStyle(Loaded):
         self,
         train: Any,
         test: Any,
-        train_labels: np.ndarray,
+        looks: tuple[Look, Look],
         num_classes: int,
         *,
         device: torch.device | str,
         seed: int,
     ) -> None:
         self.device, self.seed = torch.device(device), seed
-        self.train_labels, self.num_classes = train_labels, num_classes
-        self._train, self._test, self.num_test = train, test, len(test)
-        self._labels = torch.from_numpy(train_labels).to(self.device)
-        self._tensors = _tensors(train, self.device)
+        self.train_labels, self.num_classes = looks[0].labels, num_classes
+        self._train, self._test, self.num_test, self._looks = train, test, len(test), looks
+        self._labels = torch.from_numpy(self.train_labels).to(self.device)
+        self._inputs = looks[0].inputs
         self._kept: dict[int, tuple[Tensor, int]] = {}
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return torch.float64 if self.exact else torch.float32
 
     def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
         """See `Loaded`; every batch is a new tensor."""
+        if self._inputs is not None:
+            self._inputs = self._inputs.to(self.device, self._dtype)
         for step in range(start, stop):
             rows = order(step)
-            flat = rows.reshape(-1).to(self.device)
-            labels = self._labels.index_select(0, flat).view(rows.shape)
-            if self._tensors is not None:
-                examples = self._tensors.index_select(0, flat)
-                yield examples.view(*rows.shape, *examples.shape[1:]), labels
+            if self._inputs is not None:
+                flat = rows.reshape(-1).to(self.device)
+                examples = self._inputs.index_select(0, flat)
+                yield (
+                    examples.view(*rows.shape, *examples.shape[1:]),
+                    self._labels.index_select(0, flat).view(rows.shape),
+                )
                 continue
             read = [self._read(worker, step, row.tolist()) for worker, row in zip(workers, rows, strict=True)]
-            yield torch.stack(read).to(self.device), labels
+            labels = torch.tensor([labels for _, labels in read], device=self.device)
+            yield torch.stack([examples for examples, _ in read]).to(self.device), labels
 
     def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Loaded`; what has been read is kept, as long as there is room."""
         for batch in batches:
             pairs = [self._test_example(number) for number in batch.tolist()]
             labels = torch.tensor([label for _, label in pairs], device=self.device)
-            yield torch.stack([one for one, _ in pairs]).to(self.device), labels
+            yield torch.stack([one for one, _ in pairs]).to(self.device, self._dtype), labels
 
     def _test_example(self, number: int) -> tuple[Tensor, int]:
         if number not in self._kept:
             with seeded(0, "test example", number):
-                pair = self._test[number]
-            found = example(pair), int(pair[1])
+                examples, (label,) = self._those(self._test, self._looks[1], [number])
+            found = examples[0], label
             if len(self._kept) * found[0].numel() * found[0].element_size() > _KEPT_BYTES:
                 return found
             self._kept[number] = found
@@ -77,62 +115,160 @@ class MapStyle(Loaded):
         """Forget the test examples."""
         self._kept = {}
 
-    def _read(self, worker: int, step: int, numbers: list[int]) -> Tensor:
+    def _read(self, worker: int, step: int, numbers: list[int]) -> tuple[Tensor, list[int]]:
         with seeded(self.seed, "example", worker, step):
-            return torch.stack([example(self._train[number]) for number in numbers])
+            return self._those(self._train, self._looks[0], numbers)
+
+    def _those(self, data: Any, look: Look, numbers: list[int]) -> tuple[Tensor, list[int]]:
+        """These examples [B, ...], and their labels as they are at this reading."""
+        pairs = list[tuple[Tensor, Any]]()
+        for number in numbers:
+            first, label = _pair(data, number, look.where)
+            one = example(first, number, look.where)
+            pairs.append(
+                (
+                    one.clone() if look.shared else one,
+                    label if type(label) is int else _class(label, number, look.where),
+                )
+            )
+        labels = [label for _, label in pairs]
+        if not 0 <= min(labels) <= max(labels) < self.num_classes:
+            odd = next(label for label in labels if not 0 <= label < self.num_classes)
+            raise ConfigError(
+                f"{look.where}: example {numbers[labels.index(odd)]} has the label {odd} at this reading, but when the "
+                f"data were looked at, labels were 0 to {self.num_classes - 1}: give `classes` to the data set."
+            )
+        for number, (one, _) in zip(numbers, pairs, strict=True):
+            if one.shape != look.shape:
+                raise _of_another_shape(look.where, number, one.shape, look.shape)
+        return torch.stack([one for one, _ in pairs]).to(self._dtype), labels
 
 
-def example(pair: Any) -> Tensor:
-    """The first of a pair (example, label), in float32."""
-    return torch.as_tensor(pair[0]).to(torch.float32)
-
-
-def first_shape(data: Any, where: str) -> tuple[int, ...]:
-    """The shape of its first example. Raises ConfigError for what is no pair of a tensor and a label."""
-    first, _ = _pair(data, 0, where)
-    if not isinstance(first, Tensor | np.ndarray):
-        raise ConfigError(
-            f"{where}: an example has to be a tensor and a label, not a {type(first).__name__} and a label: "
-            "torchvision's data sets take transform=ToTensor()."
-        )
-    return tuple(first.shape)
-
-
-def labels_of(data: Any, where: str) -> np.ndarray:
-    """All labels [N] int64: from what data sets of torch and torchvision know of them, else example by example.
-
-    Raises ConfigError if they are no whole numbers from 0 upwards.
-    """
-    labels = _labels(data, where)
+def example(value: Any, number: int, where: str) -> Tensor:
+    """The first of a pair (example, label) as a tensor. Raises ConfigError if it is neither a tensor nor an array."""
     try:
-        found = np.asarray(labels)
-    except ValueError:  # of different shapes
-        found = np.array(None)
-    if found.shape != (len(data),) or found.dtype.kind not in "iu" or found.min() < 0:
-        raise ConfigError(f"{where}: labels have to be whole numbers from 0 upwards, one for each example.")
-    return found.astype(np.int64)
+        if isinstance(value, np.ndarray):
+            value = torch.from_numpy(np.require(value, requirements=["C", "W"]))
+        if isinstance(value, Tensor) and value.layout is torch.strided and not value.is_complex():
+            return value.detach() if value.requires_grad else value
+    except (TypeError, ValueError):  # of objects, or of the other byte order
+        pass
+    kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
+    if isinstance(value, Tensor):
+        kind = f"a tensor that is {value.layout} and {value.dtype}".replace("torch.", "")
+    raise ConfigError(
+        f"{where}: an example has to be a tensor of real numbers and a label, but example {number} is {kind} and a "
+        "label: torchvision's data sets take transform=ToTensor()."
+    )
 
 
-def _labels(data: Any, where: str) -> Any:
+def look_at(data: Any, where: str, whole: bool) -> Look:
+    """Look at examples in 32 places; at all of them if they are wanted as a `whole`, or if nothing else has the labels.
+
+    Else the labels are those of an attribute `targets`, and all examples those of a TensorDataset, if these agree with
+    what was read. Generators are seeded meanwhile, and left as they were.
+
+    Raises ConfigError for what is no pair of a tensor and a label, for tensors of different shapes, and for labels that
+    are no whole numbers from 0 upwards.
+    """
+    _check_subset(data, where)
+    places = np.unique(np.linspace(0, len(data) - 1, _PLACES).astype(np.int64)).tolist()
+    with seeded(0, "look at data"):
+        read, copies, labels = _read(data, places, where)
+    with seeded(0, "look at data"):
+        steady = all(map(_alike, _read(data, places[:2], where)[1], copies))
+    inputs, known = _tensors(data), _known_labels(data)
+    if inputs is not None and not all(map(_alike, inputs[places], copies)):
+        inputs = None
+    agrees = known is None or np.array_equal(known[places], labels)
+    digest = hashlib.sha256(str(copies[0].dtype).encode())
+    if known is not None and agrees and (inputs is not None or not whole):
+        for one in copies if inputs is None else [inputs]:
+            digest.update(_bytes(one))
+        found = known.astype(np.int64)
+    else:
+        found = np.empty(len(data), dtype=np.int64)
+        with seeded(0, "look at data"), unless_quick(f"Reading the examples of {where}", len(data)) as advance:
+            for number in range(len(data)):
+                (one,), _, found[number : number + 1] = _read(data, [number], where, copies[0].shape)
+                digest.update(_bytes(one))
+                advance(1)
+        agrees = known is None or np.array_equal(known, found)
+    digest.update(found.tobytes())
+    shared = not all(map(_alike, read, copies))
+    return Look(where, found, tuple(copies[0].shape), shared, agrees, inputs, digest.hexdigest()[:16] if steady else "")
+
+
+def _read(
+    data: Any, numbers: Sequence[int], where: str, shape: torch.Size | None = None
+) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """These examples as they come, copies of them, and their labels."""
+    read, copies, labels = list[Tensor](), list[Tensor](), list[int]()
+    for number in numbers:
+        first, label = _pair(data, number, where)
+        read.append(example(first, number, where))
+        copies.append(read[-1].clone())
+        labels.append(_class(label, number, where))
+        if read[-1].shape != (shape if shape is not None else read[0].shape):
+            raise _of_another_shape(where, number, read[-1].shape, shape or read[0].shape)
+    return read, copies, labels
+
+
+def _of_another_shape(where: str, number: int, shape: Sequence[int], usual: Sequence[int]) -> ConfigError:
+    return ConfigError(
+        f"{where}: example {number} is {list(shape)}, but example 0 is {list(usual)}: give all examples one shape."
+    )
+
+
+def _class(label: Any, number: int, where: str) -> int:
+    if isinstance(label, Tensor | np.ndarray | np.generic) and math.prod(label.shape) == 1:
+        label = label.item()
+    try:
+        found = operator.index(label)
+    except TypeError:
+        found = -1
+    if found >= 0:
+        return found
+    shape = list(getattr(label, "shape", ()))
+    said = f"a label of shape {shape}" if shape else f"the label {label!r:.40}"
+    way = ": of a one-hot label give label.argmax()" if shape else ""
+    raise ConfigError(
+        f"{where}: example {number} has {said}, but labels have to be whole numbers from 0 upwards, one for each "
+        f"example{way}."
+    )
+
+
+def _known_labels(data: Any) -> np.ndarray | None:
+    """What data sets of torch and torchvision say of all labels [N]; None if they do not."""
     if type(data) is Subset:
+        inner = _known_labels(data.dataset)
+        return None if inner is None else inner[np.asarray(data.indices, dtype=np.int64)]
+    found = np.empty(0)
+    with suppress(Exception):  # whatever a user's property raises
+        if type(data) is TensorDataset:
+            found = np.asarray(data.tensors[1])
+        elif getattr(data, "target_transform", None) is None:
+            found = np.asarray(data.targets)
+    return found if found.shape == (len(data),) and found.dtype.kind in "iu" else None
+
+
+def _check_subset(data: Any, where: str) -> None:
+    while type(data) is Subset:
         chosen, number = np.asarray(data.indices, dtype=np.int64), len(data.dataset)  # type: ignore[arg-type]
         if (outside := chosen[(chosen < -number) | (chosen >= number)]).size:
             raise ConfigError(f"{where}: a Subset has example {outside[0]} of a data set that has {number}.")
-        return np.asarray(_labels(data.dataset, where))[chosen]
-    if type(data) is TensorDataset:
-        return data.tensors[1]
-    known = getattr(data, "targets", None)
-    if known is not None and len(known) == len(data) and getattr(data, "target_transform", None) is None:
-        return known
-    labels = [_pair(data, number, where)[1] for number in range(len(data))]
-    return [label.item() if isinstance(label, Tensor) and label.numel() == 1 else label for label in labels]
+        data = data.dataset
 
 
 def _pair(data: Any, number: int, where: str) -> tuple[Any, Any]:
     try:
         pair = data[number]
-    except StopIteration as error:  # a list comprehension takes it for its own end
-        raise ConfigError(f"{where}: example {number} of {len(data)} cannot be read: StopIteration.") from error
+    except Exception as error:
+        if blame.place(error) is not None:
+            raise
+        raise ConfigError(
+            f"{where}: example {number} of {len(data)} cannot be read: {blame.sentence(error)}."
+        ) from error
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise ConfigError(
             f"{where}: an example has to be a pair (tensor, label), but example {number} is a {type(pair).__name__}."
@@ -140,8 +276,17 @@ def _pair(data: Any, number: int, where: str) -> tuple[Any, Any]:
     return pair[0], pair[1]
 
 
-def _tensors(data: Any, device: torch.device) -> Tensor | None:
+def _tensors(data: Any) -> Tensor | None:
     """All examples of a TensorDataset, or of a subset of one."""
-    if type(data) is Subset and type(data.dataset) is TensorDataset:
-        return data.dataset.tensors[0][torch.as_tensor(data.indices)].to(device, torch.float32)
-    return data.tensors[0].to(device, torch.float32) if type(data) is TensorDataset else None
+    if type(data) is Subset:
+        inner = _tensors(data.dataset)
+        return None if inner is None else inner[torch.as_tensor(data.indices)]
+    return data.tensors[0].detach() if type(data) is TensorDataset else None
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and np.array_equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()

@@ -69,12 +69,12 @@ class Supervised(Problem):
         """statistics_examples: on how many training examples batch-norm statistics are recomputed."""
         self.task, self.config, self.workers, self.device, self.seed = task, config, workers, device, config.seed
         self.statistics_examples = statistics_examples
-        self.data = config.data.load(device, config.seed)
+        self.data, self.dtype = config.data.load(device, config.seed), config.precision.dtype
+        self.data.exact = self.dtype is torch.float64
         info = config.data.inspect()
         self.prepare_batches()
         with seeded(config.seed, "initial model"):
             template = config.model.build(info)
-        self.dtype = config.precision.dtype
         cast(template, self.dtype)
         self.models = WorkerModels(template, len(workers), device)
         self.average = AveragedModel(template, device)
