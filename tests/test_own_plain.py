@@ -38,7 +38,7 @@ class Net(nn.Module):
     """Two layers."""
 
     def __init__(self, in_features, num_classes: int, width: int = 8, drop=0.0, act: Act = Act.relu, wide=(1, 2),
-                 norm=nn.Identity, *args, bias: bool | None = None, **kwargs):
+                 norm=nn.Identity, *args, file: str = "", bias: bool | None = None, **kwargs):
         super().__init__()
         assert wide == (1, 2) and act in Act
         self.layers = nn.Sequential(nn.Linear(in_features, width), nn.ReLU(), nn.Linear(width, num_classes))
@@ -103,6 +103,34 @@ class Ends(Net):
         if torch.is_grad_enabled():
             os._exit(0)
         return super().forward(x)
+
+
+def table(path: str = "", more: list[str] = ()):
+    with open(path) as file:
+        values = torch.tensor([list(map(float, line.split(","))) for line in file])
+    values = nn.functional.pad(values, (0, 4))
+    data = TensorDataset(values[:, 1:], values[:, 0].long())
+    return data, data
+
+
+def unnamed():
+    return table("table.csv")
+
+
+class Coarse(TensorDataset):
+    """A data set whose items have other labels than its attribute."""
+
+    def __init__(self, x, targets):
+        super().__init__(x, targets)
+        self.targets = targets
+
+    def __getitem__(self, i):
+        return self.tensors[0][i], self.targets[i] // 2
+
+
+def coarse():
+    data = Coarse(torch.eye(8, 6), torch.arange(8) % 4)
+    return data, data
 '''
 QUICK = ("num_workers=4", "batch_size=4", "topology=ring", "algo=dpsgd", "partition=iid", "steps=4", "device=cpu",
          "progress=false", "precision=fp64")  # fmt: skip
@@ -148,7 +176,7 @@ def test_the_signature_is_the_schema(module: str) -> None:
     settings = {f.name: f.type for f in dataclasses.fields(cls)}
     assert settings["width"] is int and settings["drop"] is float and settings["wide"] == list[int]
     assert settings["bias"] == bool | None
-    assert settings.keys() == {"name", "width", "drop", "act", "wide", "bias"}, "less what the data decide"
+    assert settings.keys() == {"name", "width", "drop", "act", "wide", "file", "bias"}, "less what the data decide"
     assert cls.__doc__ == "Two layers."
 
 
@@ -158,6 +186,53 @@ def test_a_configuration_survives_being_written_down_and_pickled(module: str) ->
     assert load(dump(config)) == config == pickle.loads(pickle.dumps(config))
     other = compose([f"model={module}:Net", f"data={module}:noisy", *QUICK])
     assert run_id(other) != run_id(config)
+
+
+@pytest.mark.parametrize("way", ["table data.path=table.csv", "table data.path=table.csv data.more=[other]", "unnamed"])
+def test_a_file_that_data_are_read_from_counts_by_its_content(module: str, way: str) -> None:
+    def look() -> tuple[str, float]:
+        config = compose([f"model={module}:Net", *f"data={module}:{way}".split(), *QUICK, "num_workers=2"])
+        inputs, _ = next(config.data.load("cpu", 0).test_batches(100))
+        return run_id(config), inputs.sum().item()
+
+    file, other = Path("table.csv"), Path("other")
+    file.write_text("0,1,2\n1,3,4\n" * 4)
+    other.write_text("a")
+    first, (times, others) = look(), (file.stat(), other.stat())
+    os.utime(file)
+    assert look() == first
+    if "other" in way:
+        other.write_text("b")
+        os.utime(other, ns=(others.st_atime_ns, others.st_mtime_ns))
+        assert look()[0] != first[0] and look()[1] == first[1]
+    if way != "unnamed":  # it is read once in a process
+        file.write_text(file.read_text().replace("4", "5"))
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert look()[0] != first[0] and look()[1] != first[1]
+
+
+def test_a_file_that_is_named_nowhere_counts_by_what_is_read_from_it(module: str) -> None:
+    digests = set()
+    for last in (4, 4, 5):
+        Path("table.csv").write_text(f"0,1,2\n1,3,{last}\n" * 4)
+        data = component("data", f"{module}:unnamed")
+        assert data is not None
+        digests.add(tuple(look.digest for look in data()._made().looks))
+    assert len(digests) == 2
+
+
+def test_labels_are_those_of_items(module: str) -> None:
+    data = compose([f"model={module}:Net", f"data={module}:coarse", *QUICK, "batch_size=1"]).data
+    assert data.inspect().num_classes == 2 and data.load("cpu", 0).train_labels.tolist() == [0, 0, 1, 1] * 2
+
+
+def test_a_file_that_a_model_is_made_from_counts_by_its_content(module: str) -> None:
+    Path("weights").write_text("a")
+    arguments = [f"model={module}:Net", "model.file=weights", f"data={module}:noisy", *QUICK]
+    first = run_id(compose(arguments))
+    assert run_id(compose(arguments)) == first
+    Path("weights").write_text("b")
+    assert run_id(compose(arguments)) != first
 
 
 @pytest.mark.parametrize("data", ["noisy", "tensors"])

@@ -66,7 +66,8 @@ class PlainData(Plain, DataSet):
         return "".join(look.digest for look in self._sets().looks)
 
     def _sets(self) -> Sets:
-        known = json.dumps([self.plain_name, by_content(self.settings())], sort_keys=True, default=str)
+        settings = {name: by_content(value) for name, value in self.settings().items()}
+        known = json.dumps([self.plain_name, settings], sort_keys=True, default=str)
         if known not in _MADE:
             _MADE[known] = self._made()
         return _MADE[known]

@@ -60,7 +60,7 @@ def train(
     It is a run as any other: in this process, shown while it works, stored in `results_dir`, resumed if it was
     interrupted (the same call goes on), not computed again if it is done, which is said (rerun=True does that). A run
     that diverges is warned of. Its id depends on the settings, on all that decides what the model computes (see
-    docs/own_components.md), on all labels and some of the examples.
+    docs/own_components.md), on all examples and labels.
 
     Raises ConfigError for what cannot be.
     """

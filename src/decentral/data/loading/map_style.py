@@ -155,7 +155,7 @@ def example(value: Any, number: int, where: str) -> Tensor:
         pass
     kind = f"an array of {value.dtype}" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
     if isinstance(value, Tensor):
-        kind = f"a tensor that is {value.layout} and {value.dtype}".replace("torch.", "")
+        kind = f"a {value.layout} tensor of {value.dtype}".replace("torch.", "")
     raise ConfigError(
         f"{where}: an example has to be a tensor of real numbers and a label, but example {number} is {kind} and a "
         "label: torchvision's data sets take transform=ToTensor()."
@@ -270,9 +270,8 @@ def _pair(data: Any, number: int, where: str) -> tuple[Any, Any]:
             f"{where}: example {number} of {len(data)} cannot be read: {blame.sentence(error)}."
         ) from error
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise ConfigError(
-            f"{where}: an example has to be a pair (tensor, label), but example {number} is a {type(pair).__name__}."
-        )
+        kind = type(pair).__name__ + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")
+        raise ConfigError(f"{where}: an example has to be a pair (tensor, label), but example {number} is a {kind}.")
     return pair[0], pair[1]
 
 
