@@ -157,3 +157,14 @@ def test_graphs_of_different_rounds_connect_together():
     assert accepts(groups, Need.connected, Need.doubly_stochastic, Need.symmetric)
     assert not accepts(groups, Need.static)
     assert not accepts(Rounds(4, lambda _: (halves[0],)), Need.connected)
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_one_worker_alone_satisfies_every_method_or_the_topology_is_refused(name):
+    """Also with random graphs, which change with the round where there are others."""
+    try:
+        rounds = TOPOLOGIES[name]().schedule(1)
+    except ConfigError:
+        return
+    check(rounds, set(Need), "relaysgd", name)
+    assert rounds.period == 1 and len(rounds.edges()) == 0 and rounds.mixing(7)[0].dense().tolist() == [[1.0]]

@@ -93,7 +93,7 @@ class Rounds:
         assert num_workers >= 1 and num_pieces >= 1 and period >= 1
         self.num_workers = num_workers
         self.num_pieces = num_pieces
-        self.period = period
+        self.period = period if num_workers > 1 else 1  # one that is alone does the same in every round
         self.split = split
         self._compute = matrices
         self._phases = phases
