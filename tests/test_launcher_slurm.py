@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import time
 from collections.abc import Iterator
@@ -18,10 +19,12 @@ from configure import configure
 from counting_jobs import Counting
 from decentral.errors import ConfigError
 from decentral.jobs.training_run import TrainingRun
+from decentral.scheduling.attempt import Report
 from decentral.scheduling.launchers.slurm import Slurm, Where
 from decentral.scheduling.pool import Ended, Pool
-from decentral.store import RunStore, Status, read_metrics
+from decentral.store import RunStore, Status, find_runs, read_metrics
 from decentral.store.files import read_json
+from punisher import command
 from waiting import PATIENCE_S, alive, all_ended, stands_still, until
 
 LOCAL = Slurm(cluster=Where.local)
@@ -250,6 +253,26 @@ def test_a_report_that_cannot_be_read_is_none_and_the_directory_tells(tmp_path, 
         assert all_ended(pool)[job.title].status == "done"
 
 
+@pytest.mark.parametrize(("moment", "report"), [
+    ("before", ("success", Report("done"))),
+    ("before", ("error", "an older one failed")),
+    ("while it waits", ("success", Report("done"))),
+])  # fmt: skip
+def test_a_report_of_an_earlier_job_with_the_same_number_counts_for_nothing(tmp_path, slurm, report, moment):
+    """A cluster that was set up anew, another one with the same results_dir, or processes in place of SLURM."""
+    job, stale = Counting(str(tmp_path), steps=3), tmp_path / "submitted" / "101_0_result.pkl"
+    with Slurm().open(tmp_path) as pool:
+        with holding(slurm):
+            if moment == "before":
+                stale.write_bytes(pickle.dumps(report))
+            pool.start(job)
+            if moment != "before":
+                stale.write_bytes(pickle.dumps(report))
+            assert not pool.wait(0.5)
+        assert all_ended(pool)[job.title].status == "done"
+    assert job.written == [0, 1, 2]
+
+
 def test_there_are_no_more_jobs_than_allowed(tmp_path, slurm):
     jobs = [Counting(str(tmp_path), steps=steps) for steps in (1, 2, 3)]
     with holding(slurm), Slurm(max_jobs=2).open(tmp_path) as pool:
@@ -257,6 +280,15 @@ def test_there_are_no_more_jobs_than_allowed(tmp_path, slurm):
             assert pool.has_room(job)
             pool.start(job)
         assert not pool.has_room(jobs[2])
+
+
+def test_a_single_run_is_submitted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["task=quadratics", "topology=ring", "algo=dpsgd", "num_workers=4", "steps=20", "device=cpu"]
+    assert command(*words, "launcher=slurm", "launcher.cluster=local") == 0
+    (found,) = find_runs(tmp_path / "results")
+    assert found.status == "done" and (found.path / "learning_curves.png").exists()
+    assert list((tmp_path / "results" / "submitted").glob("*_0_log.out"))
 
 
 def test_what_is_missing_is_named(monkeypatch):

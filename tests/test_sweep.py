@@ -252,6 +252,16 @@ def test_ctrl_c_lets_the_runs_write_checkpoints_and_the_same_command_goes_on():
     assert all(list((run.path / "checkpoints").iterdir()) for run in runs)
 
 
+@pytest.mark.parametrize("words", [(), ("-m", "seed=1")])
+def test_a_single_run_is_for_its_launcher_too(capsys, monkeypatch, words):
+    monkeypatch.setenv("PATH", "/nowhere")
+    code, out, err = command(capsys, *words, *QUICK, "launcher=slurm")
+    assert (code, out) == (2, "") and "launcher=slurm finds no sbatch here" in err and not Path("results").exists()
+    monkeypatch.setattr("decentral.cli.single.under_torchrun", lambda: True)
+    code, _, err = command(capsys, *QUICK, "launcher=slurm")
+    assert code == 2 and "launcher=slurm starts the processes of a run itself: leave out torchrun" in err
+
+
 @pytest.mark.parametrize(
     "twice", [("lr=0.1,0.2", "lr=0.3"), ("evaluation.every_epochs=1,2", "eval_every_epochs=3")], ids=str
 )

@@ -260,6 +260,7 @@ def test_what_is_ours_goes_by_name(tmp_path):
             "data=digits is train_data of decentral.train: give 'digits' there",
         ),
         (("mlp", "digits", None, "processes=4"), {}, "processes=4 is not for decentral.train"),
+        (("mlp", "digits"), {"launcher": "slurm"}, "launcher=slurm is not for decentral.train, which works in this"),
         (("mlp", "digits", None, "results_dir=x"), {}, "results_dir=x is the argument results_dir of decentral.train"),
         (("mlp", "digits", None, "model=cnn"), {}, "model=cnn is the first argument of decentral.train"),
         (("mlp", *2 * [Subset(PAIRS, [0, 3])]), {}, "a Subset has example 3 of a data set that has 3"),

@@ -63,7 +63,7 @@ def _carry_out_command(arguments: list[str]) -> int:
         from decentral.cli.sweep import sweep
 
         return sweep(options.overrides, options.config_dir)
-    return carry_out(compose(options.overrides, options.config_dir))
+    return carry_out(compose(options.overrides, options.config_dir), options.overrides, options.config_dir)
 
 
 def _completed_folder(options: argparse.Namespace) -> str | None:

@@ -49,7 +49,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
     if len(commands) > 1 and any(override.startswith("run_dir=") for override in overrides):
         raise ConfigError("run_dir= is one directory, but -m starts several runs: use results_dir= instead.")
     if len(commands) == 1:
-        return carry_out(compose(commands[0], config_dir))
+        return carry_out(compose(commands[0], config_dir), commands[0], config_dir)
     accepted: list[Combination] = []
     refused = 0
     for words, found in zip(commands, compose_each(commands, config_dir), strict=True):
@@ -68,6 +68,12 @@ def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
         raise ConfigError("launcher= is one for all runs of a sweep: give it, and its settings, one value.")
     statuses = _carry_out(accepted, config_dir)
     return exit_status([REFUSED] * refused + statuses)
+
+
+def submit(words: Sequence[str], config: Config, config_dir: str | None) -> int:
+    """A single run by its launcher; returns the exit status."""
+    check_directory(config)
+    return exit_status(_carry_out([Combination(list(words), config)], config_dir))
 
 
 def _carry_out(combinations: Sequence[Combination], config_dir: str | None) -> list[int]:

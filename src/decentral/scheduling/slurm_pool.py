@@ -100,6 +100,7 @@ class SlurmPool(Pool):
         number = self._submitted_before(job)
         if number is None:
             number = self._submit(job)
+            self._report_path(number).unlink(missing_ok=True)  # of another job: numbers come again
             write_json(
                 self._record(job),
                 {
@@ -218,13 +219,15 @@ class SlurmPool(Pool):
         return found
 
     def _report(self, active: _Active) -> Ended | None:
-        """What the job left when it was over; None if there is nothing (yet)."""
+        """What the job left when it was over; None if there is nothing yet, or its directory does not confirm it."""
         try:
             kind, content = _unpickled(self._report_path(active.number))
         except Exception:  # half written, by another version of this program, by others: then its directory tells
             return None
         if kind == "success" and isinstance(content, Report):
-            return content.of(active.job)
+            ended = content.of(active.job)
+            unconfirmed = ended.status in (Status.done, Status.diverged) and active.job.finished() is None
+            return None if unconfirmed else ended
         said = str(content).strip().splitlines() or ["it failed"]
         reason = f"{said[-1]} (see {self._log(active)})"
         return Ended(active.job, Status.failed, Failure.error, reason)

@@ -72,7 +72,7 @@ def train(
     chosen = _words(settings)
     for word in (*chosen, *overrides):
         key, _, value = word.replace('"', "").partition("=")
-        if key == "processes" and value != "1":
+        if value != {"processes": "1", "launcher": "local"}.get(key, value):
             raise ConfigError(
                 f"{word} is not for decentral.train, which works in this process: "
                 "decentral-run has them, for a model and data that are in a file (docs/own_components.md)."
