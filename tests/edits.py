@@ -100,6 +100,16 @@ OBJECTS = {
     "keyword_default": ("def held(x, *, a=1): return a * x", "held.__kwdefaults__ = {'a': 2}"),
     "lru_cache": ("@functools.cache\ndef held(x): return x", "@functools.cache\ndef held(x): return 2 * x"),
     "wrapped": ("@torch.no_grad()\ndef held(x): return x", "@torch.no_grad()\ndef held(x): return 2 * x"),
+    "mapped": ("held = torch.vmap(lambda x: x)", "held = torch.vmap(lambda x: 2 * x)"),
+    "compiled": ("held = torch.compile(nn.Linear(2, 2))", "held.bias.data += 1"),
+    "slots_of_module": ("class C(nn.Module):\n    __slots__ = ('a',)\nheld = C()\nheld.a = 1", "held.a = 2"),
+    "autograd": (
+        "class C(torch.autograd.Function):\n    forward = backward = staticmethod(lambda ctx, x: x)\nheld = C",
+        "C.backward = staticmethod(lambda ctx, x: 2 * x)",
+    ),
+    "image": ("from PIL import Image\nheld = Image.new('L', (2, 2))", "held.putpixel((0, 0), 1)"),
+    "table": ("import pandas\nheld = pandas.DataFrame({'a': [1]})", "held = pandas.DataFrame({'a': [2]})"),
+    "logger": ("import logging\nheld = logging.getLogger('a')", "held = logging.getLogger('b')"),
     "bound": ("class C:\n    a = 1\n    def f(self, x): return self.a * x\nc = C()\nheld = c.f", "c.a = 2"),
     "attrs": ("import attrs\n@attrs.define\nclass C:\n    a: int\nheld = C(1)", "held = C(2)"),
     "frozen_attrs": ("import attrs\n@attrs.frozen\nclass C:\n    a: int\nheld = C(1)", "held = C(2)"),
@@ -135,6 +145,10 @@ class Net(nn.Module):
         if os.environ.get("DECENTRAL_EDIT"):
             return x
         return helper(self.inner(x)) * math.pi + self.shift
+    def later(self):
+        from textwrap import dedent
+        import numpy.linalg as alone
+        return alone.norm(dedent(""))
     def unused(self):
         return [helper(x) for x in range(3)]
 made = Net()

@@ -27,7 +27,7 @@ from decentral.registry.sources import installed, release
 
 _NOISE = frozenset(
     {"__module__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__", "_abc_impl", "_backward_cls"}
-    | {"__pydantic_core_schema__", "__pydantic_validator__", "__pydantic_serializer__"}
+    | {"_torchdynamo_wrapper_id", "__pydantic_core_schema__", "__pydantic_validator__", "__pydantic_serializer__"}
     | {"__annotations__", "__annotate__", "__annotate_func__", "__annotations_cache__", "__abstractmethods__"}
 )
 """Names in classes and functions whose values decide nothing, or follow from the rest."""
@@ -279,7 +279,7 @@ class _Walk:
             kept[name] = [(places[key], hook) for key, hook in one.items()]  # the keys are numbers of this process
         if id(module) in self._modes and "training" in kept:
             kept["training"] = "as all" if kept["training"] == self._modes[id(module)] else "otherwise"
-        self._entries(kept.items())
+        self._entries((name, value) for name, value in kept.items() if name not in _NOISE)
         self._slots(module)
 
     # -- code ----------------------------------------------------------------------------------------------------------
