@@ -101,7 +101,6 @@ OBJECTS = {
     "lru_cache": ("@functools.cache\ndef held(x): return x", "@functools.cache\ndef held(x): return 2 * x"),
     "wrapped": ("@torch.no_grad()\ndef held(x): return x", "@torch.no_grad()\ndef held(x): return 2 * x"),
     "mapped": ("held = torch.vmap(lambda x: x)", "held = torch.vmap(lambda x: 2 * x)"),
-    "compiled": ("held = torch.compile(nn.Linear(2, 2))", "held.bias.data += 1"),
     "slots_of_module": ("class C(nn.Module):\n    __slots__ = ('a',)\nheld = C()\nheld.a = 1", "held.a = 2"),
     "autograd": (
         "class C(torch.autograd.Function):\n    forward = backward = staticmethod(lambda ctx, x: x)\nheld = C",
