@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import sys
@@ -18,10 +19,14 @@ from decentral.config.composition import compose
 from decentral.config.files import read
 from decentral.config.own_files import read_yaml
 from decentral.errors import ConfigError
+from decentral.report.make import make
+from decentral.report.make import report_all as make_all
 from decentral.script.loading import runs
 from decentral.store import RunStore, Status, checkpoints, find_runs
-from decentral.store.files import read_json, write_text
+from decentral.store.files import read_json, write_json, write_text
 from decentral.store.lines import read_lines
+from decentral.terminal.console import report_error, say, warn
+from handmade import value, write
 
 SHORT = ["data=digits", "model=mlp", "num_workers=2", "topology=ring", "steps=2", "batch_size=8", "progress=false"]
 
@@ -225,9 +230,9 @@ def test_a_run_does_not_write_or_delete_through_links(name: str, tmp_path: Path,
     link.unlink(missing_ok=True)
     folder = name in ("checkpoints", "checkpoints/5", "before", "tensorboard")
     link.symlink_to(canary.parent if folder else canary)
-    for write in (lambda: RunStore.open(path, "aaa", "x: 1\n"), lambda: RunStore.forget(path, "aaa")):
+    for opens in (lambda: RunStore.open(path, "aaa", "x: 1\n"), lambda: RunStore.forget(path, "aaa")):
         with pytest.raises(ConfigError, match=r"is a link|is no run directory"):
-            write()
+            opens()
     unchanged(canary)
 
 
@@ -246,3 +251,89 @@ def test_a_folder_of_results_that_is_a_link_is_no_run_of_the_folder_named(tmp_pa
     (tmp_path / "results" / "runs").mkdir(parents=True)
     (tmp_path / "results" / "runs" / "aaa").symlink_to(tmp_path / "elsewhere")
     assert [one.run_id for one in find_runs(tmp_path / "results")] == ["aaa"]  # to read it is harmless
+
+
+# Studies
+
+
+NAMES = ("../../../home/thesis", "/home/thesis", "a/b", "..", ".hidden", "a\0b", "x" * 300, "", "a\nb", "a.", "..\\x",
+         "~/x", "a:b")  # fmt: skip
+REPORT = {"figures": [{"name": "course", "kind": "curves", "lines": ["method"]}], "table": {"rows": ["method"]}}
+HOSTILE = "<script>alert(1)</script> [x](javascript:alert(1)) ![y](http://evil/z.png)\n\n# Met `*` | \x1b[2J[red]"
+
+
+def named(name: object, kind: str) -> dict[str, object]:
+    entry = (
+        {"name": name, "kind": "curves", "lines": ["method"]} if kind == "figures" else {"name": name, "kind": "ranks"}
+    )
+    return {**REPORT, kind: [{**entry, **({"metrics": {"steps": "steps"}} if kind == "listings" else {})}]}
+
+
+def study(tmp_path: Path, report: dict[str, object] = REPORT, **facts: object) -> Path:
+    """A study that somebody else may have written; the figures have no data, so that files of theirs are deleted."""
+    directory = tmp_path / "theirs" / "mine" / "strange" / "small"
+    write(directory, [value("D-PSGD", "ring", 0.1, math.nan)], report)
+    write_json(directory / "study.json", {**(read_json(directory / "study.json") or {}), **facts})
+    return directory
+
+
+@pytest.mark.parametrize("kind", ["figures", "listings"])
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_figures_and_listings_are_plain_names_of_files(
+    kind: str, name: object, tmp_path: Path, canary: Path
+) -> None:
+    directory = study(tmp_path, named(name, kind))
+    with pytest.raises(ConfigError, match=rf"{kind}.*is no plain name of a file"):
+        make(directory)
+    with pytest.raises(ConfigError, match=r"plain name"):
+        make_all(tmp_path / "theirs", ["strange"])
+    unchanged(canary)
+
+
+@pytest.mark.parametrize("names", [("Course", "course"), ("table",), ("VALUES",), ("verdicts",)])
+def test_a_listing_does_not_take_the_place_of_another_file(names: tuple[str, ...], tmp_path: Path) -> None:
+    listings = [{"name": name, "kind": "ranks", "metrics": {"steps": "steps"}} for name in names]
+    with pytest.raises(ConfigError, match="two are called"):
+        make(study(tmp_path, {"listings": listings}))
+
+
+@pytest.mark.parametrize("key", ["paper", "study", "scale"])
+@pytest.mark.parametrize("name", ["../../home", "/home", "..", "a\nb"])
+def test_a_study_names_no_folder_elsewhere(key: str, name: str, tmp_path: Path, canary: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{key}=.* is no plain name"):
+        make(study(tmp_path, **{key: name}))
+    unchanged(canary)
+
+
+@pytest.mark.parametrize("link", ["mine", "mine/strange", "mine/strange/small"])
+def test_a_report_is_not_written_through_links(link: str, tmp_path: Path, canary: Path) -> None:
+    study(tmp_path)
+    path = tmp_path / "theirs" / link
+    path.rename(tmp_path / "moved")
+    path.symlink_to(tmp_path / "moved")
+    before = sorted((tmp_path / "moved").rglob("*"))
+    with pytest.raises(ConfigError, match="is a link"):
+        make_all(tmp_path / "theirs", ["strange"])
+    assert sorted((tmp_path / "moved").rglob("*")) == before
+    unchanged(canary)
+
+
+def test_titles_and_labels_are_shown_as_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "theirs" / "mine" / "strange" / "small"
+    write(directory, [value(HOSTILE, "ring", 0.1, 3.0)], {**REPORT, "caption": HOSTILE})
+    facts = dict.fromkeys(("title", "item", "needs", "command"), HOSTILE) | {"departures": [HOSTILE], "paper": "mine"}
+    write_json(directory / "study.json", {**(read_json(directory / "study.json") or {}), **facts})
+    made, _ = make_all(tmp_path / "theirs", ["strange"])
+    pages = [tmp_path / "theirs" / "README.md", tmp_path / "theirs" / "mine" / "README.md", directory / "table.md"]
+    for page in pages:
+        text = page.read_text()
+        assert "<script" not in text
+        assert "](javascript" not in text
+        assert "![y](" not in text
+    assert "\n# Met" not in pages[0].read_text()
+    say(made[0].summary())
+    warn(HOSTILE)
+    report_error(HOSTILE)
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+    assert "[red]" in told.out

@@ -51,6 +51,8 @@ def read(path: Path, trust: bool = False) -> Config:
     """The configuration in a file, which anybody may have written; see `from_dict`. Raises ConfigError."""
     try:
         return from_dict(read_yaml(path), trust)
+    except ConfigError:
+        raise
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{path} is no configuration of a run: {type(error).__name__}: {error}.") from None
 

@@ -19,7 +19,7 @@ from decentral.report.items import skip
 from decentral.report.pages import report_pages
 from decentral.report.results import Results, find, read
 from decentral.report.verdicts import Verdict
-from decentral.store.files import write_text
+from decentral.store.files import refuse_links, write_text
 from decentral.terminal.display import counted
 
 _MANY = 8  # reports, from which on several processes make them, and say how far they are
@@ -80,6 +80,7 @@ def make(directory: Path, output: Output = SCREEN) -> Made:
     Reads study.json, values.csv and curves.csv there and nothing else. The same results give the same bytes. Raises
     ConfigError if they are not there or their `report` section is wrong.
     """
+    refuse_links(directory, above=2)
     results = read(directory)
     spec, files, remarks = results.spec, [], []
     found = verdicts.judge(results)

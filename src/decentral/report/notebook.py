@@ -13,7 +13,7 @@ from decentral.report.figures.figure import StudyFigure
 from decentral.report.items import MOST_TELLING_FIRST
 from decentral.report.results import Results, read
 from decentral.report.style import settings
-from decentral.report.tables import as_markdown, markdown_table
+from decentral.report.tables import as_markdown, harmless, markdown_table
 from decentral.report.verdicts import count, judge, told
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Text:
     markdown: str
 
     def _repr_markdown_(self) -> str:
-        return self.markdown
+        return harmless(self.markdown)
 
     def __str__(self) -> str:
         return self.markdown

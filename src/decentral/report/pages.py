@@ -14,9 +14,9 @@ from decentral.report.items import Item, Run, gather, uncompared
 from decentral.report.published import EXCLUDED
 from decentral.report.published import paper as paper_of
 from decentral.report.results import Results
-from decentral.report.tables import markdown_table
+from decentral.report.tables import harmless, markdown_table, word
 from decentral.report.verdicts import Verdict
-from decentral.store.files import alone, write_text
+from decentral.store.files import alone, check_name, refuse_links, write_text
 from decentral.terminal.text import duration
 
 _CLAIMS = {"paper": "The paper claims", "us": "Checked here"}
@@ -33,6 +33,8 @@ def report_pages(results_dir: Path) -> list[Path]:
         items, skipped = gather(results_dir)
         written = []
         for paper in dict.fromkeys(item.paper for item in items):
+            check_name(paper, "paper")
+            refuse_links(results_dir / paper)
             (results_dir / paper).mkdir(exist_ok=True)
             written.append(results_dir / paper / "README.md")
             write_text(
@@ -59,11 +61,11 @@ def paper_page(items: list[Item], paper: str, folder: Path) -> str:
         blocks.append(f"Published numbers that no study compares itself with: {names}.")
     for item in items:
         blocks += _section(item)
-    return "\n\n".join(block for block in blocks if block) + "\n"
+    return harmless("\n\n".join(block for block in blocks if block) + "\n")
 
 
 def _section(item: Item) -> list[str]:
-    blocks = [f'<a id="{item.study}"></a>', f"## {item.item}: {item.title}"]
+    blocks = [f'<a id="{item.study}"></a>', f"## {word(item.item)}: {word(item.title)}"]
     if item.spec.claims:
         claims = "\n".join(f"- {claim.says}" for claim in item.spec.claims)
         blocks.append(f"{_CLAIMS[item.spec.claimed_by]}:\n\n{claims}")
@@ -92,12 +94,13 @@ def _variant(run: Run) -> str:
 def _run(run: Run) -> list[str]:
     results, facts = run.results, run.results.facts
     place = f"{results.directory.parent.name}/{results.directory.name}"
-    blocks = [f"### {facts.get('item') or results.study} at scale={results.scale}"]
+    blocks = [f"### {word(facts.get('item') or results.study)} at scale={results.scale}"]
     if facts.get("earlier_definition"):
         blocks.append("**Of an earlier definition of this study**, whose words these are: its file has changed since.")
     if facts.get("at_this_scale"):
         blocks.append(f"At this scale: {', '.join(f'`{word}`' for word in facts['at_this_scale'])}.")
-    blocks.append(f"```\n{facts.get('command') or f'decentral-study {results.study} scale={results.scale}'}\n```")
+    command = facts.get("command") or f"decentral-study {results.study} scale={results.scale}"
+    blocks.append(f"```\n{' '.join(str(command).replace('```', '').split())}\n```")
     for listing in results.spec.listings:
         if (file := results.directory / f"{listing.file}.md").is_file():
             blocks.append(

@@ -16,7 +16,7 @@ from decentral.errors import ConfigError
 from decentral.report import spec
 from decentral.report.entries import Entry, Search, Wanted, group, plain, searches
 from decentral.store import AXES
-from decentral.store.files import read_json
+from decentral.store.files import check_name, read_json
 
 _NUMBERS = ("value", "rate", "worst", "mean", "averaged", "wall_s")
 _LISTED = 6  # cells whose search goes on
@@ -173,6 +173,9 @@ def read(directory: Path) -> Results:
     if facts is None or not {"study", "scale"} <= facts.keys():
         why = "study.json is damaged" if (directory / "study.json").exists() else "no study.json"
         raise ConfigError(f"{directory} holds no results of a study ({why}): run decentral-study first.")
+    for key in ("study", "scale", "paper"):
+        if facts.get(key, "") != "":
+            check_name(facts[key], f"{directory}/study.json: {key}")
     labels = facts.get("labels", [])
     if not isinstance(labels, list):
         raise ConfigError(f"{directory}/study.json has labels={labels!r}, which is no list of columns of values.csv.")

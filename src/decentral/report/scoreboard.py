@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from decentral.report.claims.claim import MET, NOT_MET, NOT_RUN, WITHIN_NOISE
 from decentral.report.items import Item
 from decentral.report.published import paper as paper_of
-from decentral.report.tables import markdown_table
+from decentral.report.tables import harmless, markdown_table, word
 from decentral.report.verdicts import count
 from decentral.terminal.text import duration
 
@@ -32,7 +32,7 @@ def page(items: list[Item], skipped: Sequence[str] = ()) -> str:
     for paper in dict.fromkeys(item.paper for item in items):
         own = [item for item in items if item.paper == paper]
         blocks += [f"## [{paper_of(paper).title}]({paper}/README.md)", table(own, above=f"{paper}/")]
-    return "\n\n".join(block for block in blocks if block) + "\n"
+    return harmless("\n\n".join(block for block in blocks if block) + "\n")
 
 
 def totals(items: list[Item]) -> str:
@@ -55,8 +55,8 @@ def table(items: list[Item], above: str) -> str:
         page_ = f"{above}README.md" if above else ""
         lines.append(
             [
-                f"[{item.item}]({page_}#{item.study})",
-                item.title,
+                f"[{word(item.item)}]({page_}#{item.study})",
+                word(item.title),
                 ", ".join(item.counted) or _not_run(item),
                 _counts(count(item.numbers, "number")),
                 _counts(count(item.numbers, "reference")),

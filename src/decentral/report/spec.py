@@ -10,6 +10,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.registry import components
 from decentral.report.claims.claim import Claim
 from decentral.report.figures.figure import StudyFigure
+from decentral.store.files import check_name
 
 if TYPE_CHECKING:
     from decentral.report.listings.listing import Listing
@@ -120,11 +121,17 @@ def parse(section: dict[str, Any] | None, study: str) -> ReportSpec:
         text = str(error)
         raise ConfigError(text if text.startswith("study ") else f"{where}: {text}") from None
     spec.figures, spec.claims, spec.listings = figures, claims, listings
-    for key, names in (("figures", [one.file for one in figures]), ("listings", [one.file for one in listings])):
-        twice = next((name for name in names if names.count(name) > 1), None)
-        if twice:
-            raise ConfigError(f"{where}.{key}: two are called '{twice}': give each its own name.")
+    for key, named, taken in (("figures", figures, []), ("listings", listings, [*_TABLES])):
+        for one in named:
+            check_name(one.file, f"{where}.{key}: name")
+            if one.file.casefold() in taken:
+                raise ConfigError(f"{where}.{key}: two are called '{one.file}': give each its own name.")
+            taken.append(one.file.casefold())
     return spec
+
+
+_TABLES = ("table", "values", "curves", "verdicts")
+"""What a study has without listings."""
 
 
 def _components(package: str, section: dict[str, Any], key: str, where: str) -> list[Any]:

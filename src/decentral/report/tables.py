@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
+from typing import Any
 
 from decentral.errors import ConfigError, suggest
 from decentral.report import style
@@ -192,7 +193,7 @@ def as_markdown(results: Results) -> str:
     blocks += results.tried()
     if theirs and not results.comparable and found and any(e.published in theirs for e in found[0].cells.values()):
         blocks.append(_orientation(found[0], results, theirs))
-    return "\n\n".join(block for block in blocks if block) + "\n"
+    return harmless("\n\n".join(block for block in blocks if block) + "\n")
 
 
 def _markdown_grid(grid: Grid, results: Results, theirs: dict[str, PublishedNumber]) -> str:
@@ -208,7 +209,7 @@ def _markdown_grid(grid: Grid, results: Results, theirs: dict[str, PublishedNumb
             text = f"**{text}**" if (row, column) in best else text
             one = theirs.get(entry.published) if entry else None
             texts.append(f"{text} [{_their(one, table)}]" if one else text)
-        lines.append([*row_words(row, table), *texts])
+        lines.append([*map(word, row_words(row, table)), *texts])
     return markdown_table(lines, len(table.rows))
 
 
@@ -302,9 +303,22 @@ def _range(values: Sequence[str]) -> str:
 
 def markdown_table(lines: list[list[str]], left: int) -> str:
     """A Markdown table: a head and rows, the first `left` columns to the left, the others to the right."""
-    head, *rows = [[text.replace("|", "\\|") for text in line] for line in lines]
+    head, *rows = [[" ".join(text.split()).replace("|", "\\|") for text in line] for line in lines]
     rule = ["---" if number < left else "---:" for number in range(len(head))]
     return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+
+
+def word(text: Any) -> str:
+    """A title or label as Markdown that shows just this text, in one line."""
+    return re.sub(r"([\\`*\[\]])", r"\\\1", " ".join(str(text).split()))
+
+
+def harmless(markdown: str) -> str:
+    """Markdown without tags but those that pages are made of, and without links but to web pages and files beside."""
+    ours = r"/?(?:sub|details|summary|a)>|a id=\"[\w.-]*\">"
+    markdown = re.sub(rf"<(?=[A-Za-z/!?])(?!{ours})", "&lt;", markdown)
+    markdown = re.sub(r"!(\[[^\]]*\]\(\s*\w+:)", r"\1", markdown)  # a picture from elsewhere tells who looks at it
+    return re.sub(r"\]\((?!\s*(?:https?://|[\w ./+=,#-]*\)))", r"]\\(", markdown)
 
 
 def _capital(text: str) -> str:

@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from decentral.errors import ConfigError
+
 _MOST_BYTES = 1 << 28
 _NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -72,6 +74,22 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+def check_name(name: Any, what: str) -> None:
+    """Raise ConfigError unless this is the plain name of a file: letters, digits, spaces and ._+=,- in one folder."""
+    if not isinstance(name, str) or not re.fullmatch(r"\w(?:[\w .+=,-]{0,98}[\w+=,-])?", name):
+        shown = name if len(str(name)) < 60 else f"{str(name)[:60]}..."
+        raise ConfigError(
+            f"{what}={shown!r} is no plain name of a file: use at most 100 letters, digits and ._+=,- without a folder."
+        )
+
+
+def refuse_links(directory: Path, above: int = 0) -> None:
+    """Raise ConfigError if a folder to write into, or one of so many above it, is a link to another place."""
+    link = next((path for path in [directory, *directory.parents[:above]] if path.is_symlink()), None)
+    if link is not None:
+        raise ConfigError(f"{link} is a link, and results are written into their own folder only: remove the link.")
 
 
 def is_leftover(name: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.store import AXES
-from decentral.store.files import csv_text, read_json, write_bytes, write_json, write_text
+from decentral.store.files import csv_text, read_json, refuse_links, write_bytes, write_json, write_text
 from decentral.study.study import Cell, Study, Value
 
 _VALUE_COLUMNS = (
@@ -56,6 +56,7 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
     The verdicts of an earlier call go: a report ends with those, so that one that was cut off is known. `facts` are the
     entries of study.json that the study itself does not know: command, commit, times, counts.
     """
+    refuse_links(directory, above=2)
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "verdicts.csv").unlink(missing_ok=True)
     values = [value for cell in cells for value in cell.values()]

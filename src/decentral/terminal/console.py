@@ -8,6 +8,7 @@ import sys
 
 from decentral.errors import ConfigError
 from decentral.host.torchrun import place, under_torchrun
+from decentral.terminal.text import printable
 
 REFUSED, FAILED, INTERRUPTED = 2, 1, 130
 
@@ -16,6 +17,7 @@ def say(text: str, end: str = "\n") -> None:
     """Text on stdout. Where nobody reads it any more (`| head`), or it cannot be shown, the run does not suffer."""
     if sys.stdout is None:  # closed before the start
         return
+    text = printable(text)
     try:
         print(text, end=end, flush=True)
     except UnicodeEncodeError:  # a terminal that knows only ASCII
@@ -27,13 +29,13 @@ def say(text: str, end: str = "\n") -> None:
 def warn(message: str) -> None:
     """A sentence on stderr about what goes on all the same; even that must not fail the run."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        print(f"warning: {message}", file=sys.stderr, flush=True)
+        print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 
 def report_error(message: str, program: str = "decentral-run") -> None:
     """One line on stderr, from one process."""
     if is_leader():
-        print(f"{program}: {' '.join(message.split())}", file=sys.stderr)
+        print(f"{program}: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def is_leader() -> bool:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
+from decentral.terminal.text import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -88,7 +90,7 @@ class _Lines(Display):
         self._stream = stream
 
     def _line(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
 
 class _Table(Display):

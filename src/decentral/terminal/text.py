@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 def aligned(rows: list[list[str]], left: int = 1) -> str:
     """A table as plain text: a header, a rule, and rows; the first `left` columns to the left, the others to the
@@ -14,6 +16,11 @@ def aligned(rows: list[list[str]], left: int = 1) -> str:
         lines.append("  ".join(cells).rstrip())
     lines.insert(1, "  ".join("-" * width for width in widths))
     return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """Text without characters that move the cursor, color or hide what a terminal shows."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def duration(seconds: float) -> str:

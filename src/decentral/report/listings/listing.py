@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.report.tables import markdown_table
+from decentral.report.tables import harmless, markdown_table, word
 from decentral.store.files import csv_text
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ class Listing(ABC):
 
     def as_markdown(self, results: Results) -> str:
         """The title, the table and the sentences."""
-        lines = self.lines(results)
-        blocks = [f"**{self.title}**", markdown_table(lines, self.left) if len(lines) > 1 else "Nothing was run yet."]
+        lines = [[word(text) for text in line] for line in self.lines(results)]
+        blocks = [
+            f"**{word(self.title)}**",
+            markdown_table(lines, self.left) if len(lines) > 1 else "Nothing was run yet.",
+        ]
         blocks += self.sentences(results)
-        return "\n\n".join(block for block in blocks if block) + "\n"
+        return harmless("\n\n".join(block for block in blocks if block) + "\n")
