@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +15,12 @@ from torch.nn.utils import parametrizations, prune
 from torch.utils.data import TensorDataset
 
 import decentral
+from conftest import Result
+from decentral.config.composition import compose
 from decentral.errors import ConfigError
+from decentral.network.world import World
+from decentral.store.models import FILE, load_models
+from worlds import carry_out
 
 N = 24
 SHORT = {
@@ -334,3 +341,125 @@ def test_what_cannot_be_trained_is_refused_in_one_sentence(tmp_path, name):
     with pytest.raises(ConfigError, match=f"^model=given:? {said}") as found:
         train(make(), tmp_path)
     assert "\n" not in str(found.value)
+
+
+class Own(Net):
+    """Buffers that differ between workers: of every kind there is."""
+
+    def prepare(self) -> None:
+        self.register_buffer("mu", torch.zeros(6))
+        self.register_buffer("turn", torch.zeros(2, dtype=torch.complex64))
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("latest", torch.zeros(1))
+        self.register_buffer("ragged", torch.zeros(0))
+        self.norm, self.kept = nn.BatchNorm1d(6, momentum=0.3), nn.BatchNorm1d(6)
+        self.kept.eval()
+        self.instance = nn.InstanceNorm1d(2, track_running_stats=True)
+        self.first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+        self.tau = 1.0
+
+    def before(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mu = self.mu * 0.5 + x.mean(0)
+            self.turn += torch.complex(x[0, 0], x[0, 1])
+            self.calls += int((x > 0).sum())
+            self.tau = float(x.mean())
+            self.ragged = torch.cat([self.ragged, x[x[:, 0] > 0, 0]])
+        self.latest = x[:1, 0]
+        x = self.instance(self.kept(self.norm(x)).view(-1, 2, 3)).flatten(1)
+        return x - self.mu + self.tau
+
+
+def pair() -> tuple[TensorDataset, TensorDataset]:
+    return examples(0, 96), examples(1, 20)
+
+
+OWN = ("model=test_model_state:Own", "data=test_model_state:pair", "num_workers=3", "batch_size=4", "topology=ring",
+       "algo=dpsgd", "partition=iid", "steps=6", "precision=fp64", "seed=2", "task.statistics_images=64")  # fmt: skip
+
+
+@pytest.fixture
+def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Callable[..., Result]:
+    """Carry out a run of a model of one's own, as `conftest.start` does."""
+
+    def _start(*overrides: str, processes: int = 1, directory: str = "run", interrupt_at: int = -1) -> Result:
+        config = compose([*overrides, "progress=false", "device=cpu", f"run_dir={tmp_path / directory}"])
+        if processes == 1:
+            return Result(carry_out(World(0, 1, torch.device("cpu")), config, -1, interrupt_at), tmp_path / directory)
+        (status,) = set(worlds(processes).call(carry_out, config, -1, interrupt_at))
+        return Result(status, tmp_path / directory)
+
+    return _start
+
+
+def stored(result: Any) -> dict[str, dict[str, Any]]:
+    return load_models(result.directory).models
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert one.keys() == other.keys()
+    for model, tensors in one.items():
+        for name, value in tensors.items():
+            torch.testing.assert_close(other[model][name], value, rtol=1e-12, atol=1e-12, msg=f"{model} {name}")
+
+
+def test_the_averaged_model_has_means_statistics_of_its_own_and_what_worker_0_has(start):
+    result = start(*OWN)
+    models = stored(result)
+    averaged, workers = models["averaged"], [models[f"worker{i}"] for i in range(3)]
+    for name in ("mu", "turn", "latest"):
+        values = torch.stack([own[name] for own in workers])
+        torch.testing.assert_close(averaged[name], values.mean(0), rtol=1e-12, atol=1e-12)
+        assert not torch.equal(values[0], values[1]), "a test that cannot fail"
+    for name in ("calls", "ragged", "first.parametrizations.weight.0._u", "kept.running_mean"):
+        assert torch.equal(averaged[name], workers[0][name])
+    assert workers[0]["calls"] != workers[1]["calls"] and len(workers[0]["ragged"]) > 0
+    assert torch.equal(workers[1]["kept.running_mean"], torch.zeros(6).double())
+    for name in ("norm.running_mean", "instance.running_mean"):
+        assert averaged[name].abs().min() > 0
+        assert not torch.allclose(averaged[name], torch.stack([own[name] for own in workers]).mean(0))
+    assert int(averaged["norm.num_batches_tracked"]) == 1 and int(workers[0]["norm.num_batches_tracked"]) == 6
+
+
+def test_any_number_of_processes_has_the_same_states(start):
+    one, two = start(*OWN, directory="one"), start(*OWN, processes=2, directory="two")
+    assert_same(stored(one), stored(two))
+    assert [row["value"] for row in one.rows] == pytest.approx([row["value"] for row in two.rows], rel=1e-9)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_states_are_part_of_checkpoints_and_evaluations_leave_them_alone(start, processes):
+    whole = start(*OWN, "evaluation.every_epochs=0.2")
+    interrupted = [*OWN, "evaluation.every_epochs=0.2", "checkpoint_every_s=0"]
+    assert start(*interrupted, directory="cut", interrupt_at=3).status == "interrupted"
+    assert_same(stored(whole), stored(start(*interrupted, directory="cut", processes=processes)))
+    rare = start(*OWN, "evaluation.every_epochs=1000", "evaluation.initial=false", directory="rare")
+    assert_same(stored(whole), stored(rare))
+
+
+def test_a_run_begins_with_the_state_of_another(start):
+    first = start(*OWN)
+    second = start(*OWN, f"init={first.directory}", "steps=1", "lr=0", directory="second")
+    averaged, begun = stored(first)["averaged"], stored(second)["worker1"]
+    torch.testing.assert_close(
+        begun["mu"] - 0.5 * averaged["mu"], stored(start(*OWN, "steps=1", directory="x"))["worker1"]["mu"]
+    )
+    assert len(begun["ragged"]) >= len(averaged["ragged"])
+
+
+def test_the_file_of_models_follows_the_umask_and_what_cannot_be_opened_is_not_damaged(start, monkeypatch):
+    before = os.umask(0o027)
+    try:
+        path = start(*OWN).directory / FILE
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is damaged \(its content is not what was written\): delete"):
+        load_models(path.parent)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match=f"{FILE} cannot be read: Is a directory\\.$"):
+        load_models(path.parent)

@@ -148,13 +148,10 @@ def _called(model: Callable[..., nn.Module]) -> nn.Module:
 
 
 def _with(module: nn.Module, tensors: dict[str, Any], precision: Precision) -> nn.Module:
+    from decentral.gradients.passes.module_state import make_room
+
     cast(module, precision.dtype)
-    owners = dict(module.named_modules())
-    for name, value in tensors.items():
-        path, _, leaf = name.rpartition(".")
-        buffers = owners[path]._buffers if path in owners else {}
-        if leaf in buffers and ((now := buffers[leaf]) is None or now.shape != value.shape or now.dtype != value.dtype):
-            buffers[leaf] = value.clone()  # training has changed it so
+    make_room(module, tensors)
     try:
         module.load_state_dict(tensors)
     except RuntimeError as error:

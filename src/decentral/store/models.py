@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import secrets
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,9 +82,8 @@ def save_models(directory: Path, models: Mapping[str, Mapping[str, Any]], facts:
 
     tensors, header = _flattened(models)
     header |= {key: str(value) for key, value in facts.items()}
-    temporary = directory / f".{FILE}.{os.getpid()}.tmp"
+    temporary = directory / f".{secrets.token_hex(8)}.tmp"  # a name as in `files.replacing`
     try:
-        temporary.unlink(missing_ok=True)
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         mode = os.fstat(descriptor).st_mode
         os.close(descriptor)

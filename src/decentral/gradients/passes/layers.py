@@ -69,6 +69,8 @@ def refusal(module: nn.Module) -> str | None:
         return "a layer occurs in it more than once"
     if sum(len(list(layer.parameters())) for layer in layers) > len(list(module.parameters())):
         return "layers share parameters"
+    if not all(parameter.requires_grad for parameter in module.parameters()):
+        return "some of its parameters have requires_grad=False"
     return altered(module) or next(filter(None, map(_oddity, layers)), None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import CellType, FunctionType
 from typing import Any
 
@@ -94,6 +94,16 @@ def put_tensor(module: nn.Module, name: str, value: Tensor | None, own: Tensor |
         now.data = value.to(now.device, copy=True)
     else:
         owner._buffers[leaf] = value.to(now.device, copy=True)
+
+
+def make_room(module: nn.Module, tensors: Mapping[str, Any]) -> None:
+    """Let buffers be of the shapes and types that training has given them, so that `load_state_dict` takes them."""
+    owners = dict(module.named_modules())
+    for name, value in tensors.items():
+        path, _, leaf = name.rpartition(".")
+        buffers = owners[path]._buffers if path in owners else {}
+        if leaf in buffers and ((now := buffers[leaf]) is None or not _alike(now, value)):
+            buffers[leaf] = torch.empty_like(value, device=next(module.parameters()).device)
 
 
 def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:

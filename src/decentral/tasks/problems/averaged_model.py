@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
-from decentral.gradients.passes.module_state import tensors_of
+from decentral.gradients.passes.module_state import make_room, tensors_of
 from decentral.gradients.passes.worker_models import WorkerModels
 from decentral.gradients.precision import float32
 from decentral.models.statistics import has_batch_statistics, is_averaged, recompute_batch_statistics, statistics_of
@@ -83,6 +83,7 @@ class AveragedModel:
         """The parameters [P] and the state of a `state_dict`. Raises ConfigError if it is another module's."""
         (module,), x = self.models.modules, self.models.leaves[0][0].new_zeros(num_parameters)
         self.models.bind(x[None])
+        make_room(module, tensors)
         here, there = ({name: _shape(v) for name, v in each.items()} for each in (module.state_dict(), tensors))
         for name in sorted(here.keys() | there.keys()):
             if here.get(name) != there.get(name):

@@ -75,6 +75,8 @@ class Supervised(Problem):
         self.prepare_batches()
         with seeded(config.seed, "initial model"):
             template = config.model.build(info)
+        if torch.distributed.is_initialized():
+            _refuse_synchronized(template, config.model.name)
         cast(template, self.dtype)
         self.models = WorkerModels(template, len(workers), device)
         self.average = AveragedModel(template, device)
@@ -322,6 +324,15 @@ class Supervised(Problem):
         """So many test examples, always the same ones, in their order."""
         generator = torch_generator("cpu", self.seed, "test examples")
         return torch.randperm(self.data.num_test, generator=generator)[:number].sort().values
+
+
+def _refuse_synchronized(module: torch.nn.Module, model: str) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.SyncBatchNorm):
+            raise ConfigError(
+                f"model={model}: {name} is a SyncBatchNorm, which would mix the batches of different workers: use "
+                "torch.nn.BatchNorm, or processes=1."
+            )
 
 
 def _together(batches: Sequence[Batch]) -> Batch:
