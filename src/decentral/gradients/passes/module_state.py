@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from types import CellType, FunctionType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -149,7 +149,9 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     """
     memo = {} if memo is None else memo
     for _, _, value in _items(module):
-        if isinstance(value, Tensor) and not value.is_leaf:
+        if isinstance(value, nn.UninitializedBuffer):  # of which `deepcopy` makes no copy
+            memo[id(value)] = cast(Any, type(value))(device=value.device, dtype=value.dtype)
+        elif isinstance(value, Tensor) and not value.is_leaf:
             memo[id(value)] = value.detach().clone()
     found = copy.deepcopy(module, memo)
     for container, key, value in _items(found):
@@ -175,6 +177,16 @@ def _around(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
     found.__kwdefaults__, found.__qualname__ = function.__kwdefaults__, function.__qualname__
     found.__dict__.update(function.__dict__)
     return found
+
+
+def names_of(module: nn.Module) -> set[str]:
+    """Trained parameters, and buffers that are stored, those that are None among them."""
+    trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    return trained | {
+        f"{name}.{leaf}".removeprefix(".")
+        for name, part in module.named_modules()
+        for leaf in part._buffers.keys() - part._non_persistent_buffers_set
+    }
 
 
 def _items(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:

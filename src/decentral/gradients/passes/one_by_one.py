@@ -86,6 +86,7 @@ class OneByOne(Passes):
             outputs = models.modules[i](self.memory_format(inputs))
         if self.draws is None:
             self.draws = not all(map(torch.equal, before, random_state(device)))
+            models.check()
         loss: Tensor = self.loss(outputs.to(dtype), targets)
         gradients = torch.autograd.grad(loss, models.leaves[i], materialize_grads=True)
         if models.foreign:

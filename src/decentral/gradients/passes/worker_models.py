@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decentral.gradients.passes.module_state import ModuleState, copied
+from decentral.errors import ConfigError
+from decentral.gradients.passes.module_state import ModuleState, copied, names_of
 from decentral.randomness import address
 
 _KNOWN = ("torch", "torchvision", "decentral")
@@ -31,6 +32,7 @@ class WorkerModels:
         self.leaves = [_trained(module) for module in self.modules]
         self.foreign = any(map(_is_foreign, template.modules()))
         """Whether a forward pass may change more than batch-norm statistics: the code is not known."""
+        self._known = names_of(template)
         self._states = [ModuleState(module) for module in self.modules]
         self._bound = [-1] * num_workers  # where the row in use begins
         self._views: list[dict[int, list[Tensor]]] = [{} for _ in range(num_workers)]
@@ -80,8 +82,18 @@ class WorkerModels:
             return self.modules[i]
         return copied(self.modules[i], {id(leaf): nn.Parameter(leaf.data.clone()) for leaf in self.leaves[i]})
 
+    def check(self) -> None:
+        """Raise a ConfigError if a forward pass has added or frozen parameters, or added buffers."""
+        for module in self.modules if self.foreign else ():
+            if changed := sorted(self._known ^ names_of(module)):
+                raise ConfigError(
+                    f"The model changes {changed[0]} while it is trained: make parameters and buffers in __init__ (None "
+                    "will do for a buffer), and say there what requires_grad."
+                )
+
     def state(self) -> list[dict[str, Any]]:
-        """What each module keeps beside its trained parameters, see `ModuleState`."""
+        """What each module keeps beside its trained parameters, see `ModuleState`. Raises as `check` does."""
+        self.check()
         return [state.found() for state in self._states]
 
     def load_state(self, entries: Sequence[dict[str, Any]]) -> None:

@@ -46,7 +46,7 @@ class AveragedModel:
         for name in itertools.compress(kinds, agreed):
             rows = torch.stack([each[name] for each in own])
             numbers = torch.view_as_real(rows) if rows.is_complex() else rows
-            mean = net.average(numbers.double().flatten(1)).view(numbers.shape[1:])
+            mean = net.average(numbers.double().reshape(len(own), -1)).view(numbers.shape[1:])
             state["tensors"][name] = (torch.view_as_complex(mean) if rows.is_complex() else mean).to(rows.dtype)
         if not all(agreed):
             others = [name for name, agree in zip(kinds, agreed, strict=True) if not agree]

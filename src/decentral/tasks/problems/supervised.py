@@ -23,7 +23,7 @@ from decentral.gradients.precision import cast
 from decentral.host.caller import default_dtype
 from decentral.models.statistics import evaluating
 from decentral.randomness import seeded, torch_generator
-from decentral.registry import components
+from decentral.registry import blame, components
 from decentral.tasks.evaluation import WHOLE, Scope
 from decentral.tasks.problems.averaged_model import AveragedModel, note
 from decentral.tasks.problems.batches import BatchOrder, DrawOrder
@@ -145,7 +145,20 @@ class Supervised(Problem):
         def seed(j: int) -> None:
             seed_draws(self.device, self.seed, self.workers[places[j]], int(draws[j]))
 
-        return self.passes(x, self._as_exact(inputs), targets, places, seed)
+        try:
+            return self.passes(x, self._as_exact(inputs), targets, places, seed)
+        except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as error:
+            if not self.models.foreign or isinstance(error, ConfigError | torch.OutOfMemoryError):
+                raise
+            hint = (
+                ": keep no graph of an earlier step in a buffer or an attribute (detach)"
+                if "second time" in str(error)
+                else ""
+            )
+            raise ConfigError(
+                f"model={self.config.model.name} cannot be trained ({blame.place(error) or 'in its passes'}): "
+                f"{blame.sentence(error)}{hint}."
+            ) from error
 
     def _as_exact(self, inputs: Any) -> Any:
         """Numbers in the precision of the run; tokens as they are."""
