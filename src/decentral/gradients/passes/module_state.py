@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from decentral.store.models import packed, unpacked
 
@@ -102,7 +103,9 @@ def make_room(module: nn.Module, tensors: Mapping[str, Any]) -> None:
     for name, value in tensors.items():
         path, _, leaf = name.rpartition(".")
         buffers = owners[path]._buffers if path in owners else {}
-        if leaf in buffers and ((now := buffers[leaf]) is None or not _alike(now, value)):
+        if leaf not in buffers or is_lazy(buffers[leaf]):
+            continue
+        if (now := buffers[leaf]) is None or not _alike(now, value):
             buffers[leaf] = torch.empty_like(value, device=next(module.parameters()).device)
 
 

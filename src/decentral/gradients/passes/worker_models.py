@@ -87,8 +87,8 @@ class WorkerModels:
         for module in self.modules if self.foreign else ():
             if changed := sorted(self._known ^ names_of(module)):
                 raise ConfigError(
-                    f"The model changes {changed[0]} while it is trained: make parameters and buffers in __init__ (None "
-                    "will do for a buffer), and say there what requires_grad."
+                    f"The model changes {changed[0]} while it is trained: make parameters and buffers in __init__ "
+                    "(None will do for a buffer), and say there what requires_grad."
                 )
 
     def state(self) -> list[dict[str, Any]]:

@@ -150,11 +150,8 @@ class Supervised(Problem):
         except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as error:
             if not self.models.foreign or isinstance(error, ConfigError | torch.OutOfMemoryError):
                 raise
-            hint = (
-                ": keep no graph of an earlier step in a buffer or an attribute (detach)"
-                if "second time" in str(error)
-                else ""
-            )
+            again = "second time" in str(error)
+            hint = ": keep no graph of an earlier step in a buffer or an attribute (detach)" if again else ""
             raise ConfigError(
                 f"model={self.config.model.name} cannot be trained ({blame.place(error) or 'in its passes'}): "
                 f"{blame.sentence(error)}{hint}."
