@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -24,6 +25,7 @@ from decentral.network.payload import Known, Payload, Sizes
 from decentral.network.payload_transfer import PayloadTransfer
 from decentral.network.settings import CollectiveChoice, NetworkSettings
 from decentral.network.transports.choose import open_transport
+from decentral.network.transports.doorbells import note_of
 from decentral.network.transports.transport import CutEdge, Expected, Parcel, Row, Transport
 from decentral.network.windows.pushes import Pushes
 from decentral.topology.mixing_matrix import MixingMatrix
@@ -53,6 +55,7 @@ class _Crossings(NamedTuple):
     sends: list[Row]
     receives: list[Row]
     received: list[list[int]]  # worker of each received row, by piece
+    note: int  # about the matrices
 
 
 def _rows(workers: np.ndarray, piece: int, peers: np.ndarray, tags: np.ndarray) -> list[Row]:
@@ -239,7 +242,7 @@ class ProcessNetwork(Network):
         if "crossings" not in exchange.memo:
             exchange.memo["crossings"] = self._crossings(exchange.pieces)
         crossings: _Crossings = exchange.memo["crossings"]
-        shared = self.transport.share(x, pieces, crossings.sends, crossings.receives)
+        shared = self.transport.share(x, pieces, crossings.sends, crossings.receives, crossings.note)
 
         def finish() -> None:
             received = iter(shared.rows())
@@ -259,7 +262,8 @@ class ProcessNetwork(Network):
             sends += _rows(worker[ours] - self.workers.start, h, peer[ours], tags[ours])
             receives += _rows(worker[mine], h, source[mine], tags[mine])
             received.append(worker[mine].tolist())
-        return _Crossings(sends, receives, received)
+        sums = [zlib.crc32(column.tobytes()) for W in pieces for column in (W.src, W.dst, W.weight)]
+        return _Crossings(sends, receives, received, note_of(sums))
 
     def _needed_elsewhere(self, W: MixingMatrix) -> tuple[np.ndarray, np.ndarray]:
         """Worker j and process p, sorted, for each row j that another process p needs."""

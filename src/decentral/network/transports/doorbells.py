@@ -7,13 +7,16 @@ import os
 import secrets
 import select
 import socket
+import sys
 import time
-from collections import Counter, defaultdict
+import zlib
+from collections import defaultdict
 
 import torch
 import torch.distributed as dist
 
 _GREETING_BYTES, _GREETING_S = 20, 5.0
+_BELL_BYTES = 4
 
 
 READY = 1
@@ -36,38 +39,45 @@ class Doorbells:
         """How long it has waited for others to ring."""
         self._sockets: dict[int, socket.socket] = {}
         self._heard: defaultdict[tuple[int, int], int] = defaultdict(int)  # by process and kind
+        self._notes: dict[tuple[int, int, int], int] = {}  # by process, kind and how often it has rung
         self._connect()
 
-    def ring(self, peer: int, kind: int) -> None:
-        """Tell `peer`. Whoever waits for one that is gone hears of it then."""
+    def ring(self, peer: int, kind: int, note: int = 0) -> None:
+        """Tell `peer`, with a note of 24 bits about what. Whoever waits for one that is gone hears of it then."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while True:
                 try:
-                    os.write(self._sockets[peer].fileno(), bytes([kind]))  # `send` would wait for room
+                    os.write(self._sockets[peer].fileno(), _bell(kind, note))  # `send` would wait for room
                     return
                 except BlockingIOError:
                     self._make_room(peer)
 
-    def ring_from_a_thread(self, peer: int, kind: int) -> None:
+    def ring_from_a_thread(self, peer: int, kind: int, note: int = 0) -> None:
         """The same from a thread that must not listen, as another one does."""
         connection = self._sockets.get(peer)
         with contextlib.suppress(OSError, ValueError):  # closed meanwhile: whoever waits for it hears of that
             while connection is not None:
                 try:
-                    os.write(connection.fileno(), bytes([kind]))
+                    os.write(connection.fileno(), _bell(kind, note))
                     return
                 except BlockingIOError:
                     if not select.select([], [connection], [], self.timeout_s)[1]:
                         return  # whoever waits for this bell has no more patience either
 
-    def wait(self, peer: int, kind: int, count: int) -> None:
-        """Until `peer` has rung `count` times since the group was made."""
-        if self._heard[peer, kind] >= count:
-            return
-        began = time.perf_counter()
-        while self._heard[peer, kind] < count:
-            self._listen(peer)
-        self.waited_s += time.perf_counter() - began
+    def wait(self, peer: int, kind: int, count: int, note: int = 0, what: str = "") -> None:
+        """Until `peer` has rung `count` times since the group was made, the last time with this note.
+
+        Raises RuntimeError, which speaks of `what`, for another note: the peer is at something else.
+        """
+        if self._heard[peer, kind] < count:
+            began = time.perf_counter()
+            while self._heard[peer, kind] < count:
+                self._listen(peer)
+            self.waited_s += time.perf_counter() - began
+        if note and self._notes.pop((peer, kind, count), 0) != note:
+            raise RuntimeError(
+                f"process {peer} of this run has sent something else than process {self.rank} expects here ({what})"
+            )
 
     def close(self) -> None:
         """Hang up."""
@@ -94,15 +104,18 @@ class Doorbells:
 
     def _listen(self, peer: int) -> None:
         try:
-            rung = self._sockets[peer].recv(256)
+            rung = self._sockets[peer].recv(256 * _BELL_BYTES)
         except TimeoutError:
             raise self._too_late(peer) from None
         except ConnectionResetError:
             rung = b""
         if not rung:
             raise self._gone(peer)
-        for kind, times in Counter(rung).items():
-            self._heard[peer, kind] += times
+        for bell in memoryview(rung).cast("I"):
+            kind, note = bell & 255, bell >> 8
+            self._heard[peer, kind] += 1
+            if note:
+                self._notes[peer, kind, self._heard[peer, kind]] = note
 
     def _too_late(self, peer: int) -> TimeoutError:
         return TimeoutError(f"timed out after {self.timeout_s:g} s of waiting for process {peer} of this run")
@@ -138,6 +151,15 @@ class Doorbells:
     @staticmethod
     def _gone(peer: int) -> ConnectionError:
         return ConnectionError(f"connection closed by process {peer} of this run")
+
+
+def _bell(kind: int, note: int) -> bytes:
+    return (kind | note << 8).to_bytes(_BELL_BYTES, sys.byteorder)
+
+
+def note_of(*what: object) -> int:
+    """A number of 24 bits, not 0, for a bell: other things have another one, but for one in 16 million."""
+    return 1 + zlib.crc32(repr(what).encode()) % 0xFFFFFF
 
 
 def _greeting(connection: socket.socket) -> bytes:

@@ -3,7 +3,9 @@ ends agree about."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import groupby
 from threading import Event
 from typing import Any, NamedTuple, Protocol
@@ -117,19 +119,19 @@ def as_bytes(row: Tensor) -> Tensor:
 def post(sends: Sequence[Message], receives: Sequence[Message]) -> list[Work]:
     """Begin to send and receive; done when all works have been waited for. Messages of no bytes do not travel.
 
-    Between two ranks, messages of one tag match in the order in which they are posted (several calls, and several
-    messages in one call). Receives come before sends, both by clockwise distance and then by tag: the sender's next
-    neighbour hears of it first, so that no rank is everybody's first destination. Everything goes through one
-    communicator and, on GPUs, one launch: nccl, which matches by order alone, can deadlock on less.
+    Between two ranks, messages of one tag, length and dtype match in the order in which they are posted (several calls,
+    and several messages in one call). Receives come before sends, both by clockwise distance and then by tag: the
+    sender's next neighbour hears of it first, so that no rank is everybody's first destination. Everything goes through
+    one communicator and, on GPUs, one launch: nccl, which matches by order alone, can deadlock on less.
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     operations = [
-        dist.P2POp(dist.irecv, as_bytes(message.values), message.peer, tag=message.tag)
+        dist.P2POp(dist.irecv, as_bytes(message.values), message.peer, tag=_tag(message))
         for message in sorted(receives, key=lambda message: ((rank - message.peer) % size, message.tag))
         if message.values.numel()
     ]
     operations += [
-        dist.P2POp(dist.isend, as_bytes(message.values), message.peer, tag=message.tag)
+        dist.P2POp(dist.isend, as_bytes(message.values), message.peer, tag=_tag(message))
         for message in sorted(sends, key=lambda message: ((message.peer - rank) % size, message.tag))
         if message.values.numel()
     ]
@@ -139,6 +141,16 @@ def post(sends: Sequence[Message], receives: Sequence[Message]) -> list[Work]:
         posted = dist.batch_isend_irecv(list(group))
         works += [Silent(work) for work in posted] if kind == "cpu" else posted
     return works
+
+
+def _tag(message: Message) -> int:
+    """The tag with length and dtype: gloo hands over a shorter message as it is, and aborts on a longer one."""
+    return message.tag ^ _fingerprint(message.values.numel(), message.values.dtype)
+
+
+@lru_cache(1024)
+def _fingerprint(length: int, dtype: torch.dtype) -> int:
+    return zlib.crc32(f"{length} {dtype}".encode()) >> 1
 
 
 def wait(works: Sequence[Work]) -> None:

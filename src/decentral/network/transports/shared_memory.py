@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentral.network.transports.doorbells import READY, Doorbells
+from decentral.network.transports.doorbells import READY, Doorbells, note_of
 from decentral.network.transports.limiter import Limits
 from decentral.network.transports.staging import SENT, Staging
 from decentral.network.transports.transport import CPU, CutEdge, Expected, Parcel, Row, Shared, Transport
 
 _MAILBOXES_KEPT = 8
 _FIRST_BOARD = SENT + 1
+_RELAYED = note_of("messages along edges")
 _MOST_BOARDS = 256 - _FIRST_BOARD  # a bell is a byte
 
 
@@ -81,6 +82,7 @@ class _Board:
 
     rows: list[Tensor]  # by process: [k_p, ..., P]
     done: int  # the kind of bell by which readers say that they are
+    what: str  # is shown
     readers: dict[int, int]  # process -> how often
     shown: dict[int, int]  # process -> how often we have shown it something here
     busy: bool = False
@@ -89,13 +91,15 @@ class _Board:
 class _Shown(Shared):
     """Rows on a board; those of process p can be read when it has rung `awaited[p]` times."""
 
-    def __init__(self, bells: Doorbells, board: _Board, awaited: dict[int, int], received: list[Tensor]) -> None:
-        self.bells, self.board, self.awaited, self.received = bells, board, awaited, received
+    def __init__(
+        self, bells: Doorbells, board: _Board, awaited: dict[int, int], received: list[Tensor], note: int
+    ) -> None:
+        self.bells, self.board, self.awaited, self.received, self.note = bells, board, awaited, received, note
 
     def rows(self) -> list[Tensor]:
         """See `Shared`."""
         for peer, count in self.awaited.items():
-            self.bells.wait(peer, READY, count)
+            self.bells.wait(peer, READY, count, self.note, self.board.what)
         return self.received
 
     def release(self) -> None:
@@ -125,7 +129,7 @@ class SharedMemory(Transport):
         self._awaited = [0] * len(layout)  # how often each process has had to ring so far
         self._boards: dict[tuple[object, ...], list[_Board]] = {}
         self._mailboxes: list[list[Tensor]] = []  # by process: [2, E_p, W]
-        self._totals: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor]]] = {}
+        self._totals: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor], int]] = {}
         self._staging = Staging(self.bells, lambda shapes, dtype: Segments(shapes, dtype).tensors, self._announce)
 
     @property
@@ -133,9 +137,12 @@ class SharedMemory(Transport):
         """See `Transport`."""
         return self.bells.waited_s
 
-    def share(self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row]) -> Shared:
+    def share(
+        self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row], note: int = 0
+    ) -> Shared:
         """See `Transport`."""
         board = self._board(x)
+        note = (note + board.done) % 0xFFFFFF + 1  # all processes number their boards alike
         for peer, count in board.readers.items():
             self.bells.wait(peer, board.done, count)
         own = board.rows[self.rank]
@@ -149,12 +156,12 @@ class SharedMemory(Transport):
         readers = sorted(going)
         for peer in readers:
             board.shown[peer] = board.shown.get(peer, 0) + 1
-            self._announce(peer, READY, going[peer])
+            self._announce(peer, READY, going[peer], note)
         board.readers, board.busy = {peer: board.shown[peer] for peer in readers}, True
         received = [
             board.rows[row.peer][row.worker - self.layout[row.peer].start][..., pieces[row.piece]] for row in receives
         ]
-        return _Shown(self.bells, board, self._await(sorted({row.peer for row in receives})), received)
+        return _Shown(self.bells, board, self._await(sorted({row.peer for row in receives})), received, note)
 
     def open(self, m: Tensor, edges: Sequence[CutEdge]) -> tuple[Tensor, list[Tensor | None]]:
         """See `Transport`. The messages of two rounds take turns in the memory.
@@ -171,21 +178,22 @@ class SharedMemory(Transport):
         for edge, message in zip(edges, outgoing, strict=True):
             self._count(message)
             going[edge.peer] = going.get(edge.peer, 0) + message.numel() * message.element_size()
-        self._tell(dict(sorted(going.items())))
+        self._tell(dict(sorted(going.items())), _RELAYED, "messages along the edges")
 
     def total(self, x: Tensor, factor: float) -> Tensor:
         """See `Transport`: everybody shows its row, adds up its share of the columns, and shows that."""
         row = x.view(-1)
-        terms, sums = self._total(row)
+        terms, sums, note = self._total(row)
         terms[self.rank].copy_(row)
         bounds = [len(row) * p // len(self.layout) for p in range(len(self.layout) + 1)]
         shares, width = [slice(*bound) for bound in pairwise(bounds)], row.element_size()
-        self._tell({p: (bounds[p + 1] - bounds[p]) * width for p in self.others})
+        what = "a sum over all"
+        self._tell({p: (bounds[p + 1] - bounds[p]) * width for p in self.others}, note, what)
         ours, mine = shares[self.rank], sums[self.rank]
         torch.add(terms[0][ours], terms[1][ours], out=mine[: ours.stop - ours.start])
         for term in terms[2:]:
             mine[: ours.stop - ours.start].add_(term[ours])
-        self._tell(dict.fromkeys(self.others, (ours.stop - ours.start) * width))
+        self._tell(dict.fromkeys(self.others, (ours.stop - ours.start) * width), note, what)
         for share, part in zip(shares, sums, strict=True):
             torch.mul(part[: share.stop - share.start], factor, out=row[share])
         return x
@@ -227,19 +235,19 @@ class SharedMemory(Transport):
         self._mailboxes.clear()
         self._totals.clear()
 
-    def _tell(self, going: dict[int, int]) -> None:
+    def _tell(self, going: dict[int, int], note: int, what: str) -> None:
         """Say to processes that so many bytes are there for them, and wait for what they write."""
         for peer, num_bytes in going.items():
-            self._announce(peer, READY, num_bytes)
+            self._announce(peer, READY, num_bytes, note)
         for peer, count in self._await(list(going)).items():
-            self.bells.wait(peer, READY, count)
+            self.bells.wait(peer, READY, count, note, what)
 
-    def _announce(self, peer: int, kind: int, num_bytes: int) -> None:
+    def _announce(self, peer: int, kind: int, num_bytes: int, note: int = 0) -> None:
         """Ring when so many bytes have arrived: at once, unless there are limits."""
         if self.limiter is None:
-            self.bells.ring(peer, kind)
+            self.bells.ring(peer, kind, note)
         else:
-            self.limiter.later(num_bytes, partial(self.bells.ring_from_a_thread, peer, kind))
+            self.limiter.later(num_bytes, partial(self.bells.ring_from_a_thread, peer, kind, note))
 
     def _await(self, writers: Sequence[int]) -> dict[int, int]:
         """How often each of them has to have rung for what it writes next."""
@@ -262,7 +270,9 @@ class SharedMemory(Transport):
             )
         with contextlib.suppress(ConnectionError):  # who waits for somebody that is gone hears of it then
             self.bells.hear()  # others may be unable to ring until we do, and a new board needs all of them
-        boards.append(_Board(Segments(shapes, x.dtype).tensors, _FIRST_BOARD + number, {}, {}))
+        rows = Segments(shapes, x.dtype).tensors
+        what = f"{str(x.dtype).removeprefix('torch.')} {list(x.shape[1:])}, and of the same round"
+        boards.append(_Board(rows, _FIRST_BOARD + number, what, {}, {}))
         return boards[-1]
 
     def _mailbox(self, m: Tensor) -> tuple[list[Tensor], int]:
@@ -278,11 +288,11 @@ class SharedMemory(Transport):
         self._mailboxes = [*self._mailboxes[1 - _MAILBOXES_KEPT :], Segments(shapes, m.dtype).tensors]
         return self._mailboxes[-1], 0
 
-    def _total(self, row: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    def _total(self, row: Tensor) -> tuple[list[Tensor], list[Tensor], int]:
         key = row.shape, row.dtype
         if key not in self._totals:
             size = len(self.layout)
             share = -(-len(row) // size)
             terms = Segments([(len(row),)] * size, row.dtype).tensors
-            self._totals[key] = terms, Segments([(share,)] * size, row.dtype).tensors
+            self._totals[key] = terms, Segments([(share,)] * size, row.dtype).tensors, note_of("sum", *key)
         return self._totals[key]

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from decentral.network.transports.limiter import Limits
-from decentral.network.transports.posting import Late, Message, Work, post, wait
+from decentral.network.transports.posting import Late, Message, Work, as_bytes, post, wait
 from decentral.network.transports.transport import (
     CPU,
     CutEdge,
@@ -70,16 +70,18 @@ class TorchDistributed(Transport):
         """See `Transport`; with the way of the messages, and an all-reduce as a whole."""
         return self._waited_s
 
-    def share(self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row]) -> Shared:
+    def share(
+        self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row], note: int = 0
+    ) -> Shared:
         """See `Transport`. `Row.worker` of a row that is sent counts from the first local one."""
         slot = next(slot for slot in range(len(self.busy) + 1) if slot not in self.busy)
         self.busy.add(slot)
         outgoing = [
-            Message(self._whole((slot, i), x[row.worker][..., pieces[row.piece]]), row.peer, row.tag)
+            Message(self._whole((slot, i), x[row.worker][..., pieces[row.piece]]), row.peer, row.tag ^ note)
             for i, row in enumerate(sends)
         ]
         incoming = [
-            Message(self._buffer("received", (slot, i), x[0][..., pieces[row.piece]]), row.peer, row.tag)
+            Message(self._buffer("received", (slot, i), x[0][..., pieces[row.piece]]), row.peer, row.tag ^ note)
             for i, row in enumerate(receives)
         ]
         return _Posted(self, slot, [message.values for message in incoming], self._post(outgoing, incoming))
@@ -129,7 +131,7 @@ class TorchDistributed(Transport):
         received = [next(spare) if parcel.place is None else parcel.place for parcel in expected]
         sends = []
         for parcel in parcels:
-            values = parcel.parts[0] if _lies(parcel) else next(copies)
+            values = as_bytes(parcel.parts[0]) if _lies(parcel) else next(copies)
             if not _lies(parcel):
                 parcel.pack(values)
             sends += [Message(values, peer, _PARCEL_TAG + parcel.number) for peer in parcel.peers]

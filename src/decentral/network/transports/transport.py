@@ -119,10 +119,13 @@ class Transport(ABC):
         """How long this process has had nothing to do but to wait for others, and for what they sent to arrive."""
 
     @abstractmethod
-    def share(self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row]) -> Shared:
+    def share(
+        self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row], note: int = 0
+    ) -> Shared:
         """Send pieces of the local rows x [k, ..., P], which must not change until `Shared.release`.
 
         Does not wait for those who receive. Several may be on their way, which all processes begin in the same order.
+        Length, dtype and `note`, of 24 bits, travel with them: nothing is computed with rows that do not fit.
         """
 
     @abstractmethod
