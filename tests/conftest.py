@@ -84,6 +84,16 @@ def worlds() -> Iterator[Callable[[int], Any]]:
         processes.stop()
 
 
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Any]:
+    """Ranks of scripts, in processes that may die."""
+    from ranks import Ranks
+
+    found = Ranks()
+    yield found
+    found.stop()
+
+
 @pytest.fixture
 def pair() -> Iterator[Any]:
     """A group of two processes of one's own, which may break."""

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import multiprocessing
 import os
 import signal
-import socket
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from multiprocessing.connection import Connection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -129,76 +124,17 @@ def prepared(case: str, peers: Peers) -> Act:
     return lambda: act(optimizer, step)
 
 
-def live(rank: int, port: int, case: str, victim: int, folder: str) -> None:
-    os.chdir(folder)
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(RANKS), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(RANKS)}
-    torch.set_num_threads(1)
-    said = os.open(f"{rank}.err", os.O_WRONLY | os.O_CREAT)
-    os.dup2(said, 2)
-    sys.stderr = os.fdopen(2, "w", closefd=False)
-    sys.excepthook = sys.__excepthook__
-    try:
-        if case == "no join" and rank == victim:
-            return
-        peers = decentral.join("complete", timeout_s=TIMEOUT_S)
+def live(rank: int, case: str, victim: int) -> None:
+    if case == "no join" and rank == victim:
+        return
+    with decentral.join("complete", timeout_s=TIMEOUT_S) as peers:
         act = prepared(case, peers)
         peers.barrier()
         if rank == victim:
             os.kill(os.getpid(), signal.SIGKILL)
         for _ in range(100):
             act()
-        print("nothing happened", file=sys.stderr)
-    except Exception as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-        with suppress(Exception):
-            peers.__exit__(type(error), error, None)
-
-
-def mother(pipe: Connection) -> None:
-    """Carries out cases in forks of itself, which have imported everything."""
-    import torch._dynamo  # noqa: F401  what torch's optimizers take long to import
-
-    fork = multiprocessing.get_context("fork")
-    while True:
-        try:
-            case, victim, folder = pipe.recv()
-        except EOFError:
-            return
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        ranks = [fork.Process(target=live, args=(r, port, case, victim, folder)) for r in range(RANKS)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(2 * TIMEOUT_S)
-        pipe.send([rank.exitcode for rank in ranks])
-        for rank in ranks:
-            rank.kill()
-            rank.join()
-
-
-@pytest.fixture(scope="module")
-def ended() -> Iterator[Callable[[str, int, Path], list[str]]]:
-    """Carry out a case: what the survivors have said, who have all ended by themselves."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["decentral.runtime.worker"])
-    ours, theirs = context.Pipe()
-    process = context.Process(target=mother, args=(theirs,))
-    process.start()
-    theirs.close()
-
-    def carry_out(case: str, victim: int, folder: Path) -> list[str]:
-        ours.send((case, victim, str(folder)))
-        codes = ours.recv()
-        survivors = [rank for rank in range(RANKS) if rank != victim]
-        assert [codes[rank] for rank in survivors] == [0] * len(survivors)
-        return [(folder / f"{rank}.err").read_text() for rank in survivors]
-
-    yield carry_out
-    ours.close()
-    process.join()
+        raise AssertionError("nothing has happened")
 
 
 QUICK = ["peers: barrier", "peers: neighbor_allreduce", "shared_memory: put", "optimizer: step"]
@@ -218,8 +154,8 @@ CASES = [
         pytest.param("shared_memory: drain", 0, marks=pytest.mark.slow),
     ],
 )
-def test_the_death_of_a_rank_ends_every_verb_of_the_others_in_a_sentence(ended, case: str, victim: int, tmp_path: Path):
-    told = [text for text in ended(case, victim, tmp_path) if text]
+def test_the_death_of_a_rank_ends_every_verb_of_the_others_in_a_sentence(ranks, case: str, victim: int, tmp_path: Path):
+    told = [text for text in ranks.call(live, RANKS, tmp_path, case, victim) if text]
     assert told, "nobody has said anything"
     for text in told:
         lines = text.splitlines()

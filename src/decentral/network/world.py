@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from decentral.network.calls import Calls
 
 
 @dataclass(frozen=True)
@@ -15,11 +19,26 @@ class World:
     size: int
     device: torch.device
     distributed: bool = False
+    calls: Calls | None = None
+    """Where the ranks of a script on one host say what they are about to do."""
 
     @property
     def leader(self) -> bool:
         """Whether this is the process that writes the results and speaks."""
         return self.rank == 0
+
+    @property
+    def blind(self) -> bool:
+        """Whether there are other ranks, and no way to see what they are about to do without a message."""
+        return self.size > 1 and self.calls is None
+
+    def announce(self, text: str, kind: str | None = None) -> None:
+        """Say what this rank is about to do with all the others, who do the same, or the same kind of thing if given.
+
+        Raises ConfigError if one is at something else.
+        """
+        if self.calls is not None:
+            self.calls.announce(text, kind)
 
     def agree(self, value: int) -> int:
         """The leader's value, on every process."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import zlib
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
@@ -10,10 +9,10 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from decentral.errors import ConfigError
+from decentral.network.calls import difference
 from decentral.network.world import World
 
-_SHOWN, _ITEMS, _LONG = 4, 8, 400
-"""Groups of ranks, items of a group, and how many characters may be shown that all ranks share."""
+_SHOWN = 4
 
 T = TypeVar("T")
 
@@ -51,6 +50,7 @@ def agree(world: World, proposal: Proposal) -> Agreement:
         ConfigError: on every rank, if a rank has a problem, if contents differ, or if both ends of an edge have spoken
             and do not match.
     """
+    world.announce(f"{proposal.verb} of {proposal.content}", kind="what is compared first")
     table = _table(world, proposal)
     n = world.size
     problem, content, lengths, told_sources, told_destinations = table[:, :5].T
@@ -58,7 +58,7 @@ def agree(world: World, proposal: Proposal) -> Agreement:
         told = _texts(world, proposal.problem)
         raise ConfigError(proposal.problem or next(f"rank {j}: {text}" for j, text in enumerate(told) if text))
     if (content != content[0]).any():
-        raise ConfigError(_difference(_texts(world, f"{proposal.verb} of {proposal.content}")))
+        raise ConfigError(difference(dict(enumerate(_texts(world, f"{proposal.verb} of {proposal.content}")))))
     receives = table[:, 5 : 5 + n].astype(bool)  # [i, j]: i names j as a source
     sends = table[:, 5 + n :].astype(bool).T  # [i, j]: j names i as a destination
     both = told_sources[:, None].astype(bool) & told_destinations[None].astype(bool)
@@ -88,17 +88,20 @@ def meet_once(
     prepare: Callable[[], T],
     propose: Callable[[T], Proposal],
     key: Callable[[T], Hashable],
-    seen: set[Hashable],
-) -> tuple[T, Agreement | None]:
+    seen: dict[Hashable, str],
+) -> T:
     """The same for a verb of everybody; what has not been proposed before, by its `key`, is checked anyhow.
 
-    So ranks that begin differently hear of it, and nothing is spent on the calls that follow.
+    So ranks that begin differently hear of it. What has been is announced, which waits for nobody.
     """
     prepared, agreement = meet(world, checked, prepare, propose)
-    if key(prepared) not in seen:
-        agreement = agreement or agree(world, propose(prepared))
-        seen.add(key(prepared))
-    return prepared, agreement
+    if (text := seen.get(key(prepared))) is None:
+        proposal = propose(prepared)
+        if agreement is None:
+            agree(world, proposal)
+        text = seen[key(prepared)] = f"{proposal.verb} of {proposal.content}"
+    world.announce(text)
+    return prepared
 
 
 def _table(world: World, proposal: Proposal) -> np.ndarray:
@@ -119,19 +122,6 @@ def _texts(world: World, text: str) -> list[str]:
     return [content.rstrip(b"\0").decode() for content in world.collect(encoded.ljust(longest + 1, b"\0"))]
 
 
-def _difference(contents: Sequence[str]) -> str:
-    """Who is about to do what."""
-    ranks: dict[str, list[int]] = {}
-    for rank, content in enumerate(contents):
-        ranks.setdefault(content, []).append(rank)
-    items = [re.split(r", (?![^\[]*\])", content) for content in ranks]  # not in shapes, which have commas, too
-    shared = set.intersection(*map(set, items)) if max(map(len, ranks)) > _LONG else set()
-    own = [[item for item in each if item not in shared] for each in items]
-    words = [", ".join(each[:_ITEMS]) + (", ..." if len(each) > _ITEMS else "") for each in own]
-    told = "; ".join(f"{_ranks(who)}: {what}" for what, who in list(zip(words, ranks.values(), strict=True))[:_SHOWN])
-    return f"the ranks do not agree about what to do: {told}."
-
-
 def _mismatch(verb: str, waits: np.ndarray, lost: np.ndarray) -> str:
     """Which edges only one end has named."""
     wrong = [f"rank {i} waits for rank {j}, which does not send to it" for i, j in np.argwhere(waits)]
@@ -141,7 +131,3 @@ def _mismatch(verb: str, waits: np.ndarray, lost: np.ndarray) -> str:
         f"{verb}: {shown}. Rank j has to name i as a destination exactly where i names j as a source; "
         "or give one of the two, and the other is found out."
     )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -228,7 +228,7 @@ def begin_neighbor_allgather(
     return _begin_from(ready, order, agreement.destinations, lengths)
 
 
-def begin_total(world: World, x: Values, op: str, checked: bool, inplace: bool, seen: set[Hashable]) -> Handle:
+def begin_total(world: World, x: Values, op: str, checked: bool, inplace: bool, seen: dict[Hashable, str]) -> Handle:
     """The sum or mean over all ranks. What is not in `seen` is checked, and is there afterwards."""
 
     def prepare() -> Bundle:
@@ -238,7 +238,7 @@ def begin_total(world: World, x: Values, op: str, checked: bool, inplace: bool, 
     def propose(bundle: Bundle) -> Proposal:
         return Proposal("allreduce", f"{op} of {bundle.content}", (), ())
 
-    bundle, _ = meet_once(world, checked, prepare, propose, lambda bundle: ("allreduce", op, bundle.key), seen)
+    bundle = meet_once(world, checked, prepare, propose, lambda bundle: ("allreduce", op, bundle.key), seen)
     rows = bundle.rows()
     totals = [row.values if row.owned or inplace else row.values.clone() for row in rows]
     works = [dist.all_reduce(total, async_op=True) for total in totals if total.numel()]
@@ -252,7 +252,9 @@ def begin_total(world: World, x: Values, op: str, checked: bool, inplace: bool, 
     return Handle("allreduce", _works(works), finish)
 
 
-def begin_broadcast(world: World, x: Values, root: int, checked: bool, inplace: bool, seen: set[Hashable]) -> Handle:
+def begin_broadcast(
+    world: World, x: Values, root: int, checked: bool, inplace: bool, seen: dict[Hashable, str]
+) -> Handle:
     """The values of rank `root`. What is not in `seen` is checked, and is there afterwards."""
 
     def prepare() -> Bundle:
@@ -262,7 +264,7 @@ def begin_broadcast(world: World, x: Values, root: int, checked: bool, inplace: 
     def propose(bundle: Bundle) -> Proposal:
         return Proposal("broadcast", f"{bundle.content} from rank {root}", (), ())
 
-    bundle, _ = meet_once(world, checked, prepare, propose, lambda bundle: ("broadcast", root, bundle.key), seen)
+    bundle = meet_once(world, checked, prepare, propose, lambda bundle: ("broadcast", root, bundle.key), seen)
     rows = bundle.rows()
     values = [row.values if row.owned or inplace else row.values.clone() for row in rows]
     works = [dist.broadcast(as_bytes(value), src=root, async_op=True) for value in values if value.numel()]

@@ -39,7 +39,9 @@ class Group:
         self.rank, self.size = world.rank, world.size
         self.world = world
         self._check, self.turn = check, Turn(f"rank {self.rank}", by_thread=True)
-        self._seen: set[Hashable] = set()
+        if world.calls is not None:
+            self.turn.difference = world.calls.difference
+        self._seen: dict[Hashable, str] = {}
         self._leaves = leaves
         if leaves:
             _LEAVING.add(self)
@@ -65,7 +67,7 @@ class Group:
         async_op: bool = False,
     ) -> Any:
         """1/n sum_j x_j, or sum_j x_j, over all ranks; or, with `workers_per_machine`, over those of this machine."""
-        checked, L = self._checks(check, False), workers_per_machine
+        checked, L = self._checks(check, self.world.blind), workers_per_machine
         if L is None:
             return self._run(
                 "allreduce", async_op, lambda: calls.begin_total(self.world, x, op, checked, inplace, self._seen)
@@ -80,7 +82,7 @@ class Group:
         self, x: Values, root: int = 0, *, inplace: bool = False, check: bool | None = None, async_op: bool = False
     ) -> Any:
         """x of rank `root`, on every rank; the others give tensors of the same shapes and dtypes."""
-        checked = self._checks(check, False)
+        checked = self._checks(check, self.world.blind)
         return self._run(
             "broadcast", async_op, lambda: calls.begin_broadcast(self.world, x, root, checked, inplace, self._seen)
         )
@@ -102,6 +104,7 @@ class Group:
     @guarded
     def barrier(self) -> None:
         """Wait for all ranks."""
+        self.world.announce("barrier")
         self.world.barrier()
 
     # -- models --------------------------------------------------------------------------------------------------------
@@ -109,8 +112,13 @@ class Group:
     @guarded
     def broadcast_parameters(self, module: nn.Module, root: int = 0) -> None:
         """Give every rank the parameters and buffers of rank `root`'s module, in place."""
-        with torch.no_grad():
-            parameters.broadcast(parameters.tensors_of(module), root)
+        if tensors := [*module.parameters(), *module.buffers()]:
+            checked = self._checks(None, self.world.blind)
+            self._run(
+                "broadcast",
+                False,
+                lambda: calls.begin_broadcast(self.world, tensors, root, checked, True, self._seen),
+            )
 
     @guarded
     def broadcast_optimizer_state(self, optimizer: Optimizer, root: int = 0) -> None:
@@ -119,13 +127,17 @@ class Group:
         The optimizers of the others may have no state yet.
         """
         with torch.no_grad():
+            self.world.announce(f"broadcast_optimizer_state from rank {root}")
             parameters.broadcast_optimizer(optimizer, self.world, root)
 
     @guarded
     def allreduce_parameters(self, module: nn.Module) -> None:
         """Set parameters and buffers to their mean over all ranks, in place. Counters, which are integers, stay."""
-        with torch.no_grad():
-            parameters.mean(parameters.averageable(module), self.size)
+        if tensors := parameters.averageable(module):
+            checked = self._checks(None, self.world.blind)
+            self._run(
+                "allreduce", False, lambda: calls.begin_total(self.world, tensors, "mean", checked, True, self._seen)
+            )
 
     def equally(self, batches: Iterable[T]) -> Iterator[T]:
         """As many of this rank's batches as the rank with fewest has, so that all ranks step equally often.
@@ -199,11 +211,13 @@ class Group:
 
     @guarded
     def _traces(self, own: bytes) -> list[bytes]:
+        self.world.announce("the end of timeline")
         packed = self.world.collect_any(own)
         return packed if self.world.leader else []
 
     @guarded
     def _equally(self, *values: int) -> tuple[int, ...]:
+        self.world.announce(f"equally, number {len(values)}")
         with torch.no_grad():
             return self.world.largest(*values)
 

@@ -37,6 +37,8 @@ class Turn:
         """Why no verb can be called any more."""
         self._what = what
         self.process, self._by_thread = os.getpid(), threading.current_thread() if by_thread else None
+        self.difference: Callable[[], str] = str
+        """Who is at what, if ranks are known to be at different things; else ""."""
         self._lock = threading.RLock()
         self._under_way = ""
 
@@ -92,6 +94,8 @@ def guarded(method: Callable[P, R]) -> Callable[P, R]:
         try:
             return method(*args, **kwargs)
         except (RuntimeError, OSError) as error:
+            if told := turn.difference():
+                raise ConfigError(told) from error
             _raise_with_a_hint(error)
         finally:
             turn.give_back()

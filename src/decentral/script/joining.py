@@ -7,6 +7,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import timedelta
 from functools import cache
 from itertools import count
@@ -19,6 +20,8 @@ import torch.distributed as dist
 from decentral.config.parsing import convert
 from decentral.errors import ConfigError, suggest
 from decentral.host.torchrun import Among, place, under_torchrun
+from decentral.network.calls import Calls
+from decentral.network.transports.shared_memory import possible
 from decentral.network.world import World
 from decentral.runtime.process_group import stay_on_this_machine, store_of_torchrun
 from decentral.script.agreement import Proposal, agree
@@ -99,7 +102,7 @@ def join(
         agree(world, Proposal("join", plan.content if plan else "", (), (), problem=problem))
         assert plan is not None
         return Peers(
-            world,
+            world if world.calls else replace(world, calls=_calls(world.size)),
             plan.topology,
             plan.schedule,
             communication=plan.communication,
@@ -282,4 +285,16 @@ def _world() -> World:
     """This process, with the device that small things are exchanged on: the CPU if gloo is there."""
     on_cpu = "cpu:gloo" in dist.get_backend_config()
     device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
-    return World(dist.get_rank(), dist.get_world_size(), device, distributed=True)
+    known = _announced.get(dist.group.WORLD)
+    return World(dist.get_rank(), dist.get_world_size(), device, distributed=True, calls=known)
+
+
+_announced: WeakKeyDictionary[object, Calls] = WeakKeyDictionary()
+
+
+def _calls(size: int) -> Calls | None:
+    """Where all groups of this process group say what they do, if all ranks are on one host; for all ranks at once."""
+    if size == 1 or "cpu:gloo" not in dist.get_backend_config() or not possible():
+        return None
+    made = _announced[dist.group.WORLD] = Calls(size)
+    return made

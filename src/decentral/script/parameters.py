@@ -112,14 +112,13 @@ def mean(tensors: Sequence[Tensor], size: int) -> None:
     bundle.restore(rows, [row.values for row in rows], inplace=True)
 
 
-def tensors_of(module: nn.Module) -> list[Tensor]:
-    """Parameters and buffers."""
-    return [*module.parameters(), *module.buffers()]
-
-
 def averageable(module: nn.Module) -> list[Tensor]:
     """Parameters and buffers of which there is a mean: a counter of batches, say, is none."""
-    return [tensor for tensor in tensors_of(module) if tensor.is_floating_point() or tensor.is_complex()]
+    return [
+        tensor
+        for tensor in [*module.parameters(), *module.buffers()]
+        if tensor.is_floating_point() or tensor.is_complex()
+    ]
 
 
 class _Place(NamedTuple):

@@ -64,6 +64,8 @@ class Networks:
     def _network(self, verb: str, x: torch.Tensor, workers_per_machine: int) -> ProcessNetwork:
         carrier, shape = Carrier.auto, (x.numel(), x.dtype)
         if shape not in self._compared:
+            for network in self._networks.values():
+                network.transport.tell_of_something_new()
             agree(self.world, Proposal(verb, f"{shape[0]} numbers of {shape[1]}", (), ()))
             self._compared.add(shape)
         if len(self._shapes) < _SHAPES_IN_SHARED_MEMORY:

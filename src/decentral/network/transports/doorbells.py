@@ -19,8 +19,9 @@ _GREETING_BYTES, _GREETING_S = 20, 5.0
 _BELL_BYTES = 4
 
 
+NEW = 255
 READY = 1
-"""The kind of bell that says: what you wait for can be read. Other kinds, up to 255, mean what their users agree on."""
+"""The kind of bell that says: what you wait for can be read. Other kinds, up to 254, mean what their users agree on."""
 
 
 class Doorbells:
@@ -39,6 +40,7 @@ class Doorbells:
         """How long it has waited for others to ring."""
         self._sockets: dict[int, socket.socket] = {}
         self._heard: defaultdict[tuple[int, int], int] = defaultdict(int)  # by process and kind
+        self._new = 0
         self._notes: dict[tuple[int, int, int], int] = {}  # by process, kind and how often it has rung
         self._connect()
 
@@ -71,13 +73,19 @@ class Doorbells:
         """
         if self._heard[peer, kind] < count:
             began = time.perf_counter()
-            while self._heard[peer, kind] < count:
+            while self._heard[peer, kind] < count and self._heard[peer, NEW] <= self._new:
                 self._listen(peer)
             self.waited_s += time.perf_counter() - began
-        if note and self._notes.pop((peer, kind, count), 0) != note:
+        if self._heard[peer, kind] < count or (note and self._notes.pop((peer, kind, count), 0) != note):
             raise RuntimeError(
-                f"process {peer} of this run has sent something else than process {self.rank} expects here ({what})"
+                f"process {peer} of this run is at something else than process {self.rank}, which expects {what} here"
             )
+
+    def tell_of_something_new(self) -> None:
+        """To be called by all processes at once, before they do something that they have not done before."""
+        self._new += 1
+        for peer in self._sockets:
+            self.ring(peer, NEW)
 
     def close(self) -> None:
         """Hang up."""

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentral.network.transports.doorbells import READY, Doorbells, note_of
+from decentral.network.transports.doorbells import NEW, READY, Doorbells, note_of
 from decentral.network.transports.limiter import Limits
 from decentral.network.transports.staging import SENT, Staging
 from decentral.network.transports.transport import CPU, CutEdge, Expected, Parcel, Row, Shared, Transport
@@ -22,7 +22,7 @@ from decentral.network.transports.transport import CPU, CutEdge, Expected, Parce
 _MAILBOXES_KEPT = 8
 _FIRST_BOARD = SENT + 1
 _RELAYED = note_of("messages along edges")
-_MOST_BOARDS = 256 - _FIRST_BOARD  # a bell is a byte
+_MOST_BOARDS = NEW - _FIRST_BOARD
 
 
 def possible() -> bool:
@@ -215,6 +215,10 @@ class SharedMemory(Transport):
     def done(self) -> None:
         """See `Transport`."""
         self._staging.done()
+
+    def tell_of_something_new(self) -> None:
+        """See `Transport`."""
+        self.bells.tell_of_something_new()
 
     def spread(self, parcel: Parcel | None, root: int, num_bytes: int, device: torch.device = CPU) -> Tensor | None:
         """See `Transport`. Without limits all read it where `root` has laid it."""

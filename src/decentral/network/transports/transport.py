@@ -167,6 +167,10 @@ class Transport(ABC):
         was sent `unchanged` may change after this."""
         return None
 
+    def tell_of_something_new(self) -> None:
+        """Those who wait for this process in another call than this hear of it, if they can; all processes call it."""
+        return None
+
     def spread(self, parcel: Parcel | None, root: int, num_bytes: int, device: torch.device = CPU) -> Tensor | None:
         """A parcel of so many bytes from process `root`, which alone has it, to all: uint8 [num_bytes]; None there.
 

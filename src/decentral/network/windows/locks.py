@@ -191,8 +191,8 @@ def in_words(error: Exception) -> Exception:
     if not _TIMED_OUT.search(text):
         return ConnectionError("connection closed by a process of this run")
     waited = _MILLISECONDS.search(text)
-    after = f" after {int(waited[1]) / 1000:g} s" if waited else ""
-    return TimeoutError(f"timed out{after} of waiting for the other processes of this run")
+    after = f" after {int(waited[1]) / 1000:g} s of" if waited else ""
+    return TimeoutError(f"timed out{after} waiting for the other processes of this run")
 
 
 _made: WeakKeyDictionary[object, WeakValueDictionary[timedelta, dist.ProcessGroup]] = WeakKeyDictionary()
