@@ -414,8 +414,10 @@ def differ(rank: int, calls: list[tuple[str, torch.Tensor]], known: int) -> None
     [
         (("neighbor_allreduce", torch.ones(3)), ("neighbor_allreduce", torch.ones(4))),
         (("neighbor_allreduce", torch.ones(4)), ("neighbor_allreduce", torch.ones(2, dtype=torch.float64))),
-        (("pair_gossip", torch.ones(3)), ("pair_gossip", torch.ones(4))),
-        (("weighted", torch.ones(4)), ("weighted", torch.ones(2, dtype=torch.complex64))),
+        pytest.param(*(("pair_gossip", torch.ones(3)), ("pair_gossip", torch.ones(4))), marks=pytest.mark.slow),
+        pytest.param(
+            *(("weighted", torch.ones(4)), ("weighted", torch.ones(2, dtype=torch.complex64))), marks=pytest.mark.slow
+        ),
         (("allreduce", torch.ones(3)), ("allreduce", torch.ones(4))),
         (("allreduce", torch.ones(4)), ("allreduce", torch.ones(2, dtype=torch.float64))),
         (("allreduce", torch.ones(4)), ("sum", torch.ones(4))),
@@ -428,7 +430,7 @@ def differ(rank: int, calls: list[tuple[str, torch.Tensor]], known: int) -> None
     ],
     ids=lambda call: f"{call[0]} {str(call[1].dtype)[6:]}{list(call[1].shape)}",
 )
-@pytest.mark.parametrize("known", [2, 1])
+@pytest.mark.parametrize("known", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_ranks_that_differ_end_in_a_sentence_although_each_did_the_same_before(ranks, tmp_path, first, second, known):
     told = ranks.call(differ, 2, tmp_path, [first, second], known)
     assert all(text and "nothing has happened" not in text for text in told), told

@@ -53,17 +53,14 @@ class Calls:
 
     def difference(self) -> str:
         """Who is at what, if another rank has said something else than this one for the latest call; else ""."""
-        place = self._count % _KEPT
-        own = self._words[self._rank][place]
-        for words in self._words:
-            if words[place] != own and words[place] >> 32 >= self._count > 0:
-                return difference(
-                    {
-                        rank: bytes(self._texts[rank]).rstrip(b"\0").decode(errors="ignore")
-                        for rank, other in enumerate(self._words)
-                        if other[place] >> 32 >= self._count
-                    }
-                )
+        place, count = self._count % _KEPT, self._count
+        said = [words[place] for words in self._words]  # read once: others go on meanwhile
+        own = said[self._rank]
+        for word in said:
+            if word != own and word >> 32 >= count > 0:
+                come = [rank for rank, word in enumerate(said) if word >> 32 >= count]
+                texts = {rank: bytes(self._texts[rank]).rstrip(b"\0") for rank in come}
+                return difference({rank: text.decode(errors="ignore") for rank, text in texts.items()})
         return ""
 
 
