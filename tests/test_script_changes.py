@@ -154,6 +154,32 @@ def test_one_rank_that_unfreezes_is_heard_by_all(worlds, how: str):
         assert "0.weight is trained now" in sentence and "broadcast_from=None" in sentence
 
 
+def gone_in_a_backward_pass(world: World) -> str:
+    """Rank 1 refuses between passes; the others send buckets during their backward passes."""
+    model = network()
+    model[0].requires_grad_(False)
+    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "complete", **HOW["overlap"])
+    try:
+        for step in range(3):
+            optimizer.zero_grad()
+            if step < 2:
+                optimizer.peers.barrier()
+            if (world.rank, step) == (1, 1):
+                unfreeze(model, optimizer)
+                optimizer.step()
+            backward(model, world.rank, step)
+            optimizer.step()
+    except ConfigError as error:
+        return str(error)
+    finally:
+        optimizer.close()
+    return ""
+
+
+def test_a_refusal_is_heard_in_a_backward_pass(worlds):
+    assert all("0.weight is trained now" in told for told in worlds(3).call(gone_in_a_backward_pass))
+
+
 def wrapped_again(world: World) -> tuple[float, Tensor]:
     """How far a rank is from the mean after a second stage in which all is trained, and what a scheduler has done."""
     model = network()

@@ -167,7 +167,8 @@ class ModeStep:
     def _launch(self, bucket: Bucket, adapt: bool) -> None:
         if adapt:
             self._step_of(bucket)
-        self._mixings.append(self.net.begin_mix(bucket.row, self.round))
+        with self.guard.hears():  # a backward pass may have come here
+            self._mixings.append(self.net.begin_mix(bucket.row, self.round))
 
     def _begin_all(self) -> None:
         for bucket in self._flat.buckets[len(self._mixings) :]:
