@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import decentral
 from decentral.errors import ConfigError
 from decentral.network.world import World
+from decentral.script.handle import is_hinted
 
 HOW: dict[str, dict[str, Any]] = {
     "atc": {"mode": "atc"},
@@ -154,30 +155,19 @@ def test_one_rank_that_unfreezes_is_heard_by_all(worlds, how: str):
         assert "0.weight is trained now" in sentence and "broadcast_from=None" in sentence
 
 
-def gone_in_a_backward_pass(world: World) -> str:
-    """Rank 1 refuses between passes; the others send buckets during their backward passes."""
+def test_the_error_of_a_transport_in_a_backward_pass_gets_a_hint(monkeypatch: pytest.MonkeyPatch):
+    def gone(*_: object) -> None:
+        raise ConnectionError("connection closed by process 1 of this run")
+
     model = network()
-    model[0].requires_grad_(False)
-    optimizer = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "complete", **HOW["overlap"])
-    try:
-        for step in range(3):
-            optimizer.zero_grad()
-            if step < 2:
-                optimizer.peers.barrier()
-            if (world.rank, step) == (1, 1):
-                unfreeze(model, optimizer)
-                optimizer.step()
-            backward(model, world.rank, step)
-            optimizer.step()
-    except ConfigError as error:
-        return str(error)
-    finally:
+    with decentral.join() as peers:
+        sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer = decentral.wrap(model, sgd, peers=peers, **HOW["overlap"])
+        monkeypatch.setattr(optimizer.net, "begin_mix", gone)
+        with pytest.raises(ConnectionError) as error:
+            backward(model, 0)
         optimizer.close()
-    return ""
-
-
-def test_a_refusal_is_heard_in_a_backward_pass(worlds):
-    assert all("0.weight is trained now" in told for told in worlds(3).call(gone_in_a_backward_pass))
+    assert is_hinted(error.value)
 
 
 def wrapped_again(world: World) -> tuple[float, Tensor]:
