@@ -115,7 +115,8 @@ def joined(
         world = World(rank, size, device, distributed=True)
         if world.any(world.agree(int(run, 16)) != int(run, 16))[0]:
             raise ConfigError(
-                "the processes of this run have different configurations: start all with the same command."
+                "the processes of this run have different configurations, or data that differ from process to process: "
+                "start all with the same command, and seed what data=module:function draws."
             )
         world.barrier()
         yield world

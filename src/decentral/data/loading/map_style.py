@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from decentral.data.dataset import Batches, Order
 
 _PLACES = 32  # where shortcuts have to agree with the examples
+_MOST_EXACT = 1 << 24
 _KEPT_BYTES = 2e9  # of test examples, which are read once if they take no more
 
 
@@ -180,6 +181,8 @@ def look_at(data: Any, where: str, whole: bool) -> Look:
     inputs, known = _tensors(data), _known_labels(data)
     if inputs is not None and not all(map(_alike, inputs[places], copies)):
         inputs = None
+    if inputs is not None:
+        _check_digits(inputs, f"{where}: an example")
     agrees = known is None or np.array_equal(known[places], labels)
     digest = hashlib.sha256(str(copies[0].dtype).encode())
     if known is not None and agrees and (inputs is not None or not whole):
@@ -209,9 +212,16 @@ def _read(
         read.append(example(first, number, where))
         copies.append(read[-1].clone())
         labels.append(_class(label, number, where))
+        _check_digits(read[-1], f"{where}: example {number}")
         if read[-1].shape != (shape if shape is not None else read[0].shape):
             raise _of_another_shape(where, number, read[-1].shape, shape or read[0].shape)
     return read, copies, labels
+
+
+def _check_digits(examples: Tensor, what: str) -> None:
+    """Whole numbers become float32, which has 24 bits for them."""
+    if examples.dtype in (torch.int32, torch.int64) and (examples.abs() > _MOST_EXACT).any():
+        raise ConfigError(f"{what} has whole numbers above {_MOST_EXACT:,}, which float32 rounds: give floats.")
 
 
 def _of_another_shape(where: str, number: int, shape: Sequence[int], usual: Sequence[int]) -> ConfigError:
