@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -367,6 +368,19 @@ def test_alone_it_is_the_optimizer_itself():
             each.step()
     opt.close()
     torch.testing.assert_close(flat(model), flat(plain), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("settings", [{"mode": "awc"}, {"algo": "choco", "compress": "topk"}], ids=str)
+def test_generators_are_left_as_they_were(settings):
+    def drawn() -> list[object]:
+        return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
+
+    model, (x, y), before = network(), batch(0, 0), drawn()
+    opt = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)
+    F.cross_entropy(model(x), y).backward()
+    opt.step()
+    opt.close()
+    assert drawn() == before
 
 
 def evaluated_carelessly(world: World, mode: str) -> Tensor:

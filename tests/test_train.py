@@ -453,6 +453,24 @@ def test_generators_types_and_threads_are_left_as_they_were(tmp_path, model, set
     assert global_state() == before
 
 
+class Interrupting(nn.Linear):
+    """Ctrl-C in the middle of a step, after torch was set to something else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            torch.set_default_dtype(torch.float64)
+            torch.manual_seed(0)
+            raise KeyboardInterrupt
+        return super().forward(x)
+
+
+def test_they_are_so_after_an_interruption_too(tmp_path):
+    model, before = nn.Sequential(Interrupting(6, 3)), global_state()
+    with pytest.raises(KeyboardInterrupt):
+        decentral.train(model, toy(), toy(24), results_dir=tmp_path, **SHORT)
+    assert global_state() == before
+
+
 def values(result) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in result.averaged.parameters()])
 
