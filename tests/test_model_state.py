@@ -19,6 +19,7 @@ from conftest import Result
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.network.world import World
+from decentral.store import RunStore
 from decentral.store.models import FILE, load_models
 from worlds import carry_out
 
@@ -523,3 +524,20 @@ def test_lazy_layers_train_and_load(tmp_path):
     assert nn.parameter.is_lazy(net[0].weight), "the user's module stays as it was"
     again = decentral.load(result.directory, model=Lazy())
     assert torch.equal(again.averaged[0].weight, result.averaged[0].weight)
+
+
+class Warms(Net):
+    def prepare(self) -> None:
+        self.tau = 1.0
+
+    def before(self, x: Tensor) -> Tensor:
+        self.tau *= 0.9 if self.training else 1.0
+        return x * self.tau
+
+
+def test_a_run_says_what_its_file_of_models_leaves_out_and_whose_buffers_the_average_has(tmp_path, capsys):
+    decentral.train(made(Warms), TRAIN, TEST, results_dir=tmp_path, **{**SHORT, "progress": True})
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{FILE} leaves out what training has changed of tau: get_extra_state would keep it" in said
+    (note,) = RunStore.peek(train(made(Kinds), tmp_path).directory)["notes"]
+    assert note == "averaged model: scale, turn averaged over the workers; calls, first.calls, seen taken from worker 0"

@@ -13,7 +13,7 @@ from torch import Tensor
 from decentral.config.identity import run_id
 from decentral.config.schema import Save
 from decentral.network.kernels import blocks
-from decentral.store.models import AVERAGED, save_models, stored_facts
+from decentral.store.models import AVERAGED, FILE, save_models, stored_facts
 from decentral.tasks.task import Problem
 from decentral.training.accumulated import Accumulated
 from decentral.training.evaluation import Evaluation
@@ -54,11 +54,22 @@ class Keeper:
             facts = {"run_id": run_id(r.config), "step": step, "num_workers": r.net.n, "worst": worst, "score": score}
             with self._store.in_place():
                 save_models(self._store.path, models, facts)
-        if all_of_them:
-            return ""
-        return (
-            f"the models take more than 2 GB: save={keep.name} keeps that of worker {worst}, the worst, and the average"
+        said = (
+            []
+            if all_of_them
+            else [f"the models take more than 2 GB: {FILE} has worker {worst}, the worst, and the average"]
         )
+        return "; ".join([*said, *_left_out(r.problem)])
+
+
+def _left_out(problem: Problem) -> list[str]:
+    """A sentence where training changes attributes, which no file of models holds."""
+    (state, *_) = problem.model_states() or [{}]
+    extra = state.get("extra", {})
+    names = [name.removeprefix(".") for name in state.get("attributes", {}) if name.rpartition(".")[0] not in extra]
+    if not names:
+        return []
+    return [f"{FILE} leaves out what training has changed of {', '.join(sorted(names))}: get_extra_state would keep it"]
 
 
 def _best_so_far(store: RunStore, id: str) -> float:
