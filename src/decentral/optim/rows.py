@@ -9,6 +9,7 @@ Rows are of any shape, [k, P] or [k, 2, P]; `alpha` is a number, or a row of num
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,16 +18,22 @@ if TYPE_CHECKING:
 
 def add(x: Tensor, y: Tensor, alpha: float | Tensor = 1.0, out: Tensor | None = None) -> Tensor:
     """x + alpha y, in the memory of x or of `out`: 3 passes over memory."""
-    if out is None and type(alpha) is float:
-        return x.add_(y) if alpha == 1.0 else x.add_(y, alpha=alpha)
-    return _sum(x, y, alpha, 1.0, x if out is None else out)
+    try:
+        if out is None and type(alpha) is float:
+            return x.add_(y) if alpha == 1.0 else x.add_(y, alpha=alpha)
+        return _sum(x, y, alpha, 1.0, x if out is None else out)
+    except RuntimeError:
+        return _sum(x, y, _infinite(alpha, x), 1.0, x if out is None else out)
 
 
 def sub(x: Tensor, y: Tensor, alpha: float | Tensor = 1.0, out: Tensor | None = None) -> Tensor:
     """x - alpha y, in the memory of x or of `out`: 3 passes over memory."""
-    if out is None and type(alpha) is float:
-        return x.sub_(y) if alpha == 1.0 else x.sub_(y, alpha=alpha)
-    return _sum(x, y, alpha, -1.0, x if out is None else out)
+    try:
+        if out is None and type(alpha) is float:
+            return x.sub_(y) if alpha == 1.0 else x.sub_(y, alpha=alpha)
+        return _sum(x, y, alpha, -1.0, x if out is None else out)
+    except RuntimeError:
+        return _sum(x, y, _infinite(alpha, x), -1.0, x if out is None else out)
 
 
 def scale(x: Tensor, a: float | Tensor) -> Tensor:
@@ -50,6 +57,18 @@ def clip(x: Tensor, norm: float) -> Tensor:
 
     lengths = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return x.mul_((norm / (lengths + 1e-6)).clamp_(max=1.0))
+
+
+def _infinite(alpha: float | Tensor, x: Tensor) -> float:
+    """What the type of x makes of a number that is too large for it, which torch does not take: the run diverges.
+
+    Called while an error is handled, which is raised again if that is not the reason for it.
+    """
+    import torch
+
+    if isinstance(alpha, torch.Tensor) or abs(alpha) <= torch.finfo(x.dtype).max:
+        raise
+    return math.copysign(math.inf, alpha)
 
 
 def _sum(x: Tensor, y: Tensor, alpha: float | Tensor, sign: float, out: Tensor) -> Tensor:
