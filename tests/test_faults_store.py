@@ -122,6 +122,20 @@ def test_10_a_run_whose_numbers_explode_stops_at_the_next_evaluation(tmp_path, p
     assert values and all(map(math.isfinite, values))  # it was well at the evaluation before
 
 
+@pytest.mark.parametrize("settings", [
+    ("lr=1e300",),
+    ("lr=1e300", "optim=adam"),
+    ("lr=1e300", "algo=qg_dpsgd", "execution=loop"),
+    ("lr=1e300", "algo=allreduce", "compress=powersgd"),
+    ("lr=1e300", "precision=bf16"),
+    ("lr=0.1", "optim.weight_decay=1e300"),
+])  # fmt: skip
+def test_10_a_number_too_large_for_the_models_makes_the_run_diverge(start, settings):
+    """torch refuses it as a factor."""
+    words = ("data=digits", "model=mlp", "algo=dpsgd", "topology=ring", "num_workers=2", "steps=3")
+    assert start(*words, *settings).status == "diverged"
+
+
 @pytest.mark.parametrize("tail", ['{"step": 120, "epo', "\0\0\0\0"], ids=["half a line", "zeros"])
 def test_11_a_half_written_last_line_is_forgotten(undisturbed, stopped, tail):
     with open(stopped / "metrics.jsonl", "a") as file:

@@ -47,6 +47,10 @@ class PowerSGD(Compressor):
     Both products are computed in every step, as in the paper. The package that its first author released
     (epfml/powersgd) computes one of them per step, P and Q in turn, so its iterates differ.
 
+    Both means are sums over the workers of a process, then over processes, so that their last digits depend on how many
+    there are. The QR decomposition amplifies that where columns of P are nearly dependent, and Q remembers it: iterates
+    with other numbers of processes drift apart (numbers in docs/compression.md).
+
     Departures. A matrix for which the thin ones are no smaller is sent as it is. P comes from a QR decomposition, not
     from Gram and Schmidt's with 1e-8 added: it is orthonormal where M has a lower rank, too. A column of Q that is 0,
     because a gradient was, begins again: it would stay 0. The residual is the worker's own, M_i - P Q_i^T, as the
