@@ -27,7 +27,7 @@ class PlainModel(Plain, Model):
     takes: ClassVar[type[DataDescription]] = LabelledData
 
     def build(self, data: LabelledData) -> nn.Module:
-        """A copy of what the class makes, tried out on an example of zeros. Raises ConfigError if it cannot be trained.
+        """A copy of what the class makes, tried out on two examples of zeros. Raises ConfigError if that fails.
 
         Its numbers are as exact as they were made. It is in train mode, but for parts of it that were not.
         """
@@ -67,7 +67,7 @@ class PlainModel(Plain, Model):
         with evaluating(module):
             try:
                 with torch.no_grad():
-                    logits = module(torch.zeros(1, *data.shape, dtype=torch.float32))
+                    logits = module(torch.zeros(2, *data.shape, dtype=torch.float32))
             except Exception as error:
                 where = blame.place(error)
                 place = f" ({where})" if where else ""
@@ -75,14 +75,14 @@ class PlainModel(Plain, Model):
                     f"model={self.name} cannot take {data.kind} of {shape}{place}: {blame.sentence(error)}."
                 ) from error
             found = list(logits.shape) if isinstance(logits, torch.Tensor) else _type(logits)
-            if not isinstance(found, list) or len(found) != 2 or found[0] != 1 or found[1] < data.num_classes:
+            if not isinstance(found, list) or len(found) != 2 or found[0] != 2 or found[1] < data.num_classes:
                 raise ConfigError(
                     f"model={self.name} has to give a number for each of the {data.num_classes} classes, "
-                    f"[1, {data.num_classes}] for one example, but it gives {found}: let it take num_classes as a "
+                    f"[2, {data.num_classes}] for two examples, but it gives {found}: let it take num_classes as a "
                     "parameter, which is then the number of classes of the data."
                 )
             with torch.enable_grad():
-                leaves = _leaves(module(torch.zeros(1, *data.shape, dtype=torch.float32)))
+                leaves = _leaves(module(torch.zeros(2, *data.shape, dtype=torch.float32)))
         if leaves & set(original.parameters()):
             raise ConfigError(
                 f"model={self.name} computes with parameters of the module that was given, also in a copy of it, but "
