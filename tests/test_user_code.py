@@ -53,6 +53,11 @@ def train(module: Any, data: tuple[Dataset, Dataset], tmp_path: Path, **chosen: 
     return decentral.train(module, *data, results_dir=tmp_path, **{**SETTINGS, **chosen})
 
 
+def _copied(example: Any) -> tuple[Tensor, int]:
+    """Before the next one is read: they may be one memory."""
+    return torch.as_tensor(example[0]).detach().clone(), int(example[1])
+
+
 def batches(
     train_set: Dataset, num_workers: int, batch_size: int = BATCH
 ) -> Callable[[int, int], tuple[Tensor, Tensor]]:
@@ -62,8 +67,8 @@ def batches(
     order = BatchOrder(parts, range(num_workers), batch_size, SETTINGS["seed"], reshuffle=True, drop_last=True)
 
     def batch(worker: int, step: int) -> tuple[Tensor, Tensor]:
-        inputs, targets = zip(*(train_set[int(i)] for i in order.row(worker, step)), strict=True)
-        return torch.stack([torch.as_tensor(x) for x in inputs]).double(), torch.tensor([int(y) for y in targets])
+        examples = [_copied(train_set[int(i)]) for i in order.row(worker, step)]
+        return torch.stack([x for x, _ in examples]).double(), torch.tensor([y for _, y in examples])
 
     return batch
 
@@ -95,7 +100,7 @@ def same_state(found: nn.Module, wanted: nn.Module, atol: float = 1e-12) -> None
 
 def outputs(module: nn.Module, data: Dataset) -> Tensor:
     """In the order of the data set, without gradients."""
-    inputs = torch.stack([torch.as_tensor(data[i][0]) for i in range(len(data))]).double()  # type: ignore[arg-type]
+    inputs = torch.stack([_copied(data[i])[0] for i in range(len(data))]).double()  # type: ignore[arg-type]
     with torch.no_grad():
         return module(inputs)
 

@@ -77,6 +77,8 @@ def refusal(module: nn.Module) -> str | None:
 def _oddity(layer: nn.Module) -> str | None:
     """Why workers cannot share a call of this layer, or None."""
     name = type(layer).__name__
+    if any(not parameter.requires_grad for parameter in layer.parameters()):
+        return f"its {name} has parameters that are not trained"
     if hasattr(type(layer), "side_by_side"):
         return None
     if isinstance(layer, nn.Dropout) and layer.p > 0:

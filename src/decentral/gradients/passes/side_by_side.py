@@ -74,7 +74,7 @@ class SideBySide(Passes):
                 expected = exact(rows, batch[0].clone(), batch[1], range(len(rows)), lambda j: None)
                 try:
                     found = fast(rows, batch[0].clone(), batch[1], range(len(rows)), lambda j: None)
-                except RuntimeError as error:
+                except Exception as error:
                     return f"{self._first_wrong(rows, batch[0])} fails side by side ({error})"
                 if not all(agree(*each, self.precision) for each in zip(found, expected, strict=True)):
                     return f"{self._first_wrong(rows, batch[0])} computes something else side by side"
@@ -90,7 +90,7 @@ class SideBySide(Passes):
             each = [batch.clone() for batch in inputs]
             for number, layer in enumerate(self.layers):
                 each = [(sequence(m) or [])[number](one) for m, one in zip(self.models.modules, each, strict=False)]
-                with suppress(RuntimeError):
+                with suppress(Exception):
                     found = forward(self.layers[: number + 1], inputs.clone(), parameters)
                     if each[0].dim() == 4 and found.dim() == 4:
                         found = found.unflatten(1, (len(x), -1)).transpose(0, 1)
