@@ -199,7 +199,10 @@ class Endless(IterableDataset):
             Examples(40, lambda number: (np.array([2**24 + number, 1]), 0)),
             "example 1 has whole numbers above 16,777,216",
         ),
-        (TensorDataset(2**25 * (torch.arange(40)[:, None] == 4), Y), "an example has whole numbers above 16,777,216, which float32"),
+        (
+            TensorDataset(2**25 * (torch.arange(40)[:, None] == 4), Y),
+            "an example has whole numbers above 16,777,216, which float32",
+        ),
         (
             Examples(40, lambda number: (X[number, : 6 - number // 39], 0)),
             r"example 39 is \[5\], but example 0 is \[6\]",

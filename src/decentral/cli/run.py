@@ -24,6 +24,7 @@ from decentral.config.composition import (
     to_config,
 )
 from decentral.errors import ConfigError
+from decentral.host.torchrun import under_torchrun
 from decentral.registry import blame, own
 from decentral.terminal.console import INTERRUPTED, REFUSED, report_error, say
 
@@ -63,7 +64,12 @@ def _carry_out_command(arguments: list[str]) -> int:
         from decentral.cli.sweep import sweep
 
         return sweep(options.overrides, options.config_dir)
-    return carry_out(compose(options.overrides, options.config_dir), options.overrides, options.config_dir)
+    config = compose(options.overrides, options.config_dir)
+    if config.launcher.name != "local" and not under_torchrun():
+        from decentral.cli.sweep import submit
+
+        return submit(options.overrides, config, options.config_dir)
+    return carry_out(config)
 
 
 def _completed_folder(options: argparse.Namespace) -> str | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from decentral.cli.folders import check_directory
@@ -12,24 +11,16 @@ from decentral.config.identity import run_directory
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.interrupt import was_raised
-from decentral.host.torchrun import under_torchrun
 from decentral.terminal.console import FAILED, INTERRUPTED, is_leader, report_error, say, warn
 
 
-def carry_out(config: Config, words: Sequence[str] | None = None, config_dir: str | None = None) -> int:
-    """Run, and say where the results are; returns the exit status.
-
-    A launcher other than this machine gets the run, if it is what these `words` of a command line ask for.
-    """
+def carry_out(config: Config) -> int:
+    """Run on this machine, and say where the results are; returns the exit status."""
     if config.launcher.name != "local":
-        if words is None or under_torchrun():
-            raise ConfigError(
-                f"launcher={config.launcher.name} starts the processes of a run itself: leave out torchrun and "
-                "hydra/launcher=, or use launcher=local."
-            )
-        from decentral.cli.sweep import submit
-
-        return submit(words, config, config_dir)
+        raise ConfigError(
+            f"launcher={config.launcher.name} starts the processes of a run itself: leave out torchrun and "
+            "hydra/launcher=, or use launcher=local."
+        )
     if config.simulate is Simulate.timeline:
         return work_out([("", config)])
     from decentral.report.run_figures import FIGURE, draw

@@ -49,7 +49,9 @@ def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
     if len(commands) > 1 and any(override.startswith("run_dir=") for override in overrides):
         raise ConfigError("run_dir= is one directory, but -m starts several runs: use results_dir= instead.")
     if len(commands) == 1:
-        return carry_out(compose(commands[0], config_dir), commands[0], config_dir)
+        config = compose(commands[0], config_dir)
+        local = config.launcher.name == "local" or under_torchrun()
+        return carry_out(config) if local else submit(commands[0], config, config_dir)
     accepted: list[Combination] = []
     refused = 0
     for words, found in zip(commands, compose_each(commands, config_dir), strict=True):

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from decentral.randomness import seeded
-
 if TYPE_CHECKING:
     import torch
 
@@ -22,6 +20,8 @@ def left_as_found() -> Iterator[None]:
     Afterwards generators, default dtype, gradient mode and threads are those of the caller, also after an exception.
     """
     import torch
+
+    from decentral.randomness import seeded
 
     threads, told, seed = torch.get_num_threads(), os.environ.get(_THREADS), torch.initial_seed()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
