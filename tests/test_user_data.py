@@ -107,7 +107,8 @@ def losses(folder: Any, data: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "name"), [(kinds, name) for kinds in (AS_IT_IS, TURNED) for name in [*kinds][1:]], ids=str
+    ("kinds", "name"),
+    [pytest.param(kinds, name, id=name) for kinds in (AS_IT_IS, TURNED) for name in [*kinds][1:]],
 )
 def test_examples_and_labels_are_what_items_are(tmp_path, kinds, name):
     expected = losses(tmp_path / "a", next(iter(kinds.values())))
@@ -212,7 +213,7 @@ class Endless(IterableDataset):
             "example 40 of 41 cannot be read: IndexError: index 40 is out of",
         ),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_data_that_cannot_be_are_refused(data, said):
     with pytest.raises(ConfigError, match=said):
