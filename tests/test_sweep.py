@@ -257,7 +257,7 @@ def test_a_single_run_is_for_its_launcher_too(capsys, monkeypatch, words):
     monkeypatch.setenv("PATH", "/nowhere")
     code, out, err = command(capsys, *words, *QUICK, "launcher=slurm")
     assert (code, out) == (2, "") and "launcher=slurm finds no sbatch here" in err and not Path("results").exists()
-    monkeypatch.setattr("decentral.cli.run.under_torchrun", lambda: True)
+    monkeypatch.setattr("decentral.cli.sweep.under_torchrun", lambda: True)
     code, _, err = command(capsys, *QUICK, "launcher=slurm")
     assert code == 2 and "launcher=slurm starts the processes of a run itself: leave out torchrun" in err
 
