@@ -8,6 +8,7 @@ import struct
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import decentral
 from decentral.cli.single import carry_out
@@ -118,6 +119,30 @@ def test_a_damaged_file_is_refused_in_one_sentence(start, damage):
     (directory / FILE).write_bytes({"cut": content[:-100], "empty": b"", "noise": b"\x93" * 500}[damage])
     with pytest.raises(ConfigError, match=rf"{FILE} is damaged \(.*\): delete the run's directory and repeat the run"):
         load(directory)
+
+
+STRANGE = {
+    "no number of a worker": ("workerX.x", {}),
+    "a negative number": ("worker-1.x", {}),
+    "another name": ("x", {}),
+    "no averaged model": (None, {}),
+    "tied to nothing": ("worker0.x", {"tied": '{"averaged.y": "z"}'}),
+    "no dict of ties": ("worker0.x", {"tied": "[3]"}),
+    "no pairs of numbers": ("worker0.x", {"complex": '["averaged.x"]'}),
+    "deep": ("worker0.x", {"extra": "[" * 100_000}),
+    "no dict of states": ("worker0.x", {"extra": "[1]"}),
+    "state of no known type": ("worker0.x", {"extra": '{"averaged.y": ["eval", ["1"]]}'}),
+}
+"""The name of a tensor beside the averaged model's (None: instead of it), and more of the header."""
+
+
+@pytest.mark.parametrize("what", STRANGE)
+def test_a_file_that_holds_something_else_is_refused_in_one_sentence(what, tmp_path):
+    name, header = STRANGE[what]
+    tensors = {"averaged.x" if name else "worker0.x": torch.zeros(3), name or "worker1.x": torch.zeros(3)}
+    save_file(tensors, tmp_path / FILE, metadata={"run_id": "abc", **header})
+    with pytest.raises(ConfigError, match=rf"{FILE} is damaged \(.*\): delete the run's directory and repeat the run"):
+        load_models(tmp_path)
 
 
 def test_a_file_of_another_run_is_refused_in_one_sentence(start):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import math
 import os
 import shutil
@@ -21,6 +22,7 @@ from decentral.config.own_files import read_yaml
 from decentral.errors import ConfigError
 from decentral.report.make import make
 from decentral.report.make import report_all as make_all
+from decentral.report.results import read as read_results
 from decentral.script.loading import runs
 from decentral.store import RunStore, Status, checkpoints, find_runs
 from decentral.store.files import read_json, write_json, write_text
@@ -211,6 +213,22 @@ def test_arrays_and_checkpoints_are_not_unpickled(tmp_path: Path, canary: Path) 
     with pytest.raises(ConfigError):
         compose(["topology=file", f"topology.path={tmp_path}/graph.npz", "num_workers=2"]).rounds()
     unchanged(canary)
+
+
+@pytest.mark.parametrize("content", ["a bomb", "cut", "noise", "another kind of block"])
+def test_packed_curves_do_not_become_enormous(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decentral.report.results._MOST_BYTES", 1 << 16)
+    packed = gzip.compress(b"x" * (1 << 20))
+    kinds = {
+        "a bomb": packed,
+        "cut": packed[:50],
+        "noise": b"\x93" * 500,
+        "another kind of block": packed[:12] + b"\7" * 99,
+    }
+    directory = study(tmp_path)
+    (directory / "curves.csv.gz").write_bytes(kinds[content])
+    with pytest.raises(ConfigError, match=r"curves\.csv\.gz (has more than 65,536 bytes|cannot be read)"):
+        _ = read_results(directory).curves
 
 
 # Links

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +22,7 @@ from decentral.store.files import check_name, read_json
 
 _NUMBERS = ("value", "rate", "worst", "mean", "averaged", "wall_s")
 _LISTED = 6  # cells whose search goes on
+_MOST_BYTES = 1 << 28  # of a packed file
 CHANCE_PERCENT = 10.0
 """What guessing gives where runs did not say it: their ten classes."""
 _FLAGS = ("chosen", "at_edge")
@@ -197,12 +200,16 @@ def find(results_dir: Path) -> list[Path]:
 
 def _read(path: Path, columns: list[str]) -> pandas.DataFrame:
     try:
+        if path.suffix == ".gz":
+            with gzip.open(path) as file:  # a few bytes of it may become any number
+                if file.seek(_MOST_BYTES) == _MOST_BYTES and file.read(1):
+                    raise ConfigError(f"{path} has more than {_MOST_BYTES:,} bytes once it is unpacked: remove it.")
         table = pandas.read_csv(path, dtype=str, keep_default_na=False)
     except FileNotFoundError:
         raise ConfigError(
             f"{path} is missing: run decentral-study again, it writes it from the finished runs."
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         raise ConfigError(f"{path} cannot be read ({error}): delete it and run decentral-study again.") from None
     absent = [column for column in columns if column not in table.columns]
     if absent:

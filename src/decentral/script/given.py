@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
-from torch.utils.data import ConcatDataset, Subset
+import numpy as np
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from decentral.data.plain import PlainData, Sets
 from decentral.errors import ConfigError
@@ -120,8 +121,26 @@ def _say(unknown: str) -> None:
         warn(f"{unknown}, so this run is new; if it is interrupted, it starts again.")
 
 
-def _code(data: Any) -> list[Any]:
-    """What reads the examples: it may do so at random, and otherwise than when they were looked at."""
+def _code(data: Any, above: tuple[Any, ...] = ()) -> list[Any]:
+    """What reads the examples: it may do so at random, and otherwise than when they were looked at.
+
+    Examples, caches, counters and paths among the attributes do not count: they show in what is read.
+    """
     known = getattr(data, "__dict__", {})
-    inner = [known["dataset"]] if type(data) is Subset else known["datasets"] if type(data) is ConcatDataset else []
-    return [type(data), known.get("transform"), known.get("target_transform"), *map(_code, inner)]
+    parts = [part for one in known.values() for part in _parts(one) if isinstance(part, Dataset)]
+    inner = [_code(part, (*above, data)) for part in parts if not any(part is one for one in (*above, data))]
+    return [type(data), {name: one for name, one in known.items() if _decides(one)}, *inner]
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple | set | dict):
+        return list(value.values() if isinstance(value, dict) else value)
+    return [value]
+
+
+def _decides(value: Any) -> bool:
+    """Whether how examples are read may depend on it: what is called, a probability, a switch, a configuration."""
+    data = list, tuple, set, dict, int, str, bytes, os.PathLike, Tensor, np.ndarray, Dataset
+    if any(callable(part) or type(part) in (bool, float) for part in _parts(value)):
+        return True
+    return not (isinstance(value, data) or fingerprint(value, "")[1])

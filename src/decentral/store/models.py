@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections import OrderedDict, deque
 from collections.abc import Mapping
@@ -181,7 +182,7 @@ def load_models(directory: Path, run_id: str | None = None) -> Models:
         raise ConfigError(f"{path} does not exist: the run is not finished, or was made with save=none.") from None
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}.") from None
-    except (SafetensorError, ValueError, TypeError, LookupError) as error:
+    except (SafetensorError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         raise ConfigError(f"{path} is damaged ({error}): {_HINT}.") from None
 
 
@@ -198,5 +199,9 @@ def _models(tensors: dict[str, Tensor], header: dict[str, str]) -> Models:
     models: dict[str, dict[str, Any]] = {}
     for key, value in every.items():
         model, _, name = key.partition(".")
+        if model != AVERAGED and not re.fullmatch(r"worker\d{1,9}", model):
+            raise ValueError(f"{key[:40]!r} is of no worker")
         models.setdefault(model, {})[name] = value
+    if AVERAGED not in models:
+        raise ValueError("there is no averaged model")
     return Models(models, header)

@@ -237,7 +237,7 @@ def _class(label: Any, number: int, where: str) -> int:
         found = operator.index(label)
     except TypeError:
         found = -1
-    if found >= 0:
+    if 0 <= found < 1 << 62:
         return found
     shape = list(getattr(label, "shape", ()))
     said = f"a label of shape {shape}" if shape else f"the label {label!r:.40}"
