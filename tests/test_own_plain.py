@@ -211,6 +211,28 @@ def test_a_file_that_data_are_read_from_counts_by_its_content(module: str, way: 
         assert look()[0] != first[0] and look()[1] != first[1]
 
 
+def test_a_folder_that_data_are_read_from_counts_by_its_content(module: str) -> None:
+    def look(folder: str = "tables") -> str:
+        return run_id(compose([f"model={module}:Net", "model.file=" + folder, f"data={module}:noisy", *QUICK]))
+
+    for name in ("a/b/table.csv", "runs/abc/run.lock", "runs/abc/metrics.jsonl"):
+        path = Path("tables", name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("1")
+    table, first, here = Path("tables/a/b/table.csv"), look(), look(".")
+    os.utime(table)
+    Path("tables/runs/abc/metrics.jsonl").write_text("2")
+    assert look() == look("tables/") == first
+    times = table.stat()
+    table.write_text("2")
+    os.utime(table, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert look() != first and look(".") == here
+    table.write_text("1")
+    assert look() == first
+    Path("tables/a/another").write_text("1")
+    assert look() != first
+
+
 def test_a_file_that_is_named_nowhere_counts_by_what_is_read_from_it(module: str) -> None:
     digests = set()
     for last in (4, 4, 5):

@@ -138,6 +138,10 @@ def test_the_folder_of_ones_own_components_has_any_name_and_a_part_its_name_in_a
     "settings, expected",
     [
         ({"results_dir": ""}, "results_dir= is empty"),
+        ({"results_dir": "x" * 300}, "cannot be used .File name too long.: choose another"),
+        ({"run_dir": "x" * 300}, "cannot be used .File name too long.: choose another"),
+        ({"config_dir": "x" * 300}, "is not a folder"),
+        ({"init": "x" * 300}, "init=x*"),
         ({"run_dir": ""}, "run_dir= is empty"),
         ({"config_dir": ""}, "is not a folder"),
         *(({"results_dir": f"a{bad}b"}, "use a text in one line of UTF-8") for bad in "\n\r\0\udc80"),

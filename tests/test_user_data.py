@@ -257,6 +257,7 @@ class Endless(IterableDataset):
             Examples(40, lambda number: (X[number, : 6 - number // 39], 0)),
             r"example 39 is \[5\], but example 0 is \[6\]",
         ),
+        (labelled(lambda number: 10**30), "has the label 1000"),
         (
             Examples(41, lambda number: (X[number], 0)),
             "example 40 of 41 cannot be read: IndexError: index 40 is out of",

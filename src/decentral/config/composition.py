@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -35,7 +36,7 @@ def folders_of(config_dir: str | None) -> list[Path]:
     if config_dir is None:
         return [conf_directory()]
     theirs = Path(config_dir)
-    if not config_dir or not theirs.is_dir():
+    if not config_dir or not os.path.isdir(theirs):
         raise ConfigError(
             f"--config-dir {config_dir} is not a folder: give one with folders such as experiment/ in it."
         )

@@ -105,7 +105,7 @@ def init_directory(config: Config) -> Path:
     """Where the run is that `init` names: a directory, or the id of a run in `results_dir`."""
     assert config.init is not None
     path = at_home(config.init)
-    return path if path.is_dir() else at_home(config.results_dir) / "runs" / config.init
+    return path if os.path.isdir(path) else at_home(config.results_dir) / "runs" / config.init
 
 
 def component_identity(component: Any) -> dict[str, Any]:

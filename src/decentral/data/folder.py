@@ -109,7 +109,7 @@ def find_tree(path: str | None, single_folder: bool = False) -> Tree:
     if path is None:
         raise ConfigError("data.path is not set: give the folder that holds train/<class>/ and test/<class>/.")
     root = Path(path).expanduser()
-    if not root.is_dir():
+    if not os.path.isdir(root):
         raise ConfigError(
             f"data.path={path} is not a folder: give the one that holds train/<class>/ and test/<class>/."
         )

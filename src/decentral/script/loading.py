@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -178,7 +179,7 @@ def _directory(run: str | Path, results_dir: str | Path) -> Path:
     results = at_home(results_dir)
     folders = [results / "runs" / str(run), results / "own" / "runs" / str(run)]  # of commands, and of studies
     for path in (at_home(run), *folders):
-        if (path / "config.yaml").is_file():
+        if os.path.isfile(path / "config.yaml"):
             return path
     raise ConfigError(f"{run} is no run: there is no config.yaml in it, and none in {' or '.join(map(str, folders))}.")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.store.files import write_text
+from decentral.store.ownership import LOCK
 from decentral.terminal.display import unless_quick
 
 _SETTLED_NS = 2_000_000_000
@@ -38,12 +39,21 @@ def file_digest(path: Path) -> str:
 
 
 def by_content(value: Any) -> Any:
-    """A setting in which a path of a file is replaced by the file's name and digest; in lists, too."""
+    """A setting in which a path of a file or folder is replaced by its name and digest; in lists, too.
+
+    Stored runs in a folder do not count, nor does a folder that the program works in.
+    """
     if isinstance(value, list | tuple):
         return [by_content(one) for one in value]
-    if isinstance(value, str) and os.path.isfile(path := os.path.expanduser(value)):
+    if not isinstance(value, str) or not os.path.exists(path := os.path.expanduser(value)):
+        return value
+    if os.path.isfile(path):
         return [os.path.basename(path), file_digest(Path(path))]
-    return value
+    if not os.path.isdir(path) or Path.cwd().is_relative_to(os.path.realpath(path)):
+        return value
+    names = files_below(Path(path))
+    runs = tuple(name.removesuffix(LOCK) for name in names if name.endswith(os.sep + LOCK))
+    return [Path(path).name, folder_digest(Path(path), [name for name in names if not name.startswith(runs)])]
 
 
 def folder_digest(root: Path, names: Sequence[str]) -> str:

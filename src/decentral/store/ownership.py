@@ -59,8 +59,11 @@ def id_in_config(path: Path) -> str | None:
 
 def refuse_foreign(path: Path, run_id: str) -> None:
     """Raise ConfigError if there is something at `path` that is not the directory of this run."""
-    if not path.exists():
-        return
+    try:
+        if not path.exists():
+            return
+    except OSError as error:  # its name is too long, or a link to itself is in it
+        raise ConfigError(f"run_dir={path} cannot be used ({error.strerror}): choose another folder.") from None
     if not path.is_dir():
         raise ConfigError(f"run_dir={path} is a file: choose a folder that is new or empty.")
     recorded = recorded_id(path)

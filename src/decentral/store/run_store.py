@@ -296,7 +296,9 @@ def find_runs(results_dir: Path) -> list[FoundRun]:
 
     A run that is said to be `running` but whose writer is dead is `interrupted`.
     """
-    found = []
+    found = list[FoundRun]()
+    if not os.path.isdir(results_dir):  # nor is a name that is too long
+        return found
     for path in sorted([*results_dir.glob("*"), *results_dir.glob("runs/*")]):
         facts = RunStore.peek(path) or {}
         run_id, status = facts.get("run_id"), facts.get("status")
