@@ -298,6 +298,7 @@ def resumed(world: World, how: str, optimizer: str, plain: bool, told: dict[str,
         ("atc", "momentum", True, {}),
         ("algo", "adam", True, {}),
         ("atc", "sgd", True, {"broadcast_from": None}),
+        ("awc", "sgd", True, {}),
     ],
 )
 def test_a_checkpoint_that_is_loaded_before_wrap_is_kept(worlds, how: str, optimizer: str, plain: bool, told: Any):

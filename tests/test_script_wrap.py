@@ -356,6 +356,68 @@ def test_inside_averaged_everybody_has_the_mean(worlds):
         torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
+def without_means(world: World) -> list[tuple[Tensor, ...]]:
+    """Buffers of which there is no mean, before and inside `averaged()`, and after a mean for good."""
+    torch.manual_seed(world.rank)
+    model = nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(3, 4)), nn.utils.spectral_norm(nn.Linear(4, 2))
+    )
+    model.register_buffer("small", torch.full((2,), 1.0 + world.rank).to(torch.float8_e4m3fn))
+    model.register_buffer("count", torch.tensor(world.rank))
+    opt = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "ring", broadcast_from=None)
+    found = [tuple(buffer.float().clone() for buffer in model.buffers())]
+    with opt.averaged():
+        found.append(tuple(buffer.float().clone() for buffer in model.buffers()))
+    opt.peers.allreduce_parameters(model)
+    found.append(tuple(buffer.float().clone() for buffer in model.buffers()))
+    opt.close()
+    return found
+
+
+def test_what_has_no_mean_is_that_of_rank_0_inside_averaged(worlds):
+    found = worlds(3).call(without_means)
+    for before, inside, after in found:
+        assert all(map(torch.equal, inside, found[0][0])) and all(map(torch.equal, after, before))
+
+
+def scaled(world: World, mode: str) -> tuple[int, float, Tensor]:
+    """Six steps with a GradScaler; in the third, the gradients of one rank overflow."""
+    model = network()
+    opt = decentral.wrap(model, OPTIMIZERS["sgd"](model.parameters()), "complete", mode=mode, overlap=False)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    for step in range(6):
+        opt.zero_grad()
+        x, y = batch(world.rank, step)
+        loss = F.cross_entropy(model(x), y) * (float("inf") if (step, world.rank) == (2, 1) else 1.0)
+        scaler.scale(loss).backward()
+        if step % 2:
+            scaler.unscale_(opt)
+        scaler.step(opt)
+        scaler.update()
+    opt.close()
+    return opt.round, scaler.get_scale(), flat(model)
+
+
+def unscaled(world: World, mode: str) -> Tensor:
+    model = network()
+    opt = decentral.wrap(model, OPTIMIZERS["sgd"](model.parameters()), "complete", mode=mode, overlap=False)
+    for step in (0, 1, 3, 4, 5):
+        opt.zero_grad()
+        x, y = batch(world.rank, step)
+        F.cross_entropy(model(x), y).backward()
+        opt.step()
+    opt.close()
+    return flat(model)
+
+
+@pytest.mark.parametrize("mode", ["atc", "awc", "allreduce"])
+def test_all_ranks_skip_a_step_in_which_the_scaled_gradients_of_one_overflow(worlds, mode: str):
+    expected = worlds(3).call(unscaled, mode)
+    for rank, (steps, scale, found) in enumerate(worlds(3).call(scaled, mode)):
+        assert (steps, scale) == (5, 2.0 if rank == 1 else 4.0)
+        torch.testing.assert_close(found, expected[rank], rtol=1e-12, atol=1e-12)
+
+
 def test_alone_it_is_the_optimizer_itself():
     model, plain = network(), network()
     opt = decentral.wrap(model, OPTIMIZERS["adamw"](model.parameters()))

@@ -35,8 +35,17 @@ def statistics_of(module: nn.Module) -> dict[str, Tensor]:
 def is_averaged(module: nn.Module, name: str, tensor: Tensor) -> bool:
     """Whether the averaged model has the workers' mean of this buffer or frozen parameter, or else worker 0's.
 
-    Counters and flags have no mean, nor have the singular vectors of spectral norm, whose signs are arbitrary. A batch
-    norm that is frozen has the same statistics at all workers.
+    A batch norm that is frozen has the same statistics at all workers.
+    """
+    owner = module.get_submodule(name.rpartition(".")[0])
+    return has_mean(module, name, tensor) and not (_has_statistics(owner) and not owner.training)
+
+
+def has_mean(module: nn.Module, name: str, tensor: Tensor) -> bool:
+    """Whether there is a mean of this buffer or parameter.
+
+    Counters and flags have none, nor have the singular vectors of spectral norm, whose signs are arbitrary, and floats
+    of 8 bits, which torch does not add.
     """
     from torch.nn.utils.parametrizations import _SpectralNorm
     from torch.nn.utils.spectral_norm import SpectralNorm
@@ -47,9 +56,8 @@ def is_averaged(module: nn.Module, name: str, tensor: Tensor) -> bool:
     singular = {f"{hook.name}_{side}" for hook in hooks for side in "uv"}
     if isinstance(owner, _SpectralNorm):
         singular = {"_u", "_v"}
-    frozen = _has_statistics(owner) and not owner.training
     numbers = (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_sparse and not tensor.is_quantized
-    return numbers and not frozen and leaf not in singular
+    return numbers and tensor.element_size() > 1 and leaf not in singular
 
 
 def recompute_batch_statistics(module: nn.Module, batches: Iterable[Tensor]) -> int:

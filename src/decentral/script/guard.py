@@ -47,7 +47,9 @@ class Guard:
         """Raise ConfigError if there is a problem, and let the others do so."""
         if problem:
             with suppress(Exception):  # without a store the others hear only that this rank is gone
-                _get_default_store().set(self._key, f"rank {self.rank}: {problem}")
+                store = _get_default_store()
+                store.set(self._key, f"rank {self.rank}: {problem}")
+                store.check([self._key])  # set() does not wait until the others can read it
             self._close()
             raise ConfigError(problem)
 

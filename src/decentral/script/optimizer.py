@@ -10,12 +10,13 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from decentral.models.statistics import has_mean
 from decentral.network.network import Network
 from decentral.script.agreement import Proposal, agree
 from decentral.script.algorithm import AlgorithmStep
 from decentral.script.handle import hinted, refuse_a_fork
 from decentral.script.modes import ModeStep
-from decentral.script.parameters import mean
+from decentral.script.parameters import broadcast, mean
 from decentral.script.peers import Peers
 
 KEY = "decentral"
@@ -48,6 +49,8 @@ class DecentralizedOptimizer(Optimizer):
     equally often.
     """
 
+    _step_supports_amp_scaling = True  # a GradScaler calls step() where gradients have overflowed, too
+
     def __init__(self, peers: Peers, net: Network, model: nn.Module, how: ModeStep | AlgorithmStep) -> None:
         """See `decentral.wrap`. The parameters must be the same on all ranks."""
         self.peers, self.net, self.inner = peers, net, how.inner
@@ -72,7 +75,21 @@ class DecentralizedOptimizer(Optimizer):
             raise RuntimeError("step() inside averaged() would be undone at its end: call it outside")
         self._how.guard.require(self._how.change())
         with self._how.guard.hears():
-            self._how.step()
+            if not self._overflows():
+                self._how.step()
+
+    def _overflows(self) -> bool:
+        """Unscale the gradients for a GradScaler; whether those of a rank are infinite, so that all skip the step."""
+        if (found := getattr(self, "found_inf", None)) is None:
+            return False
+        if self._how.under_way:
+            self._how.guard.require("a GradScaler may skip a step, which has begun already: wrap with overlap=False.")
+        if (scale := self.grad_scale) is not None:  # type: ignore[attr-defined]
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None:
+                        parameter.grad.div_(scale)
+        return self.peers.world.any(bool(found))[0]
 
     @contextmanager
     def accumulate(self) -> Iterator[None]:
@@ -90,11 +107,17 @@ class DecentralizedOptimizer(Optimizer):
     @contextmanager
     def averaged(self) -> Iterator[None]:
         """Inside, all ranks have the mean of their parameters and floating-point buffers (the statistics of batch norm)
-        for evaluation; afterwards their own again. All ranks enter it, after equally many steps."""
+        for evaluation; afterwards their own again. All ranks enter it, after equally many steps.
+
+        Of what has no mean (counters, the vectors of spectral norm, floats of 8 bits), all have rank 0's.
+        """
         problem = self._not_idle("averaged()") or self._how.change()
         with torch.no_grad(), hinted():
             agree(self.peers.world, Proposal("averaged", "", (), (), problem=problem))
-        buffers = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
+        named = dict(self._model.named_buffers())
+        buffers = list(named.values())
+        means = [buffer for name, buffer in named.items() if has_mean(self._model, name, buffer)]
+        others = [buffer for name, buffer in named.items() if not has_mean(self._model, name, buffer)]
         with torch.no_grad(), hinted():
             self._how.settle()
             rows = self._how.rows
@@ -104,7 +127,8 @@ class DecentralizedOptimizer(Optimizer):
             with torch.no_grad(), hinted():
                 for row in rows:
                     self.net.mean(row)
-                mean(buffers, self.peers.size)
+                mean(means, self.peers.size)
+                broadcast(others, 0)
             yield
         finally:
             self._how.away = False

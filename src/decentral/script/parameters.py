@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from decentral.errors import ConfigError
+from decentral.models.statistics import has_mean
 from decentral.network.transports.posting import as_bytes
 from decentral.network.world import World
 from decentral.script.bundle import Bundle
@@ -38,8 +39,8 @@ def start(
     """Give all ranks the parameters and buffers of rank `root`.
 
     "auto" is rank 0, unless all ranks have loaded checkpoints of their own: then each keeps what it has. That is so if
-    the optimizers were decentralized before (`resumes`), or if all have a state and the states differ. Where weights
-    differ, rank 0 says what was done.
+    the optimizers were decentralized before (`resumes`), or if all have a state, or have loaded an empty one, and the
+    states or the weights differ. Where weights differ, rank 0 says what was done.
 
     synchronous    whether gradients are averaged, so that parameters that differ would do so for ever
     """
@@ -52,11 +53,11 @@ def start(
     others = bundle.restore(rows, values, inplace=False)
     distances = [_distance(own, other) for own, other in zip(bundle.tensors, others, strict=True)]
     place = next((place for place, distance in enumerate(distances) if distance), len(named))
-    line = [place, distances[place] if place < len(named) else 0.0, *_summary(optimizer)]
+    line = [place, distances[place] if place < len(named) else 0.0, _has_loaded(optimizer), *_summary(optimizer)]
     lines = np.stack([np.frombuffer(each) for each in world.collect(np.array(line, dtype=np.float64).tobytes())])
-    first, with_state = int(lines[:, 0].min()), bool(lines[:, 2].all())
-    states_differ = bool((lines[:, 2:] != lines[0, 2:]).any())
-    theirs = resumes or (states_differ and with_state)
+    first, loaded, with_state = int(lines[:, 0].min()), bool(lines[:, 2].all()), bool(lines[:, 3].all())
+    states_differ = bool((lines[:, 3:] != lines[0, 3:]).any())
+    theirs = resumes or loaded or (states_differ and with_state)
     own = theirs and not (synchronous and first < len(list(model.parameters())))
     if not (root == "auto" and own):
         for tensor, other, distance in zip(bundle.tensors, others, distances, strict=True):
@@ -89,6 +90,11 @@ def _distance(own: Tensor, other: Tensor) -> float:
     return float((own.to(wide) - other.to(wide)).abs().max()) or 1e-300  # 0 and -0, say
 
 
+def _has_loaded(optimizer: Optimizer) -> bool:
+    """Whether the optimizer has loaded a state, be it empty: torch puts the parameters last in its groups then."""
+    return all(next(reversed(group)) == "params" for group in optimizer.param_groups)
+
+
 def _summary(optimizer: Optimizer) -> list[float]:
     """How many numbers the state of an optimizer has, and two sums of them: what differs where states do."""
     entries = [entry for key, entry in optimizer.state.items() if isinstance(key, Tensor)]
@@ -114,11 +120,8 @@ def mean(tensors: Sequence[Tensor], size: int) -> None:
 
 def averageable(module: nn.Module) -> list[Tensor]:
     """Parameters and buffers of which there is a mean: a counter of batches, say, is none."""
-    return [
-        tensor
-        for tensor in [*module.parameters(), *module.buffers()]
-        if tensor.is_floating_point() or tensor.is_complex()
-    ]
+    named = dict([*module.named_parameters(), *module.named_buffers()])
+    return [tensor for name, tensor in named.items() if has_mean(module, name, tensor)]
 
 
 class _Place(NamedTuple):

@@ -89,7 +89,7 @@ def wrap(
     bucket_mb        how much travels together in a mode: 8 megabytes unless told otherwise
     broadcast_from   the rank whose parameters and buffers all start with; None: each keeps its own. "auto" is rank 0,
                      unless all ranks have loaded a checkpoint of their own (their optimizers have states that differ,
-                     or come from `state_dict` of a decentralized optimizer): then each keeps its own. It warns where
+                     or have all loaded one): then each keeps its own. It warns where
                      weights differ
     peers            the group, from `decentral.join`, instead of a topology; it is `peers` of what this returns
 
