@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -605,3 +606,23 @@ def test_one_that_begins_to_write_later_is_noticed(tmp_path):
         with torch.no_grad():
             expected = nn.functional.cross_entropy(model.inner(test.tensors[0] * 0.3), test.tensors[1])
         assert told[worker] == pytest.approx(float(expected), rel=1e-5)
+
+
+class PressingCtrlC(nn.Linear):
+    """Presses Ctrl-C in a forward pass of training, once."""
+
+    pressed = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training and torch.is_grad_enabled() and not PressingCtrlC.pressed:
+            PressingCtrlC.pressed = True
+            signal.raise_signal(signal.SIGINT)
+        return super().forward(x.flatten(1))
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_and_the_same_call_resumes(tmp_path, digits):
+    net = PressingCtrlC(64, 10)
+    with pytest.raises(KeyboardInterrupt, match="the same call resumes it"):
+        decentral.train(net, *digits, results_dir=tmp_path, **(SHORT | {"steps": 400}))
+    (run,) = decentral.runs(tmp_path).to_dict("records")
+    assert run["status"] == "interrupted"

@@ -71,8 +71,9 @@ class PlainModel(Plain, Model):
             except Exception as error:
                 where = blame.place(error)
                 place = f" ({where})" if where else ""
+                hint = "; images need a channel, as in x.unsqueeze(1)" if len(data.shape) == 2 else ""
                 raise ConfigError(
-                    f"model={self.name} cannot take {data.kind} of {shape}{place}: {blame.sentence(error)}."
+                    f"model={self.name} cannot take {data.kind} of {shape}{place}: {blame.sentence(error)}{hint}."
                 ) from error
             found = list(logits.shape) if isinstance(logits, torch.Tensor) else _type(logits)
             if not isinstance(found, list) or len(found) != 2 or found[0] != 2 or found[1] < data.num_classes:

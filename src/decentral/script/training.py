@@ -62,7 +62,7 @@ def train(
     that diverges is warned of. Its id depends on the settings, on all that decides what the model computes (see
     docs/own_components.md), on all examples and labels.
 
-    Raises ConfigError for what cannot be.
+    Raises ConfigError for what cannot be, and KeyboardInterrupt after Ctrl-C: the run keeps a checkpoint.
     """
     import torch
 
@@ -105,6 +105,8 @@ def train(
     if "model" in made and not isinstance(model, torch.nn.Module):
         config.model.look_at(config.task.describe(config))
     outcome = launch(config)
+    if outcome.status is Status.interrupted:
+        raise KeyboardInterrupt(f"the run has a checkpoint in {outcome.directory}: the same call resumes it")
     if outcome.status is Status.diverged:
         warnings.warn(
             f"the run diverged, so that it has metrics but no models: try a smaller rate than lr={config.lr:g}",

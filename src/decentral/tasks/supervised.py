@@ -55,7 +55,7 @@ class SupervisedTask(Task):
             raise ConfigError(
                 f"batch_size={config.batch_size} is more than the {share} training {info.kind} that each of "
                 f"num_workers={config.num_workers} workers gets of data={config.data.name}: use "
-                f"batch_size={max(share, 1)} or less."
+                + (f"batch_size={share} or less." if share > 1 else "fewer workers.")
             )
 
     def prepare(self, config: Config) -> None:
