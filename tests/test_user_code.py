@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.utils.data import Dataset, TensorDataset
 import decentral
 from conftest import Result
 from decentral.config.composition import compose
+from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.gradients.passes.worker_models import seed_draws
 from decentral.network.world import World
@@ -99,8 +101,9 @@ def same_state(found: nn.Module, wanted: nn.Module, atol: float = 1e-12) -> None
 
 
 def outputs(module: nn.Module, data: Dataset) -> Tensor:
-    """In the order of the data set, without gradients."""
+    """In the order of the data set, without gradients; drawn as in an evaluation."""
     inputs = torch.stack([_copied(data[i])[0] for i in range(len(data))]).double()  # type: ignore[arg-type]
+    seed_draws(torch.device("cpu"), SETTINGS["seed"], 0, purpose="evaluation")
     with torch.no_grad():
         return module(inputs)
 
@@ -178,6 +181,34 @@ def test_all_executions_agree(entry: Entry, tmp_path: Path) -> None:
         np.testing.assert_allclose(losses, found["loop"][1], rtol=0, atol=1e-10)
 
 
+DRAWING = ("dropout", "dropout_always", "dropout_later", "depth_of_python", "depth_of_numpy", "noisy_gradients")
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_draws_are_the_same_after_an_interruption(name: str, tmp_path: Path) -> None:
+    def run(directory: str, crash_at: int) -> str:
+        config = replace(composed(name, "checkpoint_every_s=0"), run_dir=str(tmp_path / directory))
+        return str(carry_out(World(0, 1, torch.device("cpu")), config, crash_at, -1))
+
+    assert run("straight", -1) == "done" and run("broken", 3) == "crashed"
+    torch.rand(1), np.random.rand(), random.random()
+    assert run("broken", -1) == "done"
+    straight, resumed = (Result("done", tmp_path / directory) for directory in ("straight", "broken"))
+    np.testing.assert_array_equal(resumed.iterates, straight.iterates)
+    assert resumed.rows == straight.rows
+
+
+def composed(name: str, *more: str) -> Config:
+    """D-PSGD of four workers on a ring, as on the command line."""
+    return compose(
+        [
+            *("algo=dpsgd", "topology=ring", "num_workers=4", "batch_size=4", "steps=6", "partition=iid"),
+            *("precision=fp64", "trace=true", "progress=false", "device=cpu", f"model=user_table:make_{name}"),
+            *(f"data=user_table:data_of_{TRAINED[name].inputs}", *more),
+        ]
+    )
+
+
 @each({name: entry for name, entry in TRAINED.items() if entry.joint})
 def test_all_reduce_is_plain_pytorch_on_the_joint_batch(entry: Entry, tmp_path: Path) -> None:
     data = toy(entry.inputs)
@@ -216,13 +247,7 @@ def _linear() -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, entry in TRAINED.items() if entry.stored])
 def test_two_processes_give_what_one_gives(name: str, worlds: Any, tmp_path: Path) -> None:
-    config = compose(
-        [
-            *("algo=dpsgd", "topology=ring", "num_workers=4", "batch_size=4", "steps=6", "partition=iid"),
-            *("precision=fp64", "trace=true", "progress=false", "device=cpu", f"model=user_table:make_{name}"),
-            f"data=user_table:data_of_{TRAINED[name].inputs}",
-        ]
-    )
+    config = composed(name)
     of_one, of_two = (replace(config, run_dir=str(tmp_path / str(processes))) for processes in (1, 2))
     carry_out(World(0, 1, torch.device("cpu")), of_one, -1, -1)
     assert worlds(2).call(carry_out, of_two, -1, -1) == ["done", "done"]

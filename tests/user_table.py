@@ -7,6 +7,7 @@ plain PyTorch is no reference, why. A data set is a function that returns a trai
 from __future__ import annotations
 
 import copy
+import random
 import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -235,6 +236,58 @@ def remembers(self: Any, x: Tensor) -> Tensor:
     return self.l(x) * (1 + 0.1 * len(self.seen))
 
 
+def depth(draw: Callable[[], float]) -> Net:
+    """A residual block that is left out at random in training."""
+    block = nn.Linear(6, 6)
+    return Net(lambda m, x: m.l(x if m.training and draw() < 0.5 else x + m.b(x)), l=nn.Linear(6, CLASSES), b=block)
+
+
+def dropout_later(self: Any, x: Tensor) -> Tensor:
+    self.n += self.training
+    return F.dropout(self.l(x), 0.5, self.training and self.n > 3)
+
+
+def noisy_gradients() -> nn.Sequential:
+    net = mlp(nn.ReLU())
+    net[0].weight.register_hook(lambda g: g + torch.randn_like(g))
+    return net
+
+
+_GENERATOR = np.random.default_rng(0)
+
+
+def noise_of_the_file(self: Any, x: Tensor) -> Tensor:
+    return self.l(x + _GENERATOR.normal() if self.training else x)
+
+
+def replaces_a_parameter(self: Any, x: Tensor) -> Tensor:
+    self.l.weight = nn.Parameter(0.9 * self.l.weight.detach())
+    return self.l(x)
+
+
+def freezes_later(self: Any, x: Tensor) -> Tensor:
+    self.n += self.training
+    self.l.requires_grad_(self.n < 3)
+    return self.o(self.l(x))
+
+
+class Versioned(nn.Linear):
+    """A layer that migrates what an earlier version has stored."""
+
+    _version = 2
+
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: Any, *rest: Any) -> None:
+        if metadata.get("version", 1) < 2:
+            state[prefix + "weight"] = -state[prefix + "weight"]
+        super()._load_from_state_dict(state, prefix, metadata, *rest)
+
+
+def batches_not_counted() -> nn.Sequential:
+    net = mlp(nn.BatchNorm1d(8))
+    net[1].num_batches_tracked = None
+    return net
+
+
 def recurrent(layer: nn.Module) -> Net:
     return Net(lambda m, x: m.o(m.r(x)[0][:, -1]), r=layer, o=nn.Linear(5, CLASSES))
 
@@ -327,6 +380,23 @@ MODULES: dict[str, Entry] = {
     "alpha_dropout": Entry(lambda: mlp(nn.SELU(), nn.AlphaDropout(0.2)), joint=False),
     "rrelu": Entry(lambda: mlp(nn.RReLU()), joint=False),
     "noise": Entry(lambda: Net(lambda m, x: m.l(x + torch.randn_like(x) if m.training else x), l=nn.Linear(6, CLASSES)), joint=False),
+    "dropout_always": Entry(lambda: Net(lambda m, x: m.l(F.dropout(x, 0.5)), l=nn.Linear(6, CLASSES)), joint=False),
+    "dropout_later": Entry(lambda: Net(dropout_later, l=nn.Linear(6, CLASSES), n=0), joint=False),
+    "depth_of_python": Entry(lambda: depth(random.random), joint=False),
+    "depth_of_numpy": Entry(lambda: depth(np.random.rand), joint=False),
+    "noisy_gradients": Entry(noisy_gradients, joint=False),
+    "noise_of_the_file": Entry(lambda: Net(noise_of_the_file, l=nn.Linear(6, CLASSES)), refused="when a step is repeated"),
+    "generator_of_torch": Entry(lambda: Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES), g=torch.Generator()), refused="its g is a generator"),
+    "generator_of_numpy": Entry(lambda: Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES), g=np.random.default_rng(0)), refused="its g is a generator"),
+    "generator_of_python": Entry(lambda: Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES), g=random.Random(0)), refused="its g is a generator"),
+    # what changes on the way, what is stored otherwise
+    "replaces_a_parameter": Entry(lambda: Net(replaces_a_parameter, l=nn.Linear(6, CLASSES)), refused="changes l.weight"),
+    "freezes_later": Entry(lambda: Net(freezes_later, l=nn.Linear(6, 6), o=nn.Linear(6, CLASSES), n=0), refused="changes l.bias"),
+    "not_registered": Entry(lambda: Net(lambda m, x: m.l(m.ls[0](x)), l=nn.Linear(6, CLASSES), ls=[nn.Linear(6, 6)]), refused="Linear in a list"),
+    "tuple_in_training": Entry(lambda: Net(lambda m, x: (m.l(x), x) if m.training else m.l(x), l=nn.Linear(6, CLASSES)), refused="gives a tuple"),
+    "fails_in_evaluation": Entry(lambda: Net(lambda m, x: m.l(x) if m.training or len(x) < 3 else m.nothing(x), l=nn.Linear(6, CLASSES)), refused="nothing"),
+    "versioned": Entry(lambda: seq(Versioned(6, CLASSES))),
+    "batches_not_counted": Entry(batches_not_counted, joint=False),
     # layers and shapes
     "one_linear": Entry(lambda: nn.Linear(6, CLASSES)),
     "no_bias": Entry(lambda: seq(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, CLASSES, bias=False))),

@@ -95,7 +95,7 @@ def check(module: nn.Module, name: str) -> None:
     """Raise a ConfigError if copies of the module, one for each worker, cannot be trained as rows."""
     from decentral.gradients.passes.module_state import copied
 
-    reason = _refused_part(module) or _refused_tensor(module) or _shared_memory(module)
+    reason = _refused_part(module) or _refused_attribute(module) or _refused_tensor(module) or _shared_memory(module)
     if reason is not None:
         raise ConfigError(f"model={name}: {reason}.")
     if any(parameter._post_accumulate_grad_hooks for parameter in module.parameters()):
@@ -131,6 +131,31 @@ def _refused_part(module: nn.Module) -> str | None:
                     f"get_extra_state of {kind} cannot be stored ({error}): let it return tensors, "
                     "numbers, strings, and lists, tuples and dicts of these"
                 )
+    return None
+
+
+def _refused_attribute(module: nn.Module) -> str | None:
+    import random
+
+    import numpy as np
+    import torch
+    from torch import nn
+
+    from decentral.gradients.passes.module_state import items_of
+
+    kinds = torch.Generator | np.random.Generator | np.random.RandomState | np.random.BitGenerator | random.Random
+    parts = set(module.modules())
+    for _, key, value in items_of(module):
+        if isinstance(value, nn.Module) and value not in parts:
+            return (
+                f"its {key} is a {type(value).__name__} in a list or dict, where torch neither trains nor stores it: "
+                "use nn.ModuleList or nn.ModuleDict"
+            )
+        if isinstance(value, kinds):
+            return (
+                f"its {key} is a generator ({type(value).__name__}), which would be the same for every worker and is "
+                "in no checkpoint: draw from the global generators of torch, numpy or random"
+            )
     return None
 
 

@@ -149,12 +149,12 @@ def _called(model: Callable[..., nn.Module]) -> nn.Module:
 
 
 def _with(module: nn.Module, tensors: dict[str, Any], precision: Precision) -> nn.Module:
-    from decentral.gradients.passes.module_state import make_room
+    from decentral.gradients.passes.module_state import make_room, with_versions
 
     cast(module, precision.dtype)
     make_room(module, tensors)
     try:
-        module.load_state_dict(tensors)
+        module.load_state_dict(with_versions(module, tensors))
     except RuntimeError as error:
         raise ConfigError(f"model= is not what the run was trained with: {' '.join(str(error).split())}") from None
     return module.eval()

@@ -109,6 +109,14 @@ def make_room(module: nn.Module, tensors: Mapping[str, Any]) -> None:
             buffers[leaf] = torch.empty_like(value, device=next(module.parameters()).device)
 
 
+def with_versions(module: nn.Module, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """These as a `state_dict` of the module, with the versions of its parts: `load_state_dict` migrates nothing."""
+    found = module.state_dict()
+    found.clear()
+    found.update(tensors)
+    return found
+
+
 def owner_of(module: nn.Module, name: str) -> tuple[nn.Module, str]:
     """The submodule that has a tensor or an attribute of this name, and what it calls it."""
     path, _, leaf = name.rpartition(".")
@@ -151,13 +159,13 @@ def copied(module: nn.Module, memo: dict[int, Any] | None = None) -> nn.Module:
     to parts of the module (a hook, mostly) refers to the parts of the copy, and parameters keep their hooks.
     """
     memo = {} if memo is None else memo
-    for _, _, value in _items(module):
+    for _, _, value in items_of(module):
         if isinstance(value, nn.UninitializedBuffer):  # of which `deepcopy` makes no copy
             memo[id(value)] = cast(Any, type(value))(device=value.device, dtype=value.dtype)
         elif isinstance(value, Tensor) and not value.is_leaf:
             memo[id(value)] = value.detach().clone()
     found = copy.deepcopy(module, memo)
-    for container, key, value in _items(found):
+    for container, key, value in items_of(found):
         if isinstance(value, FunctionType) and value.__closure__:
             container[key] = _around(value, memo)
     for theirs, own in zip(module.parameters(), found.parameters(), strict=True):
@@ -192,7 +200,7 @@ def names_of(module: nn.Module) -> set[str]:
     }
 
 
-def _items(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
+def items_of(module: nn.Module) -> Iterator[tuple[Any, Any, Any]]:
     """(dict or list, key, value) of everything in a module's attributes, hooks among them; nothing of submodules."""
     inside: list[Any] = [vars(each) for each in module.modules()]
     seen = set[int]()

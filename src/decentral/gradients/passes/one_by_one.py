@@ -5,15 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
+from decentral.errors import ConfigError
 from decentral.gradients.execution import Loss
 from decentral.gradients.passes.lanes import Lanes
 from decentral.gradients.passes.memory_format import MemoryFormat
-from decentral.gradients.passes.passes import Passes
+from decentral.gradients.passes.passes import Passes, agree
 from decentral.gradients.passes.worker_models import WorkerModels, random_state
 from decentral.gradients.precision import Precision
 
@@ -32,7 +35,7 @@ class OneByOne(Passes):
         self.models, self.precision, self.loss = models, precision, loss
         self.memory_format = MemoryFormat(models.modules[0], models.device)
         self.draws: bool | None = None
-        """Whether a forward pass draws random numbers: known after the first one."""
+        """Whether passes draw random numbers, or may in a later step: known after the first one."""
         self.lanes = Lanes()
         self.g = torch.empty(0)
         self._gradients: list[list[Tensor]] = []
@@ -79,14 +82,21 @@ class OneByOne(Passes):
     ) -> Tensor:
         """The loss of worker i, whose gradient goes to row j."""
         models, device = self.models, self.models.device
+        if self.draws is None and models.foreign:
+            self._check_repeats(i, inputs, partial(seed, j), precise)
         if self.draws is not False:
             seed(j)
         before = random_state(device) if self.draws is None else []
         with precise:
             outputs = models.modules[i](self.memory_format(inputs))
         if self.draws is None:
-            self.draws = not all(map(torch.equal, before, random_state(device)))
+            self.draws = models.foreign or not all(map(torch.equal, before, random_state(device)))
             models.check()
+            if not isinstance(outputs, Tensor):
+                raise ConfigError(
+                    f"In training the model gives a {type(outputs).__name__}, but the loss takes one tensor: "
+                    "let it return its logits [B, classes] alone (a model of torchvision: aux_logits=False)."
+                )
         loss: Tensor = self.loss(outputs.to(dtype), targets)
         gradients = torch.autograd.grad(loss, models.leaves[i], materialize_grads=True)
         if models.foreign:
@@ -94,3 +104,19 @@ class OneByOne(Passes):
             gradients = tuple(g.to_dense() if g.is_sparse else g for g in gradients)
         torch._foreach_copy_(self._gradients[j], gradients)
         return loss.detach()
+
+    def _check_repeats(
+        self, i: int, inputs: Any, seed: Callable[[], None], precise: AbstractContextManager[object]
+    ) -> None:
+        """Raise a ConfigError if two copies of module i differ on the same inputs, with the same draws."""
+        found = []
+        for _ in range(2):
+            copy, its = self.models.for_tests(i), tree_map(torch.clone, inputs)
+            seed()
+            with precise, torch.no_grad():
+                found.append(copy(self.memory_format(its)))
+        if all(isinstance(one, Tensor) for one in found) and not agree(found[0], found[1], self.precision):
+            raise ConfigError(
+                "The model computes something else when a step is repeated: let it draw from the global generators of "
+                "torch, numpy or random, which are seeded for every worker and step, and keep all state in the module."
+            )

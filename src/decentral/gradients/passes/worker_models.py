@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -83,9 +85,11 @@ class WorkerModels:
         return copied(self.modules[i], {id(leaf): nn.Parameter(leaf.data.clone()) for leaf in self.leaves[i]})
 
     def check(self) -> None:
-        """Raise a ConfigError if a forward pass has added or frozen parameters, or added buffers."""
-        for module in self.modules if self.foreign else ():
-            if changed := sorted(self._known ^ names_of(module)):
+        """Raise a ConfigError if a forward pass has added, frozen or replaced parameters, or added buffers."""
+        for module, leaves in zip(self.modules, self.leaves, strict=True) if self.foreign else ():
+            own = set(leaves)
+            replaced = {name for name, p in module.named_parameters() if p.requires_grad and p not in own}
+            if changed := sorted(self._known ^ names_of(module) | replaced):
                 raise ConfigError(
                     f"The model changes {changed[0]} while it is trained: make parameters and buffers in __init__ "
                     "(None will do for a buffer), and say there what requires_grad."
@@ -124,14 +128,22 @@ def _placeholder(shape: torch.Size, dtype: torch.dtype, device: torch.device) ->
 def _is_foreign(module: nn.Module) -> bool:
     if type(module).__module__.partition(".")[0] not in _KNOWN or "forward" in vars(module):
         return True
-    hooks = module._forward_hooks or module._forward_pre_hooks
-    return bool(hooks) or getattr(module, "max_norm", None) is not None  # embeddings are scaled in place
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    hooked = any(hooks) or any(parameter._backward_hooks for parameter in module.parameters(recurse=False))
+    return hooked or getattr(module, "max_norm", None) is not None  # embeddings are scaled in place
 
 
-def seed_draws(device: torch.device, seed: int, worker: int, index: int) -> None:
-    """Address the randomness of the forward pass that follows (dropout, say, has no generator argument)."""
+def seed_draws(device: torch.device, seed: int, *indices: int, purpose: str = "dropout", foreign: bool = True) -> None:
+    """Address the randomness of the forward pass that follows (dropout, say, has no generator argument).
+
+    In training the indices are worker and draw. Foreign code may draw from the generators of numpy and Python, too.
+    """
+    number = address(seed, purpose, *indices)
     for generator in _generators(device):
-        generator.manual_seed(address(seed, "dropout", worker, index))
+        generator.manual_seed(number)
+    if foreign:
+        np.random.seed(number % 2**32)
+        random.seed(number)
 
 
 def random_state(device: torch.device) -> list[Tensor]:

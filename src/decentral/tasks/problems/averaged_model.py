@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
-from decentral.gradients.passes.module_state import make_room, tensors_of
-from decentral.gradients.passes.worker_models import WorkerModels
+from decentral.gradients.passes.module_state import make_room, tensors_of, with_versions
+from decentral.gradients.passes.worker_models import WorkerModels, seed_draws
 from decentral.gradients.precision import float32
 from decentral.models.statistics import has_batch_statistics, is_averaged, recompute_batch_statistics, statistics_of
 
@@ -59,6 +59,7 @@ class AveragedModel:
         self.models.bind(x[None])
         self.models.load_state([self._state])
         module = self.models.for_tests(0)
+        seed_draws(self.device, 0, purpose="batch statistics")
         with float32(self.device):
             recompute_batch_statistics(module, batches())
         tensors = self._state.get("tensors", {}) | statistics_of(module)
@@ -90,7 +91,7 @@ class AveragedModel:
                 raise ConfigError(
                     f"its {name} is {there.get(name, 'missing')}, here it is {here.get(name, 'missing')}."
                 )
-        module.load_state_dict(dict(tensors))
+        module.load_state_dict(with_versions(module, tensors))
         (state,) = self.models.state()
         self.models.release()
         return x, state

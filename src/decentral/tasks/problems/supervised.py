@@ -143,17 +143,25 @@ class Supervised(Problem):
         self, x: Tensor, inputs: Any, targets: Any, draws: np.ndarray, places: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
         def seed(j: int) -> None:
-            seed_draws(self.device, self.seed, self.workers[places[j]], int(draws[j]))
+            worker = self.workers[places[j]]
+            seed_draws(self.device, self.seed, worker, int(draws[j]), foreign=self.models.foreign)
 
-        try:
+        with self._named("in its passes"):
             return self.passes(x, self._as_exact(inputs), targets, places, seed)
+
+    @contextmanager
+    def _named(self, passes: str) -> Iterator[None]:
+        """Raise what foreign code raises within this as a ConfigError that names the model and the place."""
+        try:
+            yield
         except (RuntimeError, AttributeError, TypeError, ValueError, LookupError) as error:
             if not self.models.foreign or isinstance(error, ConfigError | torch.OutOfMemoryError):
                 raise
+            self.models.check()
             again = "second time" in str(error)
             hint = ": keep no graph of an earlier step in a buffer or an attribute (detach)" if again else ""
             raise ConfigError(
-                f"model={self.config.model.name} cannot be trained ({blame.place(error) or 'in its passes'}): "
+                f"model={self.config.model.name} cannot be trained ({blame.place(error) or passes}): "
                 f"{blame.sentence(error)}{hint}."
             ) from error
 
@@ -278,8 +286,8 @@ class Supervised(Problem):
     def _test(self, modules: dict[str, torch.nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
         """The statistics of this part's batches of the test examples: [modules, S].
 
-        All modules look at the same batches. Where one writes into its batch, each gets a copy from then on, and what
-        was found so far is computed again.
+        All modules look at the same batches, with the same draws: equal models have equal statistics. Where one writes
+        into its batch, each gets a copy from then on, and what was found so far is computed again.
         """
         with evaluating(*modules.values()):
             try:
@@ -305,6 +313,7 @@ class Supervised(Problem):
                 inputs = self.memory_format(self._as_exact(inputs))
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
                     scope.tell(f"evaluating {name}, batch {number + 1} of {num_batches}")
+                    seed_draws(self.device, self.seed, part + number * parts, purpose="evaluation")
                     with self._lent(inputs) as lent:
                         for some, their in zip(lent.split(piece), targets.split(piece), strict=True):
                             self.add_statistics(total, self._outputs(module, some), their)
@@ -312,7 +321,7 @@ class Supervised(Problem):
 
     def _outputs(self, module: torch.nn.Module, inputs: Any) -> Tensor:
         """Those of a forward pass, in the precision of the run."""
-        with default_dtype(self.dtype):
+        with default_dtype(self.dtype), self._named("in an evaluation"):
             return module(inputs).to(self.dtype)  # type: ignore[no-any-return]
 
     @contextmanager
