@@ -513,6 +513,16 @@ def test_another_default_type_makes_no_difference(tmp_path, make, precision):
     assert usual.dtype == getattr(torch, precision.replace("fp", "float")) and torch.equal(found[0], usual)
 
 
+def test_another_default_device_makes_no_difference(tmp_path):
+    model, data = small(), (toy(), toy(24))
+    torch.set_default_device("meta")
+    try:
+        result = decentral.train(model, *data, results_dir=tmp_path, **SHORT)
+        assert torch.get_default_device().type == "meta" and result.averaged[0].weight.device.type == "cpu"
+    finally:
+        torch.set_default_device(None)
+
+
 def test_a_module_in_float64_begins_with_its_very_numbers(tmp_path):
     model = small().double()
     found = decentral.train(model, toy(), toy(24), results_dir=tmp_path, precision="fp64", **(SHORT | {"lr": 0}))

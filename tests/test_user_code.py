@@ -182,15 +182,16 @@ def test_all_executions_agree(entry: Entry, tmp_path: Path) -> None:
 
 
 DRAWING = ("dropout", "dropout_always", "dropout_later", "depth_of_python", "depth_of_numpy", "noisy_gradients")
+CHANGING = ("remembers", "remembers_the_last", "anneals", "ema_assigned_anew")
 
 
-@pytest.mark.parametrize("name", DRAWING)
-def test_draws_are_the_same_after_an_interruption(name: str, tmp_path: Path) -> None:
-    def run(directory: str, crash_at: int) -> str:
-        config = replace(composed(name, "checkpoint_every_s=0"), run_dir=str(tmp_path / directory))
-        return str(carry_out(World(0, 1, torch.device("cpu")), config, crash_at, -1))
+@pytest.mark.parametrize("name", [*DRAWING, *CHANGING])
+def test_draws_and_attributes_are_the_same_after_an_interruption(name: str, tmp_path: Path) -> None:
+    def run(directory: str, interrupt_at: int) -> str:
+        config = replace(composed(name), run_dir=str(tmp_path / directory))
+        return str(carry_out(World(0, 1, torch.device("cpu")), config, -1, interrupt_at))
 
-    assert run("straight", -1) == "done" and run("broken", 3) == "crashed"
+    assert run("straight", -1) == "done" and run("broken", 3) == "interrupted"
     torch.rand(1), np.random.rand(), random.random()
     assert run("broken", -1) == "done"
     straight, resumed = (Result("done", tmp_path / directory) for directory in ("straight", "broken"))
@@ -198,13 +199,13 @@ def test_draws_are_the_same_after_an_interruption(name: str, tmp_path: Path) -> 
     assert resumed.rows == straight.rows
 
 
-def composed(name: str, *more: str) -> Config:
+def composed(name: str) -> Config:
     """D-PSGD of four workers on a ring, as on the command line."""
     return compose(
         [
             *("algo=dpsgd", "topology=ring", "num_workers=4", "batch_size=4", "steps=6", "partition=iid"),
             *("precision=fp64", "trace=true", "progress=false", "device=cpu", f"model=user_table:make_{name}"),
-            *(f"data=user_table:data_of_{TRAINED[name].inputs}", *more),
+            *(f"data=user_table:data_of_{TRAINED[name].inputs}",),
         ]
     )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 import types
+from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -253,6 +254,17 @@ def noisy_gradients() -> nn.Sequential:
     return net
 
 
+def remembers_the_last(self: Any, x: Tensor) -> Tensor:
+    if self.training:
+        self.last.append(float(x.detach().mean()))
+    return self.l(x) * (1 + sum(self.last))
+
+
+def anneals(self: Any, x: Tensor) -> Tensor:
+    self.config.scale *= 1.1 if self.training else 1
+    return self.l(x) * self.config.scale
+
+
 _GENERATOR = np.random.default_rng(0)
 
 
@@ -365,6 +377,8 @@ MODULES: dict[str, Entry] = {
     "writes_input_in_training": Entry(lambda: Net(lambda m, x: m.l(x.mul_(2) if m.training else x * 2), l=nn.Linear(6, CLASSES))),
     "writes_view_of_input": Entry(lambda: Net(lambda m, x: (x[:, 0].zero_(), m.l(x))[1], l=nn.Linear(6, CLASSES))),
     "remembers": Entry(lambda: Net(remembers, l=nn.Linear(6, CLASSES), seen=[]), joint=False, stored=False),
+    "remembers_the_last": Entry(lambda: Net(remembers_the_last, l=nn.Linear(6, CLASSES), last=deque(maxlen=2)), joint=False, stored=False),
+    "anneals": Entry(lambda: Net(anneals, l=nn.Linear(6, CLASSES), config=types.SimpleNamespace(scale=1.0)), stored=False),
     # buffers
     "ema": Entry(lambda: with_buffers(ema, mu=torch.zeros(6)), joint=False),
     "ema_assigned_anew": Entry(lambda: with_buffers(ema_anew, mu=torch.zeros(6)), joint=False),
@@ -393,6 +407,7 @@ MODULES: dict[str, Entry] = {
     "replaces_a_parameter": Entry(lambda: Net(replaces_a_parameter, l=nn.Linear(6, CLASSES)), refused="changes l.weight"),
     "freezes_later": Entry(lambda: Net(freezes_later, l=nn.Linear(6, 6), o=nn.Linear(6, CLASSES), n=0), refused="changes l.bias"),
     "not_registered": Entry(lambda: Net(lambda m, x: m.l(m.ls[0](x)), l=nn.Linear(6, CLASSES), ls=[nn.Linear(6, 6)]), refused="Linear in a list"),
+    "without_numbers": Entry(lambda: nn.Linear(6, CLASSES, device="meta"), refused="device meta"),
     "tuple_in_training": Entry(lambda: Net(lambda m, x: (m.l(x), x) if m.training else m.l(x), l=nn.Linear(6, CLASSES)), refused="gives a tuple"),
     "fails_in_evaluation": Entry(lambda: Net(lambda m, x: m.l(x) if m.training or len(x) < 3 else m.nothing(x), l=nn.Linear(6, CLASSES)), refused="nothing"),
     "versioned": Entry(lambda: seq(Versioned(6, CLASSES))),

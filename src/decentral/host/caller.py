@@ -15,15 +15,17 @@ _THREADS = "OMP_NUM_THREADS"
 
 @contextmanager
 def left_as_found() -> Iterator[None]:
-    """While entered, torch computes as it does by default: in float32, with gradients, without autocast.
+    """While entered, torch computes as it does by default: in float32, on the CPU, with gradients, without autocast.
 
-    Afterwards generators, default dtype, gradient mode and threads are those of the caller, also after an exception.
+    Afterwards generators, default dtype and device, gradient mode and threads are those of the caller, also after an
+    exception.
     """
     import torch
 
     from decentral.randomness import seeded
 
     threads, told, seed = torch.get_num_threads(), os.environ.get(_THREADS), torch.initial_seed()
+    device = torch.get_default_device()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
     with (
         seeded(0, "caller"),
@@ -33,9 +35,13 @@ def left_as_found() -> Iterator[None]:
         torch.autocast("cpu", enabled=False),
         torch.autocast("cuda", enabled=False),
     ):
+        if device.type != "cpu":
+            torch.set_default_device(None)
         try:
             yield
         finally:
+            if device.type != "cpu":
+                torch.set_default_device(device)
             torch.set_num_threads(threads)
             os.environ.pop(_THREADS, None) if told is None else os.environ.update({_THREADS: told})
             if cuda is not None:

@@ -163,6 +163,8 @@ def _refused_tensor(module: nn.Module) -> str | None:
     import torch
 
     for name, parameter in module.named_parameters():
+        if parameter.is_meta:
+            return f"its parameter {name} is on the device meta, without numbers: make the module on the CPU"
         strided = parameter.layout == torch.strided
         if parameter.requires_grad and not (parameter.is_floating_point() and strided):
             kind = str(parameter.dtype if strided else parameter.layout).removeprefix("torch.")

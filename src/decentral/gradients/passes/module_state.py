@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Iterator, Mapping
 from types import CellType, FunctionType
 from typing import Any, cast
@@ -19,8 +20,8 @@ _INTERNAL = frozenset(vars(nn.Module()))
 class ModuleState:
     """Buffers, parameters with requires_grad=False, `get_extra_state`, and plain attributes that have changed.
 
-    Plain attributes are numbers, strings, tensors, arrays, and lists, tuples, sets and dicts of these, of modules whose
-    class is not torch's.
+    Plain attributes are numbers, strings, tensors, arrays, and lists, tuples, sets, dicts and objects of these, of
+    modules whose class is not torch's.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -70,8 +71,9 @@ class ModuleState:
             if type(module).__module__.partition(".")[0] == "torch":
                 continue
             for key in vars(module).keys() - _INTERNAL:
+                value = vars(module)[key]
                 try:
-                    found[f"{name}.{key}"] = packed(vars(module)[key])
+                    found[f"{name}.{key}"] = packed(dict(vars(value)) if _is_object(value) else value)
                 except (TypeError, RecursionError):  # nothing that a checkpoint can hold
                     continue
         return found
@@ -127,11 +129,19 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and one.layout == other.layout
 
 
+def _is_object(value: Any) -> bool:
+    """Whether it is one whose attributes count, such as a dataclass."""
+    return hasattr(value, "__dict__") and not isinstance(value, type | Tensor | nn.Module | list | dict | set)
+
+
 def _put_attribute(where: dict[str, Any], leaf: str, value: Any) -> None:
-    """Lists and dicts keep their places, since hooks may hold them."""
+    """Lists, dicts and objects keep their places, since hooks may hold them, and deques their lengths."""
     now: Any = where.get(leaf)
-    if type(now) is type(value) and isinstance(now, list):
-        now[:] = value
+    if _is_object(now) and isinstance(value, dict):
+        _put_attribute({"vars": vars(now)}, "vars", value)
+    elif type(now) is type(value) and isinstance(now, list | deque):
+        now.clear()
+        now.extend(value)
     elif type(now) is type(value) and isinstance(now, dict):
         now.clear()
         now.update(value)
