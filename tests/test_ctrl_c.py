@@ -19,7 +19,7 @@ TINY = [
     "task=quadratics", "task.noise=0.1", "algo=relaysgd", "topology=dbt", "num_workers=5", "steps=200",
     "evaluation.every_epochs=10", "device=cpu", "network.timeout_s=20",
 ]  # fmt: skip
-MOMENTS = 25
+MOMENTS = 9
 
 
 def run(
