@@ -54,7 +54,7 @@ def read(path: Path, trust: bool = False) -> Config:
     except ConfigError:
         raise
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"{path} is no configuration of a run: {type(error).__name__}: {error}.") from None
+        raise ConfigError(f"{path} is not the configuration of a run: {type(error).__name__}: {error}.") from None
 
 
 def from_dict(values: dict[str, Any], trust: bool = False) -> Config:
@@ -77,7 +77,7 @@ def from_dict(values: dict[str, Any], trust: bool = False) -> Config:
         if not trust and is_foreign(package, code):
             raise ConfigError(
                 f"{group}={code} is code that a stored file names, which is not imported unasked: give trust=True, as "
-                "in decentral.load(..., trust=True), if you trust whoever wrote it."
+                "in decentral.load(..., trust=True), if you trust its author."
             )
         cls = component(package, str(name))
         if cls is None:

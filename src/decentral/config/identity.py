@@ -97,7 +97,7 @@ def run_directory(config: Config) -> Path:
 
 
 def at_home(path: str | Path) -> Path:
-    """The path with ~ as the user's home; a name such as ~x stays what it is where there is no such user."""
+    """The path with ~ as the user's home; a name such as ~x stays as it is if no such user exists."""
     return Path(os.path.expanduser(path))
 
 

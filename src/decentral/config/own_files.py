@@ -25,11 +25,10 @@ def read_yaml(path: Path) -> Any:
 
 
 def check_yaml(path: Path) -> None:
-    """Refuse what no configuration is, and what would take for ever to load.
+    """Refuse a file that cannot be a configuration, or that would take forever to load.
 
-    Raises ConfigError for what is no file (a pipe, say), is not UTF-8, is longer than 1 MB, or becomes enormous once
-    its aliases are written out, as every one of them is when a configuration is composed.
-    Bad YAML is for whoever loads it to refuse.
+    Raises ConfigError unless it is a regular file in UTF-8 of at most 1 MB, also once its aliases are written out, as
+    all of them are when a configuration is composed. The caller refuses bad YAML.
     """
     import yaml
 

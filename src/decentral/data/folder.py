@@ -64,7 +64,7 @@ _CLASSES: dict[Path, _Class] = {}  # a study asks with each of its configuration
 def _class(split: Path, name: str) -> _Class:
     """Images of a class, with paths relative to the split. Looks through its folders unless none has changed.
 
-    Raises ConfigError for an image that is no regular file: reading a pipe, say, would never end.
+    Raises ConfigError for an image that is not a regular file: reading a pipe, say, would never end.
     """
     folder = split / name
     known = _CLASSES.get(folder)
