@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import random
 import types
+import warnings
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -219,6 +220,12 @@ def pruned() -> nn.Sequential:
     return net
 
 
+def weight_norm_old() -> nn.Sequential:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # it is deprecated, and in use
+        return seq(nn.utils.weight_norm(nn.Linear(6, 6)), nn.Linear(6, CLASSES))
+
+
 def partly_frozen() -> nn.Sequential:
     net = mlp(nn.ReLU())
     net[0].weight.requires_grad_(False)
@@ -347,7 +354,7 @@ MODULES: dict[str, Entry] = {
     # parameters that are shared, pruned, frozen, empty, ...
     "tied": Entry(tied),
     "pruned": Entry(pruned),
-    "weight_norm_old": Entry(lambda: seq(nn.utils.weight_norm(nn.Linear(6, 6)), nn.Linear(6, CLASSES))),
+    "weight_norm_old": Entry(weight_norm_old),
     "partly_frozen": Entry(partly_frozen),
     "sparse_embedding": Entry(lambda: Net(lambda m, x: m.o(m.e((x.abs() * 3).long().clamp(max=9)).mean(1)), e=nn.Embedding(10, 5, sparse=True), o=nn.Linear(5, CLASSES))),
     "complex_parameter": Entry(lambda: Net(lambda m, x: (x.to(m.w.dtype) @ m.w).real, w=nn.Parameter(torch.ones(6, CLASSES, dtype=torch.complex64))), refused="complex"),
