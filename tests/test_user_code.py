@@ -43,7 +43,7 @@ def each(entries: dict[str, Any]) -> Any:
 
 
 TRAINED = {name: entry for name, entry in MODULES.items() if not entry.refused}
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing", "ignore:.*is deprecated:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
 
 
 @pytest.fixture(autouse=True)

@@ -371,7 +371,7 @@ MODULES: dict[str, Entry] = {
     "forward_hook": Entry(lambda: hooked(lambda m: m.register_forward_hook(lambda mod, i, o: o * 3))),
     "forward_hook_inside": Entry(lambda: hooked(lambda m: m[1].register_forward_hook(lambda mod, i, o: o + 1))),
     "forward_pre_hook": Entry(lambda: hooked(lambda m: m[0].register_forward_pre_hook(lambda mod, i: (i[0] * 0.5,)))),
-    "backward_hook": Entry(lambda: hooked(lambda m: m[0].register_full_backward_hook(lambda mod, i, o: None))),
+    "backward_hook": Entry(lambda: hooked(lambda m: m[2].register_full_backward_hook(lambda mod, i, o: None))),
     "backward_hook_that_scales": Entry(lambda: hooked(lambda m: m[2].register_full_backward_hook(lambda mod, i, o: (i[0] * 2,)))),
     "backward_pre_hook": Entry(lambda: hooked(lambda m: m[2].register_full_backward_pre_hook(lambda mod, o: (o[0] * 2,)))),
     "patched_forward": Entry(patched),
