@@ -1,4 +1,4 @@
-"""What a process shares with whoever called us from Python: it is left as it was found."""
+"""State that a process shares with its Python caller, left as it was found."""
 
 from __future__ import annotations
 

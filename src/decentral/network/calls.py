@@ -23,7 +23,7 @@ class Calls:
     """The calls of all ranks, in their order; to be made by all ranks of a host at once.
 
     A rank writes number and checksum of its call before it takes part in it, and looks at those of the others, so that
-    of two ranks that do different things the later one notices. Costs a microsecond, and waits for nobody.
+    of two ranks that do different things the later one notices. Costs a microsecond and never waits.
     """
 
     def __init__(self, size: int) -> None:

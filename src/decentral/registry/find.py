@@ -81,7 +81,7 @@ _named: set[tuple[str, str]] = set()
 
 
 def is_foreign(package: str, name: str) -> bool:
-    """Whether this is code in a module, and nobody has asked for it in this process."""
+    """Whether this is code in a module that was not asked for in this process."""
     return ":" in name and (package, name) not in _named
 
 

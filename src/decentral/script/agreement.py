@@ -92,7 +92,7 @@ def meet_once(
 ) -> T:
     """The same for a verb of everybody; what has not been proposed before, by its `key`, is checked anyhow.
 
-    So ranks that begin differently hear of it. What has been is announced, which waits for nobody.
+    So ranks that begin differently hear of it. What has been is announced, without waiting.
     """
     prepared, agreement = meet(world, checked, prepare, propose)
     if (text := seen.get(key(prepared))) is None:

@@ -169,8 +169,8 @@ def look_at(data: Any, where: str, whole: bool) -> Look:
     Else the labels are those of an attribute `targets`, and all examples those of a TensorDataset, if these agree with
     what was read. Generators are seeded meanwhile, and left as they were.
 
-    Raises ConfigError for what is no pair of a tensor and a label, for tensors of different shapes, and for labels that
-    are no whole numbers from 0 upwards.
+    Raises ConfigError for anything but a pair of a tensor and a label, for tensors of different shapes, and for labels
+    that are not integers >= 0.
     """
     _check_subset(data, where)
     places = np.unique(np.linspace(0, len(data) - 1, _PLACES).astype(np.int64)).tolist()
