@@ -409,9 +409,9 @@ def test_files_that_are_not_those_of_cifar10_are_refused(small_cifar10, tmp_path
 
 def test_files_that_would_never_end_are_refused(small_cifar10, tmp_path):
     os.mkfifo(tmp_path / "pipe.npz")
-    with pytest.raises(ConfigError, match=r"pipe\.npz is no regular file"):
+    with pytest.raises(ConfigError, match=r"pipe\.npz is not a regular file"):
         Cifar10(path=str(tmp_path / "pipe.npz")).prepare()
     tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
     (tree / "train" / "cat" / "loop.png").symlink_to("loop.png")
-    with pytest.raises(ConfigError, match=r"loop\.png is no regular file"):
+    with pytest.raises(ConfigError, match=r"loop\.png is not a regular file"):
         Cifar10(path=str(tree)).inspect()

@@ -408,6 +408,7 @@ UNFIT: dict[str, tuple[Callable[[int], nn.Module], str]] = {
     "lazy": (lambda rank: nn.Sequential(nn.LazyLinear(3)) if rank == 1 else network(), "0.weight has no values yet"),
     "meta": (lambda rank: network().to("meta"), "0.weight has no values yet"),
     "expanded": (lambda rank: buffered(torch.full((1,), float(rank)).expand(3)), "b is sparse, quantized or expanded"),
+    "synchronized": (lambda rank: nn.Sequential(network(), nn.SyncBatchNorm(1)), "1 is a SyncBatchNorm on the CPU"),
     "sparse": (lambda rank: buffered(torch.eye(3).to_sparse()), "b is sparse, quantized or expanded"),
     "dtype": (lambda rank: buffered(torch.zeros(3, dtype=[torch.float32, torch.float64][rank])), "b [3] torch.float64"),
     "frozen": (
@@ -443,6 +444,24 @@ def test_what_cannot_be_sent_is_refused_on_every_rank(worlds, case: str):
 def test_the_state_of_another_rank_is_refused(worlds):
     for told in worlds(2).call(unfit, "another rank's"):
         assert "of rank 0, not of rank 1: every rank loads its own" in told
+
+
+def exploding(world: World, how: str) -> str:
+    """What a rank hears when the rate of rank 1 is beyond float32."""
+    model = network().float()
+    inner = torch.optim.SGD(model.parameters(), lr=[0.1, 1e300][world.rank])
+    optimizer = decentral.wrap(model, inner, "ring", timeout_s=20, **HOW[how])
+    with pytest.raises(ConfigError) as error:
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+    return str(error.value)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_number_too_large_for_the_parameters_is_named_on_every_rank(worlds, how: str):
+    for told in worlds(2).call(exploding, how):
+        assert "lr=1e+300" in told and "diverges" in told
 
 
 def left_alone(world: World, how: str) -> None:

@@ -194,7 +194,7 @@ def test_json_that_is_deep_or_a_pipe_is_none(tmp_path: Path) -> None:
             read_lines(tmp_path / name)
     os.mkfifo(tmp_path / "pipe")
     assert read_json(tmp_path / "pipe") is None
-    with pytest.raises(ConfigError, match="no regular file"):
+    with pytest.raises(ConfigError, match="not a regular file"):
         read_lines(tmp_path / "pipe")
 
 

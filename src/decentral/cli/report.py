@@ -14,6 +14,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.registry import own
 from decentral.report.figures.output import KEYS as FIGURES
 from decentral.report.figures.output import output
+from decentral.store.files import at_home
 from decentral.terminal.console import say
 
 _HELP = """\
@@ -74,7 +75,7 @@ def _carry_out(arguments: list[str]) -> None:
     if scale and scale not in SCALES:
         raise ConfigError(f"scale={scale} does not exist.{suggest(scale, SCALES)}")
     figures = output(settings)
-    results_dir = Path(settings.get("results_dir", OWN_RESULTS)).expanduser()
+    results_dir = at_home(settings.get("results_dir", OWN_RESULTS))
     _check_names(names, results_dir)
     check_writable("results_dir", str(results_dir), results_dir)
     absent = [name for name in names or ["*"] if not any(results_dir.glob(f"*/{name}/{scale}*/study.json"))]

@@ -16,6 +16,7 @@ from decentral.config.schema import GROUPS
 from decentral.errors import ConfigError, suggest
 from decentral.network.settings import NetworkSettings
 from decentral.registry import components
+from decentral.store.files import at_home
 from decentral.study import SCALES, catalogue
 from decentral.study.study import Study
 from decentral.terminal.console import say
@@ -113,7 +114,7 @@ def _chosen(name: str, scale: str, rest: list[str], config_dir: str | None) -> C
     mattering = [override for override in overrides if _matters(study.for_runs(override), study.timed)]
     changed = sorted({*_changes(study, catalogue.load(name, scale, config_dir)), *mattering})
     suffix = f"-{hashlib.sha256(' '.join(changed).encode()).hexdigest()[:6]}" if changed else ""
-    path = Path(results_dir or OWN_RESULTS).expanduser()
+    path = at_home(results_dir or OWN_RESULTS)
     return ChosenStudy(
         name,
         scale,

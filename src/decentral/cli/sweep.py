@@ -21,6 +21,7 @@ from decentral.host.torchrun import under_torchrun
 from decentral.jobs.training_run import TrainingRun, run_command, written
 from decentral.scheduling.pool import Ended
 from decentral.store.failures import Failure
+from decentral.store.files import at_home
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, is_leader, report_error, say
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
     if unfinished:
         config.launcher.check()
         with board("sweep", config.progress) as shown:
-            tally = schedule(Fixed(unfinished), config.launcher, Path(config.results_dir).expanduser(), shown)
+            tally = schedule(Fixed(unfinished), config.launcher, at_home(config.results_dir), shown)
         ended, interrupted = {one.job.id: one for one in tally.ended}, tally.interrupted
     say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}")
     for one in ended.values():

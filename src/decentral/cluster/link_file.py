@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
 from decentral.cluster.csv_file import read_rows
 from decentral.cluster.settings import LONGEST_S, SLOWEST_GBPS
 from decentral.errors import ConfigError
+from decentral.store.files import at_home
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def read_links(name: str, num_workers: int) -> LinkTable:
 
     Raises ConfigError, with file and line, for what is none of n workers, given twice, or no such number.
     """
-    path = Path(name).expanduser()
+    path = at_home(name)
     if not path.is_file():
         raise ConfigError(f"cluster.links.file={name} is not a file (looked for {path.absolute()}).")
     rows = read_rows("cluster.links.file", name, path)

@@ -17,6 +17,7 @@ from decentral.cluster.settings import check_bandwidth, check_positive, check_se
 from decentral.errors import ConfigError
 from decentral.randomness import normal
 from decentral.store.digests import file_digest
+from decentral.store.files import at_home
 
 _PURPOSE = "cluster: network"
 _HEADS = (["epoch", "latency_s", "bandwidth_gbps"], ["seconds", "latency_s", "bandwidth_gbps"])
@@ -165,7 +166,7 @@ class Recorded(Schedule):
         return self._read().links[segment]
 
     def _read(self) -> _Lines:
-        path = Path(self.trace).expanduser()
+        path = at_home(self.trace)
         if not path.is_file():
             raise ConfigError(f"cluster.network.trace={self.trace} is not a file (looked for {path.absolute()}).")
         return _read_unchanged(self.trace, path, file_digest(path))

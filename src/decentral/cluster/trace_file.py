@@ -14,6 +14,7 @@ from decentral.cluster.distributions import Durations
 from decentral.cluster.settings import LONGEST_S
 from decentral.errors import ConfigError
 from decentral.store.digests import file_digest
+from decentral.store.files import at_home
 
 _HEAD = ["step", "worker", "seconds"]
 _OPERATIONS = "operations.jsonl"
@@ -44,7 +45,7 @@ class Trace(Durations):
         return times[np.arange(first, last) % len(times)]
 
     def _times(self, num_workers: int) -> np.ndarray:
-        path = Path(self.trace).expanduser()
+        path = at_home(self.trace)
         if path.is_dir():
             path /= _OPERATIONS
             if not path.is_file():

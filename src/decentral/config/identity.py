@@ -18,6 +18,7 @@ from decentral.config.schema import NODES, Config
 from decentral.host.torchrun import place, under_torchrun
 from decentral.registry import component, sources
 from decentral.store.digests import by_content, file_digest, files_below, folder_digest
+from decentral.store.files import at_home
 from decentral.store.models import stored_facts
 
 IDENTITY_VERSION = 2
@@ -96,11 +97,6 @@ def run_directory(config: Config) -> Path:
     return at_home(chosen)
 
 
-def at_home(path: str | Path) -> Path:
-    """The path with ~ as the user's home; a name such as ~x stays as it is if no such user exists."""
-    return Path(os.path.expanduser(path))
-
-
 def init_directory(config: Config) -> Path:
     """Where the run is that `init` names: a directory, or the id of a run in `results_dir`."""
     assert config.init is not None
@@ -132,7 +128,7 @@ def _value_identity(f: dataclasses.Field[Any], value: Any) -> Any:
     if dataclasses.is_dataclass(value):
         return component_identity(value)
     if f.metadata.get("content") and value:
-        return _content(Path(value).expanduser())
+        return _content(at_home(value))
     return renamed.identity_value(f, plain(value))
 
 

@@ -33,7 +33,7 @@ def check_yaml(path: Path) -> None:
     import yaml
 
     if not path.is_file():
-        raise ConfigError(f"{path} is no regular file: put a YAML file there, or remove it.")
+        raise ConfigError(f"{path} is not a regular file: put a YAML file there, or remove it.")
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"{path} has {path.stat().st_size:,} bytes: {_MOST_BYTES:,} is the most.")

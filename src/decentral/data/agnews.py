@@ -13,6 +13,7 @@ from decentral.data.texts import Corpus, Part, TextFiles
 from decentral.data.tokens import TextTokens
 from decentral.errors import ConfigError, check_at_least
 from decentral.randomness import numpy_generator
+from decentral.store.files import at_home
 
 _CLASSES = 4
 _SPLIT_SEED = 7600
@@ -49,7 +50,7 @@ class AGNews(TextFiles):
         """train.csv and test.csv, or the latter alone."""
         if self.path is None:
             raise ConfigError("data.path is not set: give the folder that holds train.csv and test.csv of AG News.")
-        folder = Path(self.path).expanduser()
+        folder = at_home(self.path)
         found = [folder / f"{name}.csv" for name in (("train", "test") if self.from_test is None else ("test",))]
         for file in found:
             if not file.is_file():

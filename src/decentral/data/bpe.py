@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from decentral.data.pairs import BEGIN, END, PAD
 from decentral.errors import ConfigError
 from decentral.host.packages import require
+from decentral.store.files import at_home
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +63,7 @@ def opened(path: Path) -> Tokenizer:
 def size_of(path: str | Path, key: str) -> int:
     """How many tokens the tokenizer of a file has, without the library. Raises ConfigError for what is no such file."""
     try:
-        content = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        content = json.loads(at_home(path).read_text(encoding="utf-8"))
         added = {str(one["content"]): int(one["id"]) for one in content.get("added_tokens", [])}
         vocabulary = {str(token): int(number) for token, number in content["model"]["vocab"].items()} | added
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

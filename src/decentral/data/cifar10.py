@@ -17,6 +17,7 @@ from decentral.data.description import ImageData
 from decentral.data.folder import find_tree
 from decentral.data.normalisation import Normalisation
 from decentral.errors import ConfigError
+from decentral.store.files import at_home
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +82,7 @@ class Cifar10(DataSet):
         """CIFAR-10, unless it is in the cache or in `path`."""
         if copies.is_tree(self.path) or copies.is_arrays(self.path):
             return ""
-        here = (cache_folder() / _CACHED, Path(self.path).expanduser() / _FOLDER)
+        here = (cache_folder() / _CACHED, at_home(self.path) / _FOLDER)
         return "" if any(folder.is_dir() for folder in here) else f"CIFAR-10, which is not in data.path={self.path}"
 
     def prepare(self) -> None:
@@ -125,7 +126,7 @@ class Cifar10(DataSet):
 
     def _check(self) -> None:
         """Raises ConfigError if what is there is not CIFAR-10, or nothing is and may be downloaded."""
-        path = Path(self.path).expanduser()
+        path = at_home(self.path)
         if (path / "data_batch_1").is_file():
             raise ConfigError(
                 f"data.path={self.path} is the folder of CIFAR-10's files itself: give the one that it lies in, "
@@ -155,7 +156,7 @@ class Cifar10(DataSet):
         try:
             from torchvision.datasets import CIFAR10
 
-            path, download = str(Path(self.path).expanduser()), self.download is not False
+            path, download = str(at_home(self.path)), self.download is not False
             data = CIFAR10(path, train=split == "train", download=download)
         except (OSError, RuntimeError, ImportError) as error:
             reason = " ".join(str(error).split())

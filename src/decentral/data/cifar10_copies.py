@@ -14,6 +14,7 @@ from decentral.data.cache import cached
 from decentral.data.decoded_tree import decoded_tree
 from decentral.data.folder import find_tree
 from decentral.errors import ConfigError
+from decentral.store.files import at_home
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 COUNTS = {"train": 50_000, "test": 10_000}
@@ -29,7 +30,7 @@ _NAMES = {
 
 def is_tree(path: str) -> bool:
     """Whether `path` holds train/ and test/ (or val/), as an image folder does."""
-    root = Path(path).expanduser()
+    root = at_home(path)
     return (root / "train").is_dir() and any((root / name).is_dir() for name in _SPLITS[1:])
 
 
@@ -40,7 +41,7 @@ def is_arrays(path: str) -> bool:
 
 def check_place(path: str) -> None:
     """Refuse what can be seen not to be a folder that holds, or could hold, CIFAR-10. Raises ConfigError."""
-    root = Path(path).expanduser()
+    root = at_home(path)
     if not is_arrays(path) and root.is_file():
         raise ConfigError(
             f"data.path={path} is a file: give the folder that holds cifar-10-batches-py, one with train/<class>/ and "
@@ -94,10 +95,10 @@ def from_tree(path: str) -> Path:
 
 def digest_of_arrays(path: str) -> str:
     """A digest of an .npz file's contents, by the checksums in it. Raises ConfigError if it is none."""
-    if not Path(path).expanduser().is_file():
-        raise ConfigError(f"data.path={path} is no regular file: give an .npz file that is there.")
+    if not at_home(path).is_file():
+        raise ConfigError(f"data.path={path} is not a regular file: give an .npz file that is there.")
     try:
-        with zipfile.ZipFile(Path(path).expanduser()) as file:
+        with zipfile.ZipFile(at_home(path)) as file:
             members = sorted((one.filename, one.file_size, one.CRC) for one in file.infolist())
     except (OSError, zipfile.BadZipFile) as error:
         raise ConfigError(
@@ -115,7 +116,7 @@ def from_arrays(path: str) -> Path:
 
     def build(folder: Path) -> None:
         try:
-            with np.load(Path(path).expanduser(), allow_pickle=False) as file:
+            with np.load(at_home(path), allow_pickle=False) as file:
                 arrays = {name: _chosen(path, file, names) for name, names in _NAMES.items()}
         except ConfigError:
             raise

@@ -12,6 +12,7 @@ import numpy as np
 
 from decentral.errors import ConfigError
 from decentral.store.digests import folder_digest, walked
+from decentral.store.files import at_home
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """Of images, as torchvision's `ImageFolder` knows them."""
@@ -73,7 +74,7 @@ def _class(split: Path, name: str) -> _Class:
         for each, files, others in walked(str(folder)):
             found[each] = files
             if odd := next((other for other in others if other.lower().endswith(EXTENSIONS)), None):
-                raise ConfigError(f"data.path: {each}/{odd} is no regular file: remove it, or give it another name.")
+                raise ConfigError(f"data.path: {each}/{odd} is not a regular file: remove it, or give it another name.")
         folders = {each: _state(each, seen_ns) for each in found}
         files = [f"{each}/{file}"[len(f"{split}/") :] for each in sorted(found) for file in sorted(found[each])]
         images = [file for file in files if file.lower().endswith(EXTENSIONS) and not _is_hidden(file)]
@@ -108,7 +109,7 @@ def find_tree(path: str | None, single_folder: bool = False) -> Tree:
     """
     if path is None:
         raise ConfigError("data.path is not set: give the folder that holds train/<class>/ and test/<class>/.")
-    root = Path(path).expanduser()
+    root = at_home(path)
     if not os.path.isdir(root):
         raise ConfigError(
             f"data.path={path} is not a folder: give the one that holds train/<class>/ and test/<class>/."

@@ -18,6 +18,7 @@ from decentral.data.line_files import count_lines, find, read_lines
 from decentral.data.pairs import Corpus, Pairs, PairsData, Text
 from decentral.errors import ConfigError, check_at_least
 from decentral.store.digests import folder_digest
+from decentral.store.files import at_home
 
 if TYPE_CHECKING:
     import torch
@@ -116,7 +117,7 @@ class Parallel(PairsData):
                 f"data={self.name} needs data.path=FOLDER, with {self.train}.{self.source}, "
                 f"{self.train}.{self.target}, {self.test}.{self.source} and {self.test}.{self.target} in it (or .gz)."
             )
-        folder = Path(self.path).expanduser()
+        folder = at_home(self.path)
         if not folder.is_dir():
             raise ConfigError(f"data.path={self.path} is no folder (looked for {folder.absolute()}).")
         ends, names = (self.source, self.target), {"train": self.train, "test": self.test}
@@ -127,7 +128,7 @@ class Parallel(PairsData):
         """The folder of the tokenizer and the encoded sentences."""
         bpe.required(f"data={self.name}")
         files = self._files()
-        size = self.vocab_size if self.tokenizer is None else Path(self.tokenizer).expanduser().read_bytes()
+        size = self.vocab_size if self.tokenizer is None else at_home(self.tokenizer).read_bytes()
         words = repr(("parallel-2", size, self.longest, self.skip_empty, self.files_digest()))
         digest = hashlib.sha256(words.encode()).hexdigest()[:16]
         return cached(f"parallel-{digest}", lambda folder: self._build(folder, files))
@@ -137,7 +138,7 @@ class Parallel(PairsData):
         if self.tokenizer is None:
             tokenizer = bpe.trained((line for side in texts["train"] for line in side), self.vocab_size)
         else:
-            tokenizer = bpe.opened(Path(self.tokenizer).expanduser())
+            tokenizer = bpe.opened(at_home(self.tokenizer))
         tokenizer.save(str(folder / "tokenizer.json"))
         notes = []
         for split in _SPLITS:

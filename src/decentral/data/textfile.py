@@ -12,6 +12,7 @@ from decentral.data.running_text import RunningText, Source
 from decentral.data.text_rows import utf8_lines
 from decentral.data.tokens import RunningTokens
 from decentral.errors import ConfigError, check_at_least
+from decentral.store.files import at_home
 
 
 @dataclass
@@ -48,7 +49,7 @@ class TextFile(RunningText):
         for file, text in zip(files, texts, strict=True):
             if not text.strip():
                 raise ConfigError(f"data.path: {file} is empty: remove it, or write something in it.")
-        if len(files) > 1 or Path(str(self.path)).expanduser().is_dir():
+        if len(files) > 1 or at_home(str(self.path)).is_dir():
             return [Source(file.name, text) for file, text in zip(files, texts, strict=True)]
         (text,) = texts
         bounds = [round(len(text) * part / self.sections) for part in range(self.sections + 1)]
@@ -72,7 +73,7 @@ class TextFile(RunningText):
         """None of the documentation; a file; those of a folder that are not hidden, by name."""
         if self.path is None:
             return []
-        path = Path(self.path).expanduser()
+        path = at_home(self.path)
         if path.is_file():
             return [path]
         found = sorted(file for file in path.glob("*") if file.is_file() and not file.name.startswith("."))

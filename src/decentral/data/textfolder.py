@@ -10,6 +10,7 @@ from decentral.data.text_rows import Row, read_rows
 from decentral.data.texts import Corpus, Part, TextFiles
 from decentral.data.tokens import TextTokens
 from decentral.errors import ConfigError, suggest
+from decentral.store.files import at_home
 
 _KINDS = (".csv", ".jsonl")
 
@@ -46,7 +47,7 @@ class TextFolder(TextFiles):
         """Of each split the first that is there, CSV before JSONL."""
         if self.path is None:
             raise ConfigError("data.path is not set: give the folder that holds train.csv and test.csv (or .jsonl).")
-        folder = Path(self.path).expanduser()
+        folder = at_home(self.path)
         found = []
         for split in ("train", "test"):
             file = next((file for kind in _KINDS if (file := folder / f"{split}{kind}").is_file()), None)

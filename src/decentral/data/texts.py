@@ -20,6 +20,7 @@ from decentral.data.description import LabelledTokens
 from decentral.data.tokens import BytePairs, Encoder, Symbols, TextTokens
 from decentral.errors import ConfigError, check_between
 from decentral.store.digests import file_digest, folder_digest
+from decentral.store.files import at_home
 
 if TYPE_CHECKING:
     import torch
@@ -107,19 +108,19 @@ class TextFiles(DataSet):
     def _vocabulary(self) -> int:
         if self.tokenizer is None:
             return self.vocabulary
-        return _size_of(self.tokenizer, file_digest(Path(self.tokenizer).expanduser()))
+        return _size_of(self.tokenizer, file_digest(at_home(self.tokenizer)))
 
     def _prepared(self) -> Path:
         return cached(self._folder_name(), self._build)
 
     def _folder_name(self) -> str:
         self._check_tokens()
-        tokenizer = file_digest(Path(self.tokenizer).expanduser()) if self.tokenizer else ""
+        tokenizer = file_digest(at_home(self.tokenizer)) if self.tokenizer else ""
         words = f"texts-2 {self!r} {self.files_digest()} {tokenizer}"
         return f"{self.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
 
     def _check_tokens(self) -> None:
-        if self.tokenizer is not None and not Path(self.tokenizer).expanduser().is_file():
+        if self.tokenizer is not None and not at_home(self.tokenizer).is_file():
             raise ConfigError(f"data.tokenizer={self.tokenizer} is no file: give a tokenizer.json, or leave it out.")
         if self.tokenizer is not None or self.tokens is TextTokens.bpe:
             tokens_of.check_library(f"data={self.name} with data.tokens=bpe")
@@ -129,7 +130,7 @@ class TextFiles(DataSet):
 
     def _encoder(self, texts: Sequence[str]) -> Encoder:
         if self.tokenizer is not None:
-            return BytePairs.load(Path(self.tokenizer).expanduser())
+            return BytePairs.load(at_home(self.tokenizer))
         if self.tokens is TextTokens.words:
             return Symbols.trained(texts, self.vocabulary, words=True)
         return BytePairs.trained(texts, self.vocabulary, running=False)
@@ -189,4 +190,4 @@ def _read(cls: type, stamp: str, settings: str, data: _Again) -> Corpus:
 
 @lru_cache(maxsize=16)
 def _size_of(path: str, _digest: str) -> int:
-    return BytePairs.load(Path(path).expanduser()).vocabulary
+    return BytePairs.load(at_home(path)).vocabulary

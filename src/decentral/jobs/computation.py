@@ -18,6 +18,7 @@ from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.scheduling.job import Demand, Job
 from decentral.store import RunStore, Status
+from decentral.store.files import at_home
 from decentral.store.lines import LineFile, read_lines
 
 _STATUS_EVERY_S = 2.0
@@ -57,7 +58,7 @@ class Computation(Job):
     @property
     def directory(self) -> Path:
         """`<results directory>/<folder>/<id>`."""
-        return Path(self.config.results_dir).expanduser() / self.folder / self.id
+        return at_home(self.config.results_dir) / self.folder / self.id
 
     @property
     def title(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from decentral.data.description import DataDescription
@@ -11,6 +10,7 @@ from decentral.errors import ConfigError
 from decentral.host.packages import require
 from decentral.models.model import TextModel
 from decentral.models.transformer_sizes import check_sizes, transformer_multiplications
+from decentral.store.files import at_home
 
 if TYPE_CHECKING:
     from torch import nn
@@ -55,7 +55,7 @@ class DistilBert(TextModel):
         require(
             "transformers", "model=distilbert", "pip install 'decentral[distilbert]', or use model=text_transformer"
         )
-        if self.path is not None and not (Path(self.path).expanduser() / "config.json").is_file():
+        if self.path is not None and not (at_home(self.path) / "config.json").is_file():
             raise ConfigError(f"model.path={self.path} has no config.json: give a folder that transformers has saved.")
 
     def multiplications(self, data: LabelledTokens) -> float:
@@ -100,4 +100,4 @@ class DistilBert(TextModel):
         return WithoutPadding(module.float()).train()
 
     def _where(self) -> str:
-        return _HUB if self.path is None else str(Path(self.path).expanduser())
+        return _HUB if self.path is None else str(at_home(self.path))

@@ -55,11 +55,14 @@ class Guard:
 
     @contextmanager
     def hears(self) -> Iterator[None]:
-        """An error of the transport inside is what another rank has refused, if one has."""
+        """An error of the transport inside is what another rank has refused, if one has; that of a step with a number
+        too large for the parameters, which torch does not take, is refused."""
         try:
             with hinted():
                 yield
         except (RuntimeError, OSError) as error:
+            if "without overflow" in str(error):
+                self.require(self._largest())
             told = ""
             with suppress(Exception):
                 store = _get_default_store()
@@ -88,6 +91,11 @@ class Guard:
                 return f"the model has new parameters ({', '.join(new)}); {_AGAIN}"
             self._lay_out()
         return ""
+
+    def _largest(self) -> str:
+        numbers = (one for group in self._optimizer.param_groups for one in group.items() if type(one[1]) is float)
+        key, value = max(numbers, key=lambda one: abs(one[1]))
+        return f"{key}={value:g} takes parameters beyond what their dtype holds, so that training diverges: lower it."
 
     def _in_groups(self) -> list[nn.Parameter]:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]

@@ -13,14 +13,13 @@ import pandas as pd
 
 from decentral.config.composition import folders_of
 from decentral.config.files import read
-from decentral.config.identity import at_home
 from decentral.config.own_files import read_yaml
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision, cast
 from decentral.host.caller import left_as_found
 from decentral.registry import component
 from decentral.store import RunStore, Status, find_runs, read_metrics
-from decentral.store.files import is_locked
+from decentral.store.files import at_home, is_locked
 from decentral.store.metadata import read_metadata
 from decentral.store.models import AVERAGED, load_models
 from decentral.store.ownership import LOCK, recorded_id

@@ -165,9 +165,9 @@ class ModeStep:
     # -- buckets on their way ------------------------------------------------------------------------------------------
 
     def _launch(self, bucket: Bucket, adapt: bool) -> None:
-        if adapt:
-            self._step_of(bucket)
         with self.guard.hears():  # a backward pass may have come here
+            if adapt:
+                self._step_of(bucket)
             self._mixings.append(self.net.begin_mix(bucket.row, self.round))
 
     def _begin_all(self) -> None:

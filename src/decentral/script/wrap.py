@@ -290,6 +290,12 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
             raise ConfigError(f"{name} has no values yet: initialize it, by a forward pass or to_empty, before wrap.")
         if each.layout is not torch.strided or each.is_quantized or _is_expanded(each):
             raise ConfigError(f"{name} is sparse, quantized or expanded, which cannot be sent: store it dense.")
+    for name, part in model.named_modules():
+        if isinstance(part, nn.SyncBatchNorm) and any(each.is_cpu for each in part.parameters()):
+            raise ConfigError(
+                f"{name or 'the model'} is a SyncBatchNorm on the CPU, for which torch has none: use a BatchNorm of "
+                "torch.nn, or move the model to a GPU before wrap."
+            )
     own = set(model.parameters())
     strangers = [p for group in optimizer.param_groups for p in group["params"] if p not in own]
     if strangers:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.errors import ConfigError
-from decentral.store.files import write_text
+from decentral.store.files import at_home, write_text
 from decentral.store.ownership import LOCK
 from decentral.terminal.display import unless_quick
 
@@ -30,7 +30,7 @@ _LATELY: dict[tuple[str, int], tuple[float, str]] = {}
 
 def cache_folder() -> Path:
     """`$DECENTRAL_CACHE`, else `~/.cache/decentral`."""
-    return Path(os.environ.get("DECENTRAL_CACHE") or "~/.cache/decentral").expanduser()
+    return at_home(os.environ.get("DECENTRAL_CACHE") or "~/.cache/decentral")
 
 
 def file_digest(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""Writing files so that a reader, or a later start, never sees half of one."""
+"""Paths as users write them, and writing files so that a reader, or a later start, never sees half of one."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ from decentral.errors import ConfigError
 
 _MOST_BYTES = 1 << 28
 _NOT_JSON = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def at_home(path: str | Path) -> Path:
+    """The path with ~ as the user's home; a name such as ~x stays as it is if no such user exists."""
+    return Path(os.path.expanduser(path))
 
 
 def encode(value: Any) -> Any:

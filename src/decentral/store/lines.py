@@ -87,7 +87,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """
     try:
         if path.exists() and not path.is_file():
-            raise ConfigError(f"{path} is no regular file: remove it, or the folder that it came in.")
+            raise ConfigError(f"{path} is not a regular file: remove it, or the folder that it came in.")
         lines = path.read_bytes().split(b"\n")[:-1]
     except FileNotFoundError:
         return []

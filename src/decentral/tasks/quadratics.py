@@ -12,6 +12,7 @@ import numpy as np
 
 from decentral.errors import ConfigError, check_at_least, check_range
 from decentral.host.memory import refuse_if_too_large
+from decentral.store.files import at_home
 from decentral.tasks.task import Problem, Task
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Quadratics(Task):
 
 def read_problem(path: str) -> dict[str, np.ndarray]:
     """A [n, d, d], b [n, d] and x0 [d], float64, from an .npz file. Raises ConfigError for anything else."""
-    path = str(Path(path).expanduser())
+    path = str(at_home(path))
     if not Path(path).is_file():
         raise ConfigError(f"task.problem={path} is not a file: it has to be an .npz with A [n, d, d] and b [n, d].")
     try:

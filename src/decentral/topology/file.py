@@ -10,6 +10,7 @@ import numpy as np
 
 from decentral.errors import ConfigError
 from decentral.store.digests import file_digest
+from decentral.store.files import at_home
 from decentral.topology.edge_list import EdgeList, read_csv, read_npz
 from decentral.topology.graph import Graph, directed, undirected
 from decentral.topology.mixing_matrix import MixingMatrix, row_sums
@@ -89,7 +90,7 @@ class File(GraphTopology):
     def _edges(self) -> EdgeList:
         if self.path is None:
             raise ConfigError("topology=file needs topology.path=FILE, a .csv or .npz file with the edges.")
-        path = Path(self.path).expanduser()
+        path = at_home(self.path)
         if not path.is_file():
             raise ConfigError(f"topology.path={self.path} is not a file (looked for {path.absolute()}).")
         return _read_unchanged(path, file_digest(path))

@@ -11,6 +11,7 @@ from decentral.errors import ConfigError, check_at_least
 from decentral.host.packages import require
 from decentral.scheduling.launchers.launcher import Launcher
 from decentral.scheduling.pool import Pool
+from decentral.store.files import at_home
 
 
 class Where(Enum):
@@ -83,7 +84,7 @@ class Slurm(Launcher):
         from decentral.scheduling.slurm_clusters import LocalCluster, Resources, SlurmCluster
         from decentral.scheduling.slurm_pool import SlurmPool, private_folder
 
-        folder = results_dir.expanduser().absolute() / "submitted"
+        folder = at_home(results_dir).absolute() / "submitted"
         private_folder(folder)
         resources = Resources(
             self.partition,
