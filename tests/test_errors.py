@@ -119,7 +119,7 @@ REFUSED = [
     ("data=imagenet data.path=pipes/train data.single_folder=true", "pipes/train/cat/1.jpg", "not a regular file"),
     # the home of nobody
     ("data=imagefolder data.path='\"~nobody0/x\"'", "data.path=~nobody0/x", "train/<class>/"),
-    ("data=textfile data.path='\"~nobody0/x\"'", "data.path=~nobody0/x", "no files"),
+    ("data=textfile data.path='\"~nobody0/x\"'", "data.path=~nobody0/x", "no file and no folder"),
     ("data=agnews data.tokenizer='\"~nobody0/x\"'", "data.tokenizer=~nobody0/x", "tokenizer.json"),
     ("topology=file topology.path='\"~nobody0/x\"'", "topology.path=~nobody0/x", "not a file"),
     ("task=quadratics task.problem='\"~nobody0/x\"'", "task.problem=~nobody0/x", "A [n, d, d]"),
