@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -327,3 +328,25 @@ def test_the_reference_knows_every_algorithm():
 
     assert {case.algo for case in CASES} == {case.algo for case in spread(4)} == set(in_rounds())
     assert all(callable(getattr(reference, name)) for name in in_rounds())
+
+
+@pytest.mark.parametrize(
+    ("case", "options", "same"),
+    [
+        (Case("sgp", "one_peer_exponential", 8, {"rounds": 2}), {"authors_rounds": True}, 0),
+        (Case("sgp", "one_peer_exponential", 8), {"authors_rounds": True}, 6),  # one round: t * (1 + 0) is t
+        (Case("relaysgd", "chain", 8), {"fill": "previous"}, 1),  # x^0 is x_i^t in the first step
+        (Case("relaysgd", "dbt", 8), {"fill": "previous"}, 1),
+        (Case("relaysgd", "star", 8), {"fill": "previous"}, 6),  # all have arrived in the second step
+        (Case("relaysgd", "star", 8, {"overlap": True}), {"fill": "previous"}, 1),
+    ],
+    ids=str,
+)
+def test_a_setting_makes_a_difference_from_the_step_on_that_its_formula_says(
+    tmp_path, case: Case, options: dict[str, Any], same: int
+):
+    """`same`: of how many steps the iterates are those of the default."""
+    other = replace(case, options=case.options | options)
+    usual, changed = (program(tmp_path, one, LOCALS["sgd"], 6) for one in (case, other))
+    equal = [bool(np.abs(x - y).max() < 1e-12) for x, y in zip(usual[1:], changed[1:], strict=True)]
+    assert equal[:same] == [True] * same and not any(equal[same:]), equal

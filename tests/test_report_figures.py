@@ -63,6 +63,25 @@ def test_each_figure_is_a_png_and_an_svg_whose_text_is_text(results: Results, mo
     assert "matplotlib.pyplot" not in sys.modules
 
 
+@pytest.mark.parametrize("name", [r"$\frac{", "a$b$ c_x", "$$", r"\$5", "$x^{2}$"])
+def test_a_name_with_dollars_is_no_formula(tmp_path: Path, name: str) -> None:
+    told = {"xlabel": f"x {name}", "ylabel": f"y {name}"}
+    report = {"figures": [CURVES | told, SCALING | told]}
+    lines = [line for method in (name, "D-PSGD") for line in courses(method, "ring", 1, 90)]
+    values = [value(method, "ring", alpha, 90) for method in (name, "D-PSGD") for alpha in (0.01, 1)]
+    directory = write(tmp_path / "theirs" / "mine" / "paper", values, report, lines)
+    made = make(directory)
+    texts = [re.findall(r"<text[^>]*>([^<]*)<", path.read_text()) for path in made.files if path.suffix == ".svg"]
+    assert len(texts) == 2
+    for found in texts:
+        assert {f"x {name}", f"y {name}"} <= set(found) and any(text.startswith(name) for text in found), found
+
+
+def test_the_numbers_of_a_logarithmic_axis_are_powers(results: Results) -> None:
+    make(results.directory)
+    assert not re.search(r"<text[^>]*>[^<]*mathdefault", (results.directory / "alphas.svg").read_text())
+
+
 def test_the_same_results_give_the_same_bytes(results: Results) -> None:
     def contents() -> dict[str, bytes]:
         make(results.directory)

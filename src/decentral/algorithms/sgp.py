@@ -32,7 +32,8 @@ class SGP(Algorithm):
     sum (on a one-peer round: keeps its own), elsewhere the sender keeps what was not delivered: the w_i sum to n.
 
     authors_rounds    take round t * (rounds + r) instead, as the RelaySGD authors' training code does by a slip of
-                      precedence: with rounds=2 their average is exact later, or (n = 64) never
+                      precedence: with rounds=2 their average is exact later, or (n = 64) never;
+                      with rounds=1 the same
     """
 
     name: str = "sgp"

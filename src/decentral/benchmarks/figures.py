@@ -148,7 +148,7 @@ def _save(path: Path, make: Callable[[], Figure]) -> None:
 
     with style.settings(path.stem):
         data = io.BytesIO()
-        make().savefig(data, format="png", dpi=_DPI, metadata={"Software": None})
+        style.plain(make()).savefig(data, format="png", dpi=_DPI, metadata={"Software": None})
     write_bytes(path, data.getvalue())
 
 

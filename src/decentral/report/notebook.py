@@ -12,7 +12,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.report.figures.figure import StudyFigure
 from decentral.report.items import MOST_TELLING_FIRST
 from decentral.report.results import Results, read
-from decentral.report.style import settings
+from decentral.report.style import plain, settings
 from decentral.report.tables import as_markdown, harmless, markdown_table
 from decentral.report.verdicts import count, judge, told
 
@@ -80,7 +80,7 @@ class Studies:
             return Text(f"**{study}** has no data for `{wanted.file}` at scale={results.scale}.")
         with settings(f"{study}/{wanted.file}"):
             data = BytesIO()
-            wanted.draw(results, lines).savefig(data, format="png", dpi=110)
+            plain(wanted.draw(results, lines)).savefig(data, format="png", dpi=110)
         return Picture(in_few_colours(data))
 
     def table(self, study: str) -> Text:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from decentral.report import style
 from decentral.store.files import replacing
 
 
@@ -45,4 +46,4 @@ def save_figure(counts: np.ndarray, path: str | Path, title: str, dealt: str = "
         axes.spines[["top", "right"]].set_visible(False)
     figure.align_ylabels()
     with replacing(Path(path)) as file:
-        figure.savefig(file, format=Path(path).suffix[1:], dpi=150)
+        style.plain(figure).savefig(file, format=Path(path).suffix[1:], dpi=150)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BLACK, GREY = "#000000", "#8A8A8A"
 VERMILLION, BLUE, GREEN, PURPLE = "#D55E00", "#0072B2", "#009E73", "#CC79A7"
@@ -221,6 +222,16 @@ def settings(salt: str, small: bool = False) -> AbstractContextManager[None]:
             "axes.formatter.use_mathtext": True,
         }
     )
+
+
+def plain(figure: Figure) -> Figure:
+    """The figure with its texts as they are written: in names that people have chosen, $ begins no formula."""
+    from matplotlib.text import Text
+
+    for text in figure.findobj(Text):
+        if isinstance(text, Text) and text.get_text():  # the numbers of axes come when it is drawn
+            text.set_parse_math(False)
+    return figure
 
 
 def tidy(panel: Axes, labels: float = 8) -> None:

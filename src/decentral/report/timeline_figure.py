@@ -52,7 +52,7 @@ def save_timeline(spans: Sequence[Span], path: Path, title: str) -> None:
     handles = [Patch(facecolor=colour, label=words) for words, colour in KINDS.values()]
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
     with replacing(path) as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=150)
+        style.plain(figure).savefig(file, format=path.suffix[1:], dpi=150)
 
 
 def save_staleness(ages: Mapping[int, int], path: Path, title: str) -> None:
@@ -78,7 +78,7 @@ def save_staleness(ages: Mapping[int, int], path: Path, title: str) -> None:
     style.tidy(panel)
     panel.grid(visible=False, axis="x")
     with replacing(path) as file:
-        figure.savefig(file, format=path.suffix[1:], dpi=150)
+        style.plain(figure).savefig(file, format=path.suffix[1:], dpi=150)
 
 
 def shown_until_s(spans: Sequence[Span], shown: Sequence[int]) -> float:

@@ -83,7 +83,7 @@ def save(figure: StudyFigure, results: Results, output: Output = SCREEN) -> list
             data = io.BytesIO()
             dpi = _DPI_IN_PRINT if output.small else _DPI
             drawn = figure.draw(results, lines, output)
-            drawn.savefig(data, format=suffix, dpi=dpi, metadata=_METADATA[suffix])
+            style.plain(drawn).savefig(data, format=suffix, dpi=dpi, metadata=_METADATA[suffix])
         paths.append(results.directory / f"{figure.file}.{suffix}")
         write_bytes(paths[-1], data.getvalue())
     return paths
