@@ -52,7 +52,7 @@ def save_learning_curves(run_dir: Path) -> Path:
     figure = Figure(
         figsize=(_WIDER if simulated else _WIDTH, _HEAD + _HEIGHT * (2 if others else 1)), dpi=130, layout="constrained"
     )
-    FigureCanvasAgg(figure)
+    canvas = FigureCanvasAgg(figure)
     figure.suptitle(describe(run_dir), fontsize=11, x=0.01, ha="left", fontweight="bold")
     if first:
         above, *below = figure.subfigures(2 if others else 1, 1, squeeze=False)[:, 0]
@@ -62,9 +62,10 @@ def save_learning_curves(run_dir: Path) -> Path:
                 _draw(panel, curves, metric, simulated or _time(curves))
     else:
         figure.text(0.5, 0.5, "no metrics yet", ha="center", fontsize=12)
+    style.plain(figure)
     path = run_dir / "learning_curves.png"
     with replacing(path) as file:
-        style.plain(figure).canvas.print_png(file)
+        canvas.print_png(file)
     return path
 
 
