@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import signal
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,8 +160,73 @@ CASES = [
 def test_the_death_of_a_rank_ends_every_verb_of_the_others_in_a_sentence(ranks, case: str, victim: int, tmp_path: Path):
     told = [text for text in ranks.call(live, RANKS, tmp_path, case, victim) if text]
     assert told, "nobody has said anything"
+    assert all(ranks.codes), ranks.codes
     for text in told:
         lines = text.splitlines()
         assert len(lines) == 1 and lines[0].startswith("decentral: rank "), text
         assert "closed by" in text or "timed out" in text, text
         assert "gloo" not in text and "test_script_deaths.py, line " in text, text
+
+
+def slowly(act: Act) -> None:
+    for _ in range(50):
+        act()
+        time.sleep(0.02)
+
+
+FREE: dict[str, Callable[[Peers], Act]] = {
+    "async_push_sum": lambda p: trained(p, algo="async_push_sum")[1],
+    "messages": lambda p: decentral.Window(tensor(), p, transport="torch").push,
+    "close": lambda p: lambda: (time.sleep(1), trained(p, algo="async_push_sum")[0].close()),
+    "nothing": lambda p: lambda: time.sleep(0.01),
+} | {
+    name: lambda p, name=name: getattr(decentral.Window(tensor(), p, zero_init=True), name)
+    for name in ("put", "accumulate", "push", "get", "update", "collect")
+}
+"""What never waits for another rank."""
+
+ENDS: dict[str, Callable[[], Any]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "os._exit": lambda: os._exit(0),
+    "error": lambda: {}["mine"],
+    "status 3": lambda: sys.exit(3),
+}
+
+
+def live_alone(rank: int, case: str, end: str, victims: tuple[int, ...]) -> None:
+    peers = decentral.join("complete", timeout_s=TIMEOUT_S)
+    act = FREE[case](peers)
+    if case != "close":
+        act()
+    peers.barrier()
+    if rank not in victims:
+        slowly(act)
+    elif end in ENDS:
+        ENDS[end]()
+
+
+@pytest.mark.parametrize(
+    ("case", "end", "victims", "size"),
+    [
+        ("async_push_sum", "kill", (2,), 3),
+        *(pytest.param("async_push_sum", end, (0,), 2, marks=pytest.mark.slow) for end in ENDS),
+        *(pytest.param(case, "kill", (1,), 3, marks=pytest.mark.slow) for case in FREE),
+        pytest.param("async_push_sum", "kill", (0, 3), 8, marks=pytest.mark.slow),
+        pytest.param("nothing", "error", (0, 1), 3, marks=pytest.mark.slow),
+    ],
+)
+def test_ranks_that_wait_for_nobody_end_when_one_dies(
+    ranks, case: str, end: str, victims: tuple[int, ...], size: int, tmp_path: Path
+):
+    told = ranks.call(live_alone, size, tmp_path, case, end, victims)
+    for rank in set(range(size)) - set(victims):
+        assert ranks.codes[rank] == 1
+        where = "at the end of" if case == "nothing" else f"{__file__}, line "
+        said = f"decentral: rank {rank}, {where}.*: connection closed by ranks? ({'|'.join(map(str, victims))})"
+        assert re.match(said, told[rank]) and told[rank].count("\n") == 1, told[rank]
+
+
+@pytest.mark.parametrize("case", ["async_push_sum", pytest.param("nothing", marks=pytest.mark.slow)])
+def test_a_rank_that_has_ended_well_is_not_missed(ranks, case: str, tmp_path: Path):
+    assert ranks.call(live_alone, 3, tmp_path, case, "well", (2,)) == [""] * 3
+    assert ranks.codes == [0] * 3

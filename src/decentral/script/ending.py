@@ -1,4 +1,4 @@
-"""How a script ends that a rank has broken off: one rank says why, in a sentence, and the others are silent."""
+"""How a script ends that a rank has broken off: in a sentence that says why."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from multiprocessing.util import Finalize
 from pathlib import Path
 from types import TracebackType
 
@@ -17,6 +18,7 @@ import torch.distributed as dist
 import decentral
 from decentral.errors import ConfigError
 from decentral.host.torchrun import place, under_torchrun
+from decentral.network import presence
 from decentral.script.handle import is_hinted
 
 _PACKAGE = Path(decentral.__file__).resolve().parent
@@ -28,8 +30,9 @@ def end_in_a_sentence() -> None:
     """From now on, what the library refuses and what ranks suffer from each other ends a script with one sentence.
 
     A rank that waits in vain takes its neighbours with it, and each of them has a traceback of its own, through code
-    that is not the user's. Instead, the first of them says what happened, and in which line of the script. The exit
-    status is 1 on all of them. DECENTRAL_TRACEBACK=1 brings the tracebacks back. Any other exception is as it was.
+    that is not the user's. Instead, the first of them says what happened, and in which line of the script; where a rank
+    has died, all of them do. The exit status is 1 on all of them. DECENTRAL_TRACEBACK=1 brings the tracebacks back. Any
+    other exception is as it was.
     """
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook()
@@ -45,8 +48,30 @@ class _Hook:
         ours = isinstance(error, ConfigError) or is_hinted(error) or _is_refusal(error)
         if not ours or os.environ.get("DECENTRAL_TRACEBACK"):
             self._before(kind, error, trace)
-        elif _is_first():
+        elif isinstance(error, presence.Gone) or _is_first():
             print(f"decentral: {sentence(error)}", file=sys.stderr, flush=True)
+
+
+def leave_at_the_end(rank: int) -> None:
+    """When this process ends, it leaves the group; if another rank has died by then, with a sentence and status 1.
+
+    That of a rank that is ended by an exception is noticed by the others.
+    """
+    Finalize(None, _leave, (rank,), exitpriority=-1)  # runs in processes of multiprocessing, too; late in both
+
+
+def _leave(rank: int) -> None:
+    error = sys.exception() or getattr(sys, "last_value", None)
+    properly = error is None or (isinstance(error, SystemExit) and not error.code)
+    try:
+        if properly:
+            presence.look(now=True)
+    except presence.Gone as gone:
+        script = getattr(sys.modules["__main__"], "__file__", "")
+        print(f"decentral: rank {rank}, at the end of {script or 'the script'}: {gone}.", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(1)
+    presence.leave(properly)
 
 
 def sentence(error: BaseException) -> str:
@@ -79,7 +104,7 @@ def _is_first() -> bool:
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         if not answers(address, port):
             return True
-        with _quiet():
+        with quiet():
             store = dist.TCPStore(
                 address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_STORE_S)
             )
@@ -89,7 +114,7 @@ def _is_first() -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without what torch writes about a store whose process is gone: pages, and not through Python."""
     kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 2)

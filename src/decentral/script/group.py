@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from decentral.errors import ConfigError
+from decentral.network import presence
 from decentral.network.world import World
 from decentral.script import calls, parameters
 from decentral.script.agreement import Proposal, meet
@@ -185,12 +186,18 @@ class Group:
     def _close(self, wait: bool) -> None:
         if self.turn.over or self.turn.forked:  # the connections belong to another process
             return
+        left = False
         try:
+            if wait:
+                presence.look(now=True)
             if self._leaves and wait and dist.is_initialized():
                 self.barrier()  # nobody leaves while another still talks
+            left = wait
         finally:
             self.turn.over = "after the group was closed: call decentral.join again"
             self._release()
+            if not dist.is_initialized():
+                presence.leave(left)
 
     def _release(self) -> None:
         _LEAVING.discard(self)

@@ -12,6 +12,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from torch.optim import Optimizer
 
 from decentral.errors import ConfigError
+from decentral.script.ending import quiet
 from decentral.script.handle import hinted
 
 _AGAIN = (
@@ -64,7 +65,7 @@ class Guard:
             if "without overflow" in str(error):
                 self.require(self._largest())
             told = ""
-            with suppress(Exception):
+            with suppress(Exception), quiet():
                 store = _get_default_store()
                 told = store.get(self._key).decode() if store.check([self._key]) else ""
             if not told:

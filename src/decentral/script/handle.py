@@ -15,6 +15,7 @@ from torch.profiler import record_function
 
 from decentral.errors import ConfigError
 from decentral.host.threads import on_the_same_gpu
+from decentral.network import presence
 from decentral.network.transports.posting import Silent, Work
 from decentral.network.windows.locks import in_words
 
@@ -92,6 +93,7 @@ def guarded(method: Callable[P, R]) -> Callable[P, R]:
         turn: Turn = args[0].turn  # type: ignore[attr-defined]
         turn.take(name)
         try:
+            presence.look()
             return method(*args, **kwargs)
         except (RuntimeError, OSError) as error:
             if told := turn.difference():
@@ -114,16 +116,18 @@ def hinted() -> Iterator[None]:
 
 def _raise_with_a_hint(error: Exception) -> NoReturn:
     told = in_words(error)
-    if not is_hinted(told) and (
-        isinstance(told, ConnectionError | TimeoutError | dist.DistError) or type(told) is RuntimeError
-    ):
-        told.add_note(_HINT)
+    if not is_hinted(told):
+        of_others = isinstance(told, ConnectionError | TimeoutError | dist.DistError)
+        if of_others:
+            told = presence.named(told)
+        if not is_hinted(told) and (of_others or type(told) is RuntimeError):
+            told.add_note(_HINT)
     raise told from (error.__cause__ if told is error else error)
 
 
 def is_hinted(error: BaseException) -> bool:
     """Whether it is an error of the transport, of those that the others have their part in."""
-    return any(note.startswith(_HINT) for note in getattr(error, "__notes__", []))
+    return isinstance(error, presence.Gone) or any(note.startswith(_HINT) for note in getattr(error, "__notes__", []))
 
 
 class Handle:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from functools import cache
 from itertools import count
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 import torch.distributed as dist
@@ -20,13 +20,14 @@ import torch.distributed as dist
 from decentral.config.parsing import convert
 from decentral.errors import ConfigError, suggest
 from decentral.host.torchrun import Among, place, under_torchrun
+from decentral.network import presence
 from decentral.network.calls import Calls
 from decentral.network.transports.shared_memory import possible
 from decentral.network.world import World
 from decentral.runtime.process_group import stay_on_this_machine, store_of_torchrun
 from decentral.script.agreement import Proposal, agree
 from decentral.script.components import has_setting, in_a_script, topology_from
-from decentral.script.ending import answers, end_in_a_sentence
+from decentral.script.ending import answers, end_in_a_sentence, leave_at_the_end
 from decentral.script.handle import hinted, refuse_a_fork
 from decentral.script.peers import Peers
 from decentral.topology.chain import Chain
@@ -101,6 +102,7 @@ def join(
         world = _world()
         agree(world, Proposal("join", plan.content if plan else "", (), (), problem=problem))
         assert plan is not None
+        _enter(world)
         return Peers(
             world if world.calls else replace(world, calls=_calls(world.size)),
             plan.topology,
@@ -287,6 +289,17 @@ def _world() -> World:
     device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
     known = _announced.get(dist.group.WORLD)
     return World(dist.get_rank(), dist.get_world_size(), device, distributed=True, calls=known)
+
+
+_entered: WeakSet[object] = WeakSet()
+"""The process groups whose ranks look whether the others are there."""
+
+
+def _enter(world: World) -> None:
+    if world.size > 1 and dist.group.WORLD not in _entered:
+        _entered.add(dist.group.WORLD)
+        presence.enter(world)
+        leave_at_the_end(world.rank)
 
 
 _announced: WeakKeyDictionary[object, Calls] = WeakKeyDictionary()

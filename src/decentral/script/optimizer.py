@@ -11,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from decentral.models.statistics import has_mean
+from decentral.network import presence
 from decentral.network.network import Network
 from decentral.script.agreement import Proposal, agree
 from decentral.script.algorithm import AlgorithmStep
@@ -75,6 +76,7 @@ class DecentralizedOptimizer(Optimizer):
             raise RuntimeError("step() inside averaged() would be undone at its end: call it outside")
         self._how.guard.require(self._how.change())
         with self._how.guard.hears():
+            presence.look()
             if not self._overflows():
                 self._how.step()
 
@@ -141,6 +143,7 @@ class DecentralizedOptimizer(Optimizer):
         self._how.close()
         self._closed = True
         self.net.close()
+        presence.look(now=True)
         return self.inner
 
     def _not_idle(self, what: str) -> str:

@@ -27,15 +27,15 @@ _MOST_BOARDS = NEW - _FIRST_BOARD
 
 def possible() -> bool:
     """Whether all processes of the group run on one Linux host and see each other; the same answer everywhere."""
-    ours = torch.tensor([_host()], dtype=torch.int64)
+    ours = torch.tensor([host()], dtype=torch.int64)
     hosts = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
     dist.all_gather(hosts, ours)
     known = {int(host) for host in hosts}
     return len(known) == 1 and 0 not in known
 
 
-def _host() -> int:
-    """A number for this host, container and user, or 0 where memory cannot be shared this way."""
+def host() -> int:
+    """A number for this host, container and user; 0 where its processes cannot open each other's files."""
     import zlib
 
     try:
