@@ -296,6 +296,7 @@ _entered: WeakSet[object] = WeakSet()
 
 
 def _enter(world: World) -> None:
+    """Notice from now on when another rank dies, and leave when this script ends; for all ranks at once."""
     if world.size > 1 and dist.group.WORLD not in _entered:
         _entered.add(dist.group.WORLD)
         presence.enter(world)
