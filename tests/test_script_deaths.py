@@ -178,7 +178,6 @@ def slowly(act: Act) -> None:
 FREE: dict[str, Callable[[Peers], Act]] = {
     "async_push_sum": lambda p: trained(p, algo="async_push_sum")[1],
     "messages": lambda p: decentral.Window(tensor(), p, transport="torch").push,
-    "close": lambda p: lambda: (time.sleep(1), trained(p, algo="async_push_sum")[0].close()),
     "nothing": lambda p: lambda: time.sleep(0.01),
 } | {
     name: lambda p, name=name: getattr(decentral.Window(tensor(), p, zero_init=True), name)
@@ -189,7 +188,7 @@ FREE: dict[str, Callable[[Peers], Act]] = {
 ENDS: dict[str, Callable[[], Any]] = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "os._exit": lambda: os._exit(0),
-    "error": lambda: {}["mine"],
+    "error": lambda: int("mine"),
     "status 3": lambda: sys.exit(3),
 }
 
@@ -197,8 +196,7 @@ ENDS: dict[str, Callable[[], Any]] = {
 def live_alone(rank: int, case: str, end: str, victims: tuple[int, ...]) -> None:
     peers = decentral.join("complete", timeout_s=TIMEOUT_S)
     act = FREE[case](peers)
-    if case != "close":
-        act()
+    act()
     peers.barrier()
     if rank not in victims:
         slowly(act)
