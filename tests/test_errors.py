@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import shlex
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +18,12 @@ import pytest
 from decentral.cli.run import main
 from decentral.cli.study import main as study
 from decentral.config.composition import compose
+from decentral.config.parsing import build
+from decentral.config.schema import NODES, Config
+from decentral.errors import ConfigError
+from decentral.lr_schedules.schedule import LearningRateSchedule
+from decentral.registry import find
+from decentral.settings import setting
 
 # command line, and what the sentence has to contain: the key, the value, what would work
 REFUSED = [
@@ -75,10 +84,10 @@ REFUSED = [
     ("alpha=${foo}", "alpha=${foo}", "'foo'"),
     ("alpha=${lr} lr=${alpha}", "alpha=${lr}", "recursive"),
     # values
-    ("alpha=0", "alpha=0", "positive"),
-    ("alpha=inf", "alpha=inf", "positive"),
-    ("lr=-1", "lr=-1", "from 0 upwards"),
-    ("lr=nan", "lr=nan", "from 0 upwards"),
+    ("alpha=0", "alpha=0", "above 0"),
+    ("alpha=inf", "alpha=inf", "above 0"),
+    ("lr=-1", "lr=-1", "at least 0"),
+    ("lr=nan", "lr=nan", "at least 0"),
     ("num_workers=0", "num_workers=0", "at least 1"),
     ("batch_size=0", "batch_size=0", "at least 1"),
     ("max_combinations=0", "max_combinations=0", "at least 1"),
@@ -89,8 +98,8 @@ REFUSED = [
     ("epochs=0", "epochs=0", "above 0"),
     ("steps=-1", "steps=-1", "at least 1"),
     ("evaluation.every_epochs=nan", "evaluation.every_epochs=nan", "above 0"),
-    ("checkpoint_every_s=-1", "checkpoint_every_s=-1", "from 0 upwards"),
-    ("optim.momentum=2", "optim.momentum=2", "[0, 1)"),
+    ("checkpoint_every_s=-1", "checkpoint_every_s=-1", "at least 0"),
+    ("optim.momentum=2", "optim.momentum=2", "at least 0 and below 1"),
     ("optim.nesterov=true", "optim.nesterov=true", "optim.momentum"),
     ("processes=0", "processes=0", "auto"),
     ("processes=two", "processes=two", "auto"),
@@ -275,6 +284,64 @@ def test_aliases_that_stay_small_are_accepted(tmp_path: Path) -> None:
     text = "# @package _global_\nlr: &rate 0.25\nalpha: *rate\n"
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     assert compose(["experiment=mine"], str(tmp_path)).alpha == 0.25
+
+
+# -- ranges of settings ------------------------------------------------------------------------------------------------
+
+SETTINGS = [Config, *NODES.values(), *(cls for package in find.CONTRACTS for cls in find.ours(package).values())]
+LIMITED = [(cls, f) for cls in SETTINGS for f in dataclasses.fields(cls) if f.metadata.get("limits")]
+OUTSIDE = {
+    "above": lambda limit: (limit, limit - 1),
+    "at_least": lambda limit: (limit - 1,),
+    "below": lambda limit: (limit, limit + 1),
+    "at_most": lambda limit: (limit + 1,),
+}
+
+
+@pytest.mark.parametrize(("cls", "field"), LIMITED, ids=lambda one: getattr(one, "__name__", getattr(one, "name", "")))
+def test_a_value_outside_its_range_is_refused_wherever_an_instance_is_made(cls: type, field: Any) -> None:
+    limits = field.metadata["limits"]
+    values = [value for name, limit in limits.items() for value in OUTSIDE[name](limit)]
+    for value in [*values, math.nan, *([math.inf] if field.metadata["finite"] else []), "many"]:
+        for given in (value, [value]):
+            with pytest.raises(ConfigError, match=rf"{field.name}=\S+ makes no sense: it has to be"):
+                cls(**{field.name: given})
+
+
+def test_a_class_that_changes_a_default_keeps_the_range() -> None:
+    for cls in SETTINGS:
+        ranges = {f.name: f.metadata["limits"] for base in cls.__mro__[1:] for f in _fields(base) if _has_range(f)}
+        own = {f.name: f.metadata.get("limits") for f in dataclasses.fields(cls) if f.name in ranges}
+        assert all(own.values()), f"{cls.__name__} loses the range of {own}"
+
+
+def _fields(cls: type) -> Any:
+    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+
+
+def _has_range(field: Any) -> bool:
+    return bool(field.metadata.get("limits"))
+
+
+def test_a_class_with_checks_of_its_own_keeps_those_of_its_fields() -> None:
+    @dataclasses.dataclass
+    class Mine(LearningRateSchedule, where="optim"):
+        name: str = "mine"
+        beta: list[float] = setting([0.5], above=0, below=1)
+        mode: str = setting("fast", choices=("fast", "exact"))
+
+        def __post_init__(self) -> None:  # does not call super().__post_init__()
+            self.loud = True
+
+        def factor(self, t: int, steps_per_epoch: float) -> float:
+            return 1.0
+
+    with pytest.raises(ConfigError, match=r"^optim.beta=1 makes no sense: it has to be above 0 and below 1\.$"):
+        Mine(beta=[0.5, 1.0])
+    with pytest.raises(ConfigError, match=r"^optim.mode=exat does not exist\. Did you mean 'exact'\?$"):
+        Mine(mode="exat")
+    with pytest.raises(ConfigError, match=r"^study\.beta=nan makes no sense: it has to be finite and above 0"):
+        build(Mine, {"beta": [float("nan")]}, "study")
 
 
 SLOW = ("torch", "torchvision", "pandas", "matplotlib", "wandb", "sklearn", "networkx", "scipy", "PIL")

@@ -43,9 +43,9 @@ ROOMS = (
     "host",
     "registry",
 )
-"""From the top floor down. The modules beside the rooms (errors, randomness) lie below all of them."""
+"""From the top floor down. The modules beside the rooms (errors, settings, randomness) lie below all of them."""
 
-MODULES = {"__init__", "__main__", "errors", "randomness"}
+MODULES = {"__init__", "__main__", "errors", "randomness", "settings"}
 
 
 def imported(file: Path) -> Iterator[str]:

@@ -200,18 +200,6 @@ def test_shards_give_each_worker_about_that_many_classes():
     assert set((counts > 0).sum(axis=1).tolist()) <= {1, 2}
 
 
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("nan"), float("inf")])
-@pytest.mark.parametrize("partition", [Dirichlet, DirichletThesis])
-def test_alpha_must_be_a_positive_number(partition: type, alpha: float):
-    with pytest.raises(ConfigError, match=f"^alpha={alpha} "):
-        partition(alpha=alpha)
-
-
-def test_there_is_at_least_one_shard_for_each_worker():
-    with pytest.raises(ConfigError, match=r"partition.shards_per_worker=0"):
-        Shards(shards_per_worker=0)
-
-
 def test_class_counts_count():
     labels = np.array([0, 2, 2, 1, 0])
     counts = class_counts(labels, [np.array([0, 1, 2]), np.array([4, 3])], num_classes=4)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from decentral.script.window import Window as Window
     from decentral.script.wrap import wrap as wrap
 
-__version__ = "1.8.1"
+__version__ = "2.0.0"
 
 _HOMES = {
     "ConfigError": "decentral.errors",

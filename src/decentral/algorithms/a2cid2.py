@@ -13,8 +13,8 @@ import numpy as np
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
 from decentral.cluster.operations import LocalAt
 from decentral.cluster.pairs import Average, Pairs
-from decentral.errors import check_at_least
 from decentral.randomness import addresses
+from decentral.settings import setting
 from decentral.topology.bipartite import neighbors_of, sides
 from decentral.topology.requirements import Need
 
@@ -61,14 +61,11 @@ class A2CiD2(AsynchronousAlgorithm):
     """
 
     name: str = "a2cid2"
-    gossips_per_step: int = 1
+    gossips_per_step: int = setting(1, at_least=1)
     mix_before_gradient: bool = field(default=True, metadata={"older": True})
     usual_topology: ClassVar[str] = "ring"
     free_running: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.static, Need.undirected, Need.connected, Need.bipartite})
-
-    def __post_init__(self) -> None:
-        check_at_least("algo.gossips_per_step", self.gossips_per_step)
 
     class State(NamedTuple):
         """Both models, when they were mixed last, and the local optimizer."""

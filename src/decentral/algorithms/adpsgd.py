@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
 from decentral.cluster.pairs import Average, Pairs
-from decentral.errors import check_at_least
 from decentral.randomness import addresses
+from decentral.settings import setting
 from decentral.topology.bipartite import neighbors_of, sides
 from decentral.topology.requirements import Need
 
@@ -40,13 +40,10 @@ class ADPSGD(AsynchronousAlgorithm):
     """
 
     name: str = "adpsgd"
-    gossips_per_step: int = 1
+    gossips_per_step: int = setting(1, at_least=1)
     usual_topology: ClassVar[str] = "ring"
     free_running: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.undirected, Need.connected, Need.bipartite})
-
-    def __post_init__(self) -> None:
-        check_at_least("algo.gossips_per_step", self.gossips_per_step)
 
     class State(NamedTuple):
         """Models and the local optimizer."""

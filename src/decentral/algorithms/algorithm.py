@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 from decentral.compression.compressor import Compressor, Encoder, Takes
 from decentral.compression.none import NoCompression
 from decentral.optim.optimizer import LocalOptimizer
+from decentral.settings import Settings
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class RevisionOf(NamedTuple):
     """Workers of an asynchronous method really go on by themselves, if it is one."""
 
 
-class Algorithm(ABC):
+class Algorithm(Settings, ABC, where="algo"):
     """A method: a dataclass whose fields are its configuration, with `init` and `step`, written on rows.
 
     It sees the models of the k workers of its process as rows [k, P], and all others through the verbs of the network:

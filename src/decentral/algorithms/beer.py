@@ -9,8 +9,8 @@ from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.states import Start
 from decentral.compression.compressor import Takes
 from decentral.compression.gossip import send
-from decentral.errors import check_between
 from decentral.optim.rows import add, copy, sub
+from decentral.settings import setting
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class BEER(Algorithm):
     """
 
     name: str = "beer"
-    gamma: float = 0.4
+    gamma: float = setting(0.4, at_least=0, at_most=1)
     start: Start = Start.zero
     usual_topology: ClassVar[str] = "ring"
     survives_loss: ClassVar[bool] = False
@@ -64,9 +64,6 @@ class BEER(Algorithm):
         m: Rows  # g^t; MoTEF: the momentum
         readings: Rows
         opt: Buffers
-
-    def __post_init__(self) -> None:
-        check_between("algo.gamma", self.gamma, 0.0, 1.0)
 
     @property
     def takes(self) -> Takes:

@@ -10,8 +10,8 @@ from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.states import Start
 from decentral.compression.compressor import Takes
 from decentral.compression.gossip import send
-from decentral.errors import check_between
 from decentral.optim.rows import add, sub
+from decentral.settings import setting
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Choco(Algorithm):
     """
 
     name: str = "choco"
-    gamma: float = 0.5
+    gamma: float = setting(0.5, at_least=0, at_most=1)
     order: Order = Order.compress_then_combine
     start: Start = Start.initial
     usual_topology: ClassVar[str] = "ring"
@@ -70,9 +70,6 @@ class Choco(Algorithm):
         s: Rows  # [k, P]: sum_j W_ij h_j
         readings: Rows
         opt: Buffers
-
-    def __post_init__(self) -> None:
-        check_between("algo.gamma", self.gamma, 0.0, 1.0)
 
     @property
     def takes(self) -> Takes:

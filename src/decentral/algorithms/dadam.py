@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import sqrt
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.dpsgd import Mode
-from decentral.errors import check_at_least, check_range
 from decentral.optim.rows import add, copy, scale, sub
+from decentral.settings import setting
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -42,11 +42,11 @@ class DAdam(Algorithm):
 
     name: str = "dadam"
     mode: Mode = Mode.awc
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    decoupled_decay: float = 0.0
-    accumulate_steps: int = 1
+    beta1: float = setting(0.9, at_least=0, below=1)
+    beta2: float = setting(0.999, at_least=0, below=1)
+    epsilon: float = setting(1e-8, at_least=0)
+    decoupled_decay: float = setting(0.0, at_least=0)
+    accumulate_steps: int = setting(1, at_least=1)
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar = None
@@ -59,13 +59,6 @@ class DAdam(Algorithm):
         v: Rows
         a: Rows  # [k, 0] where nothing is accumulated
         opt: Buffers
-
-    def __post_init__(self) -> None:
-        check_range("algo.beta1", self.beta1, 0.0, 1.0)
-        check_range("algo.beta2", self.beta2, 0.0, 1.0)
-        check_range("algo.epsilon", self.epsilon, 0.0, inf)
-        check_range("algo.decoupled_decay", self.decoupled_decay, 0.0, inf)
-        check_at_least("algo.accumulate_steps", self.accumulate_steps)
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], m = v = a = 0, and the local optimizer before step 0."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.algorithms.states import WithMomentum
-from decentral.errors import check_range
 from decentral.optim.optimizer import is_zero
 from decentral.optim.rows import copy, divide, sub
+from decentral.settings import setting
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -37,13 +37,10 @@ class DecentLaM(WithMomentum):
     """
 
     name: str = "decentlam"
-    beta: float = 0.9
+    beta: float = setting(0.9, at_least=0, below=1)
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.symmetric, Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}
-
-    def __post_init__(self) -> None:
-        check_range("algo.beta", self.beta, 0.0, 1.0)
 
     def step(self, s: WithMomentum.State, oracle: Oracle, net: Network, t: int) -> WithMomentum.State:
         """One gradient, one round of averaging."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.errors import check_at_least, check_range
 from decentral.optim.rows import add, copy, scale, sub
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,13 +15,6 @@ if TYPE_CHECKING:
     from decentral.algorithms.algorithm import Buffers, Oracle, Rows
     from decentral.network.network import Network
     from decentral.topology.rounds import Rounds
-
-
-def check_outer(period_steps: int, outer_lr: float, outer_momentum: float) -> None:
-    """Raises ConfigError for settings of an outer optimizer that make no sense."""
-    check_at_least("algo.period_steps", period_steps)
-    check_range("algo.outer_lr", outer_lr, 0.0, inf)
-    check_range("algo.outer_momentum", outer_momentum, 0.0, 1.0)
 
 
 def outer_step(phi: Tensor, v: Tensor, D: Tensor, lr: float, mu: float, nesterov: bool = True) -> tuple[Tensor, Tensor]:
@@ -48,9 +40,9 @@ class DiLoCo(Algorithm):
     """
 
     name: str = "diloco"
-    period_steps: int = 50
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    period_steps: int = setting(50, at_least=1)
+    outer_lr: float = setting(0.7, at_least=0)
+    outer_momentum: float = setting(0.9, at_least=0, below=1)
     nesterov: bool = True
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
@@ -63,9 +55,6 @@ class DiLoCo(Algorithm):
         phi: Rows
         v: Rows
         opt: Buffers
-
-    def __post_init__(self) -> None:
-        check_outer(self.period_steps, self.outer_lr, self.outer_momentum)
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], phi = x, v = 0, and the local optimizer before step 0."""

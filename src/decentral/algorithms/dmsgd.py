@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.states import beside_zeros
-from decentral.errors import check_range
 from decentral.optim.rows import add, scale, sub
+from decentral.settings import setting
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -45,13 +45,10 @@ class DmSGD(Algorithm):
 
     name: str = "dmsgd"
     form: Form = Form.yu
-    beta: float = 0.9
+    beta: float = setting(0.9, at_least=0, below=1)
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}
-
-    def __post_init__(self) -> None:
-        check_range("algo.beta", self.beta, 0.0, 1.0)
 
     class State(NamedTuple):
         """Models with their momentum, and the local optimizer."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
 from decentral.cluster.barrier import Mean
 from decentral.cluster.groups import Groups, Join
-from decentral.errors import check_at_least
 from decentral.randomness import address
+from decentral.settings import setting
 from decentral.topology.groups import GroupSchedule
 
 if TYPE_CHECKING:
@@ -49,11 +49,8 @@ class EagerSGD(AsynchronousAlgorithm):
 
     name: str = "eager_sgd"
     collective: Partial = Partial.solo
-    period_steps: int = 32
+    period_steps: int = setting(32, at_least=1)
     uses_topology: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        check_at_least("algo.period_steps", self.period_steps)
 
     class State(NamedTuple):
         """Models, what has not been sent, and the local optimizer."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.algorithms.diloco import check_outer
 from decentral.optim.rows import add, copy, sub
+from decentral.settings import setting
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ class GASLoC(Algorithm):
     """
 
     name: str = "gasloc"
-    period_steps: int = 50
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    period_steps: int = setting(50, at_least=1)
+    outer_lr: float = setting(0.7, at_least=0)
+    outer_momentum: float = setting(0.9, at_least=0, below=1)
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1, "outer_lr": 1, "outer_momentum": 0}
@@ -49,9 +49,6 @@ class GASLoC(Algorithm):
         phi: Rows
         y: Rows
         opt: Buffers
-
-    def __post_init__(self) -> None:
-        check_outer(self.period_steps, self.outer_lr, self.outer_momentum)
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], phi = y = x, and the local optimizer before step 0."""

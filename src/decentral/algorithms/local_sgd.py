@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.algorithms.states import OnlyModels
-from decentral.errors import check_at_least
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from decentral.algorithms.algorithm import Oracle
@@ -25,13 +25,10 @@ class LocalSGD(OnlyModels):
     """
 
     name: str = "local_sgd"
-    period_steps: int = 4
+    period_steps: int = setting(4, at_least=1)
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
-
-    def __post_init__(self) -> None:
-        check_at_least("algo.period_steps", self.period_steps)
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
         """One local update, and an all-reduce of the models at the end of a period."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.states import beside_zeros
-from decentral.errors import check_range
 from decentral.optim.rows import add, scale, sub
+from decentral.settings import setting
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -37,13 +37,10 @@ class MomentumTracking(Algorithm):
     """
 
     name: str = "momentum_tracking"
-    beta: float = 0.9
+    beta: float = setting(0.9, at_least=0, below=1)
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar = None
-
-    def __post_init__(self) -> None:
-        check_range("algo.beta", self.beta, 0.0, 1.0)
 
     class State(NamedTuple):
         """Models with their corrections, momentum and the local optimizer."""

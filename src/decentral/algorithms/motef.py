@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.algorithms.beer import BEER
-from decentral.errors import check_share
 from decentral.optim.rows import add, copy, scale
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,12 +27,8 @@ class MoTEF(BEER):
     """
 
     name: str = "motef"
-    lam: float = 0.1
+    lam: float = setting(0.1, above=0, at_most=1)
     as_sgd: ClassVar = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_share("algo.lam", self.lam)
 
     def momentum(self, g: Tensor, m: Tensor, t: int) -> Tensor:
         """m^t = (1 - lam) m^{t-1} + lam g^t, from m^0 = g^0."""

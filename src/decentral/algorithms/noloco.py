@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.algorithms.diloco import check_outer
-from decentral.errors import check_at_least, check_range
 from decentral.optim.rows import add, copy, scale, sub
 from decentral.randomness import numpy_generator
+from decentral.settings import setting
 from decentral.topology.mixing_matrix import MixingMatrix
 
 if TYPE_CHECKING:
@@ -42,11 +41,11 @@ class NoLoCo(Algorithm):
     """
 
     name: str = "noloco"
-    period_steps: int = 50
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.5
-    consensus: float = 0.7
-    group_size: int = 2
+    period_steps: int = setting(50, at_least=1)
+    outer_lr: float = setting(0.7, at_least=0)
+    outer_momentum: float = setting(0.5, at_least=0, below=1)
+    consensus: float = setting(0.7, at_least=0, below=2)
+    group_size: int = setting(2, at_least=2)
     seed: int = 0
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
@@ -62,11 +61,6 @@ class NoLoCo(Algorithm):
         phi: Rows
         d: Rows
         opt: Buffers
-
-    def __post_init__(self) -> None:
-        check_outer(self.period_steps, self.outer_lr, self.outer_momentum)
-        check_range("algo.consensus", self.consensus, 0.0, 2.0)
-        check_at_least("algo.group_size", self.group_size, 2)
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], phi = x, d = 0, and the local optimizer before step 0."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.algorithms.states import WithMomentum
-from decentral.errors import ConfigError, check_range
 from decentral.optim.optimizer import is_zero
 from decentral.optim.rows import add, copy, scale, sub
+from decentral.settings import setting
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -33,17 +33,12 @@ class QGDPSGD(WithMomentum):
     """
 
     name: str = "qg_dpsgd"
-    beta: float = 0.9
+    beta: float = setting(0.9, at_least=0, below=1)
     nesterov: bool = True
-    a: float | None = field(default=None, metadata={"older": None})
+    a: float | None = setting(None, above=0, at_most=1, hint="or null for 1 - algo.beta", older=None)
     usual_topology: ClassVar[str] = "ring"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar[dict[str, Any] | None] = {"beta": 0.0}
-
-    def __post_init__(self) -> None:
-        check_range("algo.beta", self.beta, 0.0, 1.0)
-        if self.a is not None and not 0 < self.a <= 1:
-            raise ConfigError(f"algo.a={self.a:g} makes no sense: it has to be in (0, 1], or null for 1 - algo.beta.")
 
     def step(self, s: WithMomentum.State, oracle: Oracle, net: Network, t: int) -> WithMomentum.State:
         """One gradient, one round of averaging."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.errors import check_at_least
 from decentral.optim.rows import add
+from decentral.settings import setting
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -37,13 +37,10 @@ class SGP(Algorithm):
     """
 
     name: str = "sgp"
-    rounds: int = 1
+    rounds: int = setting(1, at_least=1)
     authors_rounds: bool = False
     usual_topology: ClassVar[str] = "one_peer_exponential"
     needs: ClassVar[frozenset[Need]] = frozenset({Need.column_stochastic, Need.connected})
-
-    def __post_init__(self) -> None:
-        check_at_least("algo.rounds", self.rounds)
 
     class State(NamedTuple):
         """De-biased models, push-sum weights and the local optimizer."""

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.algorithms.diloco import check_outer
 from decentral.compression.compressor import Takes
-from decentral.errors import check_between
 from decentral.optim.rows import copy, scale, sub
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,9 +36,9 @@ class SparseLoCo(Algorithm):
     """
 
     name: str = "sparseloco"
-    period_steps: int = 30
-    outer_lr: float = 1.0
-    error_decay: float = 0.95
+    period_steps: int = setting(30, at_least=1)
+    outer_lr: float = setting(1.0, at_least=0)
+    error_decay: float = setting(0.95, at_least=0, at_most=1)
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
@@ -53,10 +52,6 @@ class SparseLoCo(Algorithm):
         memory: Shared
         readings: Rows
         opt: Buffers
-
-    def __post_init__(self) -> None:
-        check_outer(self.period_steps, self.outer_lr, 0.0)
-        check_between("algo.error_decay", self.error_decay, 0.0, 1.0)
 
     @property
     def takes(self) -> Takes:

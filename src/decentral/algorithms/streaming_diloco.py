@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.algorithms.diloco import check_outer, outer_step
-from decentral.errors import ConfigError, check_at_least, check_range
+from decentral.algorithms.diloco import outer_step
+from decentral.errors import ConfigError, check_range
 from decentral.optim.rows import add, scale, sub
+from decentral.settings import setting
 from decentral.topology.rounds import Rounds, Split, slices
 
 if TYPE_CHECKING:
@@ -39,12 +40,12 @@ class StreamingDiLoCo(Algorithm):
     """
 
     name: str = "streaming_diloco"
-    period_steps: int = 50
-    fragments: int = 5
+    period_steps: int = setting(50, at_least=1)
+    fragments: int = setting(5, at_least=1)
     delay_steps: int = 0
-    own_share: float = 0.0
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    own_share: float = setting(0.0, at_least=0, below=1)
+    outer_lr: float = setting(0.7, at_least=0)
+    outer_momentum: float = setting(0.9, at_least=0, below=1)
     split: Split = Split.contiguous
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
@@ -60,9 +61,6 @@ class StreamingDiLoCo(Algorithm):
         opt: Buffers
 
     def __post_init__(self) -> None:
-        check_outer(self.period_steps, self.outer_lr, self.outer_momentum)
-        check_at_least("algo.fragments", self.fragments)
-        check_range("algo.own_share", self.own_share, 0.0, 1.0)
         if self.period_steps % self.fragments:
             raise ConfigError(
                 f"algo.fragments={self.fragments} does not divide algo.period_steps={self.period_steps}: one part is "

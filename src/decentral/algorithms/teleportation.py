@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from decentral.algorithms.states import OnlyModels
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
 from decentral.randomness import numpy_generator
 from decentral.registry import components
+from decentral.settings import setting
 from decentral.topology.another import topology_of
 from decentral.topology.mixing_matrix import MixingMatrix
 
@@ -42,18 +44,12 @@ class Teleportation(OnlyModels):
     """
 
     name: str = "teleportation"
-    active: int = 4
-    graph: str = "ring"
+    active: int = setting(4, at_least=1)
+    graph: str = setting("ring", choices=partial(components, "topology"))
     seed: int = 0
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar = None
-
-    def __post_init__(self) -> None:
-        check_at_least("algo.active", self.active)
-        if self.graph not in components("topology"):
-            known = ", ".join(sorted(components("topology")))
-            raise ConfigError(f"algo.graph={self.graph} is no topology: choose one of {known}.")
 
     def check_workers(self, num_workers: int) -> None:
         """Raises ConfigError if `graph` does not exist for the active workers, or keeps no mean."""

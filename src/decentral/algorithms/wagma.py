@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
 from decentral.cluster.barrier import Mean
 from decentral.cluster.groups import Groups, Join, Publish
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.topology.groups import GroupSchedule, group_size_auto
 
 if TYPE_CHECKING:
@@ -65,20 +66,18 @@ class WAGMA(AsynchronousAlgorithm):
     """
 
     name: str = "wagma"
-    tau: int = 10
+    tau: int = setting(10, at_least=1)
     group_size: str = "auto"
     wait_avoiding: bool = True
     groups: bool = True
     dynamic: bool = True
     order: Order = Order.adapt_then_combine
     stale_rule: StaleRule = StaleRule.paper
-    recv_depth: int = 2
+    recv_depth: int = setting(2, at_least=1)
     refresh_send_buffer: bool = False
     uses_topology: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        check_at_least("algo.tau", self.tau)
-        check_at_least("algo.recv_depth", self.recv_depth)
         if self.group_size != "auto" and not (self.group_size.isdigit() and int(self.group_size) >= 1):
             raise ConfigError(f"algo.group_size={self.group_size} makes no sense: give a power of two, or auto.")
 

@@ -15,6 +15,7 @@ from decentral.config.schema import GROUPS
 from decentral.errors import ConfigError
 from decentral.registry import component
 from decentral.registry.find import described
+from decentral.settings import limits_in_words
 
 if TYPE_CHECKING:
     from decentral.topology.rounds import Rounds
@@ -27,8 +28,8 @@ class Setting:
     name: str
     value: str
     """What it is unless something else is said."""
-    members: tuple[str, ...]
-    """The values that it can have, where they are few and named."""
+    values: str
+    """Those that it can have, in words; it may be nothing."""
     about: str
     """What the docstring says of it, in one line; it may be nothing."""
 
@@ -96,7 +97,7 @@ def settings_of(cls: type | None, values: Mapping[str, Any] | None = None) -> li
         for name, text in re.findall(r"^(\w+)  +(\S.*(?:\n  +.*)*)", inspect.cleandoc(base.__doc__ or ""), re.M)
     }
     return [
-        Setting(f.name, show((values or {}).get(f.name, default(f))), _members(f), documented.get(f.name, ""))
+        Setting(f.name, show((values or {}).get(f.name, default(f))), can_be(f), documented.get(f.name, ""))
         for f in dataclasses.fields(cls)
         if f.name != "name"
     ]
@@ -139,5 +140,8 @@ def _values(file: Path) -> dict[str, Any]:
     return {key: value for key, value in yaml.safe_load(file.read_text()).items() if key != "defaults"}
 
 
-def _members(f: dataclasses.Field[Any]) -> tuple[str, ...]:
-    return tuple(m.name for m in type(default(f))) if isinstance(default(f), Enum) else ()
+def can_be(f: dataclasses.Field[Any]) -> str:
+    """The values of a field, in words; '' if nothing is said of them."""
+    if isinstance(default(f), Enum):
+        return f"one of {', '.join(member.name for member in type(default(f)))}"
+    return limits_in_words(f.metadata)

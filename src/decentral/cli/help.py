@@ -15,6 +15,7 @@ from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component
 from decentral.registry.find import owner
+from decentral.settings import limits_in_words
 from decentral.terminal.console import say
 
 _HEAD = """\
@@ -100,11 +101,12 @@ def _settings() -> str:
 
 def _setting_lines() -> list[tuple[str, str]]:
     """(key, line of help) of everything that is no choice."""
-    found = [
-        (f.name, f"  {f.name + '=' + show(f.default):<25} {f.metadata['help']}")
-        for f in dataclasses.fields(Config)
-        if "help" in f.metadata
-    ]
+    found = []
+    for f in dataclasses.fields(Config):
+        if "help" in f.metadata:
+            limits = limits_in_words(f.metadata)
+            about = f.metadata["help"] + (f"; {limits}" if limits else "")
+            found.append((f.name, f"  {f.name + '=' + show(f.default):<25} {about}"))
     for node, cls in NODES.items():
         settings = settings_of(cls)
         keys = (f"{node}.{setting.name}" for setting in settings)
@@ -116,7 +118,8 @@ def _setting_texts(node: str, settings: Sequence[Setting]) -> list[str]:
     """A line of help for each setting of a node."""
     return [
         textwrap.fill(
-            f"  {f'{node}.{setting.name}={setting.value}':<{_KEY_WIDTH}}  {setting.about}",
+            f"  {f'{node}.{setting.name}={setting.value}':<{_KEY_WIDTH}}  "
+            + "; ".join(filter(None, [setting.about, setting.values])),
             _WIDTH,
             subsequent_indent=(_KEY_WIDTH + 4) * " ",
         )
@@ -161,9 +164,8 @@ def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
 
 def _setting_text(text: str, setting: Setting, width: int, doc: str) -> str:
     """A line of a choice's settings: its values, and what they are where the choice's own docstring does not say it."""
-    values = f"one of {', '.join(setting.members)}" if setting.members else ""
     told = re.search(rf"^{setting.name}  +\S", doc, re.M)
-    line = f"    {text:<{width}}" + "; ".join(filter(None, [values, "" if told else setting.about]))
+    line = f"    {text:<{width}}" + "; ".join(filter(None, [setting.values, "" if told else setting.about]))
     return textwrap.fill(line, _WIDTH, subsequent_indent=(width + 4) * " ", drop_whitespace=True).rstrip()
 
 

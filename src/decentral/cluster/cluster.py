@@ -13,6 +13,7 @@ from decentral.cluster.links import Links
 from decentral.cluster.network_changes import NetworkChanges
 from decentral.cluster.stragglers import Stragglers
 from decentral.errors import ConfigError, check_at_least
+from decentral.settings import Settings
 
 
 class WaitsFor(Enum):
@@ -22,7 +23,7 @@ class WaitsFor(Enum):
     everyone = "everyone"
 
 
-class Cluster(ABC):
+class Cluster(Settings, ABC, where="cluster"):
     """A choice of `cluster=`. Its components are dataclasses whose fields are their configuration."""
 
     @abstractmethod

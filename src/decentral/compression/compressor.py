@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 from decentral.compression.address import Address
 from decentral.compression.row_layout import RowLayout
 from decentral.compression.scratch import Scratch
+from decentral.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +64,7 @@ class Collectives(Protocol):
         ...
 
 
-class Compressor(ABC):
+class Compressor(Settings, ABC, where="compress"):
     """What a message says instead of a dense row: a dataclass whose fields are its configuration.
 
     It works on rows [P] of a given layout once it is `bound`. Whatever it remembers between steps is handed to it and

@@ -8,6 +8,7 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from decentral import settings
 from decentral.errors import ConfigError, suggest
 
 
@@ -27,7 +28,9 @@ def build(cls: type, values: Any, where: str) -> Any:
         required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
         if required and field.name not in values:
             raise ConfigError(f"{inside}{field.name} is missing: it should be {words(hints[field.name])}.")
-    return cls(**{key: convert(hints[key], value, f"{inside}{key}") for key, value in values.items()})
+    converted = {key: convert(hints[key], value, f"{inside}{key}") for key, value in values.items()}
+    settings.check(cls, converted, where)
+    return cls(**converted)
 
 
 def convert(hint: Any, value: Any, where: str) -> Any:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from decentral.settings import Settings
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     Batches = Generator[Batch, None, None]
 
 
-class DataSet(ABC):
+class DataSet(Settings, ABC, where="data"):
     """A data set as the user chooses it. The concrete ones are dataclasses: their fields are the configuration."""
 
     @abstractmethod

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.data.description import DataDescription
+from decentral.settings import Settings
 from decentral.store.metadata import Metric
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class EnvironmentDescription(DataDescription):
         return size, *self.shape
 
 
-class Environment(ABC):
+class Environment(Settings, ABC, where="env"):
     """An environment as the user chooses it. The concrete ones are dataclasses: their fields are the configuration.
 
     It has *scenes*: mazes, say, or the places where episodes begin. Those for training are dealt out to the workers by

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decentral.errors import check_range
 from decentral.lr_schedules.schedule import LearningRateSchedule
+from decentral.settings import setting
 
 
 @dataclass
@@ -16,10 +16,7 @@ class Exponential(LearningRateSchedule):
     """
 
     name: str = "exponential"
-    gamma: float = 0.9
-
-    def __post_init__(self) -> None:
-        check_range("schedule.gamma", self.gamma, 0.0, float("inf"))
+    gamma: float = setting(0.9, at_least=0)
 
     def factor(self, t: int, steps_per_epoch: float) -> float:
         """gamma^floor(epoch), for epoch = t / steps_per_epoch."""

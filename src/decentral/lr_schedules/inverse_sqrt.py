@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from decentral.errors import check_at_least
 from decentral.lr_schedules.schedule import LearningRateSchedule
+from decentral.settings import setting
 
 
 @dataclass
@@ -20,10 +20,7 @@ class InverseSqrt(LearningRateSchedule):
     """
 
     name: str = "inverse_sqrt"
-    warmup_steps: int = 400
-
-    def __post_init__(self) -> None:
-        check_at_least("schedule.warmup_steps", self.warmup_steps)
+    warmup_steps: int = setting(400, at_least=1)
 
     def factor(self, t: int, steps_per_epoch: float) -> float:
         """The ramp, or what is left after it, whatever the epoch."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from decentral.errors import check_range
 from decentral.lr_schedules.schedule import LearningRateSchedule
+from decentral.settings import setting
 
 
 @dataclass
@@ -20,16 +20,10 @@ class MultiStep(LearningRateSchedule):
     """
 
     name: str = "multistep"
-    warmup_epochs: float = 5.0
-    warmup_from: float = field(default=0.0, metadata={"when": "warmup_epochs"})
-    milestones: list[float] = field(default_factory=lambda: [150.0, 180.0])
+    warmup_epochs: float = setting(5.0, at_least=0)
+    warmup_from: float = setting(0.0, at_least=0, when="warmup_epochs")
+    milestones: list[float] = setting([150.0, 180.0], at_least=0)
     gamma: float = field(default=0.1, metadata={"when": "milestones"})
-
-    def __post_init__(self) -> None:
-        check_range("schedule.warmup_epochs", self.warmup_epochs, 0.0, float("inf"))
-        check_range("schedule.warmup_from", self.warmup_from, 0.0, float("inf"))
-        for milestone in self.milestones:
-            check_range("schedule.milestones", milestone, 0.0, float("inf"))
 
     def factor(self, t: int, steps_per_epoch: float) -> float:
         """The ramp of the warm-up times gamma to the number of milestones passed, for epoch = t / steps_per_epoch."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from decentral.settings import Settings
 
-class LearningRateSchedule(ABC):
+
+class LearningRateSchedule(Settings, ABC, where="schedule"):
     """A dataclass whose fields are its configuration: the learning rate of step t is lr * factor(t, steps_per_epoch).
 
     A pure function of the step, so that a run that goes on after an interruption has the same rates.

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from decentral.data.description import DataDescription, ImageData, LabelledTokens, NextTokens
 from decentral.errors import ConfigError
 from decentral.registry import components
+from decentral.settings import Settings
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-class Model(ABC):
+class Model(Settings, ABC, where="model"):
     """An architecture for one kind of data; it is built from a description of the data."""
 
     name: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
-from decentral.errors import ConfigError, check_at_least, check_between
+from decentral.errors import ConfigError
+from decentral.settings import Settings, setting
 
 _INSTEAD = (
     "cluster.stragglers says who is slower, as in processes=4 cluster=two_delayed cluster.stragglers.delay_s=0.05"
@@ -40,7 +40,7 @@ class CollectiveChoice(Enum):
 
 
 @dataclass
-class NetworkSettings:
+class NetworkSettings(Settings, where="network"):
     """Faults to inject, and the patience of the processes with each other.
 
     drop_probability    each directed message of each round and tree is lost with this probability, seeded by the run's
@@ -60,39 +60,20 @@ class NetworkSettings:
     measure_bytes       of the large message
     """
 
-    drop_probability: float = 0.0
-    timeout_s: float = field(default=120.0, metadata={"volatile": True})
+    drop_probability: float = setting(0.0, at_least=0, below=1)
+    timeout_s: float = setting(120.0, above=0, at_most=1e6, volatile=True)
     transport: Carrier = field(default=Carrier.auto, metadata={"volatile": True})
     collective: CollectiveChoice = field(default=CollectiveChoice.library, metadata={"volatile": True})
-    latency_ms: float = field(default=0.0, metadata={"older": 0.0})
-    bandwidth_gbps: float | None = field(default=None, metadata={"older": None})
+    latency_ms: float = setting(0.0, at_least=0, at_most=1e6, older=0.0)
+    bandwidth_gbps: float | None = setting(None, at_least=1e-9, hint="or null for as many as there are", older=None)
     measure: bool = field(default=False, metadata={"older": False})
-    measure_every_steps: int = field(default=10, metadata={"older": 10, "when": "measure"})
-    measure_bytes: int = field(default=1_000_000, metadata={"older": 1_000_000, "when": "measure"})
+    measure_every_steps: int = setting(10, at_least=1, older=10, when="measure")
+    measure_bytes: int = setting(
+        1_000_000, at_least=2 * SMALL_BYTES, at_most=_MOST_PROBED, older=1_000_000, when="measure"
+    )
 
     gone: ClassVar[dict[str, tuple[Any, str]]] = {"stragglers": ([], _INSTEAD), "straggler_delay_s": (0.0, _INSTEAD)}
     """Settings that were here once, see `config.renamed`."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.drop_probability < 1:
-            raise ConfigError(
-                f"network.drop_probability={self.drop_probability:g} is no probability: use 0 up to, but not "
-                "including, 1."
-            )
-        if not 0 < self.timeout_s <= 1e6:
-            raise ConfigError(f"network.timeout_s={self.timeout_s:g} has to be a number of seconds, up to 1e6.")
-        if not (math.isfinite(self.latency_ms) and 0 <= self.latency_ms <= 1e6):
-            raise ConfigError(
-                f"network.latency_ms={self.latency_ms:g} has to be a number of milliseconds from 0 to 1e6."
-            )
-        if self.bandwidth_gbps is not None and not 1e-9 <= self.bandwidth_gbps < math.inf:
-            raise ConfigError(
-                f"network.bandwidth_gbps={self.bandwidth_gbps:g} has to be a number of Gbit/s from 1e-9 "
-                "upwards, or null for as many as there are."
-            )
-
-        check_at_least("network.measure_every_steps", self.measure_every_steps)
-        check_between("network.measure_bytes", self.measure_bytes, 2 * SMALL_BYTES, _MOST_PROBED)
 
     @property
     def limited(self) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import inf, sqrt
+from dataclasses import dataclass
+from math import sqrt
 from typing import TYPE_CHECKING
 
-from decentral.errors import check_range
-from decentral.optim.optimizer import Buffers, Optimizer, check_clip_norm
+from decentral.optim.optimizer import Buffers, Optimizer
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,18 +25,11 @@ class Adam(Optimizer):
     """
 
     name: str = "adam"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
-    clip_norm: float | None = field(default=None, metadata={"older": None})
-
-    def __post_init__(self) -> None:
-        check_range("optim.beta1", self.beta1, 0.0, 1.0)
-        check_range("optim.beta2", self.beta2, 0.0, 1.0)
-        check_range("optim.epsilon", self.epsilon, 0.0, inf)
-        check_range("optim.weight_decay", self.weight_decay, 0.0, inf)
-        check_clip_norm(self.clip_norm)
+    beta1: float = setting(0.9, at_least=0, below=1)
+    beta2: float = setting(0.999, at_least=0, below=1)
+    epsilon: float = setting(1e-8, at_least=0)
+    weight_decay: float = setting(0.0, at_least=0)
+    clip_norm: float | None = setting(None, above=0, hint="or null for no clipping", older=None)
 
     def init(self, x: Tensor) -> Buffers:
         """Both moments, (m, v) = (0, 0), [k, P] each."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from decentral.optim.adam import Adam
 from decentral.optim.rows import add, clip
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +23,7 @@ class AdamW(Adam):
     """
 
     name: str = "adamw"
-    weight_decay: float = 0.01
+    weight_decay: float = setting(0.01, at_least=0)
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
         """The gradient, clipped, in the memory of g."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from decentral.errors import ConfigError
 from decentral.optim.rows import add, clip, copy, scale, sub
+from decentral.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 Buffers = tuple["Tensor", ...]
 
 
-class Optimizer(ABC):
+class Optimizer(Settings, ABC, where="optim"):
     """A local optimizer on rows: from the gradients g to the directions d of the updates u = -lr d, without the rate.
 
     Everything is elementwise, so that the k workers of a process are updated at once: all tensors are [k, P]. Nothing
@@ -51,12 +50,6 @@ class Optimizer(ABC):
 
         d lies in the memory of g or is one of the buffers: the caller may read it, and overwrite g.
         """
-
-
-def check_clip_norm(value: float | None) -> None:
-    """Raise ConfigError unless it is a positive number, or None."""
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"optim.clip_norm={value:g} makes no sense: it has to be above 0, or null for no clipping.")
 
 
 class LocalOptimizer(Protocol):

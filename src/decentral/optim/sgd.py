@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decentral.errors import ConfigError, check_range
-from decentral.optim.optimizer import Buffers, Optimizer, check_clip_norm
+from decentral.errors import ConfigError
+from decentral.optim.optimizer import Buffers, Optimizer
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,15 +26,12 @@ class SGD(Optimizer):
     """
 
     name: str = "sgd"
-    momentum: float = 0.0
+    momentum: float = setting(0.0, at_least=0, below=1)
     nesterov: bool = False
-    weight_decay: float = 0.0
-    clip_norm: float | None = field(default=None, metadata={"older": None})
+    weight_decay: float = setting(0.0, at_least=0)
+    clip_norm: float | None = setting(None, above=0, hint="or null for no clipping", older=None)
 
     def __post_init__(self) -> None:
-        check_range("optim.momentum", self.momentum, 0.0, 1.0)
-        check_range("optim.weight_decay", self.weight_decay, 0.0, float("inf"))
-        check_clip_norm(self.clip_norm)
         if self.nesterov and self.momentum == 0:
             raise ConfigError("optim.nesterov=true needs momentum: set optim.momentum, for example to 0.9.")
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.partition.dirichlet_shares import check_alpha, dirichlet_shares
+from decentral.partition.dirichlet_shares import dirichlet_shares
 from decentral.partition.partition import Partition
+from decentral.settings import setting
 
 
 @dataclass
@@ -22,11 +23,8 @@ class Dirichlet(Partition):
     """
 
     name: str = "dirichlet"
-    alpha: float = 0.1
+    alpha: float = setting(0.1, above=0, hint="such as 1, 0.1 or 0.01")
     even: bool = True
-
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
 
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
         """Sizes differ by at most one if `even`."""

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
-
-from decentral.errors import ConfigError
 
 GROUP_WORKERS = 10  # the authors' "auxiliary workers"
 MAX_TRIES = 5_000  # of the authors' loop, for a group
 MAX_BLOCK = 256
-
-
-def check_alpha(alpha: float) -> None:
-    """Raise ConfigError unless alpha is a positive number."""
-    if not (math.isfinite(alpha) and alpha > 0):
-        raise ConfigError(f"alpha={alpha} must be a positive number: 0.01 is very heterogeneous, 100 is nearly iid.")
 
 
 def dirichlet_shares(

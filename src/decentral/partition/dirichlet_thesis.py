@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decentral.partition.dirichlet_shares import check_alpha, dirichlet_shares
+from decentral.partition.dirichlet_shares import dirichlet_shares
 from decentral.partition.partition import Partition
+from decentral.settings import setting
 
 
 @dataclass
@@ -21,10 +22,7 @@ class DirichletThesis(Partition):
     """
 
     name: str = "dirichlet_thesis"
-    alpha: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
+    alpha: float = setting(0.1, above=0, hint="such as 1, 0.1 or 0.01")
 
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
         """Sizes differ by at most one."""

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from decentral.errors import ConfigError
+from decentral.settings import Settings
 from decentral.store.files import csv_text, write_text
 
 
-class Partition(ABC):
+class Partition(Settings, ABC, where="partition"):
     """Deals the training set out to the workers. Pure and seeded: every process computes the same partition."""
 
     @abstractmethod

@@ -9,6 +9,7 @@ import numpy as np
 from decentral.errors import ConfigError
 from decentral.partition.partition import Partition
 from decentral.randomness import numpy_generator
+from decentral.settings import setting
 
 
 @dataclass
@@ -20,11 +21,7 @@ class Shards(Partition):
     """
 
     name: str = "shards"
-    shards_per_worker: int = 2
-
-    def __post_init__(self) -> None:
-        if self.shards_per_worker < 1:
-            raise ConfigError(f"partition.shards_per_worker={self.shards_per_worker} must be at least 1.")
+    shards_per_worker: int = setting(2, at_least=1)
 
     def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
         """Sizes differ by at most `shards_per_worker`."""

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
+from decentral.settings import Settings, setting
 
 _SHARE = 0.1  # of the time of the training passes that the evaluations of the curve may take, by default
 _FORWARD = 0.3  # of a forward and backward pass (measured on a CPU: cnn 0.31, VGG-11 0.32, ResNet-18 0.28)
@@ -17,7 +18,7 @@ _FEW_EXAMPLES = 1000  # of which all are looked at: that takes seconds
 
 
 @dataclass
-class EvaluationSettings:
+class EvaluationSettings(Settings, where="evaluation"):
     """When and on how much the models are tested on the way. The last evaluation is always on all test examples.
 
     every_epochs  how often, in passes over the data (null: the task's habit)
@@ -32,11 +33,11 @@ class EvaluationSettings:
                 float32. With bf16 a few of 1000 answers are others. A run of precision=fp64 is evaluated in float64
     """
 
-    every_epochs: float | None = field(default=None, metadata={"was_at": "eval_every_epochs"})
-    every_simulated_s: float | None = field(default=None, metadata={"older": None})
+    every_epochs: float | None = setting(None, above=0, hint="a number of epochs", was_at="eval_every_epochs")
+    every_simulated_s: float | None = setting(None, above=0, hint="a number of seconds", older=None)
     examples: str = field(default="auto", metadata={"older": "all", "the_same": ("auto",)})
     initial: bool = field(default=True, metadata={"older": True})
-    batch_size: int = field(default=500, metadata={"was_at": "task.test_batch_size", "group": "data"})
+    batch_size: int = setting(500, at_least=1, was_at="task.test_batch_size", group="data")
     precision: Precision = field(default=Precision.fp32, metadata={"older": Precision.fp32})
 
     def __post_init__(self) -> None:
@@ -44,22 +45,10 @@ class EvaluationSettings:
             raise ConfigError(
                 f"evaluation.examples={self.examples} makes no sense: give a number of test examples, all, or auto."
             )
-
-        if self.every_simulated_s is not None and not 0 < self.every_simulated_s < math.inf:
-            raise ConfigError(
-                f"evaluation.every_simulated_s={self.every_simulated_s:g} makes no sense: it has to be above 0, a "
-                "number of seconds."
-            )
-        check_at_least("evaluation.batch_size", self.batch_size)
         if self.precision is Precision.fp64:
             raise ConfigError(
                 "evaluation.precision=fp64 is more than the models have: leave it out; a run of precision=fp64 is "
                 "evaluated in float64."
-            )
-        if self.every_epochs is not None and not (math.isfinite(self.every_epochs) and self.every_epochs > 0):
-            raise ConfigError(
-                f"evaluation.every_epochs={self.every_epochs:g} makes no sense: it has to be above 0, a number of "
-                "epochs."
             )
 
     def on_the_way(self, num_train: int, num_test: int, num_workers: int, epochs: float) -> int | None:

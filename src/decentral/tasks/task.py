@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.compression.row_layout import RowLayout
 from decentral.errors import ConfigError
+from decentral.settings import Settings
 from decentral.store.metadata import Metric
 from decentral.tasks.evaluation import WHOLE, Scope
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 DEFAULT_NUM_WORKERS = 16
 
 
-class Task(ABC):
+class Task(Settings, ABC, where="task"):
     """A dataclass whose fields are its configuration."""
 
     uses: ClassVar[tuple[str, ...]] = ()

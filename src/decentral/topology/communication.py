@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decentral.errors import check_at_least
+from decentral.settings import Settings, setting
 
 if TYPE_CHECKING:
     from decentral.topology.rounds import Rounds
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Communication:
+class Communication(Settings, where="communication"):
     """What is done with the rounds of a topology, for every algorithm alike (Ying et al. 2021, sections III and V).
 
     every                 local steps: communicate in rounds every, 2 every, ... only
@@ -22,13 +22,9 @@ class Communication:
                           workers: x_i <- sum_J W_IJ (mean of machine J)
     """
 
-    every: int = field(default=1, metadata={"older": 1})
-    global_every: int | None = field(default=None, metadata={"older": None})
-    workers_per_machine: int = field(default=1, metadata={"older": 1})
-
-    def __post_init__(self) -> None:
-        for key in ("every", "global_every", "workers_per_machine"):
-            check_at_least(f"communication.{key}", getattr(self, key))
+    every: int = setting(1, at_least=1, older=1)
+    global_every: int | None = setting(None, at_least=1, older=None)
+    workers_per_machine: int = setting(1, at_least=1, older=1)
 
     @property
     def plain(self) -> bool:

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from decentral.errors import ConfigError
+from decentral.settings import Settings
 from decentral.topology.graph import Graph
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds
 from decentral.topology.weights import Weights, mixing_matrix
 
 
-class Topology(ABC):
+class Topology(Settings, ABC, where="topology"):
     """Turns a number of workers into rounds; its fields are its configuration. Pure: same fields, same rounds."""
 
     name: str

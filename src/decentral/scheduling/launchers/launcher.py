@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 from decentral.scheduling.pool import Pool
+from decentral.settings import Settings
 
 
-class Launcher(ABC):
+class Launcher(Settings, ABC, where="launcher"):
     """A dataclass whose fields are its configuration."""
 
     retries: int

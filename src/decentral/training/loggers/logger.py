@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.host import packages
+from decentral.settings import Settings
 from decentral.terminal import console
 
 _CLOSE_TIMEOUT_S = 30.0
@@ -27,7 +28,7 @@ class Sink(ABC):
         """Finish, saying what has become of the run (a `store.Status`)."""
 
 
-class Logger(ABC):
+class Logger(Settings, ABC, where="logger"):
     """A choice of `logger=...`. Its components are dataclasses; what they open may be slow and may fail."""
 
     @abstractmethod

@@ -1,0 +1,133 @@
+"""What a dataclass of settings is: each field declares which values it can have, and one check refuses all others.
+
+    @dataclass
+    class Momentum(Optimizer):
+        beta: float = setting(0.9, at_least=0, below=1)
+
+It is checked whenever an instance is made, whether from a command line, a stored file or in Python; `--help` shows it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping
+from copy import copy
+from functools import partial, wraps
+from typing import Any
+
+from decentral.errors import ConfigError, suggest
+
+
+def setting(
+    default: Any = dataclasses.MISSING,
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    finite: bool = True,
+    choices: Collection[Any] | Callable[[], Collection[Any]] | None = None,
+    hint: str = "",
+    **metadata: Any,
+) -> Any:
+    """A field of a dataclass that derives from `Settings`, with the values that it can have; None (null) is not looked
+    at, and in a list each entry is.
+
+    above, at_least, below, at_most   the range of a number, or of the numbers in a list
+    finite     whether a number with a range has to be finite
+    choices    the values there are, or a function without arguments that returns them
+    hint       goes on with the sentence that refuses a value: "a number of seconds"
+    metadata   of the field, such as `help` and `content`
+    """
+    limits = {"above": above, "at_least": at_least, "below": below, "at_most": at_most}
+    limits = {name: limit for name, limit in limits.items() if limit is not None}
+    known = metadata | {"limits": limits, "finite": finite, "choices": choices, "hint": hint}
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=partial(copy, default), metadata=known)
+    return dataclasses.field(default=default, metadata=known)
+
+
+class Settings:
+    """Base of dataclasses with settings: `check` is called before a class's own `__post_init__`, if it has one.
+
+    `class Optimizer(Settings, where="optim")` says where they are in a configuration.
+    """
+
+    _settings_at = ""
+
+    def __init_subclass__(cls, where: str | None = None, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if where is not None:
+            cls._settings_at = where
+        if "__post_init__" in vars(cls):
+            cls.__post_init__ = _checked(vars(cls)["__post_init__"])  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        check(type(self), vars(self), self._settings_at)
+
+
+def _checked(own: Callable[[Any], None]) -> Callable[[Any], None]:
+    @wraps(own)
+    def checked(self: Any) -> None:
+        check(type(self), vars(self), self._settings_at)
+        own(self)
+
+    return checked
+
+
+def check(cls: Any, values: Mapping[str, Any], where: str) -> None:
+    """Raise ConfigError, naming the key below `where`, if a field of the dataclass cannot have its value."""
+    for field in dataclasses.fields(cls):
+        value = values.get(field.name)
+        if "limits" in field.metadata and value is not None:
+            check_value(f"{where}.{field.name}" if where else field.name, value, field.metadata)
+
+
+def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless the metadata of a field allow the value."""
+    wanted = limits_in_words(metadata)
+    for entry in value if isinstance(value, list | tuple) else [value]:
+        choices = _choices(metadata)
+        if choices and entry not in choices:
+            if isinstance(entry, str):
+                raise ConfigError(f"{key}={entry} does not exist.{suggest(entry, map(str, choices))}")
+            raise ConfigError(f"{key}={_shown(entry)} makes no sense: it has to be {wanted}.")
+        if metadata["limits"] and not _fits(entry, metadata["limits"], metadata["finite"]):
+            hint = f", {metadata['hint']}" if metadata["hint"] else ""
+            finite = "finite and " if metadata["finite"] and str(entry) in ("nan", "inf", "-inf") else ""
+            raise ConfigError(f"{key}={_shown(entry)} makes no sense: it has to be {finite}{wanted}{hint}.")
+
+
+def limits_in_words(metadata: Mapping[str, Any]) -> str:
+    """'at least 0 and below 1', or the choices; '' for a field that says nothing of its values."""
+    choices = _choices(metadata)
+    if choices:
+        return f"one of {', '.join(map(str, choices))}"
+    limits = metadata.get("limits", {})
+    if set(limits) == {"at_least", "at_most"}:
+        return f"from {_shown(limits['at_least'])} to {_shown(limits['at_most'])}"
+    return " and ".join(f"{name.replace('_', ' ')} {_shown(limit)}" for name, limit in limits.items())
+
+
+def _choices(metadata: Mapping[str, Any]) -> Collection[Any]:
+    choices = metadata.get("choices") or ()
+    return choices() if callable(choices) else choices
+
+
+def _fits(value: Any, limits: Mapping[str, float], finite: bool) -> bool:
+    try:
+        number = value if isinstance(value, int | float) else float(value)
+    except (TypeError, ValueError):
+        return False
+    return (
+        number > limits.get("above", -math.inf)
+        and number >= limits.get("at_least", -math.inf)
+        and number < limits.get("below", math.inf)
+        and number <= limits.get("at_most", math.inf)
+        and (math.isfinite(number) or not finite)
+    )
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
