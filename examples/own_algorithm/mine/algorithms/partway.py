@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.algorithms.states import OnlyModels
-from decentral.errors import ConfigError
 from decentral.optim.rows import add, scale, sub
+from decentral.settings import setting
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -29,13 +29,9 @@ class Partway(OnlyModels):
     """
 
     name: str = "partway"
-    step_size: float = 0.5
+    step_size: float = setting(0.5, above=0, at_most=1)
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar[dict[str, Any] | None] = {"step_size": 1.0}
-
-    def __post_init__(self) -> None:
-        if not 0 < self.step_size <= 1:
-            raise ConfigError(f"algo.step_size={self.step_size:g} makes no sense: it has to be above 0 and at most 1.")
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
         """One gradient at x_i, one round of averaging."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
 from decentral.cluster.pairs import Average, Pairs
-from decentral.errors import check_at_least
+from decentral.settings import setting
 from decentral.topology.bipartite import neighbors_of, sides
 from decentral.topology.requirements import Need
 
@@ -34,14 +34,11 @@ class Timid(AsynchronousAlgorithm):
     """
 
     name: str = "timid"
-    every: int = 2
+    every: int = setting(2, at_least=1)
     weight: float = 0.5
     usual_topology: ClassVar[str] = "ring"
     free_running: ClassVar[bool] = True
     needs: ClassVar[frozenset[Need]] = frozenset({Need.undirected, Need.connected, Need.bipartite})
-
-    def __post_init__(self) -> None:
-        check_at_least("algo.every", self.every)
 
     class State(NamedTuple):
         """Models and the local optimizer."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.algorithms.states import OnlyModels
-from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:
@@ -24,13 +24,9 @@ class Pairwise(OnlyModels):
     """
 
     name: str = "pairwise"
-    period: int = 2
+    period: int = setting(2, at_least=1)
     needs: ClassVar[frozenset[Need]] = frozenset({Need.doubly_stochastic, Need.connected})
     as_sgd: ClassVar[dict[str, Any] | None] = {"period": 1}
-
-    def __post_init__(self) -> None:
-        if self.period < 1:
-            raise ConfigError(f"algo.period={self.period} makes no sense: it has to be at least 1.")
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
         """One gradient at x_i, and a round of averaging where it is time."""
