@@ -43,7 +43,10 @@ class Site:
         self.office = PostOffice.of(settings, split_workers(n, world.size), world.device)
         own = self.office.workers
         self.rows = start_rows(n)[own.start : own.stop].clone()
-        self.pairs = Pairs(self.office, self.rows, range(0, n, 2), **options)
+        self.pairs = Pairs(self.office, self.rows, range(0, n, 2), self.halve, **options)
+
+    def halve(self, worker: int, sent: Tensor, received: Tensor) -> None:
+        self.rows[worker - self.office.workers.start].add_(received - sent, alpha=0.5)
 
     def each(self, work: Any, *arguments: Any) -> list[Any]:
         with ThreadPoolExecutor(len(self.office.workers)) as pool:
@@ -71,11 +74,11 @@ def gossip(site: Site, worker: int, count: int, lr: float) -> None:
     for number in range(count):
         if worker % 2 == 0:
             site.pairs.begin(worker, 1 + 2 * int(draw.integers(n // 2)), number)
-        x = site.pairs.read(worker, number, torch.empty(P, dtype=torch.float64))
+        with site.pairs.hold(worker, number) as row:
+            x = row.clone()
         time.sleep(draw.exponential(0.0005))
-        if lr:
-            with site.pairs.hold(worker, number) as row:
-                row.sub_(gradient(x, worker, number), alpha=lr)
+        with site.pairs.hold(worker, number) as row:
+            row.sub_(gradient(x, worker, number), alpha=lr)
     if worker % 2 == 0:
         site.pairs.finish(worker)
 
@@ -105,10 +108,10 @@ def replayed(n: int, logs: list[list[Event]], lr: float) -> Tensor:
     answered: dict[tuple[int, int], Tensor] = {}
 
     def carry_out(worker: int, event: Event) -> bool:
-        if event.act is Act.read:
+        if event.act is Act.update and worker not in read:
             read[worker] = x[worker].clone()
         elif event.act is Act.update:
-            x[worker] -= lr * gradient(read[worker], worker, event.number)
+            x[worker] -= lr * gradient(read.pop(worker), worker, event.number)
         elif event.act is Act.ask:
             asked[worker, event.number] = x[worker].clone()
         elif event.act is Act.answer:
@@ -142,8 +145,7 @@ def test_what_is_recorded_gives_the_rows_with_gradients_that_came_meanwhile(worl
     rows, logs = torch.tensor([row for row, _ in found], dtype=torch.float64), [log for _, log in found]
     torch.testing.assert_close(rows, replayed(n, logs, lr), rtol=1e-12, atol=1e-12)
     for log in logs:
-        for act in (Act.read, Act.update):
-            assert [event.number for event in log if event.act is act] == list(range(count))
+        assert [event.number for event in log if event.act is Act.update] == [t for t in range(count) for _ in "ru"]
         assert [event.at_ns for event in log] == sorted(event.at_ns for event in log)
 
 
@@ -192,9 +194,10 @@ def two_rows_each(world: World) -> list[Any]:
         assert worker == own
         rows[0].add_(received - sent, alpha=0.25)
 
-    pairs = Pairs(office, rows, [0], average=exchange, prepare=prepared.append)
+    pairs = Pairs(office, rows, [0], exchange, prepare=prepared.append)
     if own == 0:
-        pairs.average(0, 1, 0)
+        pairs.begin(0, 1, 0)
+        pairs.finish(0)
     office.barrier()
     pairs.close()
     office.close()
@@ -211,7 +214,7 @@ def test_two_active_or_two_passive_workers_are_refused():
     with opened(World(0, 1, torch.device("cpu")), Carrier.auto, 4) as site:
         for active, passive, kinds in ((0, 2, "active and active"), (1, 3, "passive and passive")):
             with pytest.raises(ConfigError) as error:
-                site.pairs.average(active, passive, 0)
+                site.pairs.begin(active, passive, 0)
             assert f"worker {active} cannot begin to average with worker {passive}" in str(error.value)
             assert str(error.value).endswith(f"but they are {kinds}.")
 

@@ -16,15 +16,24 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
+from decentral.algorithms.asynchronous import Team
+from decentral.algorithms.eager_sgd import EagerSGD, Partial
+from decentral.algorithms.wagma import WAGMA
+from decentral.cluster.groups import Groups
 from decentral.network.asynchronous.mail import PostOffice
 from decentral.network.asynchronous.meeting import AllWorkers
+from decentral.network.asynchronous.protocol import GroupRules
 from decentral.network.asynchronous.wait_avoiding import Entry, WaitAvoidingGroups
+from decentral.network.delivery import Losses
+from decentral.network.local import LocalNetwork
 from decentral.network.processes import split_workers
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.world import World
 from decentral.randomness import numpy_generator
-from decentral.topology.groups import group
+from decentral.registry import components
+from decentral.topology.groups import GroupSchedule, group
+from decentral.training.between_processes import ThreadedStepper
+from handmade_cluster import Costs, Oracle, Virtual, pulls
 
 T, TAU = 200, 10
 
@@ -33,24 +42,38 @@ def is_sync(version: int) -> bool:
     return (version + 1) % TAU == 0
 
 
-def ask_first(worker: int, version: int) -> bool:
+def ask_first(version: int) -> int:
     """As a shared draw would: another worker for every version."""
-    return worker == (7 * version + 3) % 4
+    return (7 * version + 3) % 4
 
 
 class Site:
     """Groups of all workers, of which this process hosts some; what a worker does, it does in a thread of its own."""
 
-    def __init__(self, world: World, carrier: Carrier, P: int, S: int, start: float = 0.0, **options: Any) -> None:
-        settings = NetworkSettings(transport=carrier, timeout_s=options.pop("timeout_s", 20.0))
+    def __init__(
+        self,
+        world: World,
+        carrier: Carrier,
+        P: int,
+        S: int,
+        *,
+        start: float = 0.0,
+        timeout_s: float = 20.0,
+        dynamic: bool = True,
+        **rules: Any,
+    ) -> None:
+        settings = NetworkSettings(transport=carrier, timeout_s=timeout_s)
         self.office = PostOffice.of(settings, split_workers(P, world.size), world.device)
         rows = torch.full((len(self.office.workers), P), start, dtype=torch.float64)
         self.everybody = AllWorkers(self.office)
-        self.groups = WaitAvoidingGroups(self.office, S, rows, **options)
+        self.groups = WaitAvoidingGroups(self.office, GroupRules(GroupSchedule(P, S, dynamic), **rules), rows)
 
     def each(self, work: Any, *arguments: Any) -> list[Any]:
         with ThreadPoolExecutor(len(self.office.workers)) as pool:
             return list(pool.map(lambda worker: work(self, worker, *arguments), self.office.workers))
+
+    def publish(self, worker: int, row: Tensor, version: int, *, adds: bool = False) -> None:
+        self.groups.publish(worker, version, lambda buffer: buffer.add_(row) if adds else buffer.copy_(row))
 
     def close(self) -> None:
         self.groups.close()
@@ -82,7 +105,7 @@ def walk(site: Site, worker: int, pace_s: float) -> list[tuple[int, list[float],
     P, seen = site.office.num_workers, []
     for t in range(T):
         time.sleep(numpy_generator(1, "pause", worker, t).exponential(pace_s))
-        site.groups.publish(worker, tagged(worker, t, P), t)
+        site.publish(worker, tagged(worker, t, P), t)
         if is_sync(t):
             assert site.everybody.mean(worker, tagged(worker, t, P), t).tolist() == [(t + 1) / P] * P
         else:
@@ -92,7 +115,7 @@ def walk(site: Site, worker: int, pace_s: float) -> list[tuple[int, list[float],
 
 
 def walk_all(world: World, carrier: Carrier, P: int, S: int, options: dict[str, Any]) -> list[tuple[int, list, list]]:
-    with opened(world, carrier, P, S, is_sync=is_sync, **options) as site:
+    with opened(world, carrier, P, S, synchronizes=is_sync, **options) as site:
         seen = site.each(walk, 0.002)
         log = site.groups.log
     return [(worker, each, log[worker]) for worker, each in zip(site.office.workers, seen, strict=True)]
@@ -111,7 +134,7 @@ CASES = [(4, 2, 4), (4, 2, 2), (4, 4, 4), (4, 4, 2), (8, 4, 4), pytest.param(8, 
 @pytest.mark.parametrize(("P", "S", "processes"), CASES)
 def test_a_sum_is_what_its_members_contributed_and_nothing_else(worlds, carrier, P, S, processes):
     """All sums are kept for as long as anybody could want them: those of the very version come back."""
-    seen, logs = collected(worlds(processes).call(walk_all, carrier, P, S, {"recv_depth": TAU}))
+    seen, logs = collected(worlds(processes).call(walk_all, carrier, P, S, {"depth": TAU}))
     versions = [t for t in range(T) if not is_sync(t)]
     assert [[entry.version for entry in log] for log in logs] == [versions] * P
     ages = []
@@ -139,9 +162,9 @@ def check_logs(logs: list[list[Entry]]) -> None:
         assert any(entry.activated and entry.contributed == entry.version for entry in entries)
 
 
-@pytest.mark.parametrize("recv_depth", [1, 2])
-def test_who_comes_late_takes_a_newer_sum_where_few_are_kept(worlds, recv_depth):
-    seen, logs = collected(worlds(4).call(walk_all, Carrier.auto, 4, 2, {"recv_depth": recv_depth}))
+@pytest.mark.parametrize("depth", [1, 2])
+def test_who_comes_late_takes_a_newer_sum_where_few_are_kept(worlds, depth):
+    seen, logs = collected(worlds(4).call(walk_all, Carrier.auto, 4, 2, {"depth": depth}))
     for worker in range(4):
         contributed = {entry.version: entry.contributed for entry in logs[worker]}
         for t, total, own, used in seen[worker]:
@@ -150,7 +173,7 @@ def test_who_comes_late_takes_a_newer_sum_where_few_are_kept(worlds, recv_depth)
 
 
 def test_blocking_groups_sum_the_rows_of_the_very_version(worlds):
-    seen, logs = collected(worlds(2).call(walk_all, Carrier.auto, 4, 2, {"blocking": True, "dynamic": False}))
+    seen, logs = collected(worlds(2).call(walk_all, Carrier.auto, 4, 2, {"waits": True, "dynamic": False}))
     for worker in range(4):
         for t, total, contributed, used in seen[worker]:
             assert contributed == used == t
@@ -168,7 +191,7 @@ def accumulate(site: Site, worker: int) -> tuple[list[list[float]], list[int]]:
         time.sleep(0.004 if worker == 3 else 0.0005)
         if t == 40:
             site.everybody.mean(worker, torch.zeros(4, dtype=torch.float64), t)
-        site.groups.publish(worker, torch.eye(4, dtype=torch.float64)[worker] * 1.01**t, t)
+        site.publish(worker, torch.eye(4, dtype=torch.float64)[worker] * 1.01**t, t, adds=True)
         if t == 40:
             site.everybody.mean(worker, torch.zeros(4, dtype=torch.float64), t + 1)
         joined = site.groups.join(worker, t)
@@ -178,8 +201,8 @@ def accumulate(site: Site, worker: int) -> tuple[list[list[float]], list[int]]:
 
 
 def accumulate_all(world: World, majority: bool) -> list[tuple]:
-    options = {"may_activate": ask_first} if majority else {}
-    with opened(world, Carrier.auto, 4, 4, drain=True, recv_depth=41, **options) as site:
+    activator = ask_first if majority else None
+    with opened(world, Carrier.auto, 4, 4, empties=True, depth=41, activator=activator) as site:
         found = site.each(accumulate)
         log = site.groups.log
     return [(worker, *each, log[worker]) for worker, each in zip(site.office.workers, found, strict=True)]
@@ -198,7 +221,7 @@ def test_late_gradients_stay_in_the_buffer_until_they_are_taken_once(worlds, pro
             before = version
         assert before == 40
         if majority:
-            assert all(entry.activated <= ask_first(worker, entry.version) for entry in log)
+            assert all(entry.activated <= (worker == ask_first(entry.version)) for entry in log)
 
 
 # -- arrival in a known order ------------------------------------------------------------------------------------------
@@ -209,12 +232,12 @@ def arrive_in_turn(site: Site, worker: int, gate: Any) -> list[Any]:
     said = []
     if worker == 1:
         gate(0)
-    site.groups.publish(worker, tagged(worker, 0, 2), 0)
+    site.publish(worker, tagged(worker, 0, 2), 0)
     said.append(site.groups.join(worker, 0))
     if worker == 0:
         gate(0)
     gate(1)
-    site.groups.publish(worker, tagged(worker, 1, 2), 1)
+    site.publish(worker, tagged(worker, 1, 2), 1)
     gate(2)
     said.append(site.groups.join(worker, 1))
     return [(joined.total.tolist(), joined.contributed, joined.used) for joined in said]
@@ -234,17 +257,84 @@ def test_who_comes_after_the_snapshot_is_stale_and_who_was_there_is_fresh(worlds
 def test_one_process_and_groups_of_one_need_nobody():
     world = World(0, 1, torch.device("cpu"))
     with opened(world, Carrier.auto, 1, 1) as site:
-        site.groups.publish(0, torch.ones(1, dtype=torch.float64), 0)
+        site.publish(0, torch.ones(1, dtype=torch.float64), 0)
         total, contributed, used = site.groups.join(0, 0)
         assert (total.tolist(), contributed, used) == ([1.0], 0, 0)
 
 
-def test_sizes_that_do_not_work_are_refused_before_anything_starts():
-    before = threading.active_count()
-    office = PostOffice([range(6)], 1.0)
-    with pytest.raises(ConfigError, match=r"num_workers=6 .* 4 or 8"):
-        WaitAvoidingGroups(office, 2, torch.zeros(6, 1))
-    assert threading.active_count() == before
+# -- the simulated clock and threads -----------------------------------------------------------------------------------
+
+
+class InOrder(ThreadedStepper):
+    """Workers whose gradients end in a given order; meanwhile all that was begun before comes to an end."""
+
+    order: list[int]
+    parked: set[int]
+    waits_in_join: dict[int, int]
+
+    def mean(self, i: int) -> None:
+        self.parked.add(i)
+        super().mean(i)
+        self.parked.discard(i)
+
+    def publish(self, i: int, groups: Groups, version: int) -> None:
+        super().publish(i, groups, version)
+        if not groups.may_set_off(i, version):
+            self.waits_in_join[i] = version
+
+    def join(self, i: int, groups: Groups, version: int) -> None:
+        super().join(i, groups, version)
+        self.waits_in_join.pop(i, None)
+
+    def seconds(self, workers: range, t: int) -> float:
+        i = workers.start
+        self.parked.add(i)
+        while not (self.order[0] == i and self._is_quiet()):
+            time.sleep(2e-4)
+        self.parked.discard(i)
+        del self.order[0]
+        return 0.0
+
+    def _is_quiet(self) -> bool:
+        (groups,) = self._groups.values()
+        members = groups._members
+        last = max(member.called for member in members.values())
+        waiting = {i for i, version in list(self.waits_in_join.items()) if members[i].called < version}
+        return all(member.done == last for member in members.values()) and len(self.parked | waiting) == len(members)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(WAGMA(tau=tau, recv_depth=depth, group_size="2") for tau, depth in ((12, 1), (12, 2), (4, 4))),
+        EagerSGD(period_steps=5),
+        EagerSGD(Partial.majority.name, Partial.majority, 5),
+    ],
+    ids=["wagma, one sum kept", "wagma, two sums kept", "wagma", "eager_sgd", "eager_sgd majority"],
+)
+def test_the_simulated_clock_and_threads_give_the_same_rows(method):
+    """The same order of arrivals, in which everything else takes no time: some come later than sums are kept."""
+    n, steps = 8, 30
+    times = 0.05 + numpy_generator(4, "times").exponential(size=(steps, n)) ** 2
+    rounds = components("topology")["ring"]().schedule(n)
+    virtual = Virtual(method, rounds, times, Costs(), steps)
+    expected = virtual.run()
+
+    net, office = LocalNetwork(rounds, Losses(0.0, 0)), PostOffice([range(n)], 20.0)
+    oracle: Any = Oracle(pulls(n, 3), n)
+    oracle.recorded = None
+    x = torch.zeros(n, 3, dtype=torch.float64)
+    stepper = InOrder(virtual.algorithm, net, oracle, x, Team(rounds, steps, 0, 1.0), office)
+    stepper.sleep = stepper  # type: ignore[assignment]
+    stepper.order = [arguments[0] for _, what, arguments in virtual.seen if what == "end_gradient"]
+    stepper.parked, stepper.waits_in_join = set(), {}
+    stepper.may_go_on_to(steps)
+    for _ in range(steps):
+        stepper.step()
+    stepper.settle()
+    torch.testing.assert_close(stepper.models, torch.from_numpy(expected), rtol=0, atol=1e-12)
+    assert stepper.lateness().ages == virtual.timeline.lateness().ages
+    stepper.close()
 
 
 # -- processes that are killed, or do not come -------------------------------------------------------------------------
@@ -259,7 +349,7 @@ def how_it_ends(site: Site, worker: int) -> str:
 
 
 def lose_one(world: World, carrier: Carrier, P: int) -> list[str]:
-    site = Site(world, carrier, P, 2, is_sync=is_sync, timeout_s=60.0)
+    site = Site(world, carrier, P, 2, synchronizes=is_sync, timeout_s=60.0)
     if world.rank == 1:
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGKILL)).start()
     said = site.each(how_it_ends)
@@ -280,7 +370,7 @@ def test_a_killed_process_is_noticed_with_a_sentence(pair, carrier, P):
 
 def wait_for_one(world: World) -> str:
     """Worker 1 does not come to a group in which all wait for each other."""
-    site = Site(world, Carrier.auto, 2, 2, blocking=True, timeout_s=0.5)
+    site = Site(world, Carrier.auto, 2, 2, waits=True, timeout_s=0.5)
     said = how_it_ends(site, 0) if world.rank == 0 else ""
     world.barrier()
     site.office.close()

@@ -61,7 +61,8 @@ class WAGMA(AsynchronousAlgorithm):
     dynamic              false: the same groups in every version
     order                combine_then_adapt: average W_i, then add the update (the authors' code and the paper's proof)
     stale_rule           always_plus_one: (sum + W'_i) / (S + 1) for the fresh ones, too (the authors' code)
-    recv_depth           of how many versions a worker keeps the sum while it is late; the paper keeps one
+    recv_depth           of how many versions a worker keeps the sum while it is late; the paper keeps one. Who is later
+                         takes the newest sum
     refresh_send_buffer  put the average in the send buffer after a synchronization; the paper leaves W'_i there
     """
 

@@ -1,8 +1,7 @@
 """Workers meet in groups without waiting for who is late: wait-avoiding group all-reduce, in simulated time.
 
-Every version is carried out by all groups, as soon as the first of all workers asks for it: who has not come by then
-takes part with what lies in its send buffer (Li et al., 2021, section 3). Each worker's communication engine carries
-out versions one after the other.
+The rules are those of `network.asynchronous.protocol`. Each worker's communication engine carries out versions one
+after the other.
 """
 
 from __future__ import annotations
@@ -18,45 +17,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from decentral.cluster.operations import Operation
+from decentral.network.asynchronous.protocol import GroupRules, Member, is_fresh
 
 if TYPE_CHECKING:
     from decentral.cluster.host import Host
     from decentral.cluster.operations import OnRow
     from decentral.cluster.timeline import Timeline
-    from decentral.topology.groups import GroupSchedule
 
 _REMEMBERED = 1024  # workers: for more of them, a number for each two takes too much memory
 Receive = Callable[..., object]
 """(state, place of the worker, number of its step, whether its contribution is fresh, S, sum of the group [P])."""
 
 
-def never(version: int) -> bool:
-    """Of no version."""
-    return False
-
-
 @dataclass(frozen=True, eq=False)
-class Groups:
-    """Where workers meet in groups.
+class Groups(GroupRules):
+    """Where workers meet in groups, and what they do with their rows.
 
-    schedule      who is in a group in which version
     publish       puts what a worker contributes into its send buffer, the rows `send` of the state
     receive       what a worker does with the sum of its group
-    synchronizes  of a version: whether it is none, since all workers meet in it
-    waits         a group waits for all of its members: everybody contributes to the version that it asked for
-    empties       what has been contributed is taken out of the buffer: late contributions add up there (gradients)
-    depth         the sums of how many versions a worker keeps, for when it is late; then it takes the oldest of them
-    activator     version -> the one worker who sets it off; None: whoever is first
     """
 
-    schedule: GroupSchedule
     publish: OnRow
     receive: Receive
-    synchronizes: Callable[[int], bool] = never
-    waits: bool = False
-    empties: bool = False
-    depth: int = 2
-    activator: Callable[[int], int] | None = None
 
     def open(self, timeline: Timeline) -> Meeting:
         """No version has been set off."""
@@ -76,7 +58,7 @@ class Result:
 
 @dataclass(slots=True, eq=False)
 class _Version:
-    """A version that some groups have not finished yet, or whose sums somebody may still ask for."""
+    """A version that some groups have not begun yet."""
 
     number: int
     place: int
@@ -94,9 +76,7 @@ class _Version:
     kept: dict[int, tuple[int, Hashable]] = field(default_factory=dict)
     """Of workers that have overwritten their buffers since they took part: the version, and where the copy is."""
     due: dict[int, float] = field(default_factory=dict)
-    """When each group that is not finished begins, as far as is known."""
-    results: dict[int, Result] = field(default_factory=dict)
-    """Of the groups that are finished."""
+    """When each group that has not begun begins, as far as is known."""
 
 
 class Meeting:
@@ -105,16 +85,19 @@ class Meeting:
     def __init__(self, place: Groups, timeline: Timeline) -> None:
         n = timeline.n
         self.place, self.timeline, self.waits = place, timeline, place.waits
-        self.published = [-1] * n
+        self.members: list[Member[Result]] = [Member(place.depth) for _ in range(n)]
         self.engine_free = [0.0] * n
         self.carried_out = [0] * n
-        """How many versions the engine of each worker has carried out."""
+        """How many versions the engine of each worker has begun."""
+        self.underway: list[Result | None] = [None] * n
+        """The sum that each worker's engine is at, or was at last, and that the worker has not asked for."""
         self.versions: dict[int, _Version] = {}
         self.in_order: dict[int, _Version] = {}
         """The same, by their place."""
         self.opened, self.newest = 0, -1
         """How many versions have been opened, and the number of the last one."""
         self.users: dict[Hashable, int] = {}
+        """How many workers have not taken a sum, or may take it again, where there are rows."""
         self.postponed: list[tuple[_Version, int]] = []
         self.exchange_s = timeline.costs.all_reduce_s(place.schedule.group_size, timeline.timed_bytes)
         self.copy_s = timeline.costs.copy_s(timeline.timed_bytes)
@@ -135,23 +118,19 @@ class Meeting:
             and self._start(one, i) < now
         ):
             key = ("kept", one.number, i)
-            one.kept[i] = self.published[i], key
+            one.kept[i] = self.members[i].published, key
             if rows is not None:
                 rows.keep(key, i, self.place.empties)
         if rows is not None:
             rows.local(i, self.place.publish, version)
-        self.published[i] = version
+        self.members[i].published = version
 
     def join(self, i: int, version: int, now: float) -> None:
         """Worker i wants the sum of its group in this version, and waits for nothing else."""
         self.publish(i, version, now)
         one = self._opened(version) if version > self.newest else self.versions.get(version)
-        done = self.carried_out[i]
-        if one is None or one.place < done:  # it is late, and takes the oldest sum since then that it has kept
-            oldest = done - self.place.depth
-            if one is None or one.place < oldest:
-                one = self.in_order[oldest]
-            self._deliver(i, version, now, one.results[one.group_of[i]])
+        if one is None or one.place < self.carried_out[i]:
+            self._come_late(i, version, now)
             return
         group, begun, waits = one.group_of[i], one.begun, self.waits
         foretold = self._start(one, i) if begun and not waits else now
@@ -164,10 +143,33 @@ class Meeting:
                 one.begun = True
                 self._finish(one, group, now)
         elif not begun:
-            if self.place.activator is None or self.place.activator(version) == i:
+            if self.place.may_set_off(i, version):
                 self._begin(one, i, now)
         elif foretold > now and foretold >= one.due[group]:  # it comes before word reaches it, which the group awaits
             self._schedule(one, group)
+
+    def _come_late(self, i: int, version: int, now: float) -> None:
+        """Worker i asks for a version that its engine has begun."""
+        result = self.underway[i]
+        if result is not None and result.version == version:
+            self.underway[i] = None
+        elif self.timeline.rows is None:  # whose sum it takes makes no difference to time
+            self.timeline.resume(i, now, now, now + self.copy_s, None)
+            return
+        else:
+            if result is not None and result.ends <= now:
+                self._end(i, result)
+            result = self.members[i].take(version)
+        self._deliver(i, version, now, result)
+        if result.version == version and self.timeline.rows is not None:
+            self._drop(result)
+
+    def _end(self, i: int, result: Result) -> None:
+        """The exchange that the engine of worker i was in is over."""
+        self.underway[i] = None
+        given_up = self.members[i].finish(result.version, result)
+        if given_up is not None:
+            self._drop(given_up)
 
     def _opened(self, version: int) -> _Version:
         groups, group_of = self.place.schedule.groups(version)
@@ -238,53 +240,50 @@ class Meeting:
         self._sum(one, group, begins)
         one.missing -= 1
         if not one.missing:  # nobody is behind it any more
-            self._forget(place - self.place.depth)
+            del self.versions[one.number], self.in_order[place]
         postponed, self.postponed = self.postponed, []
         for later, its_group in postponed:
             self.timeline.at(now, partial(self._finish, later, its_group))
 
-    def _forget(self, place: int) -> None:
-        """No engine can be asked for the version at this place any more."""
-        if (one := self.in_order.pop(place, None)) is not None:
-            del self.versions[one.number]
-
     def _sum(self, one: _Version, group: int, begins: float) -> None:
         """The members of a group add up what they contribute; those who have come go on with it."""
-        members, timeline, kept, published = one.groups[group], self.timeline, one.kept, self.published
+        members, timeline, kept = one.groups[group], self.timeline, one.kept
         ends, key = begins + self.exchange_s, (one.number, group)
+        has_rows = timeline.rows is not None
         if timeline.rows is not None:
             copies = {j: kept[j][1] for j in members if j in kept}
             timeline.rows.total(key, members, copies, self.place.empties)
         rounds = (len(members) - 1).bit_length()
         timeline.sent(len(members) * rounds, len(members) * rounds * timeline.bytes_per_row)
-        contributed = {j: published[j] for j in members}
+        of_all = self.members
+        contributed = {j: of_all[j].published for j in members}
         if kept:
             contributed |= {j: kept[j][0] for j in members if j in kept}
         for version, times in Counter(contributed.values()).items():
             timeline.aged(one.number - version, times)
-        one.results[group] = result = Result(one.number, begins, ends, contributed, key)
-        if timeline.rows is not None:
-            self._replace(one, key, members)
-        engine_free, carried_out, all_arrived, after = self.engine_free, self.carried_out, one.arrived, one.place + 1
+        result = Result(one.number, begins, ends, contributed, key)
+        engine_free, carried_out, underway, all_arrived = self.engine_free, self.carried_out, self.underway, one.arrived
+        if has_rows:
+            self.users[key] = len(members)
         for j in members:
+            if has_rows and (before := underway[j]) is not None:
+                self._end(j, before)
             engine_free[j] = ends
-            carried_out[j] = after
+            carried_out[j] = one.place + 1
             if (arrived := all_arrived[j]) < inf:
                 self._deliver(j, one.number, arrived, result)
+                if has_rows:
+                    self._drop(result)
+            else:
+                underway[j] = result
 
-    def _replace(self, one: _Version, key: Hashable, members: list[int]) -> None:
-        """All members keep this sum, and drop the oldest that they have."""
-        self.users[key] = len(members)
-        if (oldest := self.in_order.get(one.place - self.place.depth)) is not None:
-            for j in members:
-                self._drop(oldest.results[oldest.group_of[j]].key)
-
-    def _drop(self, key: Hashable) -> None:
-        self.users[key] -= 1
-        if not self.users[key]:
-            del self.users[key]
-            rows: Any = self.timeline.rows
-            rows.drop(key)
+    def _drop(self, result: Result) -> None:
+        """Somebody does not need this sum any more."""
+        rows: Any = self.timeline.rows
+        self.users[result.key] -= 1
+        if not self.users[result.key]:
+            del self.users[result.key]
+            rows.drop(result.key)
 
     def _deliver(self, i: int, version: int, arrived: float, result: Result) -> None:
         """Worker i, which wants the sum of this version, goes on with this one."""
@@ -301,9 +300,9 @@ class Meeting:
 
     def _receive(self, i: int, version: int, result: Result, now: float) -> None:
         rows: Any = self.timeline.rows
-        fresh, size = result.contributed[i] == version, self.place.schedule.group_size
-        rows.take(result.key, self.place.receive, i, version, fresh, size, drop=False)
-        self._drop(result.key)
+        fresh = is_fresh(version, result.version, result.contributed[i])
+        rows.take(result.key, self.place.receive, i, version, fresh, self.place.schedule.group_size, drop=False)
+        self._drop(result)
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from decentral.cluster.timeline import Lateness
 from decentral.network.asynchronous.mail import PostOffice
 from decentral.network.asynchronous.meeting import AllWorkers
 from decentral.network.asynchronous.pairs import Pairs as RealPairs
+from decentral.network.asynchronous.protocol import is_fresh
 from decentral.network.asynchronous.tickets import Tickets
 from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
 from decentral.topology.bipartite import sides
@@ -220,16 +221,19 @@ class ThreadedStepper:
 
     def publish(self, i: int, groups: Groups, version: int) -> None:
         """See `cluster.host.Host`."""
-        place, opened = self._place(i), self._groups[groups]
-        write = partial(groups.publish, self.state, place, self.g[place], version)
-        send = self.state.send[place]
-        if send.device.type == "cpu":
-            opened.publish_by(i, write, version)
-            return
-        if groups.empties:
-            send.zero_()
-        write()
-        opened.publish(i, send, version)
+        place, send = self._place(i), self.state.send
+
+        def write(buffer: Tensor) -> None:
+            elsewhere = send.device.type != "cpu"  # else the row of the state is the buffer
+            if elsewhere and groups.empties:
+                send[place].zero_()
+            groups.publish(self.state, place, self.g[place], version)
+            if elsewhere and groups.empties:
+                buffer.add_(send[place].cpu())
+            elif elsewhere:
+                buffer.copy_(send[place])
+
+        self._groups[groups].publish(i, version, write)
 
     def join(self, i: int, groups: Groups, version: int) -> None:
         """See `cluster.host.Host`."""
@@ -237,7 +241,7 @@ class ThreadedStepper:
         with self._noted(i, "join", version) as facts, self._waiting(i):
             joined = self._groups[groups].join(i, version)
             facts.update(contributed=joined.contributed, used=joined.used)
-        fresh = joined.contributed == version and joined.used == version
+        fresh = is_fresh(version, joined.used, joined.contributed)
         place, size, n = self._place(i), groups.schedule.group_size, self.net.n
         groups.receive(self.state, place, version, fresh, size, joined.total.to(self.models.device))
         self._sent(place, size.bit_length() - 1, joined.total.nbytes)
@@ -287,18 +291,7 @@ class ThreadedStepper:
         """Open what answers the letters of others, although no worker here may ever ask for it."""
         if isinstance(place, Groups):
             self._groups[place] = WaitAvoidingGroups(
-                self.office,
-                place.schedule.group_size,
-                self.state.send,
-                dynamic=place.schedule.dynamic,
-                is_sync=place.synchronizes,
-                may_activate=_anybody if place.activator is None else partial(_only, place.activator),
-                drain=place.empties,
-                blocking=place.waits,
-                recv_depth=place.depth,
-                first=self.t,
-                kind=_GROUPS,
-                keep_log=self.recorded is not None,
+                self.office, place, self.state.send, first=self.t, kind=_GROUPS, log=self.recorded is not None
             )
         else:
             asking = {i for i, side in enumerate(sides(self.team.rounds)) if side == 0}
@@ -306,7 +299,7 @@ class ThreadedStepper:
                 self.office,
                 self.models,
                 asking,
-                average=partial(self._exchanged, place.exchange),
+                partial(self._exchanged, place.exchange),
                 prepare=None if place.prepare is None else partial(self._prepared, place.prepare),
                 kind=_PAIRS,
                 keep_log=self.recorded is not None,
@@ -412,11 +405,3 @@ class ThreadedStepper:
 
     def _prepared(self, prepare: Callable[..., object], i: int) -> None:
         prepare(self.state, self._place(i), self._now())
-
-
-def _anybody(worker: int, version: int) -> bool:
-    return True
-
-
-def _only(activator: Callable[[int], int], worker: int, version: int) -> bool:
-    return activator(version) == worker

@@ -20,8 +20,7 @@ from decentral.network.asynchronous.mail import PostOffice
 class Act(StrEnum):
     """What happened to the row of a worker."""
 
-    read = "read"  # its own worker took a copy, for a gradient; it did not change
-    update = "update"  # its own worker changed it
+    update = "update"  # its own worker held it, and may have changed it
     ask = "ask"  # the row went to a passive partner, as it was; it did not change
     answer = "answer"  # a passive worker averaged with the row that came; its own row went back
     average = "average"  # the answer came, and the active worker averaged
@@ -30,19 +29,14 @@ class Act(StrEnum):
 class Event(NamedTuple):
     """In the order in which they happened to the row of a worker; to carry them out again.
 
-    `number` is that of the averaging, as its active worker counts, or of the copy or update, for which `partner` is the
-    worker itself. `at_ns` is `time.monotonic_ns()`.
+    `number` is that of the averaging, as its active worker counts, or of the update, for which `partner` is the worker
+    itself. `at_ns` is `time.monotonic_ns()`.
     """
 
     act: Act
     number: int
     partner: int
     at_ns: int
-
-
-def halve(row: Tensor, sent: Tensor, received: Tensor) -> None:
-    """x <- x + (received - sent) / 2: what has changed since the row was sent is kept."""
-    row.add_(received - sent, alpha=0.5)
 
 
 class _Strand:
@@ -61,9 +55,9 @@ class Pairs:
 
     Only active workers ask and passive ones only answer, so that all waiting goes one way and nobody waits in a circle;
     and no third row mixes with one that is on its way. The active one sends x_a; the passive one, under the lock of
-    its row, answers with x_b and adds (x_a - x_b) / 2; the active one, under its lock, adds (x_b - x_a) / 2 for the x_a
-    that it sent. So the sum of both rows does not change, and what a gradient did to x_a meanwhile is kept, as if the
-    averaging had come before it.
+    its row, answers with x_b and adds (x_a - x_b) / 2, say; the active one, under its lock, adds (x_b - x_a) / 2 for
+    the x_a that it sent. So the sum of both rows does not change, and what a gradient did to x_a meanwhile is kept, as
+    if the averaging had come before it.
 
     Each worker has a thread for this, and at most one averaging that it began is under way.
     """
@@ -73,20 +67,20 @@ class Pairs:
         office: PostOffice,
         rows: Tensor,
         active: Container[int],
+        average: Callable[[int, Tensor, Tensor], None],
         *,
-        average: Callable[[int, Tensor, Tensor], None] | None = None,
         prepare: Callable[[int], None] | None = None,
         kind: int = 0,
         keep_log: bool = True,
     ) -> None:
         """`rows` [k, ...] are those of the local workers, changed where they lie; `active` contains active workers.
 
-        `average` is called with a worker, what was sent of its row, and what was received, under the row's lock, by
-        default it adds half of the difference; `prepare` with a worker, under its lock, before its row is sent,
-        answered with, or averaged. Letters use this kind of the office and the next one. `keep_log`: whether `log` is
-        wanted, which grows with everything that happens.
+        `average` is called with a worker, what was sent of its row, and what was received, under the row's lock;
+        `prepare` with a worker, under its lock, before its row is sent, answered with, or averaged. Letters use this
+        kind of the office and the next one. `keep_log`: whether `log` is wanted, which grows with everything that
+        happens.
         """
-        self._office, self._active, self._average, self._prepare = office, active, average or self._halve, prepare
+        self._office, self._active, self._average, self._prepare = office, active, average, prepare
         self._ask, self._answer, self._keep_log = kind, kind + 1, keep_log
         pairs = zip(office.workers, rows, strict=True)
         self._strands = {worker: _Strand(row, office.condition()) for worker, row in pairs}
@@ -109,13 +103,6 @@ class Pairs:
         with strand.lock:
             yield strand.row
             self._note(strand, Act.update, number, worker)
-
-    def read(self, worker: int, number: int, out: Tensor) -> Tensor:
-        """Copy the row of a local worker to compute at, as its copy `number`: never in the middle of an averaging."""
-        strand = self._strands[worker]
-        with strand.lock:
-            self._note(strand, Act.read, number, worker)
-            return out.copy_(strand.row)
 
     def begin(self, active: int, passive: int, number: int) -> None:
         """Average in the background, when the last averaging that this worker began is over: waits for that.
@@ -140,11 +127,6 @@ class Pairs:
             self._office.wait(
                 strand.condition, lambda: not strand.busy, lambda: f"the averaging that worker {active} began"
             )
-
-    def average(self, active: int, passive: int, number: int) -> None:
-        """`begin` and `finish`."""
-        self.begin(active, passive, number)
-        self.finish(active)
 
     def close(self) -> None:
         """End the threads, once nobody begins an averaging any more, which a barrier after the last `finish` tells.
@@ -192,9 +174,6 @@ class Pairs:
             self._note(strand, Act.answer, letter.number, active)
         letter.release()
         self._office.send(passive, active, self._answer, letter.number, sent)
-
-    def _halve(self, worker: int, sent: Tensor, received: Tensor) -> None:
-        halve(self._strands[worker].row, sent, received)
 
     def _prepared(self, worker: int) -> Tensor:
         if self._prepare is not None:

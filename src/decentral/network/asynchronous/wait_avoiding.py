@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,8 @@ from torch import Tensor
 
 from decentral.network.asynchronous.letters import Letter
 from decentral.network.asynchronous.mail import PostOffice
-from decentral.topology.groups import activation_children, check_groups, dimension, partners
+from decentral.network.asynchronous.protocol import GroupRules, Member
+from decentral.topology.groups import activation_children, dimension, partners
 
 NEVER = -1
 
@@ -43,7 +43,7 @@ class Entry:
 class Joined(NamedTuple):
     """The sum over a group [P], not to be changed, with which version this worker is in it, and the sum's own version.
 
-    `used` is a later version than the one joined if that has been pushed out by later ones.
+    `used` is a later version than the one joined if that is not kept any more, see `Member`.
     """
 
     total: Tensor
@@ -51,38 +51,21 @@ class Joined(NamedTuple):
     used: int
 
 
-class _Sum(NamedTuple):
-    total: Tensor
-    contributed: int
+class _Local(Member[Joined]):
+    """A local worker, shared with the thread that exchanges for it; all of it guarded by `condition`."""
 
+    __slots__ = ("ages", "awaits", "buffer", "condition", "entries")
 
-class _Member:
-    """What a local worker shares with the thread that exchanges for it; all of it guarded by `condition`."""
-
-    def __init__(self, condition: threading.Condition, start: Tensor, last: int) -> None:
+    def __init__(self, condition: threading.Condition, start: Tensor, depth: int, first: int) -> None:
+        super().__init__(depth, first)
         self.condition = condition
         self.buffer = start.view(-1)
-        self.published = last
-        self.target = last  # the highest version that somebody has activated
-        self.done = last  # the last one that has been carried out here, or was a synchronisation
-        self.sums: dict[int, _Sum] = {}
         self.entries: dict[int, Entry] = {}
         self.ages: Counter[int] = Counter()
         self.awaits = ""  # whose row its thread waits for, in words
 
-    def has_moved(self, before: int) -> bool:
-        return self.done > before
-
     def entry(self, version: int) -> Entry:
         return self.entries.setdefault(version, Entry(version))
-
-
-def _never(version: int) -> bool:
-    return False
-
-
-def _always(worker: int, version: int) -> bool:
-    return True
 
 
 class WaitAvoidingGroups:
@@ -100,45 +83,19 @@ class WaitAvoidingGroups:
     """
 
     def __init__(
-        self,
-        office: PostOffice,
-        group_size: int,
-        start: Tensor,
-        *,
-        dynamic: bool = True,
-        is_sync: Callable[[int], bool] = _never,
-        may_activate: Callable[[int, int], bool] = _always,
-        drain: bool = False,
-        blocking: bool = False,
-        recv_depth: int = 2,
-        first: int = 0,
-        kind: int = 0,
-        keep_log: bool = True,
+        self, office: PostOffice, rules: GroupRules, start: Tensor, *, first: int = 0, kind: int = 0, log: bool = True
     ) -> None:
         """`start` [k, P] is in the buffers of the local workers before they publish anything, as version `first` - 1:
         these rows are the buffers, if they are on the CPU.
 
-        dynamic        groups change from version to version; else all are those of version 0
-        is_sync        of a version: whether it is none, since all workers meet in it; the same everywhere
-        may_activate   of a worker and a version: whether it may call the others, or has to wait for who may; the same
-                       everywhere
-        drain          `publish` adds to the buffer, and a snapshot empties it
-        blocking       no calls: a worker takes part with what it has published as this very version, so all members
-                       wait for each other
-        first          the first version that is asked for
-        recv_depth     how many sums are kept: a worker that is later than that takes the newest one
-        kind           letters use this and the next kind of the office
-        keep_log       whether `log` is wanted, which grows with every version
-
-        Raises ConfigError if n or S is no power of two.
+        first   the first version that is asked for
+        kind    messages use this and the next kind of the office
+        log     whether `log` is wanted, which grows with every version
         """
-        check_groups(office.num_workers, group_size)
-        self._office, self._size, self._dynamic = office, group_size, dynamic
-        self._is_sync, self._may_activate, self._drain, self._blocking = is_sync, may_activate, drain, blocking
-        self._depth, self._call, self._row, self._keep_log = recv_depth, kind, kind + 1, keep_log
+        self._office, self._rules, self._first, self._keep_log = office, rules, first, log
+        self._call, self._row = kind, kind + 1
         rows = zip(office.workers, start.cpu(), strict=True)
-        self._first = first
-        self._members = {worker: _Member(office.condition(), row, first - 1) for worker, row in rows}
+        self._members = {worker: _Local(office.condition(), row, rules.depth, first) for worker, row in rows}
         self._closing = False
         office.handle(self._call, self._called)
         self._threads = [office.start(f"groups: {worker}", self._work, worker) for worker in office.workers]
@@ -167,21 +124,11 @@ class WaitAvoidingGroups:
 
     # -- called by workers ---------------------------------------------------------------------------------------------
 
-    def publish(self, worker: int, row: Tensor, version: int) -> None:
-        """Leave a row [P] in the buffer as this version: what it contributes from now on."""
-        member, row = self._members[worker], row.cpu()
-        with member.condition:
-            if self._drain:
-                member.buffer.add_(row)
-            else:
-                member.buffer.copy_(row)
-            member.published = version
-
-    def publish_by(self, worker: int, write: Callable[[], object], version: int) -> None:
-        """The same, by calling something that changes the buffer, which is a row of `start`."""
+    def publish(self, worker: int, version: int, write: Callable[[Tensor], object]) -> None:
+        """`write` changes the buffer [P]: what a worker contributes from now on, as this version."""
         member = self._members[worker]
         with member.condition:
-            write()
+            write(member.buffer)
             member.published = version
 
     def join(self, worker: int, version: int) -> Joined:
@@ -189,26 +136,22 @@ class WaitAvoidingGroups:
 
         Raises what `PostOffice` raises.
         """
-        assert not self._is_sync(version)
         member, arrived_ns = self._members[worker], time.monotonic_ns()
+        sets_off = self._rules.may_set_off(worker, version)
         with member.condition:
-            first = member.target < version and (self._blocking or self._may_activate(worker, version))
+            first = (sets_off or self._rules.waits) and member.call(version)
             if first:
-                member.target = version
                 member.condition.notify_all()
-        if first and not self._blocking:
+        if first and sets_off:
             self._tell(worker, version, came_over=-1)
         with member.condition:
             self._wait_for(worker, member, version)
-            used = version if version in member.sums else max(member.sums)
-            chosen = member.sums[used]
-            for old in [v for v in member.sums if v <= version]:
-                del member.sums[old]
+            joined = member.take(version)
             if self._keep_log:
                 entry = member.entry(version)
-                entry.used, entry.activated = used, first and not self._blocking
+                entry.used, entry.activated = joined.used, first and sets_off
                 entry.arrived_ns, entry.left_ns = arrived_ns, time.monotonic_ns()
-        return Joined(chosen.total, chosen.contributed, used)
+        return joined
 
     def close(self) -> None:
         """End the threads, once all workers of all processes have joined what they want to join.
@@ -224,12 +167,12 @@ class WaitAvoidingGroups:
 
     # -- how -----------------------------------------------------------------------------------------------------------
 
-    def _wait_for(self, worker: int, member: _Member, version: int) -> None:
+    def _wait_for(self, worker: int, member: _Local, version: int) -> None:
         """Until a version is done here; every one before it has as long as the office is patient."""
         while (before := member.done) < version:
             self._office.wait(
                 member.condition,
-                partial(member.has_moved, before),
+                lambda: member.done > before,
                 lambda: f"{member.awaits or 'somebody to begin'} version {version} of the groups of worker {worker}",
             )
 
@@ -241,9 +184,8 @@ class WaitAvoidingGroups:
         """A call has come along the tree; a version that has been activated implies all before it."""
         member = self._members[letter.destination]
         with member.condition:
-            if letter.number <= member.target:
+            if not member.call(letter.number):
                 return
-            member.target = letter.number
             member.condition.notify_all()
         self._tell(letter.destination, letter.number, dimension(letter.source, letter.destination))
 
@@ -252,41 +194,42 @@ class WaitAvoidingGroups:
         member, version = self._members[worker], self._first
         while True:
             with member.condition:
-                while member.target < version:
+                while member.called < version:
                     if self._closing or self._office.failed:
                         return
                     member.condition.wait()
-            if not self._is_sync(version):
-                self._carry_out(worker, member, version)
-            with member.condition:
+            if self._rules.synchronizes(version):
                 member.done = version
-                member.condition.notify_all()
+            else:
+                self._carry_out(worker, member, version)
             version += 1
 
-    def _carry_out(self, worker: int, member: _Member, version: int) -> None:
+    def _carry_out(self, worker: int, member: _Local, version: int) -> None:
         began_ns = time.monotonic_ns()
         total, contributed = self._exchange(worker, member, version)
         with member.condition:
             member.awaits = ""
-            member.sums[version] = _Sum(total, contributed)
-            for old in sorted(member.sums)[: -self._depth]:
-                del member.sums[old]
+            member.finish(version, Joined(total, contributed, version))
             member.ages[version - contributed] += 1
             if self._keep_log:
                 entry = member.entry(version)
                 entry.contributed, entry.began_ns, entry.ended_ns = contributed, began_ns, time.monotonic_ns()
+            member.condition.notify_all()
 
-    def _exchange(self, worker: int, member: _Member, version: int) -> tuple[Tensor, int]:
+    def _exchange(self, worker: int, member: _Local, version: int) -> tuple[Tensor, int]:
         """The butterfly: in each phase what has been added up so far goes to a partner, from where it lies.
 
         Passes over a row: 2 for the snapshot, 3 for each phase.
         """
-        office = self._office
-        them = partners(worker, version, office.num_workers, self._size, self._dynamic)
+        office, schedule = self._office, self._rules.schedule
+        them = partners(worker, version, office.num_workers, schedule.group_size, schedule.dynamic)
         drafts = [office.draft(partner, member.buffer) for partner in them]
         places = [*(draft.rows for draft in drafts), torch.empty_like(member.buffer)]
         with member.condition:
-            contributed = self._snapshot(member, places[0])
+            contributed = member.published
+            places[0].copy_(member.buffer)
+            if self._rules.empties:
+                member.buffer.zero_()
         for partner, draft, place in zip(them, drafts, places[1:], strict=True):
             member.awaits = f"worker {partner} to exchange rows in"
             office.send(worker, partner, self._row, version, draft)
@@ -296,10 +239,3 @@ class WaitAvoidingGroups:
             letter.release()
             draft.release()
         return places[-1], contributed
-
-    def _snapshot(self, member: _Member, out: Tensor) -> int:
-        """What takes part; returns as which version it was published."""
-        out.copy_(member.buffer)
-        if self._drain:
-            member.buffer.zero_()
-        return member.published
