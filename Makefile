@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 help:  ## show this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-22s %s\n", $$1, $$2}'
 	@echo "  Studies and sweeps are at SCALE=small (bundled data) unless told otherwise: SCALE=smoke, laptop or paper."
-	@echo "  Commands in $(BIN), each with --help: decentral-run, -study, -report, -benchmark, -advise, -check, -bench."
+	@echo "  Commands in $(BIN), each with --help: decentral-run, -study, -report, -benchmark, -advise, -check."
 
 run: $(VENV)/.installed  ## RelaySGD on double binary trees, 16 workers, digits split with alpha = 0.01 (under a minute)
 	$(BIN)/decentral-run algo=relaysgd topology=dbt alpha=0.01
@@ -68,17 +68,18 @@ test-all: $(VENV)/.installed-dev  ## all tests
 test-matrix: $(VENV)/.installed-dev  ## Python 3.11 to 3.13 with the lowest and the newest torch, as far as this machine has them
 	PYTHON=$(BIN)/python scripts/test_matrix.sh
 
-check: $(VENV)/.installed-dev  ## formatting, lint and types
+check: $(VENV)/.installed-dev  ## formatting, lint and types; and what the program weighs
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+	$(BIN)/python scripts/weight.py
 
 format: $(VENV)/.installed-dev  ## format the code and mend what the linter can mend
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(VENV)/.installed  ## measure this program itself: what everything costs, as ratios, into results/bench/ (about 20 minutes on 2 cores)
-	$(BIN)/decentral-bench
+bench: $(VENV)/.installed  ## measure this program itself, as ratios, into results/bench/ (about 20 minutes on 2 cores): make bench [ARGS='start ways --quick']
+	PYTHONPATH=scripts $(BIN)/python -m bench $(ARGS)
 
 readme: $(VENV)/.installed  ## run what the README reports, and fill in its numbers
 	$(BIN)/python scripts/readme.py

@@ -18,8 +18,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from decentral.benchmarks.harness.findings_file import load_all
-from decentral.benchmarks.page import targets_table
+from bench.page import load_all, markdown, number
 from decentral.terminal.text import duration
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,12 +65,10 @@ def main() -> None:
 
 
 def bench() -> str:
-    """How many targets are met of those stored in results/bench/, and some of them; the page there has all."""
-    head, rule, *rows = targets_table(load_all(ROOT / "results" / "bench")).splitlines()
-    shown = [next(row for row in rows if row.startswith(f"| {measure}")) for measure in HEADLINES]
-    met, floor = (sum(row.endswith(f"| {verdict} |") for row in rows) for verdict in ("met", "not met (floor)"))
-    told = f"{met} of {len(rows)} targets are met; {floor} others lie below what this machine can do at best."
-    return "\n".join([told, "", head, rule, *shown])
+    """Some of the figures that are stored in results/bench/; the page there has all."""
+    targets = [target for one in load_all(ROOT / "results" / "bench") for target in one["targets"]]
+    shown = [next(one for one in targets if one["measure"].startswith(measure)) for measure in HEADLINES]
+    return markdown([["measure", "found"], *([one["measure"], number(one["found"])] for one in shown)], right=1)
 
 
 def times() -> str:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.benchmarks.baselines.meter import Meter
+from bench.traffic import Meter
 from decentral.compression.address import Address
 from decentral.compression.arithmetic import selection
 from decentral.compression.row_layout import RowLayout

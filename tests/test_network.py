@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from decentral.benchmarks.baselines.meter import Meter
+from bench.traffic import Meter
 from decentral.network import kernels
 from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork

@@ -14,8 +14,6 @@ from types import ModuleType
 import matplotlib
 import pytest
 
-from decentral.benchmarks.harness import findings_file
-from decentral.benchmarks.page import write_page
 from decentral.config.files import load
 from decentral.config.identity import run_id
 from decentral.report.make import make
@@ -31,7 +29,6 @@ RESULTS = ROOT / "results"
 README = (ROOT / "README.md").read_text()
 STUDIES = find(RESULTS)
 RUNS = sorted(path for path in (RESULTS / "readme").iterdir())
-BENCHMARKS = sorted((RESULTS / "bench").glob("*.json"))
 DRAWN_WITH = "3.11.2"
 """The matplotlib of the committed figures; another version may draw other bytes."""
 
@@ -49,7 +46,7 @@ def name(directory: Path) -> str:
 
 
 def test_there_are_results_of_every_paper() -> None:
-    assert len(STUDIES) >= 36 and len(RUNS) >= 5 and len(BENCHMARKS) >= 11
+    assert len(STUDIES) >= 36 and len(RUNS) >= 5
     papers = {"benchmark", "bluefog", "flex", "relaysum", "thesis", "time", "wagma"}
     assert {path.parents[1].name for path in STUDIES} == papers
 
@@ -146,24 +143,6 @@ def test_the_pages_are_made_again_byte_for_byte(tmp_path: Path) -> None:
         assert (copy / page).read_text() == (RESULTS / page).read_text()
 
 
-# -- benchmarks --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("file", BENCHMARKS, ids=lambda file: file.stem)
-def test_the_findings_of_a_benchmark_are_read_and_written_the_same(file: Path, tmp_path: Path) -> None:
-    found = findings_file.load(file)
-    assert found is not None and found.name == file.stem
-    assert json.loads(findings_file.save(found, tmp_path).read_text()) == json.loads(file.read_text())
-
-
-def test_the_page_of_the_benchmarks_is_made_again(tmp_path: Path) -> None:
-    written = write_page(findings_file.load_all(RESULTS / "bench"), tmp_path)
-    assert written.read_text() == (RESULTS / "bench" / "README.md").read_text()
-    assert {path.name for path in tmp_path.iterdir()} == {
-        path.name for path in (RESULTS / "bench").iterdir() if path.suffix != ".json"
-    }
-
-
 # -- the runs of the README --------------------------------------------------------------------------------------------
 
 
@@ -206,7 +185,7 @@ def test_the_readme_has_the_totals_and_table_1(script: ModuleType) -> None:
     assert between("scoreboard") == script.scoreboard()
 
 
-def test_the_readme_has_the_targets_of_the_benchmarks(script: ModuleType) -> None:
+def test_the_readme_has_the_figures_of_the_benchmarks(script: ModuleType) -> None:
     assert between("bench") == script.bench()
 
 
