@@ -56,7 +56,8 @@ def main() -> None:
         folders[path.relative_to(PACKAGE).parts[0]] += files[-1].statements
     tests = [weigh(path) for path in (ROOT / "tests").rglob("*.py")]
     lengths = [length for file in files for length in file.functions]
-    table = {"package: statements / functions / files": (folders.total(), len(lengths), len(files))}
+    table: dict[str, tuple[float, ...]] = {}
+    table["package: statements / functions / files"] = (folders.total(), len(lengths), len(files))
     for group in GROUPS:
         table[" + ".join(group)] = (sum(folders[folder] for folder in group),)
     table["tests: statements / files"] = (sum(file.statements for file in tests), len(tests))
