@@ -15,8 +15,8 @@ from configure import configure
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.network.asynchronous.mail import PostOffice
-from decentral.network.asynchronous.tickets import Tickets
+from decentral.network.asynchronous.mailbox import Mailbox
+from decentral.network.asynchronous.meeting import Tickets
 from decentral.network.processes import split_workers
 from decentral.network.windows.window import SmallWeight
 from decentral.network.world import World
@@ -296,15 +296,15 @@ def test_what_fails_in_a_thread_is_raised_and_nobody_hangs(pair, algo):
 
 
 def draw_tickets(world: World, n: int, count: int) -> list[int]:
-    office = PostOffice(split_workers(n, world.size), 30.0)
-    tickets = Tickets(office, kind=0)
+    mailbox = Mailbox(split_workers(n, world.size), 30.0)
+    tickets = Tickets(mailbox, kind=0)
     tickets.begin_at(7)
-    office.barrier()
-    with ThreadPoolExecutor(len(office.workers)) as pool:
-        drawn = pool.map(lambda i: [tickets.next(i) for _ in range(count)], office.workers)
+    mailbox.barrier()
+    with ThreadPoolExecutor(len(mailbox.workers)) as pool:
+        drawn = pool.map(lambda i: [tickets.next(i) for _ in range(count)], mailbox.workers)
         found = [ticket for each in drawn for ticket in each]
-    office.barrier()
-    office.close()
+    mailbox.barrier()
+    mailbox.close()
     return found
 
 

@@ -1,4 +1,4 @@
-"""Letters between workers: everything arrives, in order and unchanged; nobody hangs, and nothing is left behind."""
+"""Messages between workers: everything arrives, in order and unchanged; nobody hangs, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.network.asynchronous.letters import Letter
-from decentral.network.asynchronous.mail import PostOffice
+from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.meeting import AllWorkers
+from decentral.network.asynchronous.messages import Message
 from decentral.network.processes import split_workers
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.world import World
@@ -27,20 +27,20 @@ DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.int64]
 
 
 @contextmanager
-def opened(world: World, carrier: Carrier, num_workers: int) -> Iterator[PostOffice]:
+def opened(world: World, carrier: Carrier, num_workers: int) -> Iterator[Mailbox]:
     """It leaves no thread."""
     settings = NetworkSettings(transport=carrier, timeout_s=20.0)
     before = set(threading.enumerate())
-    with PostOffice.of(settings, split_workers(num_workers, world.size), world.device) as office:
-        assert office.shared == (carrier is not Carrier.torch and world.size > 1)
-        yield office
+    with Mailbox.of(settings, split_workers(num_workers, world.size), world.device) as mailbox:
+        assert mailbox.shared == (carrier is not Carrier.torch and world.size > 1)
+        yield mailbox
     assert set(threading.enumerate()) <= before
 
 
-def in_threads(office: PostOffice, work: Callable[[int], Any]) -> list[Any]:
+def in_threads(mailbox: Mailbox, work: Callable[[int], Any]) -> list[Any]:
     """What each local worker comes to, in a thread of its own."""
-    with ThreadPoolExecutor(len(office.workers)) as pool:
-        return list(pool.map(work, office.workers))
+    with ThreadPoolExecutor(len(mailbox.workers)) as pool:
+        return list(pool.map(work, mailbox.workers))
 
 
 def how_it_ends(call: Callable[[], Any]) -> str:
@@ -58,53 +58,53 @@ def row(source: int, destination: int, number: int) -> Tensor:
 
 
 def exchange_all(world: World, carrier: Carrier, num_workers: int) -> bool:
-    """Everybody writes 20 letters to everybody, itself included, and receives them in the opposite order."""
+    """Everybody writes 20 messages to everybody, itself included, and receives them in the opposite order."""
     numbers = range(20)
-    with opened(world, carrier, num_workers) as office:
+    with opened(world, carrier, num_workers) as mailbox:
 
         def work(worker: int) -> bool:
             for number in numbers:
                 for other in range(num_workers):
                     rows = row(worker, other, number)
-                    office.send(worker, other, 3, number, rows)
+                    mailbox.send(worker, other, 3, number, rows)
                     rows.zero_()
             same = []
             for number in reversed(numbers):
                 for other in reversed(range(num_workers)):
-                    letter = office.receive(worker, 3, number, other)
-                    same.append(torch.equal(letter.rows, row(other, worker, number)))
-                    same.append(letter.rows.dtype == row(other, worker, number).dtype)
-                    same.append((letter.source, letter.destination) == (other, worker))
-                    letter.release()
+                    message = mailbox.receive(worker, 3, number, other)
+                    same.append(torch.equal(message.rows, row(other, worker, number)))
+                    same.append(message.rows.dtype == row(other, worker, number).dtype)
+                    same.append((message.source, message.destination) == (other, worker))
+                    message.release()
             return all(same)
 
-        return all(in_threads(office, work))
+        return all(in_threads(mailbox, work))
 
 
 @pytest.mark.parametrize(("carrier", "processes"), WORLDS)
-def test_every_letter_arrives_as_it_was_when_it_was_sent(worlds, carrier, processes):
+def test_every_message_arrives_as_it_was_when_it_was_sent(worlds, carrier, processes):
     assert all(worlds(processes).call(exchange_all, carrier, 5))
 
 
 def handle_all(world: World, carrier: Carrier) -> tuple[list[int], list[int]]:
-    """Two kinds, one of which gets its handler after its letters have come."""
-    with opened(world, carrier, 4) as office:
+    """Two kinds, one of which gets its handler after its messages have come."""
+    with opened(world, carrier, 4) as mailbox:
         late, early = [], []
         complete = threading.Semaphore(0)
 
-        def note(into: list[int]) -> Callable[[Letter], None]:
-            def handler(letter: Letter) -> None:
-                into.append(letter.number)
+        def note(into: list[int]) -> Callable[[Message], None]:
+            def handler(message: Message) -> None:
+                into.append(message.number)
                 complete.release()
 
             return handler
 
-        office.handle(1, note(early))
+        mailbox.handle(1, note(early))
         for number in range(50):
-            office.send(office.workers.start, (office.workers.start + 2) % 4, 1, number)
-            office.send(office.workers.start, (office.workers.start + 2) % 4, 2, number)
-        office.barrier()
-        office.handle(2, note(late))
+            mailbox.send(mailbox.workers.start, (mailbox.workers.start + 2) % 4, 1, number)
+            mailbox.send(mailbox.workers.start, (mailbox.workers.start + 2) % 4, 2, number)
+        mailbox.barrier()
+        mailbox.handle(2, note(late))
         for _ in range(100):
             assert complete.acquire(timeout=20)
         return early, sorted(late)
@@ -117,14 +117,14 @@ def test_handlers_get_what_came_before_them_too_and_in_order(worlds, carrier):
 
 
 def average_all(world: World, carrier: Carrier, num_workers: int) -> list[list[float]]:
-    with opened(world, carrier, num_workers) as office:
-        everybody = AllWorkers(office)
+    with opened(world, carrier, num_workers) as mailbox:
+        everybody = AllWorkers(mailbox)
 
         def work(worker: int) -> list[float]:
             rows = [torch.full((3,), float(worker + 10 * number), dtype=torch.float64) for number in range(30)]
             return [float(everybody.mean(worker, each, number)[1]) for number, each in enumerate(rows)]
 
-        found = in_threads(office, work)
+        found = in_threads(mailbox, work)
         everybody.close()
     return found
 
@@ -139,24 +139,24 @@ def test_all_workers_get_the_mean_of_all(worlds, carrier, processes):
 # -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
-def opened_alone(world: World, carrier: Carrier, timeout_s: float) -> PostOffice:
+def opened_alone(world: World, carrier: Carrier, timeout_s: float) -> Mailbox:
     """For two workers, with nothing that happens at its end."""
-    return PostOffice.of(NetworkSettings(transport=carrier, timeout_s=timeout_s), split_workers(2, 2), world.device)
+    return Mailbox.of(NetworkSettings(transport=carrier, timeout_s=timeout_s), split_workers(2, 2), world.device)
 
 
 def wait_in_vain(world: World, carrier: Carrier) -> list[str]:
     """The second process is there, but does not write; then it leaves."""
-    office, said = opened_alone(world, carrier, 20.0), []
+    mailbox, said = opened_alone(world, carrier, 20.0), []
     if world.rank == 0:
-        office.timeout_s = 0.2
-        said.append(how_it_ends(lambda: office.receive(0, 1, 7, source=1)))
-        said.append(how_it_ends(lambda: office.receive(0, 1, 7)))
-        office.timeout_s = 20.0
+        mailbox.timeout_s = 0.2
+        said.append(how_it_ends(lambda: mailbox.receive(0, 1, 7, source=1)))
+        said.append(how_it_ends(lambda: mailbox.receive(0, 1, 7)))
+        mailbox.timeout_s = 20.0
     world.barrier()
     if world.rank == 0:
-        said.append(how_it_ends(lambda: office.receive(0, 1, 8, source=1)))
-        said.append(how_it_ends(lambda: office.send(0, 1, 1, 9)))
-    office.close()
+        said.append(how_it_ends(lambda: mailbox.receive(0, 1, 8, source=1)))
+        said.append(how_it_ends(lambda: mailbox.send(0, 1, 1, 9)))
+    mailbox.close()
     return said
 
 
@@ -165,7 +165,7 @@ def test_who_waits_in_vain_is_told_for_whom(worlds, carrier):
     said, _ = worlds(2).call(wait_in_vain, carrier)
     assert said == [
         "TimeoutError: timed out after 0.2 s of waiting for process 1 of this run to answer for worker 1",
-        "TimeoutError: timed out after 0.2 s of waiting for a letter",
+        "TimeoutError: timed out after 0.2 s of waiting for a message",
         "ConnectionError: connection closed by process 1 of this run",
         "ConnectionError: connection closed by process 1 of this run",
     ]
@@ -173,37 +173,37 @@ def test_who_waits_in_vain_is_told_for_whom(worlds, carrier):
 
 def fail_while_others_wait(world: World) -> list[str]:
     """A handler fails in the thread that receives: whoever waits hears of it."""
-    office = PostOffice(split_workers(2, 2), 20.0)
+    mailbox = Mailbox(split_workers(2, 2), 20.0)
 
-    def fail(letter: Letter) -> None:
-        raise ValueError(f"letter {letter.number} is wrong")
+    def fail(message: Message) -> None:
+        raise ValueError(f"message {message.number} is wrong")
 
     said = []
     if world.rank == 0:
-        office.handle(1, fail)
-    office.barrier()
+        mailbox.handle(1, fail)
+    mailbox.barrier()
     if world.rank == 1:
-        office.send(1, 0, 1, 5)
+        mailbox.send(1, 0, 1, 5)
     else:
-        said.append(how_it_ends(lambda: office.receive(0, 2, 0)))
-        said.append(how_it_ends(lambda: office.send(0, 0, 2, 0)))
+        said.append(how_it_ends(lambda: mailbox.receive(0, 2, 0)))
+        said.append(how_it_ends(lambda: mailbox.send(0, 0, 2, 0)))
     world.barrier()
     return said
 
 
 def test_a_failure_of_a_thread_is_raised_where_somebody_waits_or_sends(pair):
     said, _ = pair.call(fail_while_others_wait)
-    assert said == ["RuntimeError: another thread of this process failed: letter 5 is wrong"] * 2
+    assert said == ["RuntimeError: another thread of this process failed: message 5 is wrong"] * 2
 
 
 def outlive(world: World, carrier: Carrier) -> list[str]:
     """The second process is killed, first of all while nobody waits for it."""
-    office = opened_alone(world, carrier, 60.0)
+    mailbox = opened_alone(world, carrier, 60.0)
     world.barrier()
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    said = [how_it_ends(lambda: office.receive(0, 1, 0)), how_it_ends(lambda: office.send(0, 1, 1, 0))]
-    office.close()
+    said = [how_it_ends(lambda: mailbox.receive(0, 1, 0)), how_it_ends(lambda: mailbox.send(0, 1, 1, 0))]
+    mailbox.close()
     return said
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.network.asynchronous.mail import PostOffice
+from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.pairs import Act, Event, Pairs
 from decentral.network.processes import split_workers
 from decentral.network.settings import Carrier, NetworkSettings
@@ -40,21 +40,21 @@ class Site:
 
     def __init__(self, world: World, carrier: Carrier, n: int, timeout_s: float = 20.0, **options: Any) -> None:
         settings = NetworkSettings(transport=carrier, timeout_s=timeout_s)
-        self.office = PostOffice.of(settings, split_workers(n, world.size), world.device)
-        own = self.office.workers
+        self.mailbox = Mailbox.of(settings, split_workers(n, world.size), world.device)
+        own = self.mailbox.workers
         self.rows = start_rows(n)[own.start : own.stop].clone()
-        self.pairs = Pairs(self.office, self.rows, range(0, n, 2), self.halve, **options)
+        self.pairs = Pairs(self.mailbox, self.rows, range(0, n, 2), self.halve, **options)
 
     def halve(self, worker: int, sent: Tensor, received: Tensor) -> None:
-        self.rows[worker - self.office.workers.start].add_(received - sent, alpha=0.5)
+        self.rows[worker - self.mailbox.workers.start].add_(received - sent, alpha=0.5)
 
     def each(self, work: Any, *arguments: Any) -> list[Any]:
-        with ThreadPoolExecutor(len(self.office.workers)) as pool:
-            return list(pool.map(lambda worker: work(self, worker, *arguments), self.office.workers))
+        with ThreadPoolExecutor(len(self.mailbox.workers)) as pool:
+            return list(pool.map(lambda worker: work(self, worker, *arguments), self.mailbox.workers))
 
     def close(self) -> None:
         self.pairs.close()
-        self.office.close()
+        self.mailbox.close()
 
 
 @contextmanager
@@ -63,14 +63,14 @@ def opened(world: World, carrier: Carrier, n: int, **options: Any) -> Iterator[S
     before = set(threading.enumerate())
     site = Site(world, carrier, n, **options)
     yield site
-    site.office.barrier()
+    site.mailbox.barrier()
     site.close()
     assert set(threading.enumerate()) <= before
 
 
 def gossip(site: Site, worker: int, count: int, lr: float) -> None:
     """Active workers average with passive ones of a shared draw, in the background; all of them change their rows."""
-    n, draw = site.office.num_workers, numpy_generator(2, "partners", worker)
+    n, draw = site.mailbox.num_workers, numpy_generator(2, "partners", worker)
     for number in range(count):
         if worker % 2 == 0:
             site.pairs.begin(worker, 1 + 2 * int(draw.integers(n // 2)), number)
@@ -86,7 +86,7 @@ def gossip(site: Site, worker: int, count: int, lr: float) -> None:
 def gossip_all(world: World, carrier: Carrier, n: int, count: int, lr: float) -> list[tuple[list[float], list[Event]]]:
     with opened(world, carrier, n) as site:
         site.each(gossip, count, lr)
-        site.office.barrier()  # all answers have been given and taken
+        site.mailbox.barrier()  # all answers have been given and taken
         return list(zip(site.rows.tolist(), site.pairs.log.values(), strict=True))
 
 
@@ -169,7 +169,7 @@ def average_once(world: World) -> list[list[float]]:
                 world.barrier()
                 world.barrier()  # worker 0 has changed its row
                 row.add_(10.0)
-        site.office.barrier()
+        site.mailbox.barrier()
         return [site.rows[0].tolist(), [event.act for event in site.pairs.log[world.rank]]]
 
 
@@ -187,20 +187,20 @@ def two_rows_each(world: World) -> list[Any]:
     prepared: list[int] = []
 
     own = world.rank
-    office = PostOffice(split_workers(2, 2), 20.0)
+    mailbox = Mailbox(split_workers(2, 2), 20.0)
     rows = torch.full((1, 2, P), float(own))
 
     def exchange(worker: int, sent: Tensor, received: Tensor) -> None:
         assert worker == own
         rows[0].add_(received - sent, alpha=0.25)
 
-    pairs = Pairs(office, rows, [0], exchange, prepare=prepared.append)
+    pairs = Pairs(mailbox, rows, [0], exchange, prepare=prepared.append)
     if own == 0:
         pairs.begin(0, 1, 0)
         pairs.finish(0)
-    office.barrier()
+    mailbox.barrier()
     pairs.close()
-    office.close()
+    mailbox.close()
     return [rows.flatten().tolist(), prepared]
 
 

@@ -20,7 +20,7 @@ from decentral.algorithms.asynchronous import Team
 from decentral.algorithms.eager_sgd import EagerSGD, Partial
 from decentral.algorithms.wagma import WAGMA
 from decentral.cluster.groups import Groups
-from decentral.network.asynchronous.mail import PostOffice
+from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.meeting import AllWorkers
 from decentral.network.asynchronous.protocol import GroupRules
 from decentral.network.asynchronous.wait_avoiding import Entry, WaitAvoidingGroups
@@ -63,14 +63,14 @@ class Site:
         **rules: Any,
     ) -> None:
         settings = NetworkSettings(transport=carrier, timeout_s=timeout_s)
-        self.office = PostOffice.of(settings, split_workers(P, world.size), world.device)
-        rows = torch.full((len(self.office.workers), P), start, dtype=torch.float64)
-        self.everybody = AllWorkers(self.office)
-        self.groups = WaitAvoidingGroups(self.office, GroupRules(GroupSchedule(P, S, dynamic), **rules), rows)
+        self.mailbox = Mailbox.of(settings, split_workers(P, world.size), world.device)
+        rows = torch.full((len(self.mailbox.workers), P), start, dtype=torch.float64)
+        self.everybody = AllWorkers(self.mailbox)
+        self.groups = WaitAvoidingGroups(self.mailbox, GroupRules(GroupSchedule(P, S, dynamic), **rules), rows)
 
     def each(self, work: Any, *arguments: Any) -> list[Any]:
-        with ThreadPoolExecutor(len(self.office.workers)) as pool:
-            return list(pool.map(lambda worker: work(self, worker, *arguments), self.office.workers))
+        with ThreadPoolExecutor(len(self.mailbox.workers)) as pool:
+            return list(pool.map(lambda worker: work(self, worker, *arguments), self.mailbox.workers))
 
     def publish(self, worker: int, row: Tensor, version: int, *, adds: bool = False) -> None:
         self.groups.publish(worker, version, lambda buffer: buffer.add_(row) if adds else buffer.copy_(row))
@@ -78,7 +78,7 @@ class Site:
     def close(self) -> None:
         self.groups.close()
         self.everybody.close()
-        self.office.close()
+        self.mailbox.close()
 
 
 @contextmanager
@@ -87,7 +87,7 @@ def opened(world: World, carrier: Carrier, P: int, S: int, **options: Any) -> It
     before = set(threading.enumerate())
     site = Site(world, carrier, P, S, **options)
     yield site
-    site.office.barrier()
+    site.mailbox.barrier()
     site.close()
     assert set(threading.enumerate()) <= before
 
@@ -102,7 +102,7 @@ def tagged(worker: int, version: int, P: int) -> Tensor:
 
 def walk(site: Site, worker: int, pace_s: float) -> list[tuple[int, list[float], int, int]]:
     """T versions with random pauses, synchronised every TAU; what this worker gets."""
-    P, seen = site.office.num_workers, []
+    P, seen = site.mailbox.num_workers, []
     for t in range(T):
         time.sleep(numpy_generator(1, "pause", worker, t).exponential(pace_s))
         site.publish(worker, tagged(worker, t, P), t)
@@ -118,7 +118,7 @@ def walk_all(world: World, carrier: Carrier, P: int, S: int, options: dict[str, 
     with opened(world, carrier, P, S, synchronizes=is_sync, **options) as site:
         seen = site.each(walk, 0.002)
         log = site.groups.log
-    return [(worker, each, log[worker]) for worker, each in zip(site.office.workers, seen, strict=True)]
+    return [(worker, each, log[worker]) for worker, each in zip(site.mailbox.workers, seen, strict=True)]
 
 
 def collected(found: list) -> tuple[list[list], list[list[Entry]]]:
@@ -205,7 +205,7 @@ def accumulate_all(world: World, majority: bool) -> list[tuple]:
     with opened(world, Carrier.auto, 4, 4, empties=True, depth=41, activator=activator) as site:
         found = site.each(accumulate)
         log = site.groups.log
-    return [(worker, *each, log[worker]) for worker, each in zip(site.office.workers, found, strict=True)]
+    return [(worker, *each, log[worker]) for worker, each in zip(site.mailbox.workers, found, strict=True)]
 
 
 @pytest.mark.parametrize("majority", [False, True])
@@ -320,11 +320,11 @@ def test_the_simulated_clock_and_threads_give_the_same_rows(method):
     virtual = Virtual(method, rounds, times, Costs(), steps)
     expected = virtual.run()
 
-    net, office = LocalNetwork(rounds, Losses(0.0, 0)), PostOffice([range(n)], 20.0)
+    net, mailbox = LocalNetwork(rounds, Losses(0.0, 0)), Mailbox([range(n)], 20.0)
     oracle: Any = Oracle(pulls(n, 3), n)
     oracle.recorded = None
     x = torch.zeros(n, 3, dtype=torch.float64)
-    stepper = InOrder(virtual.algorithm, net, oracle, x, Team(rounds, steps, 0, 1.0), office)
+    stepper = InOrder(virtual.algorithm, net, oracle, x, Team(rounds, steps, 0, 1.0), mailbox)
     stepper.sleep = stepper  # type: ignore[assignment]
     stepper.order = [arguments[0] for _, what, arguments in virtual.seen if what == "end_gradient"]
     stepper.parked, stepper.waits_in_join = set(), {}
@@ -373,7 +373,7 @@ def wait_for_one(world: World) -> str:
     site = Site(world, Carrier.auto, 2, 2, waits=True, timeout_s=0.5)
     said = how_it_ends(site, 0) if world.rank == 0 else ""
     world.barrier()
-    site.office.close()
+    site.mailbox.close()
     return said
 
 

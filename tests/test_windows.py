@@ -304,7 +304,7 @@ def test_a_row_that_is_held_is_not_read(worlds, carrier):
 def ask_in_vain(world: World, carrier: Carrier, holder: int) -> list[str]:
     """One holds the row of worker 0 for longer than the other waits; then each of them has it once more."""
     window = opened(world, carrier, Edges(2, [(0, 1), (1, 0)]))
-    patience = window._locks if isinstance(window, SharedMemoryWindow) else window._post
+    patience = window._locks if isinstance(window, SharedMemoryWindow) else window._mailbox
     said = []
     with window.mutex(0, 0) if world.rank == holder else nullcontext():
         world.barrier()
@@ -419,7 +419,7 @@ def test_who_waits_for_a_killed_holder_of_its_row_hears_of_it(pair):
     for pipe in pair.pipes:
         pipe.send((outlive_a_holder, ()))
     kind, said = pair.pipes[0].recv()
-    assert (kind, said) == ("done", "connection closed by a process of this run")
+    assert (kind, said) == ("done", "connection closed by process 1 of this run")
 
 
 # -- push-sum with a straggler -----------------------------------------------------------------------------------------

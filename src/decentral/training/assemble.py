@@ -236,11 +236,11 @@ def between_processes(
         if oracle.recorded is not None and isinstance(net, ProcessNetwork):
             net.tell_pushes = oracle.recorded.pushed
         return in_step(config, algorithm, net, oracle, x)
-    from decentral.network.asynchronous.mail import PostOffice
+    from decentral.network.asynchronous.mailbox import Mailbox
 
     team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
-    office = PostOffice.of(config.network, split_workers(net.n, dist.get_world_size()), x.device)
-    return ThreadedStepper(algorithm, net, oracle, x, team, office, sleep)
+    mailbox = Mailbox.of(config.network, split_workers(net.n, dist.get_world_size()), x.device)
+    return ThreadedStepper(algorithm, net, oracle, x, team, mailbox, sleep)
 
 
 def equally_fast() -> Machines:

@@ -19,11 +19,10 @@ from torch import Tensor
 from decentral.cluster.groups import Groups
 from decentral.cluster.operations import Gradient, check_ended
 from decentral.cluster.timeline import Lateness
-from decentral.network.asynchronous.mail import PostOffice
-from decentral.network.asynchronous.meeting import AllWorkers
+from decentral.network.asynchronous.mailbox import Mailbox
+from decentral.network.asynchronous.meeting import AllWorkers, Tickets
 from decentral.network.asynchronous.pairs import Pairs as RealPairs
 from decentral.network.asynchronous.protocol import is_fresh
-from decentral.network.asynchronous.tickets import Tickets
 from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
 from decentral.topology.bipartite import sides
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from decentral.training.oracle import GradientOracle
     from decentral.training.sleep import Sleep
 
-_GROUPS, _PAIRS, _TICKETS = 0, 2, 4  # kinds of letters, two for each
+_GROUPS, _PAIRS, _TICKETS = 0, 2, 4  # kinds of messages, two for each
 _FINISHED = 1 << 62
 
 
@@ -63,12 +62,12 @@ class ThreadedStepper:
         oracle: GradientOracle,
         x: Tensor,
         team: Team,
-        office: PostOffice,
+        mailbox: Mailbox,
         sleep: Sleep | None = None,
     ) -> None:
         """`algorithm` has its local rule already; x [k, P] is the algorithm's from now on. All processes at once."""
         self.algorithm, self.net, self.oracle, self.team = algorithm, net, oracle, team
-        self.office, self.sleep, self.recorded = office, sleep, oracle.recorded
+        self.mailbox, self.sleep, self.recorded = mailbox, sleep, oracle.recorded
         self.state: Any = algorithm.init(x, net)
         self.t = 0
         self.simulated_s: float | None = None
@@ -77,13 +76,13 @@ class ThreadedStepper:
         self.at = torch.empty_like(algorithm.models(self.state)[:1])
         self.drawn = [0] * k
         self._computing = threading.Lock()
-        self._gate = office.condition()
+        self._gate = mailbox.condition()
         self._position = [0] * k
         self._bound, self._over, self._quiet = 0, False, True
         self._groups: dict[Groups, WaitAvoidingGroups] = {}
         self._pairs: dict[Pairs, RealPairs] = {}
-        self._everyone = AllWorkers(office)
-        self._tickets = Tickets(office, kind=_TICKETS)
+        self._everyone = AllWorkers(mailbox)
+        self._tickets = Tickets(mailbox, kind=_TICKETS)
         self._messages, self._bytes, self._waited_s = np.zeros(k), np.zeros(k), np.zeros(k)
         self._ages_before: Counter[int] = Counter()
         self._ages = self._ages_before
@@ -106,7 +105,7 @@ class ThreadedStepper:
         """Wait until the local workers have done their part of another n gradients."""
         self.t += 1
         with self._unwrapped(), self._gate:
-            self.office.wait(self._gate, self._all_are_there, lambda: "the workers of this process", None, math.inf)
+            self.mailbox.wait(self._gate, self._all_are_there, lambda: "the workers of this process", None, math.inf)
 
     def settle(self) -> None:
         """Bring home what is on its way, at a pause: all processes call this after the same step."""
@@ -116,7 +115,7 @@ class ThreadedStepper:
             for pairs in self._pairs.values():
                 for worker in self.net.workers:
                     pairs.finish(worker)
-            self.office.barrier()
+            self.mailbox.barrier()
         for groups in self._groups.values():
             if self.state.send.device.type != "cpu":
                 self.state.send.copy_(groups.buffers())
@@ -169,18 +168,18 @@ class ThreadedStepper:
         """End all threads. In the middle of a step, which is after an error, they are left to end by themselves, but
         compute nothing more."""
         if not self._quiet:
-            self.office.fail(ConnectionError("this process has given up"))
+            self.mailbox.fail(ConnectionError("this process has given up"))
         with self._computing, self._gate:  # nobody is at the problem, which may be closed from now on
             self._over = True
             self._gate.notify_all()
-        self.office.end(self._threads, "workers to end")
-        if not self.office.failed:
+        self.mailbox.end(self._threads, "workers to end")
+        if not self.mailbox.failed:
             for groups in self._groups.values():
                 groups.close()
             for pairs in self._pairs.values():
                 pairs.close()
             self._everyone.close()
-        self.office.close()
+        self.mailbox.close()
 
     # -- what operations ask, each worker in its thread ----------------------------------------------------------------
 
@@ -272,11 +271,11 @@ class ThreadedStepper:
         self._meet(self.algorithm.place(self.team))
         programs = [self._rest(i) for i in self.net.workers]
         if self.recorded is not None:
-            self.office.barrier()
+            self.mailbox.barrier()
             self.recorded.begin()
-            self.office.barrier()  # nobody does anything before all have begun
+            self.mailbox.barrier()  # nobody does anything before all have begun
         for i, program in zip(self.net.workers, programs, strict=True):
-            self._threads.append(self.office.start(f"worker {i}", self._work, i, program))
+            self._threads.append(self.mailbox.start(f"worker {i}", self._work, i, program))
 
     def _rest(self, i: int) -> Iterator[Operation]:
         """The program of worker i from where the worker is, which is before a gradient."""
@@ -288,15 +287,15 @@ class ThreadedStepper:
         return iter(())
 
     def _meet(self, place: Any) -> None:
-        """Open what answers the letters of others, although no worker here may ever ask for it."""
+        """Open what answers the messages of others, although no worker here may ever ask for it."""
         if isinstance(place, Groups):
             self._groups[place] = WaitAvoidingGroups(
-                self.office, place, self.state.send, first=self.t, kind=_GROUPS, log=self.recorded is not None
+                self.mailbox, place, self.state.send, first=self.t, kind=_GROUPS, log=self.recorded is not None
             )
         else:
             asking = {i for i, side in enumerate(sides(self.team.rounds)) if side == 0}
             self._pairs[place] = RealPairs(
-                self.office,
+                self.mailbox,
                 self.models,
                 asking,
                 partial(self._exchanged, place.exchange),
@@ -326,7 +325,7 @@ class ThreadedStepper:
                 return
         with self._noted(i, "pause", drawn), self._gate:
             may = lambda: position < self._bound or self._over  # noqa: E731
-            self.office.wait(self._gate, may, lambda: "the run to go on", None, math.inf)
+            self.mailbox.wait(self._gate, may, lambda: "the run to go on", None, math.inf)
             if self._over:
                 raise _Over
             self._latest = max(self._latest, ticket)

@@ -1,1 +1,1 @@
-"""What asynchronous methods need between real processes: letters between workers, groups and pairs that average."""
+"""What asynchronous methods need between real processes: messages between workers, groups and pairs that average."""

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.network.asynchronous.letters import Letter
-from decentral.network.asynchronous.mail import PostOffice
+from decentral.network.asynchronous.mailbox import Mailbox
+from decentral.network.asynchronous.messages import Message
 
 
 class Act(StrEnum):
@@ -64,7 +64,7 @@ class Pairs:
 
     def __init__(
         self,
-        office: PostOffice,
+        mailbox: Mailbox,
         rows: Tensor,
         active: Container[int],
         average: Callable[[int, Tensor, Tensor], None],
@@ -76,16 +76,16 @@ class Pairs:
         """`rows` [k, ...] are those of the local workers, changed where they lie; `active` contains active workers.
 
         `average` is called with a worker, what was sent of its row, and what was received, under the row's lock;
-        `prepare` with a worker, under its lock, before its row is sent, answered with, or averaged. Letters use this
-        kind of the office and the next one. `keep_log`: whether `log` is wanted, which grows with everything that
+        `prepare` with a worker, under its lock, before its row is sent, answered with, or averaged. Messages use this
+        kind of the mailbox and the next one. `keep_log`: whether `log` is wanted, which grows with everything that
         happens.
         """
-        self._office, self._active, self._average, self._prepare = office, active, average, prepare
+        self._mailbox, self._active, self._average, self._prepare = mailbox, active, average, prepare
         self._ask, self._answer, self._keep_log = kind, kind + 1, keep_log
-        pairs = zip(office.workers, rows, strict=True)
-        self._strands = {worker: _Strand(row, office.condition()) for worker, row in pairs}
-        office.handle(self._ask, self._asked)
-        self._threads = [office.start(f"pairs: {worker}", self._work, worker) for worker in office.workers]
+        pairs = zip(mailbox.workers, rows, strict=True)
+        self._strands = {worker: _Strand(row, mailbox.condition()) for worker, row in pairs}
+        mailbox.handle(self._ask, self._asked)
+        self._threads = [mailbox.start(f"pairs: {worker}", self._work, worker) for worker in mailbox.workers]
 
     @property
     def log(self) -> dict[int, list[Event]]:
@@ -96,9 +96,9 @@ class Pairs:
     def hold(self, worker: int, number: int) -> Iterator[Tensor]:
         """The row of a local worker, for its update `number`: nobody averages meanwhile. Not for long.
 
-        Raises what has failed in the meantime, as `PostOffice` does.
+        Raises what has failed in the meantime, as `Mailbox` does.
         """
-        self._office.check()
+        self._mailbox.check()
         strand = self._strands[worker]
         with strand.lock:
             yield strand.row
@@ -107,7 +107,7 @@ class Pairs:
     def begin(self, active: int, passive: int, number: int) -> None:
         """Average in the background, when the last averaging that this worker began is over: waits for that.
 
-        Raises ConfigError if two active or two passive workers should average, and what `PostOffice` raises.
+        Raises ConfigError if two active or two passive workers should average, and what `Mailbox` raises.
         """
         if active not in self._active or passive in self._active:
             kinds = ["active" if worker in self._active else "passive" for worker in (active, passive)]
@@ -121,21 +121,21 @@ class Pairs:
         strand.tasks.put(lambda: self._begin(active, passive, number))
 
     def finish(self, active: int) -> None:
-        """Wait until no averaging that a local worker began is under way. Raises what `PostOffice` raises."""
+        """Wait until no averaging that a local worker began is under way. Raises what `Mailbox` raises."""
         strand = self._strands[active]
         with strand.condition:
-            self._office.wait(
+            self._mailbox.wait(
                 strand.condition, lambda: not strand.busy, lambda: f"the averaging that worker {active} began"
             )
 
     def close(self) -> None:
         """End the threads, once nobody begins an averaging any more, which a barrier after the last `finish` tells.
 
-        Raises TimeoutError if they do not end, unless the office has failed.
+        Raises TimeoutError if they do not end, unless the mailbox has failed.
         """
         for strand in self._strands.values():
             strand.tasks.put(None)
-        self._office.end(self._threads, "pairs to end")
+        self._mailbox.end(self._threads, "pairs to end")
 
     # -- how -----------------------------------------------------------------------------------------------------------
 
@@ -148,32 +148,32 @@ class Pairs:
         with strand.lock:
             sent = self._prepared(active).clone()
             self._note(strand, Act.ask, number, passive)
-        self._office.send(active, passive, self._ask, number, sent)
-        letter = self._office.receive(active, self._answer, number, passive)
-        assert letter.rows is not None
+        self._mailbox.send(active, passive, self._ask, number, sent)
+        message = self._mailbox.receive(active, self._answer, number, passive)
+        assert message.rows is not None
         with strand.lock:
             self._prepared(active)
-            self._average(active, sent, letter.rows.view(sent.shape).to(sent.device))
+            self._average(active, sent, message.rows.view(sent.shape).to(sent.device))
             self._note(strand, Act.average, number, passive)
-        letter.release()
+        message.release()
         with strand.condition:
             strand.busy = False
             strand.condition.notify_all()
 
-    def _asked(self, letter: Letter) -> None:
+    def _asked(self, message: Message) -> None:
         """Have it answered by the thread of the passive worker."""
-        self._strands[letter.destination].tasks.put(lambda: self._reply(letter))
+        self._strands[message.destination].tasks.put(lambda: self._reply(message))
 
-    def _reply(self, letter: Letter) -> None:
-        active, passive = letter.source, letter.destination
+    def _reply(self, message: Message) -> None:
+        active, passive = message.source, message.destination
         strand = self._strands[passive]
-        assert letter.rows is not None
+        assert message.rows is not None
         with strand.lock:
             sent = self._prepared(passive).clone()
-            self._average(passive, sent, letter.rows.view(sent.shape).to(sent.device))
-            self._note(strand, Act.answer, letter.number, active)
-        letter.release()
-        self._office.send(passive, active, self._answer, letter.number, sent)
+            self._average(passive, sent, message.rows.view(sent.shape).to(sent.device))
+            self._note(strand, Act.answer, message.number, active)
+        message.release()
+        self._mailbox.send(passive, active, self._answer, message.number, sent)
 
     def _prepared(self, worker: int) -> Tensor:
         if self._prepare is not None:

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decentral.network.asynchronous.letters import Letter
-from decentral.network.asynchronous.mail import PostOffice
+from decentral.network.asynchronous.mailbox import Mailbox
+from decentral.network.asynchronous.messages import Message
 from decentral.network.asynchronous.protocol import GroupRules, Member
 from decentral.topology.groups import activation_children, dimension, partners
 
@@ -83,22 +83,22 @@ class WaitAvoidingGroups:
     """
 
     def __init__(
-        self, office: PostOffice, rules: GroupRules, start: Tensor, *, first: int = 0, kind: int = 0, log: bool = True
+        self, mailbox: Mailbox, rules: GroupRules, start: Tensor, *, first: int = 0, kind: int = 0, log: bool = True
     ) -> None:
         """`start` [k, P] is in the buffers of the local workers before they publish anything, as version `first` - 1:
         these rows are the buffers, if they are on the CPU.
 
         first   the first version that is asked for
-        kind    messages use this and the next kind of the office
+        kind    messages use this and the next kind of the mailbox
         log     whether `log` is wanted, which grows with every version
         """
-        self._office, self._rules, self._first, self._keep_log = office, rules, first, log
+        self._mailbox, self._rules, self._first, self._keep_log = mailbox, rules, first, log
         self._call, self._row = kind, kind + 1
-        rows = zip(office.workers, start.cpu(), strict=True)
-        self._members = {worker: _Local(office.condition(), row, rules.depth, first) for worker, row in rows}
+        rows = zip(mailbox.workers, start.cpu(), strict=True)
+        self._members = {worker: _Local(mailbox.condition(), row, rules.depth, first) for worker, row in rows}
         self._closing = False
-        office.handle(self._call, self._called)
-        self._threads = [office.start(f"groups: {worker}", self._work, worker) for worker in office.workers]
+        mailbox.handle(self._call, self._called)
+        self._threads = [mailbox.start(f"groups: {worker}", self._work, worker) for worker in mailbox.workers]
 
     @property
     def log(self) -> dict[int, list[Entry]]:
@@ -134,7 +134,7 @@ class WaitAvoidingGroups:
     def join(self, worker: int, version: int) -> Joined:
         """The sum of a version, once it has been carried out; calls the others if nobody has. To be published before.
 
-        Raises what `PostOffice` raises.
+        Raises what `Mailbox` raises.
         """
         member, arrived_ns = self._members[worker], time.monotonic_ns()
         sets_off = self._rules.may_set_off(worker, version)
@@ -156,38 +156,38 @@ class WaitAvoidingGroups:
     def close(self) -> None:
         """End the threads, once all workers of all processes have joined what they want to join.
 
-        What has been activated is carried out before. Raises TimeoutError if they do not end, unless the office has
+        What has been activated is carried out before. Raises TimeoutError if they do not end, unless the mailbox has
         failed.
         """
         self._closing = True
         for member in self._members.values():
             with member.condition:
                 member.condition.notify_all()
-        self._office.end(self._threads, "groups to end")
+        self._mailbox.end(self._threads, "groups to end")
 
     # -- how -----------------------------------------------------------------------------------------------------------
 
     def _wait_for(self, worker: int, member: _Local, version: int) -> None:
-        """Until a version is done here; every one before it has as long as the office is patient."""
+        """Until a version is done here; every one before it has as long as the mailbox is patient."""
         while (before := member.done) < version:
-            self._office.wait(
+            self._mailbox.wait(
                 member.condition,
                 lambda: member.done > before,
                 lambda: f"{member.awaits or 'somebody to begin'} version {version} of the groups of worker {worker}",
             )
 
     def _tell(self, worker: int, version: int, came_over: int) -> None:
-        for child in activation_children(worker, came_over, self._office.num_workers):
-            self._office.send(worker, child, self._call, version)
+        for child in activation_children(worker, came_over, self._mailbox.num_workers):
+            self._mailbox.send(worker, child, self._call, version)
 
-    def _called(self, letter: Letter) -> None:
+    def _called(self, message: Message) -> None:
         """A call has come along the tree; a version that has been activated implies all before it."""
-        member = self._members[letter.destination]
+        member = self._members[message.destination]
         with member.condition:
-            if not member.call(letter.number):
+            if not member.call(message.number):
                 return
             member.condition.notify_all()
-        self._tell(letter.destination, letter.number, dimension(letter.source, letter.destination))
+        self._tell(message.destination, message.number, dimension(message.source, message.destination))
 
     def _work(self, worker: int) -> None:
         """The thread of a worker: every version in order."""
@@ -195,7 +195,7 @@ class WaitAvoidingGroups:
         while True:
             with member.condition:
                 while member.called < version:
-                    if self._closing or self._office.failed:
+                    if self._closing or self._mailbox.failed:
                         return
                     member.condition.wait()
             if self._rules.synchronizes(version):
@@ -221,9 +221,9 @@ class WaitAvoidingGroups:
 
         Passes over a row: 2 for the snapshot, 3 for each phase.
         """
-        office, schedule = self._office, self._rules.schedule
-        them = partners(worker, version, office.num_workers, schedule.group_size, schedule.dynamic)
-        drafts = [office.draft(partner, member.buffer) for partner in them]
+        mailbox, schedule = self._mailbox, self._rules.schedule
+        them = partners(worker, version, mailbox.num_workers, schedule.group_size, schedule.dynamic)
+        drafts = [mailbox.draft(partner, member.buffer) for partner in them]
         places = [*(draft.rows for draft in drafts), torch.empty_like(member.buffer)]
         with member.condition:
             contributed = member.published
@@ -232,10 +232,10 @@ class WaitAvoidingGroups:
                 member.buffer.zero_()
         for partner, draft, place in zip(them, drafts, places[1:], strict=True):
             member.awaits = f"worker {partner} to exchange rows in"
-            office.send(worker, partner, self._row, version, draft)
-            letter = office.receive(worker, self._row, version, partner)
-            assert letter.rows is not None
-            torch.add(draft.rows, letter.rows, out=place)
-            letter.release()
+            mailbox.send(worker, partner, self._row, version, draft)
+            message = mailbox.receive(worker, self._row, version, partner)
+            assert message.rows is not None
+            torch.add(draft.rows, message.rows, out=place)
+            message.release()
             draft.release()
         return places[-1], contributed

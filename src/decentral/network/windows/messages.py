@@ -1,197 +1,34 @@
-"""Windows across hosts: a thread of each process carries out what others ask for by message, another one sends."""
+"""Windows across hosts: each process carries out what others ask for by message."""
 
 from __future__ import annotations
 
-import atexit
-import queue
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from datetime import timedelta
 from enum import IntEnum
 from itertools import count
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentral.host.threads import on_the_same_gpu
-from decentral.network.windows.locks import Meeting, Turns, gloo_group
+from decentral.network.asynchronous.mailbox import Mailbox
+from decentral.network.asynchronous.messages import Message
+from decentral.network.windows.locks import Meeting, Turns
 from decentral.network.windows.slots import Edges, Memory
 from decentral.network.windows.window import Window
 
-_UNSENT_ROWS = 4
-_FOREVER = timedelta(days=365)  # a receive that times out would break the connection
-_GLANCE_S, _KNOCK_S, _PARTING_S = 0.05, 0.5, 10.0
-
 
 class Kind(IntEnum):
-    """What a message asks for."""
+    """What a message asks for. Its `number` tells answers apart."""
 
-    put = 0
+    put = 0  # into the slot of the worker that sends at the one that gets it, with p as the value
     accumulate = 1
-    ask = 2  # for a registered row
-    answer = 3
-    lock = 4
+    ask = 2  # for the row of the worker that gets it, times the value
+    answer = 3  # the row, with p as the value
+    lock = 4  # the slot of a worker at the one that gets it
     unlock = 5
     reached = 6  # has what was sent before this arrived?
     done = 7  # what was asked for (a lock, an arrival) has happened
-    taken = 8  # a slot has been emptied
-    leave = 9  # nothing comes after this
-    farewell = 10  # nor after this: it answers `leave`
-    knock = 11  # nothing: only who is there can be sent it
-
-
-_WITH_ROW = (Kind.put, Kind.accumulate, Kind.answer)
-
-
-class Message(NamedTuple):
-    """About the slot of `sender` at `owner`; `token` tells answers apart."""
-
-    kind: Kind
-    owner: int = 0
-    sender: int = 0
-    weight: float = 1.0
-    p: float = 0.0
-    token: int = 0
-
-
-class Post:
-    """Mail over gloo, in a group of its own; to be made by all processes at once.
-
-    gloo hands a row over when its receiver is ready, so a receiver always is: a thread that carries out each message
-    as it comes, by `handle`, which must not wait for other processes. Messages from one process to another arrive in
-    order. A process may leave when it likes: the receivers of the others let its own go.
-
-    Raises, from whatever sends or waits: ConnectionError if the other process is gone, TimeoutError if it does not
-    answer.
-    """
-
-    def __init__(self, like: Tensor, timeout_s: float, handle: Callable[[int, Message, Tensor | None], None]) -> None:
-        """`like` is a row [P]; `handle` is called with the process that sends, the message, and the row if any."""
-        self.rank, self.timeout_s, self._handle = dist.get_rank(), timeout_s, handle
-        self._others = {peer for peer in range(dist.get_world_size()) if peer != self.rank}
-        self._width, self._dtype = like.shape[-1], like.dtype
-        self._group, self._tag = mail_group()
-        self._outgoing: queue.SimpleQueue[tuple[int, Message, Tensor | None] | None] = queue.SimpleQueue()
-        self._room = threading.Semaphore(_UNSENT_ROWS)
-        self._failure: BaseException | None = None
-        self._guard = threading.Lock()
-        self._left: set[int] = set()
-        self._awaited: set[int] | None = None  # from whom a last message has to come, once we leave
-        self._threads = [
-            threading.Thread(target=on_the_same_gpu(self._guarded), args=(work,), daemon=True)
-            for work in (self._send_all, self._receive_all)
-        ]
-
-    def start(self) -> None:
-        """Begin to send and to receive."""
-        for thread in self._threads:
-            thread.start()
-        atexit.register(self.close)
-
-    def send(self, peer: int, message: Message, row: Tensor | None = None) -> None:
-        """Send without waiting, in any thread. The row [P] must not change any more."""
-        with self._guard:
-            if peer in self._left:
-                raise ConnectionError(f"connection closed by process {peer} of this run")
-            self._outgoing.put((peer, message, row))
-
-    def send_patiently(self, peer: int, message: Message, row: Tensor) -> None:
-        """The same, but waits while many rows have not been sent; not for the thread that receives."""
-        self._until(lambda: self._room.acquire(timeout=_GLANCE_S), lambda: peer, "to take rows")
-        self.send(peer, message, row)
-
-    def wait(self, event: threading.Event, peer: Callable[[], int], meaning: str) -> None:
-        """Until the event is set, which depends on a process by now; `meaning` says what is waited for."""
-        self._until(lambda: event.wait(_GLANCE_S), peer, meaning)
-
-    def close(self) -> None:
-        """Leave. Waits for the receivers of the others, but for nothing that they do."""
-        atexit.unregister(self.close)
-        with self._guard:
-            if self._awaited is None:
-                self._awaited = self._others - self._left
-                for peer in self._awaited:
-                    self._outgoing.put((peer, Message(Kind.leave), None))
-                self._outgoing.put(None)
-        for thread in self._threads:
-            thread.join(_PARTING_S if self._failure is None else _GLANCE_S)
-
-    def _until(self, done: Callable[[], bool], peer: Callable[[], int], meaning: str) -> None:
-        """A receiver does not notice that a process has died, but what sends does: so we knock while we wait."""
-        began = knocked = time.monotonic()
-        while not done():
-            if self._failure is not None:
-                raise ConnectionError("connection closed by a process of this run") from self._failure
-            if (at := peer()) in self._left:
-                raise ConnectionError(f"connection closed by process {at} of this run")
-            if time.monotonic() - knocked > _KNOCK_S and at in self._others:
-                knocked = time.monotonic()
-                self.send(at, Message(Kind.knock))
-            if time.monotonic() - began > self.timeout_s:
-                raise TimeoutError(
-                    f"timed out after {self.timeout_s:g} s of waiting for process {at} of this run {meaning}"
-                )
-
-    def _guarded(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as failure:
-            self._failure = failure
-
-    def _send_all(self) -> None:
-        while (letter := self._outgoing.get()) is not None:
-            peer, message, row = letter
-            dist.send(torch.tensor(message, dtype=torch.float64), peer, group=self._group, tag=self._tag)
-            if row is not None:
-                dist.send(row, peer, group=self._group, tag=self._tag + 1)
-                if message.kind is not Kind.answer:
-                    self._room.release()
-
-    def _receive_all(self) -> None:
-        header = torch.empty(len(Message._fields), dtype=torch.float64)
-        while not self._parted():
-            source = dist.recv(header, group=self._group, tag=self._tag)
-            kind, owner, sender, weight, p, token = header.tolist()
-            message = Message(Kind(int(kind)), int(owner), int(sender), weight, p, int(token))
-            if message.kind in (Kind.leave, Kind.farewell):
-                self._part_with(source, message.kind)
-                continue
-            if message.kind is Kind.knock:
-                continue
-            row = None
-            if message.kind in _WITH_ROW:
-                row = torch.empty(self._width, dtype=self._dtype)
-                dist.recv(row, source, group=self._group, tag=self._tag + 1)
-            self._handle(source, message, row)
-
-    def _parted(self) -> bool:
-        """Whether nothing can come any more."""
-        with self._guard:
-            return self._left == self._others or self._awaited == set()
-
-    def _part_with(self, peer: int, kind: Kind) -> None:
-        """The last message of a process: it leaves, or it lets us leave. Each two exchange one in either direction."""
-        with self._guard:
-            if kind is Kind.leave:
-                self._left.add(peer)
-            if self._awaited is not None:
-                self._awaited.discard(peer)
-            elif kind is Kind.leave:
-                self._outgoing.put((peer, Message(Kind.farewell), None))
-
-
-_tags: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
-
-
-def mail_group() -> tuple[dist.ProcessGroup, int]:
-    """The group for mail, the same for all who ask, with a pair of tags of its own for each."""
-    group = gloo_group(_FOREVER)
-    return group, next(_tags.setdefault(group, count(0, 2)))
+    taken = 8  # the slot of the worker that gets it has been emptied by the one that sends
 
 
 class MessageWindow(Window):
@@ -210,11 +47,12 @@ class MessageWindow(Window):
         self._meeting = Meeting(timeout_s)
         self._turns = Turns()
         self._tokens = count()
-        self._expected: dict[int, threading.Event] = {}
+        self._open: set[int] = set()  # what has been asked for, and not answered
         self._occupied: set[int] = set()  # the slots elsewhere that have been written, and not taken since
-        self._post = Post(t[0], timeout_s, self._handle)
         self._begin(t, zero_init)
-        self._post.start()
+        self._mailbox = Mailbox(layout, timeout_s, opens=False)
+        self._answered = self._mailbox.condition()
+        self._mailbox.open(dict.fromkeys(Kind, self._handle))
 
     def vacant(self, owner: int, sender: int) -> bool:
         """See `Window`."""
@@ -223,7 +61,7 @@ class MessageWindow(Window):
         return self.edges.number(owner, sender) not in self._occupied
 
     def mutex(self, owner: int, sender: int) -> AbstractContextManager[None]:
-        """See `Window`. Raises what `Post` raises."""
+        """See `Window`. Raises what `Mailbox` raises."""
         lock, what = self.edges.lock(owner, sender), self.edges.locked(owner, sender)
         if self._process[owner] == self.rank:
             return self._hold_here(lock, what)
@@ -231,105 +69,121 @@ class MessageWindow(Window):
 
     def close(self) -> None:
         """See `Window`."""
-        self._post.close()
+        self._mailbox.close()
 
     @contextmanager
     def _hold_here(self, lock: int, what: str) -> Iterator[None]:
-        granted = threading.Event()
-        self._turns.ask(lock, self.rank, granted.set, keep=True)
+        token = self._token()
+        self._turns.ask(lock, self.rank, lambda: self._close(token), keep=True)
         try:
-            self._post.wait(granted, lambda: self._turns.holder(lock), f"to let go of {what}")
+            self._wait(token, lambda: f"process {self._turns.holder(lock)} of this run to let go of {what}")
             yield
         finally:
             self._turns.give_back(lock, self.rank)
 
     @contextmanager
     def _hold_there(self, owner: int, sender: int, what: str) -> Iterator[None]:
-        peer, granted = self._process[owner], threading.Event()
-        self._post.send(peer, Message(Kind.lock, owner, sender, token=self._expect(granted)))
+        peer, token = self._process[owner], self._token()
+        self._mailbox.send(sender, owner, Kind.lock, token)
         try:
-            self._post.wait(granted, lambda: peer, f"to hand over {what}")
+            self._wait(token, lambda: f"process {peer} of this run to hand over {what}", peer)
             yield
         finally:
-            self._post.send(peer, Message(Kind.unlock, owner, sender))
+            self._mailbox.send(sender, owner, Kind.unlock, token)
 
     def _deliver(self, owner: int, sender: int, weight: float, add: bool) -> None:
-        own, peer = sender - self.workers.start, self._process[owner]
+        own = sender - self.workers.start
         row, p = self.t[own], float(self.p[own])
-        if peer == self.rank:
+        if self._process[owner] == self.rank:
             with self.mutex(owner, sender):
                 write = self._memory.accumulate if add else self._memory.put
                 return write(self._place(owner, sender), row, p, weight)
         self._occupied.add(self.edges.number(owner, sender))
-        message = Message(Kind.accumulate if add else Kind.put, owner, sender, p=weight * p)
-        self._post.send_patiently(peer, message, (row * weight).cpu())
+        self._send_row(sender, owner, Kind.accumulate if add else Kind.put, 0, weight, patient=True)
         return self._count(row)
 
     def _fetch(self, owner: int, sender: int, weight: float) -> None:
-        peer, arrived = self._process[sender], threading.Event()
+        peer = self._process[sender]
         if peer == self.rank:
             with self.mutex(owner, sender), self.mutex(sender, sender):
                 own = sender - self.workers.start
                 self._memory.put(self._place(owner, sender), self.t[own], float(self.p[own]), weight)
             return
-        self._post.send(peer, Message(Kind.ask, owner, sender, weight, token=self._expect(arrived)))
-        self._post.wait(arrived, lambda: peer, f"to answer with the row of worker {sender}")
+        token = self._token()
+        self._mailbox.send(owner, sender, Kind.ask, token, value=weight)
+        self._wait(token, lambda: f"process {peer} of this run to answer with the row of worker {sender}", peer)
 
     def _taken(self, owner: int, sender: int) -> None:
         if self._process[sender] != self.rank:
-            self._post.send(self._process[sender], Message(Kind.taken, owner, sender))
+            self._mailbox.send(owner, sender, Kind.taken, 0)
 
     def _flush(self) -> None:
-        for peer in range(len(self.layout)):
+        for peer, workers in enumerate(self.layout):
             if peer != self.rank:
-                self._reach(peer)
+                token = self._token()
+                self._mailbox.send(self.workers.start, workers.start, Kind.reached, token)
+                self._wait(token, lambda peer=peer: f"process {peer} of this run to receive", peer)  # type: ignore[misc]
 
     def _total(self, value: Tensor) -> Tensor:
         return self._meeting.total(value)
 
-    def _reach(self, peer: int) -> None:
-        """Wait until a process has received what was sent to it."""
-        arrived = threading.Event()
-        self._post.send(peer, Message(Kind.reached, token=self._expect(arrived)))
-        self._post.wait(arrived, lambda: peer, "to receive")
+    def _send_row(self, sender: int, owner: int, kind: Kind, token: int, weight: float, patient: bool) -> None:
+        """Send weight (t_j, p_j) of a local worker."""
+        own = sender - self.workers.start
+        draft = self._mailbox.draft(owner, self.t[own])
+        draft.rows.copy_(self.t[own]).mul_(weight)
+        p = weight * float(self.p[own])
+        self._mailbox.send(sender, owner, kind, token, draft, value=p, patient=patient)
+        draft.release()
 
-    def _expect(self, event: threading.Event) -> int:
-        """A token for an answer that sets the event."""
+    def _token(self) -> int:
+        """The number of something that is asked for."""
         token = next(self._tokens)
-        self._expected[token] = event
+        self._open.add(token)
         return token
 
-    def _handle(self, source: int, message: Message, row: Tensor | None) -> None:
+    def _close(self, token: int) -> None:
+        """It has happened."""
+        with self._answered:
+            self._open.discard(token)
+            self._answered.notify_all()
+
+    def _wait(self, token: int, whom: Callable[[], str], process: int | None = None) -> None:
+        """Until it has happened."""
+        with self._answered:
+            self._mailbox.wait(self._answered, lambda: token not in self._open, whom, process)
+
+    def _handle(self, message: Message) -> None:
         """Carry out a message from another process, in the thread that receives."""
-        kind, owner, sender, *_, token = message
-        if kind is Kind.done:
-            self._expected.pop(token).set()
-        elif kind is Kind.reached:
-            self._post.send(source, Message(Kind.done, token=token))
-        elif kind is Kind.taken:
-            self._occupied.discard(self.edges.number(owner, sender))
-        elif kind is Kind.unlock:
-            self._turns.give_back(self.edges.lock(owner, sender), source)
-        elif kind is Kind.lock:
-            granted = Message(Kind.done, token=token)
-            self._turns.ask(self.edges.lock(owner, sender), source, lambda: self._post.send(source, granted), keep=True)
-        elif kind is Kind.ask:
-            self._turns.ask(self.edges.lock(sender, sender), source, lambda: self._answer(source, message), keep=False)
+        kind, owner, sender, who = message.kind, message.destination, message.source, message.process
+        if kind == Kind.done:
+            self._close(message.number)
+        elif kind == Kind.reached:
+            self._done(message)
+        elif kind == Kind.taken:
+            self._occupied.discard(self.edges.number(sender, owner))
+        elif kind == Kind.unlock:
+            self._turns.give_back(self.edges.lock(owner, sender), who)
+        elif kind == Kind.lock:
+            self._turns.ask(self.edges.lock(owner, sender), who, lambda: self._done(message), keep=True)
+        elif kind == Kind.ask:
+            asked, to = owner, sender
+            answer = lambda: self._send_row(asked, to, Kind.answer, message.number, message.value, False)  # noqa: E731
+            self._turns.ask(self.edges.lock(asked, asked), who, answer, keep=False)
         else:
-            who = self.rank if kind is Kind.answer else source
-            self._turns.ask(self.edges.lock(owner, sender), who, lambda: self._write(message, row), keep=False)
+            who = self.rank if kind == Kind.answer else who
+            self._turns.ask(self.edges.lock(owner, sender), who, lambda: self._write(message), keep=False)
 
-    def _answer(self, source: int, message: Message) -> None:
-        """Send a registered row to who asked for it."""
-        own = message.sender - self.workers.start
-        answer = message._replace(kind=Kind.answer, p=message.weight * float(self.p[own]))
-        self._post.send(source, answer, (self.t[own] * message.weight).cpu())
+    def _done(self, message: Message) -> None:
+        """Say that what a process asked for has happened."""
+        self._mailbox.send(self.workers.start, self.layout[message.process].start, Kind.done, message.number)
 
-    def _write(self, message: Message, row: Tensor | None) -> None:
+    def _write(self, message: Message) -> None:
         """Put into, or add to, a slot what has come."""
-        assert row is not None
-        place, row = self._place(message.owner, message.sender), row.to(self.t.device)
-        write = self._memory.accumulate if message.kind is Kind.accumulate else self._memory.put
-        write(place, row, message.p, 1.0)
-        if message.kind is Kind.answer:
-            self._expected.pop(message.token).set()
+        assert message.rows is not None
+        place, row = self._place(message.destination, message.source), message.rows.to(self.t.device)
+        write = self._memory.accumulate if message.kind == Kind.accumulate else self._memory.put
+        write(place, row, message.value, 1.0)
+        message.release()
+        if message.kind == Kind.answer:
+            self._close(message.number)

@@ -1,11 +1,12 @@
-"""Memory for rows on their way: used again, since fresh memory costs a fault for every page, and where all processes
-are on one host, readable by the others."""
+"""Messages between workers, and the memory for their rows: used again, since fresh memory costs a fault for every page,
+and where all processes are on one host, readable by the others."""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -87,3 +88,44 @@ class Buffers:
 def opened(pid: int, number: int, size: int) -> Tensor:
     """The memory behind a descriptor of a process of this host."""
     return torch.from_file(f"/proc/{pid}/fd/{number}", shared=True, size=size, dtype=torch.uint8)
+
+
+class Message:
+    """From worker `source` to worker `destination`, about `number`; with a `value`, and `rows` [P], flat, or without.
+
+    `process` is the one that has sent it.
+    """
+
+    __slots__ = ("_release", "destination", "kind", "number", "process", "rows", "source", "value")
+
+    def __init__(
+        self,
+        process: int,
+        source: int,
+        destination: int,
+        kind: int,
+        number: int,
+        value: float,
+        rows: Tensor | None,
+        release: Callable[[], object] | None = None,
+    ) -> None:
+        self.process, self.source, self.destination, self.kind = process, source, destination, kind
+        self.number, self.value, self.rows, self._release = number, value, rows, release
+
+    def release(self) -> None:
+        """The rows are not needed any more: their memory is used again. Without this call they stay as they are."""
+        release, self._release, self.rows = self._release, None, None
+        if release is not None:
+            release()
+
+
+class Draft:
+    """Rows [P] of a message to be, to be written in `rows`, which do not change after it has been sent."""
+
+    def __init__(self, buffers: Buffers, like: Tensor) -> None:
+        self.buffers, self.buffer = buffers, buffers.take(like.nbytes)
+        self.rows = self.buffer.memory[: like.nbytes].view(like.dtype)
+
+    def release(self) -> None:
+        """The sender does not need the rows any more: their memory is used again once the receiver does not, either."""
+        self.buffers.give_back(self.buffer)

@@ -1,37 +1,46 @@
-"""Letters between workers: in memory within a process; over gloo between processes, by threads that always listen."""
+"""Messages between workers: in memory within a process; over gloo between processes, by threads that always listen."""
 
 from __future__ import annotations
 
 import atexit
 import os
 import queue
+import struct
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from enum import IntEnum
+from itertools import count
 from typing import NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentral.network.asynchronous.buffers import NOT_SHARED, Buffer, Buffers, opened
-from decentral.network.asynchronous.letters import Draft, Letter
+from decentral.network.asynchronous.messages import NOT_SHARED, Buffer, Buffers, Draft, Message, opened
 from decentral.network.asynchronous.threads import Threads, gone
 from decentral.network.settings import NetworkSettings
 from decentral.network.transports.choose import shares_memory
-from decentral.network.windows.messages import mail_group
+from decentral.network.windows.locks import gloo_group
 
 _KNOCK_S, _GLANCE_S = 1.0, 0.05
 _SWITCH_S = 5e-4  # how long pure Python computes before a thread that has mail gets its turn
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
 _NO_ROWS = -1
+_UNSENT_ROWS = 4
+_FOREVER = timedelta(days=365)  # a receive that times out would break the connection
+_tags: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
+_eager: list[float] = []  # for each mailbox between processes: how long pure Python computed before it was opened
+
+Handler = Callable[[Message], object]
 
 
 class _System(IntEnum):
-    """Kinds of letters that post offices write each other; those of workers are not negative."""
+    """Kinds of messages that mailboxes send each other; those of workers are not negative."""
 
     knock = -1  # nothing: only who is there can be sent it
     leave = -2  # nothing comes after this
@@ -41,41 +50,42 @@ class _System(IntEnum):
 
 
 class _Header(NamedTuple):
-    """What is sent of a letter before its rows."""
+    """What is sent of a message before its rows."""
 
     source: int
     destination: int
     kind: int
     number: int
+    value: int = 0  # the bits of a float64
     dtype: int = _NO_ROWS  # by place in `_DTYPES`
     num_bytes: int = 0
     pid: int = 0
     shared: int = NOT_SHARED  # the descriptor behind which the rows lie; else they follow
 
 
-class _Parcel(NamedTuple):
+class _Outgoing(NamedTuple):
     peer: int
     header: _Header
     buffer: Buffer | None = None  # to be sent after the header, and then given back
 
 
-class PostOffice(Threads):
-    """Letters to and from the workers of this process; to be made by all processes of the group at once.
+class Mailbox(Threads):
+    """Messages to and from the workers of this process; to be made by all processes of the group at once.
 
-    `send` copies rows, unless they are a draft's, and never waits for others. What comes is handed to the handler of
-    its kind, or else kept until somebody receives it. Two threads per process: gloo hands a message over when its
-    receiver is ready, so one thread always receives, and another one sends. Letters between two processes arrive in
-    order. With `shared`, which needs one host, rows lie in shared memory: they are copied once, and read where they
-    lie; else they are copied, sent, and received.
+    `send` copies rows, unless they are a draft's, and never waits for others unless it is told to be patient. What
+    comes is handed to the handler of its kind, or else kept until somebody receives it. Two threads per process: gloo
+    hands a message over when its receiver is ready, so one thread always receives, and another one sends. Messages
+    between two processes arrive in order. With `shared`, which needs one host, rows lie in shared memory: they are
+    copied once, and read where they lie; else they are copied, sent, and received.
 
     Everything that waits or sends raises ConnectionError if another process is gone, or leaves while it is waited for,
     TimeoutError if somebody takes longer than `timeout_s`, and what has happened in a thread of this process that works
-    for all (`fail`). A process that dies is noticed within about a second, whoever waits for it: its post office is
-    knocked at.
+    for all (`fail`). A process that dies is noticed within about a second, whoever waits for it: its mailbox is sent
+    something from time to time.
     """
 
-    def __init__(self, layout: Sequence[range], timeout_s: float, shared: bool = False) -> None:
-        """`layout` are the workers of each process, from `split_workers`."""
+    def __init__(self, layout: Sequence[range], timeout_s: float, shared: bool = False, *, opens: bool = True) -> None:
+        """`layout` are the workers of each process, from `split_workers`. Unless it `opens` now, `open` does that."""
         super().__init__(timeout_s)
         self.layout = layout
         self.rank = dist.get_rank() if len(layout) > 1 else 0
@@ -87,17 +97,18 @@ class PostOffice(Threads):
         self._seen: dict[tuple[int, int], Tensor] = {}  # the memory of others, by process and descriptor
         self._guard = threading.Lock()
         self._arrived = {worker: self.condition(self._guard) for worker in self.workers}
-        self._boxes: defaultdict[tuple[int, int, int], list[Letter]] = defaultdict(list)
-        self._handlers: dict[int, Callable[[Letter], object]] = {}
+        self._boxes: defaultdict[tuple[int, int, int], list[Message]] = defaultdict(list)
+        self._handlers: dict[int, Handler] = {}
         self._awaited: set[int] | None = None  # from whom a last message has to come, once we leave
         self._barriers = 0
-        self._outgoing: queue.SimpleQueue[_Parcel | None] = queue.SimpleQueue()
+        self._outgoing: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
+        self._unsent, self._room = 0, self.condition(self._guard)
         self._threads: list[threading.Thread] = []
-        if self._others:
-            self._open()
+        if opens:
+            self.open({})
 
     @classmethod
-    def of(cls, settings: NetworkSettings, layout: Sequence[range], device: torch.device) -> PostOffice:
+    def of(cls, settings: NetworkSettings, layout: Sequence[range], device: torch.device) -> Mailbox:
         """As `network.transport` asks for; all processes call this at once. Raises what `shares_memory` raises."""
         return cls(layout, settings.timeout_s, shares_memory(settings, layout, device))
 
@@ -111,49 +122,65 @@ class PostOffice(Threads):
         finally:
             self.close()
 
-    # -- letters -------------------------------------------------------------------------------------------------------
+    # -- messages ------------------------------------------------------------------------------------------------------
 
-    def send(self, source: int, destination: int, kind: int, number: int, rows: Tensor | Draft | None = None) -> None:
-        """Send a letter; in any thread, and without waiting. `kind` is not negative.
+    def send(
+        self,
+        source: int,
+        destination: int,
+        kind: int,
+        number: int,
+        rows: Tensor | Draft | None = None,
+        *,
+        value: float = 0.0,
+        patient: bool = False,
+    ) -> None:
+        """Send a message; in any thread. `kind` is not negative.
 
-        Rows, of any shape and on any device, are copied; a draft is sent as it is.
+        Rows, of any shape and on any device, are copied; a draft is sent as it is. Does not wait, unless `patient`
+        while many rows have not been sent: not for the thread that receives.
         """
         assert kind >= 0
+        process = self._process[destination]
+        if patient and process != self.rank:
+            with self._room:
+                whom = lambda: f"process {process} of this run to take rows"  # noqa: E731
+                self.wait(self._room, lambda: self._unsent < _UNSENT_ROWS, whom, process)
         if isinstance(rows, Tensor):
             draft = self.draft(destination, rows)
             draft.rows.copy_(rows.reshape(-1))
-            self._post(source, destination, kind, number, draft)
+            self._post(source, destination, kind, number, value, draft)
             draft.release()
         else:
-            self._post(source, destination, kind, number, rows)
+            self._post(source, destination, kind, number, value, rows)
 
     def draft(self, destination: int, like: Tensor) -> Draft:
         """Memory for rows of this length and dtype, to be sent to a worker without being copied."""
         return Draft(self._plain if self._process[destination] == self.rank else self._sharing, like)
 
-    def handle(self, kind: int, handler: Callable[[Letter], object]) -> None:
-        """Have all letters of a kind handled as they come, in the thread that brings them: it must not wait for others.
+    def handle(self, kind: int, handler: Handler) -> None:
+        """Have all messages of a kind handled as they come, in the thread that brings them, which must not wait.
 
         In which order those are handled that came before this call is not said.
         """
         with self._guard:
             self._handlers[kind] = handler
             early = [self._boxes.pop(key) for key in list(self._boxes) if key[1] == kind]
-        for letter in (letter for letters in early for letter in letters):
-            handler(letter)
+        for message in (message for messages in early for message in messages):
+            handler(message)
 
-    def receive(self, destination: int, kind: int, number: int, source: int | None = None) -> Letter:
-        """Wait for a letter of this kind and number to a local worker; from `source` if given, else from anybody."""
+    def receive(self, destination: int, kind: int, number: int, source: int | None = None) -> Message:
+        """Wait for a message of this kind and number to a local worker; from `source` if given, else from anybody."""
         process = None if source is None else self._process[source]
-        who = "a letter" if source is None else f"process {process} of this run to answer for worker {source}"
-        found: list[Letter] = []
+        who = "a message" if source is None else f"process {process} of this run to answer for worker {source}"
+        found: list[Message] = []
 
         def taken() -> bool:
-            letters = self._boxes.get((destination, kind, number), [])
-            place = next((at for at, letter in enumerate(letters) if source in (None, letter.source)), None)
+            messages = self._boxes.get((destination, kind, number), [])
+            place = next((at for at, message in enumerate(messages) if source in (None, message.source)), None)
             if place is not None:
-                found.append(letters.pop(place))
-                if not letters:
+                found.append(messages.pop(place))
+                if not messages:
                     del self._boxes[destination, kind, number]
             return place is not None
 
@@ -166,12 +193,12 @@ class PostOffice(Threads):
         self._barriers += 1
         own, others = self.workers.start, [self.layout[peer].start for peer in sorted(self._others)]
         for other in others:
-            self._post(own, other, _System.here, self._barriers, None)
+            self._post(own, other, _System.here, self._barriers, 0.0, None)
         for other in others:
             self.receive(own, _System.here, self._barriers, other)
 
     def close(self) -> None:
-        """Leave: what was sent before still arrives. Waits for the post offices of the others, but for nothing that
+        """Leave: what was sent before still arrives. Waits for the mailboxes of the others, but for nothing that
         they do. To end well, all processes meet at a `barrier` first, as they do where a `with` statement ends, and no
         process ends before all have closed.
 
@@ -184,82 +211,91 @@ class PostOffice(Threads):
             if self._awaited is None:
                 self._awaited = self._others - self.left
                 for peer in self._awaited:
-                    self._outgoing.put(_Parcel(peer, self._system(peer, _System.leave)))
+                    self._outgoing.put(_Outgoing(peer, self._system(peer, _System.leave)))
                 self._outgoing.put(None)
-                sys.setswitchinterval(self._switch_s)
+                before_s = _eager.pop()
+                if not _eager:
+                    sys.setswitchinterval(before_s)
         self.end(self._threads, "the other processes of this run to let go")
         self._sharing.close()
         self._seen.clear()
 
     # -- how -----------------------------------------------------------------------------------------------------------
 
-    def _open(self) -> None:
-        self._group, self._tag = mail_group()
-        self._switch_s = sys.getswitchinterval()
+    def open(self, handlers: Mapping[int, Handler]) -> None:
+        """Begin to send and to receive, with these handlers by kind: see `handle`."""
+        self._handlers.update(handlers)
+        if not self._others:
+            return
+        self._group = gloo_group(_FOREVER)  # the same for all mailboxes, each with a pair of tags of its own
+        self._tag = next(_tags.setdefault(self._group, count(0, 2)))
+        _eager.append(_eager[-1] if _eager else sys.getswitchinterval())
         sys.setswitchinterval(_SWITCH_S)
         self._threads = [self.start("mail: sends", self._send_all), self.start("mail: receives", self._receive_all)]
         atexit.register(self.close)
 
-    def _post(self, source: int, destination: int, kind: int, number: int, draft: Draft | None) -> None:
+    def _post(self, source: int, destination: int, kind: int, number: int, value: float, draft: Draft | None) -> None:
         self.check()
         peer = self._process[destination]
         if peer == self.rank:
-            self._deliver(self._local(source, destination, kind, number, draft))
+            rows, release = None, None
+            if draft is not None:
+                draft.buffers.hold(draft.buffer)
+                rows, release = draft.rows, draft.release
+            self._deliver(Message(peer, source, destination, kind, number, value, rows, release))
             return
-        parcel = _Parcel(peer, _Header(source, destination, kind, number))
+        (bits,) = struct.unpack("q", struct.pack("d", value))
+        sent = _Outgoing(peer, _Header(source, destination, kind, number, bits))
         if draft is not None:
             buffer, rows = draft.buffers.hold(draft.buffer), draft.rows
-            header = _Header(
-                source, destination, kind, number, _DTYPES.index(rows.dtype), rows.nbytes, os.getpid(), buffer.number
-            )
-            parcel = _Parcel(peer, header, buffer if buffer.number == NOT_SHARED else None)
+            described = _DTYPES.index(rows.dtype), rows.nbytes, os.getpid(), buffer.number
+            header = _Header(source, destination, kind, number, bits, *described)
+            sent = _Outgoing(peer, header, buffer if buffer.number == NOT_SHARED else None)
         with self._guard:
             if peer in self.left or self._awaited is not None:
                 raise gone(peer)
-            self._outgoing.put(parcel)
-
-    def _local(self, source: int, destination: int, kind: int, number: int, draft: Draft | None) -> Letter:
-        if draft is None:
-            return Letter(source, destination, kind, number, None)
-        draft.buffers.hold(draft.buffer)
-        return Letter(source, destination, kind, number, draft.rows, draft.release)
+            self._unsent += sent.buffer is not None
+            self._outgoing.put(sent)
 
     def _system(self, peer: int, kind: _System, number: int = 0) -> _Header:
         return _Header(self.workers.start, self.layout[peer].start, kind, number)
 
-    def _deliver(self, letter: Letter) -> None:
+    def _deliver(self, message: Message) -> None:
         with self._guard:
-            handler = self._handlers.get(letter.kind)
+            handler = self._handlers.get(message.kind)
             if handler is None:
-                self._boxes[letter.destination, letter.kind, letter.number].append(letter)
-                self._arrived[letter.destination].notify_all()
+                self._boxes[message.destination, message.kind, message.number].append(message)
+                self._arrived[message.destination].notify_all()
         if handler is not None:
-            handler(letter)
+            handler(message)
 
     def _send_all(self) -> None:
         """A receiver does not notice that a process has died, but who sends to it does: so we knock."""
         knocked = time.monotonic()
         while True:
             try:
-                parcel = self._outgoing.get(timeout=_KNOCK_S)
-                if parcel is None:
+                one = self._outgoing.get(timeout=_KNOCK_S)
+                if one is None:
                     return
-                self._transmit(parcel)
+                self._transmit(one)
             except queue.Empty:
                 pass
             if time.monotonic() - knocked >= _KNOCK_S and self._awaited is None:
                 for peer in self._others - self.left:
-                    self._transmit(_Parcel(peer, self._system(peer, _System.knock)))
+                    self._transmit(_Outgoing(peer, self._system(peer, _System.knock)))
                 knocked = time.monotonic()
 
-    def _transmit(self, parcel: _Parcel) -> None:
+    def _transmit(self, one: _Outgoing) -> None:
         try:
-            dist.send(torch.tensor(parcel.header, dtype=torch.int64), parcel.peer, group=self._group, tag=self._tag)
-            if parcel.buffer is not None:
-                dist.send(parcel.buffer.memory, parcel.peer, group=self._group, tag=self._tag + 1)
-                self._sharing.give_back(parcel.buffer)
+            dist.send(torch.tensor(one.header, dtype=torch.int64), one.peer, group=self._group, tag=self._tag)
+            if one.buffer is not None:
+                dist.send(one.buffer.memory, one.peer, group=self._group, tag=self._tag + 1)
+                self._sharing.give_back(one.buffer)
+                with self._room:
+                    self._unsent -= 1
+                    self._room.notify_all()
         except RuntimeError as error:
-            raise gone(parcel.peer) from error
+            raise gone(one.peer) from error
 
     def _receive_all(self) -> None:
         first = torch.empty(len(_Header._fields), dtype=torch.int64)
@@ -287,21 +323,23 @@ class PostOffice(Threads):
             self.fail(gone(peer))  # it has closed its memory
             return
         try:
-            self._deliver(Letter(*header[:4], rows, release))
+            (value,) = struct.unpack("d", struct.pack("q", header.value))
+            self._deliver(Message(peer, *header[:4], value, rows, release))
         except Exception as failure:
-            self.fail(failure)
+            if self._awaited is None:  # else nobody is answered any more
+                self.fail(failure)
 
     def hear_who_is_gone(self) -> None:
         """Some process is gone; knocking at all of them tells which, and that is said instead of this."""
         with self._guard:
             for peer in self._others - self.left if self._awaited is None else ():
-                self._outgoing.put(_Parcel(peer, self._system(peer, _System.knock)))
+                self._outgoing.put(_Outgoing(peer, self._system(peer, _System.knock)))
         deadline = time.monotonic() + _KNOCK_S
         while not self.failed and time.monotonic() < deadline:
             time.sleep(_GLANCE_S)
 
     def _rows(self, peer: int, header: _Header) -> tuple[Tensor | None, Callable[[], object] | None]:
-        """The rows of a letter, and how their memory becomes free again."""
+        """The rows of a message, and how their memory becomes free again."""
         if header.dtype == _NO_ROWS:
             return None, None
         if header.shared == NOT_SHARED:
@@ -319,7 +357,7 @@ class PostOffice(Threads):
         """Let the process whose shared memory it is use it again."""
         with self._guard:
             if peer not in self.left and self._awaited is None:
-                self._outgoing.put(_Parcel(peer, self._system(peer, _System.taken, number)))
+                self._outgoing.put(_Outgoing(peer, self._system(peer, _System.taken, number)))
 
     def _parted(self) -> bool:
         """Whether nothing can come any more."""
@@ -334,5 +372,5 @@ class PostOffice(Threads):
             if self._awaited is not None:
                 self._awaited.discard(peer)
             elif kind == _System.leave:
-                self._outgoing.put(_Parcel(peer, self._system(peer, _System.farewell)))
+                self._outgoing.put(_Outgoing(peer, self._system(peer, _System.farewell)))
         self.tell_all()
