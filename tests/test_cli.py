@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli import run as cli
 from decentral.cli.completion import candidates
 from decentral.cli.run import main
 from decentral.config.composition import compose, conf_directory
@@ -315,23 +314,6 @@ def test_a_run_is_done_once_and_leaves_nothing_elsewhere(capsys: pytest.CaptureF
     figure.unlink()
     assert command(capsys, *QUICK)[0] == 0
     assert everything(tmp_path) == before, "a run whose command was killed before it drew has its figure now"
-
-
-def test_hydras_own_launchers_can_be_asked_for_and_write_below_results(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[int] = []
-
-    def start(config: Config) -> int:
-        started.append(config.seed)
-        return 0
-
-    monkeypatch.setattr(cli, "carry_out", start)
-    code, _, _ = command(capsys, "hydra.mode=MULTIRUN", "seed=0,1", "task=quadratics")
-    assert code == 0
-    assert started == [0, 1]
-    assert set(os.listdir()) == {"results"}
-    assert set(os.listdir("results")) == {"sweeps"}
 
 
 def test_a_failed_run_says_where_it_is_and_how_to_go_on(

@@ -66,7 +66,7 @@ REFUSED = [
     ("-m lr=interval(0,1)", "lr=interval(0,1)", "list the values"),
     ("-m seed=range(1000000000)", "seed=range(1000000000)", "1,000,000,000 combinations", "max_combinations=10000"),
     ("-m seed=shuffle(range(1000000000))", "1,000,000,000 combinations", "max_combinations=10000"),
-    ("-m lr=range(0,1,1e-9) hydra/launcher=basic", "1,000,000,000 combinations", "max_combinations=10000"),
+    ("-m lr=range(0,1,1e-9)", "1,000,000,000 combinations", "max_combinations=10000"),
     ("-m seed=range(3) lr=1,2 max_combinations=5", "6 combinations", "max_combinations=5"),
     ("-m lr=range(0,1,0)", "lr=range(0,1,0)", "never ends"),
     ("-m algo=relysgd,dpsgd", "algo=relysgd", "'relaysgd'"),

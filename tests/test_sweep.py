@@ -263,7 +263,7 @@ def test_a_single_run_is_for_its_launcher_too(capsys, monkeypatch, words):
 
 
 @pytest.mark.parametrize(
-    "twice", [("lr=0.1,0.2", "lr=0.3"), ("evaluation.every_epochs=1,2", "eval_every_epochs=3")], ids=str
+    "twice", [("lr=0.1,0.2", "lr=0.3"), ("evaluation.every_epochs=1,2", "evaluation.every_epochs=3")], ids=str
 )
 def test_a_setting_that_is_given_twice_in_a_sweep_is_refused(capsys, twice):
     code, _, err = command(capsys, *QUICK, *twice)

@@ -13,7 +13,6 @@ from typing import Any
 
 from decentral.config.composition import folders_of
 from decentral.config.overrides import CHOICES, options
-from decentral.config.renamed import is_old
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError
 from decentral.registry import components
@@ -22,7 +21,7 @@ from decentral.terminal.console import say
 
 _RUN, _STUDY, _BENCHMARK = "decentral-run", "decentral-study", "decentral-benchmark"
 _OPTIONS = {
-    _RUN: ("--help", "--version", "--multirun", "--config-dir", "--cfg", "--resolve", "--package", "--info"),
+    _RUN: ("--help", "--version", "--multirun", "--config-dir", "--cfg", "--resolve"),
     _STUDY: ("--help", "--plan", "--plan=quick", "--report", "--config-dir"),
     _BENCHMARK: ("--help", "--list", "--plan", "--plan=quick", "--report", "--scale", "--config-dir"),
 }
@@ -91,7 +90,7 @@ def _keys(word: str, before: Sequence[str], folders: Sequence[Path]) -> list[str
     head, point, _ = word.partition(".")
     if point:
         return [f"{head}.{name}=" for name in _settings(head, before, folders)]
-    plain = [f.name for f in dataclasses.fields(Config) if f.name not in NODES and not is_old(f)]
+    plain = [f.name for f in dataclasses.fields(Config) if f.name not in NODES]
     with_settings = [key for key in (*NODES, *GROUPS) if _settings(key, before, folders)]
     return [f"{key}=" for key in (*plain, *CHOICES)] + [f"{key}." for key in with_settings]
 
@@ -108,7 +107,7 @@ def _settings(head: str, before: Sequence[str], folders: Sequence[Path]) -> dict
     for f in fields:
         if dataclasses.is_dataclass(f.default_factory):
             found |= {f"{f.name}.{part.name}": part for part in dataclasses.fields(f.default_factory)}
-        elif (f.name != "name" or head in NODES) and not is_old(f):
+        elif f.name != "name" or head in NODES:
             found[f.name] = f
     return found
 

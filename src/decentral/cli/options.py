@@ -43,10 +43,6 @@ class RunOptions(Options):
         self.add_argument("--version", action="store_true")
         self.add_argument("-m", "--multirun", action="store_true")
         self.add_argument("-cd", "--config-dir")
-        self.add_argument("-c", "--cfg", choices=["job", "hydra", "all"])
+        self.add_argument("-c", "--cfg", choices=["job"])
         self.add_argument("--resolve", action="store_true")
-        self.add_argument("-p", "--package")
-        kinds = ["all", "config", "defaults", "defaults-tree", "plugins", "searchpath"]
-        self.add_argument("-i", "--info", nargs="?", const="all", choices=kinds)
         self.add_argument("-sc", "--shell-completion", action="store_true")
-        self.add_argument("--hydra-help", action="store_true")

@@ -18,8 +18,8 @@ def carry_out(config: Config) -> int:
     """Run on this machine, and say where the results are; returns the exit status."""
     if config.launcher.name != "local":
         raise ConfigError(
-            f"launcher={config.launcher.name} starts the processes of a run itself: leave out torchrun and "
-            "hydra/launcher=, or use launcher=local."
+            f"launcher={config.launcher.name} starts the processes of a run itself: leave out torchrun, or "
+            "use launcher=local."
         )
     if config.simulate is Simulate.timeline:
         return work_out([("", config)])

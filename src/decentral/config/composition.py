@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, TypeVar
 
 from decentral.config.checks import resolve
-from decentral.config.own_files import check_yaml, refuse_both_names
-from decentral.config.renamed import move_old_keys, moves, renamed_keys, settled, with_old_keys
-from decentral.config.schema import GROUPS, NODES, Config
+from decentral.config.own_files import check_yaml
+from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError
 from decentral.registry import blame, component, find, own
+
+_Finished = TypeVar("_Finished")
 
 
 def conf_directory() -> Path:
@@ -40,11 +40,9 @@ def folders_of(config_dir: str | None) -> list[Path]:
         raise ConfigError(
             f"--config-dir {config_dir} is not a folder: give one with folders such as experiment/ in it."
         )
-    renamed = renamed_keys({group: find.ours(package) for group, package in GROUPS.items()}, NODES)
     for group in ("experiment", "study", *GROUPS):
         for path in sorted((theirs / group).glob("*.yaml")):
             check_yaml(path)
-            refuse_both_names(path, renamed)
             if group != "study" and (conf_directory() / group / path.name).is_file():
                 raise ConfigError(f"{path} has the name of one of ours: give it another one.")
     own.use(theirs)
@@ -57,10 +55,10 @@ def register_schema() -> None:
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
-    store.store(name="schema", node=with_old_keys(Config, "", moves(NODES)))
+    store.store(name="schema", node=Config)
     for group, package in GROUPS.items():
         for name, cls in find.ours(package).items():
-            store.store(group=f"{group}/schema", name=name, node=with_old_keys(cls, group, moves(NODES)))
+            store.store(group=f"{group}/schema", name=name, node=cls)
 
 
 def register_own(overrides: Sequence[str] = ()) -> None:
@@ -79,7 +77,7 @@ def register_own(overrides: Sequence[str] = ()) -> None:
                 continue
             try:
                 for folder in (f"{group}/schema", group):
-                    store.store(group=folder, name=name, node=with_old_keys(cls, group, moves(NODES)))
+                    store.store(group=folder, name=name, node=cls)
             except Exception as error:
                 where = find.owner(cls) or name
                 raise ConfigError(
@@ -116,98 +114,85 @@ def compose_each(
 ) -> list[Config | ConfigError]:
     """The same, with what is wrong with a list in the place of its configuration.
 
-    Hydra takes a fifth of a second for each set of choices, so that each choice is composed once: see `_Pieces`.
+    Hydra takes an eighth of a second for each set of choices, so that what it has composed is kept: see `_composed`.
     """
+    return _of_each(commands, config_dir, partial(to_config, made=made))
+
+
+def as_yaml(overrides: Sequence[str], config_dir: str | None = None, resolve: bool = False) -> str:
+    """The composed configuration for these overrides, with its references unless they are to be resolved."""
+    from omegaconf import OmegaConf
+
+    (found,) = _of_each([overrides], config_dir, partial(OmegaConf.to_yaml, resolve=resolve))
+    if isinstance(found, ConfigError):
+        raise found
+    return found
+
+
+def _of_each(
+    commands: Sequence[Sequence[str]], config_dir: str | None, finish: Callable[[Any], _Finished]
+) -> list[_Finished | ConfigError]:
+    """What `finish` makes of the composed dictionary of each of the commands, or what is wrong with it."""
     from hydra import initialize_config_dir
+
+    from decentral.config.overrides import CHOICES, checked, with_usual
 
     folders = folders_of(config_dir)
     register_schema()
     register_own([override for command in commands for override in command])
-    pieces = _Pieces(config_dir)
-    configs: list[Config | ConfigError] = []
+    known = _ours if config_dir is None else {}
+    finished: list[_Finished | ConfigError] = []
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):
         for given in commands:
             try:
-                configs.append(_compose_one(given, folders, pieces, made or {}))
+                overrides = with_usual(checked(given, folders), folders)
+                choices = tuple(o for o in overrides if o.partition("=")[0] in CHOICES)
+                with blame.named(), explained(overrides):
+                    values = _composed(choices, folders, known)
+                    finished.append(finish(_with_values(values, [o for o in overrides if o not in choices])))
             except ConfigError as error:
-                configs.append(error)
-    return configs
+                finished.append(error)
+    return finished
 
 
-def _compose_one(
-    given: Sequence[str],
-    folders: list[Path],
-    pieces: _Pieces,
-    made: Mapping[str, Any],
-) -> Config:
-    from decentral.config.overrides import CHOICES, checked, with_usual
-
-    overrides = with_usual(checked(given, folders), folders)
-    choices = tuple(o for o in overrides if o.partition("=")[0] in CHOICES)
-    with blame.named(), explained(overrides):
-        values = _with_values(pieces.together(choices), [o for o in overrides if o not in choices])
-        try:
-            return to_config(values, made)
-        except MemoryError:
-            raise ConfigError(f"num_workers={values.num_workers} is too large for this machine: use fewer.") from None
+_ours: dict[tuple[str, ...], Any] = {}
+"""Choices, all of them ours -> what Hydra has composed of them in this process."""
 
 
-class _Pieces:
-    """What Hydra composed, group by group: a group's part follows from the experiment and its own choice alone.
+def _composed(choices: tuple[str, ...], folders: list[Path], known: dict[tuple[str, ...], Any]) -> Any:
+    """The composed configuration for these choices; what is composed for the first time becomes `known`.
 
-    Without an experiment it is what the choice's file gives by itself: config.yaml sets nothing in a group. What is
-    chosen among ours is the same for the whole process; what is the user's may have changed by the next time.
+    Without an experiment, a group is what its choice's file gives by itself, since config.yaml sets nothing in a group.
     """
+    from hydra import compose as hydra_compose
 
-    _ours: ClassVar[dict[tuple[str, str], Any]] = {}
+    from decentral.config.overrides import literal
 
-    def __init__(self, config_dir: str | None) -> None:
-        self._config_dir, self._theirs = config_dir, dict[tuple[str, str], Any]()
-
-    def together(self, choices: Sequence[str]) -> Any:
-        """The composed configuration for these choices, put together if each of them was composed before."""
-        known = self._ours if self._config_dir is None and all(map(_is_ours, choices)) else self._theirs
-        chosen = {choice.partition("=")[0]: choice for choice in choices}
-        experiment = chosen.get("experiment", "")
-        whole, places = (experiment, ""), {group: (experiment, chosen.get(group, group)) for group in GROUPS}
-        missing = {group: place for group, place in places.items() if place not in known}
-        ours = not experiment and all(_is_ours(choice) for _, choice in missing.values())
-        if whole in known and ours and len(missing) < 3:  # three take Hydra as long as everything
-            known.update({place: alone(group, place[1].partition("=")[2]) for group, place in missing.items()})
-        elif missing:
-            found = self._compose(choices)
-            known.update({place: found[group] for group, place in places.items()})
-            known[whole] = found
-            for group in GROUPS:
-                found[group] = None  # not copied below
-        together = deepcopy(known[whole])
-        for group, place in places.items():
-            together[group] = known[place]  # a copy
-        return together
-
-    def _compose(self, choices: Sequence[str]) -> Any:
-        from hydra import compose as hydra_compose
-
-        from decentral.config.overrides import literal
-
-        search = []
-        if self._config_dir:
-            search = [f"hydra.searchpath=[{literal(f'file://{Path(self._config_dir).resolve()}', False)}]"]
-        return hydra_compose("config", overrides=[*choices, *search])
+    if choices not in known and choices and known and all(map(_is_part, choices)):
+        composed = _composed((), folders, known)
+        for choice in choices:
+            group, _, name = choice.partition("=")
+            composed[group] = alone(group, name)  # a copy
+        return composed
+    if choices not in known:
+        search = [f"hydra.searchpath=[{literal(f'file://{folder.resolve()}', False)}]" for folder in folders[1:]]
+        known[choices] = hydra_compose("config", overrides=[*choices, *search])
+    return deepcopy(known[choices])
 
 
+@cache
+def _is_part(choice: str) -> bool:
+    """Whether this is a choice of ours that sets its own group and nothing else."""
+    group, _, name = choice.partition("=")
+    return group != "experiment" and (conf_directory() / group / f"{name}.yaml").is_file()
+
+
+@cache
 def alone(group: str, name: str) -> Any:
     """The part of a group with this choice, one of ours, where no experiment changes it."""
     from hydra import compose as hydra_compose
 
     return hydra_compose(f"{group}/{name}")[group]
-
-
-@cache
-def _is_ours(choice: str) -> bool:
-    """Whether nothing that is chosen here can be another thing later in this process."""
-    group, _, name = choice.partition("=")
-    return (conf_directory() / group / f"{name}.yaml").is_file()
 
 
 def _with_values(values: Any, overrides: Sequence[str]) -> Any:
@@ -216,7 +201,6 @@ def _with_values(values: Any, overrides: Sequence[str]) -> Any:
 
     from decentral.config.overrides import parsed_override
 
-    move_old_keys(values)  # so that what follows on the command line overrides them, too
     for override in overrides:
         parsed = parsed_override(override)
         OmegaConf.update(values, parsed.key_or_group, parsed.value(), merge=True)
@@ -244,18 +228,17 @@ def to_config(composed: Any, made: Mapping[str, Any] | None = None) -> Config:
     """From Hydra's dictionary to the dataclasses, some of which are `made` already; resolved and checked."""
     from omegaconf import OmegaConf
 
-    move_old_keys(composed)
     values = OmegaConf.to_object(composed)
-    if not isinstance(values, Config):  # Hydra's own keys make it a dictionary
-        assert isinstance(values, dict)
-        values = Config(**{str(key): value for key, value in values.items() if key != "hydra"})
-    values = settled(values)
+    assert isinstance(values, Config)
     for group in GROUPS:
-        if isinstance(getattr(values, group), dict | list | None) and group not in (made or {}):
+        if made and group in made:
+            setattr(values, group, made[group])
+        elif isinstance(getattr(values, group), dict | list | None):
             raise ConfigError(
                 f"{group}: its YAML file does not say which component it sets: its first lines have to be "
                 "'defaults:' and '  - schema/NAME@_here_'."
             )
-    for f in dataclasses.fields(values):
-        setattr(values, f.name, (made or {}).get(f.name, settled(getattr(values, f.name))))
-    return resolve(values)
+    try:
+        return resolve(values)
+    except MemoryError:
+        raise ConfigError(f"num_workers={values.num_workers} is too large for this machine: use fewer.") from None

@@ -9,7 +9,6 @@ from typing import Any
 
 from decentral.config.own_files import read_yaml
 from decentral.config.parsing import build
-from decentral.config.renamed import new_choice, with_moved, with_new_names, without_gone
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components, is_foreign, sources
@@ -60,19 +59,14 @@ def read(path: Path, trust: bool = False) -> Config:
 def from_dict(values: dict[str, Any], trust: bool = False) -> Config:
     """A configuration from plain values, each group by its `name`; the types are those of the dataclasses.
 
-    What was called otherwise when the values were written is known by its old name, too. Without `trust` no module is
-    imported that nothing but the values names. Raises ConfigError for a name or key that does not exist, a value that
-    does not fit, code that is not trusted, and a component of one's own that was another one then.
+    Without `trust` no module is imported that nothing but the values names. Raises ConfigError for a name or key that
+    does not exist, a value that does not fit, code that is not trusted, and a component of one's own that was another
+    one then.
     """
-    values = with_moved(with_new_names(Config, values), NODES)
+    values = dict(values)
     written = values.pop("own", {})
-    values.setdefault("launcher", {"name": "local"})  # as in files that are older than launchers
-    values.setdefault("cluster", {"name": "none"})
-    values.setdefault("compress", {"name": "none"})
-    values.setdefault("env", {"name": "gridworld"})
     for group, package in GROUPS.items():
-        choices = components(package)
-        name = new_choice(values[group]["name"], choices)
+        name = values[group]["name"]
         code = str(values[group].get("id", name))  # gymnasium imports the module in an id, too
         if not trust and is_foreign(package, code):
             raise ConfigError(
@@ -81,11 +75,11 @@ def from_dict(values: dict[str, Any], trust: bool = False) -> Config:
             )
         cls = component(package, str(name))
         if cls is None:
-            raise ConfigError(f"{group}={name} does not exist.{suggest(str(name), choices)}")
+            raise ConfigError(f"{group}={name} does not exist.{suggest(str(name), components(package))}")
         source = sources.source(cls)
         if group in written and source is not None and source["sha256"] != written[group]["sha256"]:
             raise ConfigError(f"{group}={name}: {source['file']} is not what it was when this was written.")
-        values[group] = build(cls, with_new_names(cls, values[group] | {"name": name}), group)
+        values[group] = build(cls, values[group], group)
     for node, cls in NODES.items():
-        values[node] = build(cls, with_new_names(cls, without_gone(cls, values.get(node, {}), node)), node)
+        values[node] = build(cls, values.get(node, {}), node)
     return build(Config, values, "")

@@ -12,9 +12,8 @@ from typing import Any
 from decentral.algorithms.algorithm import RevisionOf
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.none import NoCompression
-from decentral.config import renamed
 from decentral.config.files import plain
-from decentral.config.schema import NODES, Config
+from decentral.config.schema import Config
 from decentral.host.torchrun import place, under_torchrun
 from decentral.registry import component, sources
 from decentral.store.digests import by_content, file_digest, files_below, folder_digest
@@ -38,7 +37,7 @@ def identity(config: Config) -> dict[str, Any]:
     the task or the algorithm does not use are left out too, and with them keys with metadata `group`.
     A field with metadata `content` is a path and counts by what lies there, which for a folder may be `files_digest` of
     the component; one with metadata `volatile` does not
-    count. Keys and values that were called something else have their old names and places, see `renamed`. One with
+    count. One with
     metadata `older` is younger than results that people have: it counts unless it has this value, which is what runs
     did before the field was there, or one of `the_same`, which make no other run. An algorithm whose formula is
     another one than it was says so by its `revision`.
@@ -50,12 +49,20 @@ def identity(config: Config) -> dict[str, Any]:
         config = dataclasses.replace(config, lr=Config.lr, **{key: cls() for key, cls in defaults.items() if cls})
     groups = [group for group in (*_ALWAYS, *config.task.uses) if group != "topology" or config.algo.uses_topology]
     known: dict[str, Any] = {"version": IDENTITY_VERSION}
-    keys = {f.name: renamed.identity_key(f) for f in dataclasses.fields(config)}
-    known |= {keys[group]: component_identity(getattr(config, group)) for group in groups}
+    known |= {group: component_identity(getattr(config, group)) for group in groups}
     if config.algo.uses_topology and not config.communication.plain:
         known["communication"] = component_identity(config.communication)
-    if own := component_identity(config.evaluation):
-        known["evaluation"] = own
+    evaluation = component_identity(config.evaluation)
+    known["eval_every_epochs"] = evaluation.pop(
+        "every_epochs"
+    )  # called so since ids were first given, as are these two
+    batch_size = evaluation.pop("batch_size")
+    if "data" in config.task.uses:
+        known["task"]["test_batch_size"] = batch_size
+    if "statistics_images" in known["task"]:
+        known["task"]["statistics_pictures"] = known["task"].pop("statistics_images")
+    if evaluation:
+        known["evaluation"] = evaluation
     if not isinstance(config.compress, NoCompression):
         known["compress"] = component_identity(config.compress)
     if isinstance(config.cluster, VirtualCluster):
@@ -75,11 +82,7 @@ def identity(config: Config) -> dict[str, Any]:
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         if f.name in _KEYS and f.metadata.get("group") in (None, *config.task.uses) and _counts(f, value):
-            known[keys[f.name]] = renamed.identity_value(f, plain(value))
-    for f, value in ((f, getattr(getattr(config, node), f.name)) for node in NODES for f in _moved(NODES[node])):
-        if f.metadata.get("group") in (None, *config.task.uses):
-            group, _, key = f.metadata["was_at"].rpartition(".")
-            (known[group] if group else known)[key] = plain(value)
+            known[f.name] = plain(value)
     if config.steps is not None:
         known.pop("epochs")
     return known
@@ -119,7 +122,7 @@ def component_identity(component: Any) -> dict[str, Any]:
         if not _counts(f, value) or (content and value and f.metadata.get("content") and at_home(value).is_dir()):
             continue
         identity = _value_identity(f, value)
-        known[renamed.identity_key(f)] = identity if source is None else by_content(identity)
+        known[f.name] = identity if source is None else by_content(identity)
     return known
 
 
@@ -129,18 +132,14 @@ def _value_identity(f: dataclasses.Field[Any], value: Any) -> Any:
         return component_identity(value)
     if f.metadata.get("content") and value:
         return _content(at_home(value))
-    return renamed.identity_value(f, plain(value))
+    return plain(value)
 
 
 def _counts(f: dataclasses.Field[Any], value: Any) -> bool:
-    """Whether a computation depends on a field with this value. (One that was elsewhere counts there.)"""
-    if f.metadata.get("volatile") or "was_at" in f.metadata:
+    """Whether a computation depends on a field with this value."""
+    if f.metadata.get("volatile"):
         return False
     return "older" not in f.metadata or value not in (f.metadata["older"], *f.metadata.get("the_same", ()))
-
-
-def _moved(cls: type) -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(cls) if "was_at" in f.metadata]
 
 
 def _content(path: Path) -> str:

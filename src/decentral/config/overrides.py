@@ -13,7 +13,6 @@ from types import NoneType
 from typing import Any, get_args, get_type_hints
 
 from decentral.config.own_files import read_yaml
-from decentral.config.renamed import instead_of_gone, is_old, new_override
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components
@@ -39,8 +38,7 @@ def checked(overrides: Sequence[str], folders: Sequence[Path], several: bool = F
     """
     from hydra.errors import HydraException
 
-    groups = {group: components(package) for group, package in GROUPS.items()}
-    plain = [new_override(override.lstrip("+"), groups, NODES, Config) for override in spelt_out(overrides, folders)]
+    plain = [override.lstrip("+") for override in spelt_out(overrides, folders)]
     for override in plain:
         _check_key(override, folders)
         key, _, text = override.partition("=")
@@ -173,8 +171,6 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
     head, *parts = key.split(".")
     if not equals:
         raise ConfigError(_bare_word(override, folders))
-    if head == "hydra" or key.startswith("hydra/"):
-        return
     if not key or key.strip() != key:
         raise ConfigError(f"'{override}' has no name: write key=value without spaces, for example lr=0.1.")
     if "@" in key:
@@ -183,8 +179,6 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
         raise ConfigError(f"there is no setting '{key}'.{suggest(head, (*_KEYS, 'experiment'))}")
     if parts and head not in (*GROUPS, *NODES):
         raise ConfigError(f"{head} is one value and has no part '{'.'.join(parts)}': write {head}=...")
-    if parts and head in NODES and (sentence := instead_of_gone(NODES[head], key)):
-        raise ConfigError(sentence)
     inside = _parts(head, parts[0]) if parts else []
     if len(parts) == 1 and inside and not value.startswith("{"):
         raise ConfigError(f"{key} is a group of settings: write {key}.{inside[0]}=... or {key}.{inside[1]}=...")
@@ -258,9 +252,7 @@ def _unknown(key: str, error: Any) -> str:
         return "the file of this experiment is no experiment: its first line has to be '# @package _global_'."
     if not group:
         return f"there is no setting '{key}'.{suggest(key, _KEYS)}"
-    if sentence := instead_of_gone(error.object_type, key):
-        return sentence
-    known = [f.name for f in dataclasses.fields(error.object_type) if f.name != "name" and not is_old(f)]
+    known = [f.name for f in dataclasses.fields(error.object_type) if f.name != "name"]
     owner = f"{group}={error.parent_node.name}" if group in GROUPS else group
     return f"{owner} has no setting '{name}'.{suggest(name, known)}" if known else f"{owner} has no settings."
 

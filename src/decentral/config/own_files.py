@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,35 +53,6 @@ def check_yaml(path: Path) -> None:
             f"{path} has {f'{number:,}' if number < 1e12 else 'endlessly many'} values once its aliases are written "
             f"out: {_MOST_VALUES:,} is the most."
         )
-
-
-def refuse_both_names(path: Path, renamed: Iterable[tuple[str, str]]) -> None:
-    """Raise ConfigError if a file gives a setting by its old name and by its new one.
-
-    renamed   (old, new): full keys, such as task.statistics_pictures; a file in task/ has them without `task.`
-    """
-    import yaml
-
-    try:
-        node = yaml.compose(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError:
-        return
-    inside = set(_keys(node, 2))
-    keys = inside | {f"{path.parent.name}.{key}" for key in inside}
-    for old, new in renamed:
-        if {old, new} <= keys:
-            raise ConfigError(f"{path} has both {old} and {new}, which is what {old} is called now: remove {old}.")
-
-
-def _keys(node: Any, depth: int) -> Iterator[str]:
-    """The keys of a mapping and of those in it, with dots between them, so deep."""
-    from yaml import MappingNode
-
-    if depth == 0 or not isinstance(node, MappingNode):
-        return
-    for key, value in node.value:
-        yield str(key.value)
-        yield from (f"{key.value}.{inside}" for inside in _keys(value, depth - 1))
 
 
 def _written_out(node: Any, known: dict[int, float]) -> float:

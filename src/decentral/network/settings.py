@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
 
 from decentral.errors import ConfigError
 from decentral.settings import Settings, setting
-
-_INSTEAD = (
-    "cluster.stragglers says who is slower, as in processes=4 cluster=two_delayed cluster.stragglers.delay_s=0.05"
-)
-
 
 SMALL_BYTES = 64
 """Of the small message of a probe."""
@@ -71,9 +65,6 @@ class NetworkSettings(Settings, where="network"):
     measure_bytes: int = setting(
         1_000_000, at_least=2 * SMALL_BYTES, at_most=_MOST_PROBED, older=1_000_000, when="measure"
     )
-
-    gone: ClassVar[dict[str, tuple[Any, str]]] = {"stragglers": ([], _INSTEAD), "straggler_delay_s": (0.0, _INSTEAD)}
-    """Settings that were here once, see `config.renamed`."""
 
     @property
     def limited(self) -> str:

@@ -33,11 +33,11 @@ class EvaluationSettings(Settings, where="evaluation"):
                 float32. With bf16 a few of 1000 answers are others. A run of precision=fp64 is evaluated in float64
     """
 
-    every_epochs: float | None = setting(None, above=0, hint="a number of epochs", was_at="eval_every_epochs")
+    every_epochs: float | None = setting(None, above=0, hint="a number of epochs")
     every_simulated_s: float | None = setting(None, above=0, hint="a number of seconds", older=None)
     examples: str = field(default="auto", metadata={"older": "all", "the_same": ("auto",)})
     initial: bool = field(default=True, metadata={"older": True})
-    batch_size: int = setting(500, at_least=1, was_at="task.test_batch_size", group="data")
+    batch_size: int = setting(500, at_least=1)
     precision: Precision = field(default=Precision.fp32, metadata={"older": Precision.fp32})
 
     def __post_init__(self) -> None:

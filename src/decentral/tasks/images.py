@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.data.description import DataDescription, LabelledData
@@ -32,7 +32,7 @@ class Images(SupervisedTask):
     name: str = "images"
     reshuffle: bool = True
     drop_last: bool = True
-    statistics_images: int = field(default=512, metadata={"was": "statistics_pictures"})
+    statistics_images: int = 512
     takes: ClassVar[type[DataDescription]] = LabelledData
     wants: ClassVar[str] = "images with labels"
     example_data: ClassVar[str] = "digits"
