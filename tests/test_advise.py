@@ -14,12 +14,12 @@ from decentral.cli import advise as cli
 from decentral.cluster.links import CollectiveName
 from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose
-from decentral.jobs.advice.advise import CAUTION, advise
-from decentral.jobs.advice.coding import in_means
-from decentral.jobs.advice.machine import Machine, MeasuredLinks, fitted
-from decentral.jobs.advice.methods import METHODS, Case, InMeans, Overlapped
-from decentral.jobs.advice.text import text
-from decentral.jobs.advice.workload import Passes, backward_share, layout_of
+from decentral.measurements.advice.advise import CAUTION, advise
+from decentral.measurements.advice.coding import in_means
+from decentral.measurements.advice.machine import Machine, MeasuredLinks, fitted
+from decentral.measurements.advice.methods import METHODS, Case, InMeans, Overlapped
+from decentral.measurements.advice.text import text
+from decentral.measurements.advice.workload import Passes, backward_share, layout_of
 from decentral.registry import components
 from decentral.training.timing import timed
 
@@ -180,7 +180,7 @@ def test_the_error_is_that_of_steps_between_as_many_workers_as_processes(monkeyp
     """Two processes whose ring takes 0.1 + 0.01 s for a step; 8 workers are what is asked for."""
     links = MeasuredLinks(0.01, math.inf, math.inf, "ring")
     machine = Machine(Passes(0.1, 0.5), links, 2, {"dpsgd": 0.105, "allreduce": 0.24})
-    monkeypatch.setattr("decentral.jobs.advice.advise.measure", lambda *_: machine)
+    monkeypatch.setattr("decentral.measurements.advice.advise.measure", lambda *_: machine)
     found = advise([*MODEL, "device=cpu", "num_workers=8"], 2, None, lambda _: None)
     errors = {row.method.check: row.error for row in found.rows if row.error is not None}
     assert errors == {"dpsgd": pytest.approx(0.11 / 0.105 - 1), "allreduce": pytest.approx(0.12 / 0.24 - 1)}

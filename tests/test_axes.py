@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from decentral.errors import ConfigError
+from decentral.measurements.values import NOT_REACHED, Curve, Meaning, Point, Value
 from decentral.report.figures.curves import Curves
 from decentral.report.make import make
 from decentral.report.results import read
@@ -17,8 +18,8 @@ from decentral.report.verdicts import judge
 from decentral.store import RunStore, Status, read_metrics
 from decentral.study import collect
 from decentral.study.catalogue import study_from
-from decentral.study.measure import NOT_REACHED, Measure
-from decentral.study.study import Cell, Curve, Meaning, Point, Value
+from decentral.study.measure import Measure
+from decentral.study.study import Cell
 from handmade import courses, table1, value, write
 
 ACCURACIES = {0: (0.1, 0.5, 0.8, 0.95), 1: (0.1, 0.7, 0.9, 0.91)}

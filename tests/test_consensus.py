@@ -13,15 +13,20 @@ import torch
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.jobs.consensus import ConsensusRounds, error, starts
-from decentral.jobs.race import Race, RaceSettings
+from decentral.measurements.consensus import Consensus, error, starts
+from decentral.measurements.straggler import END, ERROR, MASS_ERROR, P_ERROR, SMALLEST_P, TURNS, Straggler
+from decentral.measurements.values import Labels
 from decentral.network.settings import Carrier
 from decentral.scheduling.job import Demand
 from decentral.store import Status
 from decentral.study import catalogue
-from decentral.study.kinds.straggler import END, ERROR, MASS_ERROR, P_ERROR, SMALLEST_P, TURNS, StragglerCell
+from decentral.study.measured import MeasuredCell
 
 TIME = "seconds to a relative error of"
+
+
+def consensus(config: Config, seed: int, rounds: int, dimension: int) -> Consensus:
+    return Consensus(config, seeds=[seed], rounds=rounds, at=[rounds], dimension=dimension)
 
 
 def config_of(folder: Path, *overrides: str) -> Config:
@@ -35,7 +40,7 @@ def config_of(folder: Path, *overrides: str) -> Config:
 def test_the_error_after_t_rounds_is_that_of_the_product_of_the_matrices(topology: str, tmp_path: Path) -> None:
     n, d, rounds = 6, 3, 12
     config = config_of(tmp_path, f"topology={topology}", f"num_workers={n}")
-    job = ConsensusRounds(config, "", (4,), rounds, d)
+    job = consensus(config, 4, rounds, d)
     assert job.carry_out() is Status.done
     ((line,)) = job.found()
     x, schedule = starts(n, d, 4).numpy(), config.rounds()
@@ -47,9 +52,9 @@ def test_the_error_after_t_rounds_is_that_of_the_product_of_the_matrices(topolog
 
 
 def test_one_peer_exponential_is_exact_after_log2_n_rounds_and_push_sum_unbiased_on_a_grid(tmp_path: Path) -> None:
-    exact = ConsensusRounds(config_of(tmp_path, "topology=one_peer_exponential", "num_workers=8"), "", (1,), 3, 5)
+    exact = consensus(config_of(tmp_path, "topology=one_peer_exponential", "num_workers=8"), 1, 3, 5)
     grid = "topology=one_peer", "topology.graph=grid", "num_workers=6"
-    pushed = ConsensusRounds(config_of(tmp_path, *grid, "algo=sgp"), "", (1,), 300, 5)
+    pushed = consensus(config_of(tmp_path, *grid, "algo=sgp"), 1, 300, 5)
     for job in (exact, pushed):
         job.carry_out()
         errors = job.found()[0]["errors"]
@@ -74,20 +79,21 @@ def test_the_starts_of_a_worker_do_not_depend_on_the_others() -> None:
 DURATION_S = 1.0  # nobody is kept from his turns for so long, whatever else the machine does
 
 
-def race(folder: Path, slowdown: float = 5.0, duration_s: float = 0.25) -> Race:
+def race(folder: Path, slowdown: float = 5.0, duration_s: float = 0.25) -> Straggler:
     config = config_of(folder, "topology=chain", "num_workers=3", "processes=3", "device=cpu")
-    return Race(config, "", (5, 6), (slowdown,), RaceSettings(0.001, duration_s, 20))
+    labels: Labels = {"topology": "chain"}
+    return Straggler(config, labels, [slowdown], [5, 6], 0.001, duration_s, 1e-1, 20)
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Race:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Straggler:
     job = race(tmp_path_factory.mktemp("race"), duration_s=DURATION_S)
     assert job.carry_out() is Status.done
     return job
 
 
-def test_asynchronous_push_sum_loses_nothing(run: Race) -> None:
-    lines = run.of(5.0, asynchronous=True)
+def test_asynchronous_push_sum_loses_nothing(run: Straggler) -> None:
+    lines = [line for line in run.found() if line["asynchronous"]]
     assert [line["seed"] for line in lines] == [5, 6]
     for line in lines:
         assert line["p_error"] < 1e-12 and line["mass_error"] < 1e-12
@@ -99,8 +105,8 @@ def test_asynchronous_push_sum_loses_nothing(run: Race) -> None:
         assert len(line["workers"][-1]["errors"]) <= DURATION_S / 0.005 + 1, "the straggler works 5 ms in each turn"
 
 
-def test_synchronous_averaging_takes_equally_many_turns_everywhere(run: Race) -> None:
-    lines = run.of(5.0, asynchronous=False)
+def test_synchronous_averaging_takes_equally_many_turns_everywhere(run: Straggler) -> None:
+    lines = [line for line in run.found() if not line["asynchronous"]]
     assert [line["seed"] for line in lines] == [5, 6]
     for line in lines:
         assert {len(one["errors"]) for one in line["workers"]} == {math.ceil(DURATION_S / 0.005)}
@@ -133,18 +139,19 @@ def test_a_race_has_the_machine_for_itself_and_goes_on_after_the_heats_that_are_
 
 def test_another_course_is_another_job(tmp_path: Path) -> None:
     one = race(tmp_path)
-    longer = Race(one.config, "", one.seeds, one.slowdowns, one.settings._replace(duration_s=1.0))
+    longer = replace(one, duration_s=1.0)
     assert len({one.id, longer.id, race(tmp_path, slowdown=6.0).id}) == 3
 
 
 # The study
 
 
-def cell_of(job: Race, target: float) -> StragglerCell:
-    return StragglerCell({"method": "push", "topology": "chain", "slowdown": 5.0, "who": ""}, job, 5.0, True, target)
+def cell_of(job: Straggler, target: float) -> MeasuredCell:
+    job = replace(job, target=target)
+    return MeasuredCell(job.cells()[0], job, "", "", sharing=2)
 
 
-def test_the_values_are_about_the_fast_workers_the_straggler_and_the_sums(run: Race) -> None:
+def test_the_values_are_about_the_fast_workers_the_straggler_and_the_sums(run: Straggler) -> None:
     cell = cell_of(run, 1e-1)
     values = {(value.metric, value.labels["who"]) for value in cell.values()}
     assert {(f"{TIME} 0.1", who) for who in ("fast workers", "straggler")} <= values
@@ -158,7 +165,7 @@ def test_the_values_are_about_the_fast_workers_the_straggler_and_the_sums(run: R
     assert all(0 < t <= DURATION_S for curve in curves for t in (point.at["wall_s"] for point in curve.points))
 
 
-def test_a_target_that_is_not_reached_has_no_time(run: Race) -> None:
+def test_a_target_that_is_not_reached_has_no_time(run: Straggler) -> None:
     times = [value for value in cell_of(run, 1e-300).values() if value.metric == f"{TIME} 1e-300"]
     assert len(times) == 4 and all(math.isnan(one.value) and one.status == "not reached" for one in times)
 

@@ -15,10 +15,10 @@ from configure import configure
 from conftest import Start
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.jobs.ensembles.ensemble import Ensemble, Stack, draw
-from decentral.jobs.ensembles.members import Member, Rated, check
-from decentral.jobs.ensembles.simulation import Simulation
-from decentral.jobs.graph_facts import GraphFacts
+from decentral.measurements.facts import GraphFacts
+from decentral.measurements.quadratics.ensemble import Ensemble, Stack, draw
+from decentral.measurements.quadratics.rules import Member, Rated
+from decentral.measurements.search import Simulation, check_ensemble
 from decentral.store import Status
 from decentral.store.lines import LineFile
 from decentral.tasks.problems.least_squares import random_problem
@@ -127,7 +127,7 @@ def test_a_simulation_keeps_the_curve_of_every_tree_and_goes_on_after_a_kill(tmp
     config = configure(
         *QUADRATICS, "num_workers=32", "algo=relaysgd", "topology=spanning_tree", f"results_dir={tmp_path}"
     )
-    simulation = Simulation(config, "trees", (Rated(0, 0.1, 0.2), Rated(1, 0.1, 0.1)), steps=12, every=5, roots=3)
+    simulation = Simulation(config, {}, (Rated(0, 0.1, 0.2), Rated(1, 0.1, 0.1)), steps=12, every=5, roots=3)
     assert simulation.carry_out() is Status.done
     courses = simulation.trajectories()
     assert [(course.root, course.member.seed) for course in courses] == [(r, s) for r in range(3) for s in (0, 1)]
@@ -149,7 +149,7 @@ def test_the_lines_of_an_ensemble_are_written_together_and_what_is_there_is_not_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = configure(*QUADRATICS, "num_workers=4", "algo=dpsgd", "topology=ring", f"results_dir={tmp_path}")
-    simulation = Simulation(config, "", (Rated(0, 0.1, 0.2), Rated(1, 0.1, 0.1)), steps=2)
+    simulation = Simulation(config, {}, (Rated(0, 0.1, 0.2), Rated(1, 0.1, 0.1)), steps=2)
     simulation.directory.mkdir(parents=True)
     shown: list[tuple[float, str]] = []
     with closing(LineFile(simulation.directory / simulation.lines)) as lines:
@@ -172,19 +172,19 @@ def test_the_lines_of_an_ensemble_are_written_together_and_what_is_there_is_not_
 )
 def test_what_cannot_be_an_ensemble_is_refused(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        check(config_of(*overrides))
+        check_ensemble(config_of(*overrides))
 
 
 def test_another_task_is_refused() -> None:
     config = configure("task=mean_estimation", "algo=relay_mean", "topology=chain", "num_workers=4")
     config.task.can_be_ensemble = True  # which no task can say of itself
     with pytest.raises(ConfigError, match=r"task=mean_estimation .* only task=quadratics can"):
-        check(config)
+        check_ensemble(config)
 
 
 def test_the_facts_of_two_graphs_are_two_jobs_even_for_an_algorithm_that_needs_no_graph() -> None:
     def fact(*overrides: str) -> GraphFacts:
-        return GraphFacts(config_of(*overrides), "", "second_eigenvalue", (4,))
+        return GraphFacts(config_of(*overrides), quantity="second_eigenvalue", num_workers=[4])
 
     ring, chain = (fact("algo=allreduce", f"topology={name}") for name in ("ring", "chain"))
     assert ring.id != chain.id

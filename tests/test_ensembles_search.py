@@ -14,22 +14,21 @@ import pytest
 
 from configure import configure
 from decentral.errors import ConfigError
-from decentral.jobs.ensembles.ensemble import Ensemble
-from decentral.jobs.ensembles.members import Member
-from decentral.jobs.ensembles.rules import Fastest, Outcome, Plateau, Rule, Trial
-from decentral.jobs.ensembles.search import Search
+from decentral.measurements.quadratics.ensemble import Ensemble
+from decentral.measurements.quadratics.rules import Fastest, Outcome, Plateau, Rule, Trial
+from decentral.measurements.search import Search
 from decentral.store import RunStore, Status
 from decentral.store.lines import LineFile
 
-TEN_SEEDS = tuple(Member(seed, 0.01) for seed in range(10))
+TEN_SEEDS = list(range(10))
 SMALL = ("task=quadratics", "task.dimension=10", "task.singular_min=0.5", "task.initial_distance=100", "num_workers=6")
 
 
 def search_of(
-    folder: Path, *overrides: str, members: tuple[Member, ...] = TEN_SEEDS, rule: Rule | None = None
+    folder: Path, *overrides: str, seeds: list[int] = TEN_SEEDS, search: dict[str, Any] | None = None
 ) -> Search:
     config = configure(*SMALL, *overrides, f"results_dir={folder}", "seed=0", "lr=0")
-    return Search(config, "test", members, rule or Fastest())
+    return Search(config, {}, seeds=seeds, zeta2=[0.01], search=search or {})
 
 
 def answer(rule: Rule, respond: Any) -> tuple[Trial | None, list[float]]:
@@ -69,7 +68,7 @@ def test_six_workers_take_the_published_number_of_steps(
 
 def test_the_rate_that_is_returned_is_the_one_that_was_fastest(tmp_path: Path) -> None:
     """The authors' code returns half of it."""
-    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", members=TEN_SEEDS[:2])
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:2])
     search.carry_out()
     for member, tuned in search.tuned().items():
         lines = [line for line in search.found() if line["seed"] == member.seed and line["lr"] == tuned.lr]
@@ -154,10 +153,10 @@ class Killed(BaseException):
 def test_a_search_that_was_killed_goes_on_with_the_trials_it_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    overrides, members = ("algo=d2", "topology=ring"), TEN_SEEDS[:3]
-    undisturbed = search_of(tmp_path / "a", *overrides, members=members)
+    overrides, seeds = ("algo=d2", "topology=ring"), TEN_SEEDS[:3]
+    undisturbed = search_of(tmp_path / "a", *overrides, seeds=seeds)
     undisturbed.carry_out()
-    disturbed = search_of(tmp_path / "b", *overrides, members=members)
+    disturbed = search_of(tmp_path / "b", *overrides, seeds=seeds)
     assert disturbed.id == undisturbed.id
     lines, advance, calls = disturbed.directory / disturbed.lines, Ensemble.advance, [0]
 
@@ -182,7 +181,7 @@ def test_a_search_that_was_killed_goes_on_with_the_trials_it_knows(
 
 
 def test_a_finished_search_is_not_carried_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", members=TEN_SEEDS[:1])
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:1])
     search.carry_out()
     monkeypatch.setattr(Ensemble, "advance", lambda *_: pytest.fail("it computes"))
     assert search.carry_out() is Status.done
@@ -193,11 +192,12 @@ def test_an_interrupted_search_says_so_and_keeps_its_trials(tmp_path: Path, monk
     from decentral.host.interrupt import Interrupt
 
     monkeypatch.setattr(Interrupt, "__enter__", lambda self: setattr(self, "requested", True) or self)
-    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", members=TEN_SEEDS[:2])
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:2])
     assert search.carry_out() is Status.interrupted
     assert (RunStore.peek(search.directory) or {})["status"] == "interrupted"
     assert search.finished() is None
-    assert search.tuned() == {}
+    with pytest.raises(ConfigError, match="has lost trials"):
+        search.tuned()
     monkeypatch.undo()
     assert search.carry_out() is Status.done
 
@@ -206,7 +206,7 @@ def test_a_search_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monkey
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", members=TEN_SEEDS[:1])
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:1])
     monkeypatch.setattr(Ensemble, "advance", full)
     spent = []
     for _ in range(2):
@@ -219,7 +219,7 @@ def test_a_search_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_damaged_line_among_the_trials_is_named_with_what_to_do(tmp_path: Path) -> None:
-    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", members=TEN_SEEDS[:1])
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:1])
     with RunStore.open(search.directory, search.id, "{}"):
         pass
     (search.directory / search.lines).write_text('{"seed": 0, "zet\n')
@@ -242,7 +242,7 @@ def test_a_trial_for_which_the_disk_has_no_room_is_taken_back(tmp_path: Path, mo
 
 
 def test_a_search_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
-    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", members=TEN_SEEDS[:1])
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:1])
     with RunStore.open(search.directory, search.id, "{}"), pytest.raises(ConfigError, match="being written"):
         search.carry_out()
 
@@ -251,9 +251,9 @@ def test_the_id_is_what_is_computed(tmp_path: Path) -> None:
     one = search_of(tmp_path, "algo=d2", "topology=ring")
     assert one.id == search_of(tmp_path / "elsewhere", "algo=d2", "topology=ring").id
     others = [
-        search_of(tmp_path, "algo=d2", "topology=ring", members=TEN_SEEDS[:5]),
-        search_of(tmp_path, "algo=d2", "topology=ring", rule=Fastest(target=1e-5)),
-        search_of(tmp_path, "algo=d2", "topology=ring", rule=Plateau()),
+        search_of(tmp_path, "algo=d2", "topology=ring", seeds=TEN_SEEDS[:5]),
+        search_of(tmp_path, "algo=d2", "topology=ring", search={"target": 1e-5}),
+        search_of(tmp_path, "algo=d2", "topology=ring", search={"rule": "plateau"}),
         search_of(tmp_path, "algo=relaysgd", "topology=chain"),
     ]
     assert len({one.id, *(other.id for other in others)}) == 5

@@ -10,14 +10,25 @@ import pytest
 
 from configure import configure
 from decentral.errors import ConfigError
-from decentral.jobs.fish_school.job import FishSchool, checked, measure
-from decentral.jobs.fish_school.school import BEHAVIOURS, School, look, neighbours, swim
+from decentral.measurements.fish_school import (
+    BEHAVIOURS,
+    CURVES,
+    ERROR,
+    GAP,
+    NEAREST,
+    FishSchool,
+    School,
+    checked,
+    look,
+    measure,
+    neighbours,
+    swim,
+)
 from decentral.report.figures.strip import Strip
 from decentral.report.make import make
 from decentral.report.results import Results, read
 from decentral.store import Status
 from decentral.study import catalogue
-from decentral.study.kinds.fish_school import CURVES, ERROR, GAP, NEAREST
 from decentral.topology.graph import Graph
 from decentral.topology.weights import Weights, mixing_matrix
 from handmade import write
@@ -34,7 +45,7 @@ def school_job(folder: Path, sharing: str = "neighbours", rounds: int = 30, **se
     config = configure(
         "task=mean_estimation", "algo=dpsgd", "topology=complete", "num_workers=10", f"results_dir={folder}"
     )
-    return FishSchool(config, "", (1, 2), School(**settings), "escape", sharing, rounds, (0, 10))
+    return FishSchool(config, {}, [1, 2], "escape", sharing, School(**settings), rounds, [0, 10])
 
 
 # What a fish sees
@@ -175,8 +186,8 @@ def test_a_school_is_the_same_again_and_goes_on_after_the_seeds_that_are_done(tm
     ("change", "words"),
     [
         ("rows=[{method: a, sharing: friends}]", "sharing=friends does not exist"),
-        ("behaviours=[{behaviour: sleep}]", "behaviour=sleep does not exist"),
-        ("behaviours=[{behaviour: escape, school: {radios: 1}}]", "no key 'radios'"),
+        ("rows=[{behaviour: sleep}]", "behaviour=sleep does not exist"),
+        ("rows=[{behaviour: escape, school: {radios: 1}}]", "no key 'radios'"),
     ],
 )
 def test_a_study_that_makes_no_sense_is_refused(change: str, words: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 from configure import configure
 from counting_jobs import Counting
 from decentral.errors import ConfigError
-from decentral.jobs.training_run import TrainingRun
+from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.launchers.ray import Ray
 from decentral.scheduling.pool import Pool
 from decentral.store import RunStore, read_metrics

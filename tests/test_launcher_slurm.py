@@ -18,7 +18,7 @@ import fake_slurm
 from configure import configure
 from counting_jobs import Counting
 from decentral.errors import ConfigError
-from decentral.jobs.training_run import TrainingRun
+from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.attempt import Report
 from decentral.scheduling.launchers.slurm import Slurm, Where
 from decentral.scheduling.pool import Ended, Pool

@@ -19,7 +19,7 @@ ROOMS = (
     "study",
     "script",
     "conformance",
-    "jobs",
+    "measurements",
     "scheduling",
     "runtime",
     "training",

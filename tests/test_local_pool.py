@@ -16,7 +16,7 @@ import pytest
 from configure import configure
 from decentral.errors import ConfigError
 from decentral.host import devices
-from decentral.jobs.graph_facts import GraphFacts
+from decentral.measurements.facts import GraphFacts
 from decentral.scheduling.job import Demand
 from decentral.scheduling.local_pool import LocalPool
 from decentral.scheduling.pool import Ended
@@ -140,7 +140,7 @@ def test_progress_reaches_the_launcher(pool, toy):
 
 def test_a_computation_tells_the_launcher_how_far_it_is(pool, tmp_path, monkeypatch):
     config = replace(configure("task=quadratics", "num_workers=4"), device="cpu", results_dir=str(tmp_path))
-    pool.start(GraphFacts(config, "facts", "measured_correction", tuple(range(4, 4000))))
+    pool.start(GraphFacts(config, quantity="measured_correction", num_workers=list(range(4, 4000))))
 
     def told() -> bool:
         pool.wait(0.1)

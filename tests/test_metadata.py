@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from decentral.measurements.values import Meaning
 from decentral.report.series import read_curves
 from decentral.report.summary import overview, summary
 from decentral.store import Metric, RunStore, Status, read_metadata
 from decentral.study.measure import Measure
-from decentral.study.study import Meaning
 
 REWARD = Metric("test", "success_rate", larger_is_better=True, unit="%", chance=0.25)
 PERPLEXITY = Metric("test", "perplexity", unit="")

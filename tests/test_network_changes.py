@@ -15,7 +15,7 @@ from decentral.cluster.links import Links
 from decentral.cluster.network_changes import Mode, NetworkChanges
 from decentral.config.identity import identity
 from decentral.errors import ConfigError
-from decentral.jobs.simulated_time import SimulatedTime
+from decentral.measurements.timeline import Timeline as SimulatedTime
 from decentral.training.faults import VARIABLE, Injected
 from table import FREE
 
@@ -141,7 +141,7 @@ def test_timelines_have_traces_by_seconds_alone(tmp_path: Path) -> None:
     (tmp_path / "network.csv").write_text("seconds,latency_s,bandwidth_gbps\n0,0.5,inf\n2.9,0,inf\n")
     trace = f"cluster.network.trace={tmp_path / 'network.csv'}"
     config = configure(*words, *STEPS[:-4], "cluster.network.mode=trace", trace, "cluster.num_parameters=10")
-    assert SimulatedTime(config, (0,), steps=20).line(0)["simulated_s"] == 2 * 1.5 + 18
+    assert SimulatedTime(config, steps=20).line(0)["simulated_s"] == 2 * 1.5 + 18
 
 
 # -- identities, and what is refused -----------------------------------------------------------------------------------

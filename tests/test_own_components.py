@@ -21,7 +21,7 @@ from decentral.config.composition import compose
 from decentral.config.files import dump, load
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
-from decentral.jobs.training_run import TrainingRun
+from decentral.measurements.training_run import TrainingRun
 from decentral.registry import components, own, sources
 from decentral.registry.find import CONTRACTS, _contract, ours
 from decentral.store import RunStore

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import pytest
 
 from configure import configure
-from decentral.jobs.computation import Computation
-from decentral.jobs.training_run import TrainingRun
+from decentral.measurements.computation import Computation
+from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.board import LINE_PERIOD_S, Board
 from decentral.scheduling.job import Job
 from decentral.scheduling.pace import Pace
@@ -190,7 +190,7 @@ def test_a_job_that_is_finished_or_of_another_id_holds_nothing_to_go_on_from(job
     assert a.held() == 0.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class Half(Computation):
     """Is stopped half-way, or breaks off there."""
 
@@ -210,7 +210,7 @@ class Half(Computation):
 
 @pytest.mark.parametrize("breaks", [False, True])
 def test_a_computation_that_broke_off_holds_what_it_said(tmp_path: Path, breaks: bool):
-    half = Half(configure("task=quadratics", f"results_dir={tmp_path}"), "", breaks)
+    half = Half(configure("task=quadratics", f"results_dir={tmp_path}"), breaks=breaks)
     with pytest.raises(RuntimeError) if breaks else nullcontext():
         assert half.carry_out() is Status.interrupted
     assert half.held() == 0.5

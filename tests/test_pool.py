@@ -10,7 +10,7 @@ import pytest
 from configure import configure
 from counting_jobs import Counting
 from decentral.config.files import dump
-from decentral.jobs.training_run import TrainingRun
+from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.attempt import carry_out
 from decentral.scheduling.job import Demand
 from decentral.scheduling.pool import ended_without_report, newest_row, seen_in_directory

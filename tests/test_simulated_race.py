@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from decentral.errors import ConfigError
+from decentral.measurements.straggler import END, MASS_ERROR, P_ERROR, TURNS
 from decentral.store import Status
 from decentral.study.catalogue import study_from
-from decentral.study.kinds.straggler import END, MASS_ERROR, P_ERROR, TURNS
 from decentral.study.study import Cell
 
 

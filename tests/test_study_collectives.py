@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.jobs.collective_costs import CROSSOVERS, SCHEMES, Link, crossover, term
+from decentral.measurements.collectives import CROSSOVERS, FACTOR, SCHEMES, SECONDS, Link, crossover, term
+from decentral.measurements.values import Value
 from decentral.report.published import numbers
 from decentral.store import Status
 from decentral.study import catalogue
 from decentral.study.catalogue import study_from
-from decentral.study.kinds.collective_facts import FACTOR
-from decentral.study.kinds.collective_map import SECONDS
-from decentral.study.study import Study, Value
+from decentral.study.study import Study
 
 RING = {"method": "Ring", "scheme": "ring"}
 MAP = {"kind": "collective_map", "num_parameters": 1000, "num_workers": [4, 8], "keep": [0.1, 0.01]}

@@ -19,10 +19,7 @@ from decentral.report.spec import parse
 from decentral.store import RunStore, Status
 from decentral.study import catalogue
 from decentral.study.measure import Measure
-from decentral.study.tuning.fixed import Fixed
-from decentral.study.tuning.grid import Grid
-from decentral.study.tuning.powers_of_two import PowersOfTwo
-from decentral.study.tuning.rule import Choice
+from decentral.study.tuning.rule import Choice, Fixed, Grid, PowersOfTwo
 
 COMPARISONS = [
     name for name in catalogue.names() if catalogue._read(name, None)["kind"] in ("comparison", "chosen_rates")

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.jobs.exchange_times import ExchangeTimes
+from decentral.measurements.exchanges import CPU_MS, WALL_MS, ExchangeTimes
 from decentral.report.figures.scaling import Scaling
 from decentral.report.results import read
 from decentral.scheduling.job import Demand
 from decentral.store import RunStore, Status
 from decentral.store.lines import LineFile
 from decentral.study import catalogue
-from decentral.study.kinds.exchanges import CPU_MS, WALL_MS, Exchanges
+from decentral.study.study import Study
 from handmade import write
 
 ROWS: list[dict[str, Any]] = [
@@ -27,14 +27,18 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def study(**more: Any) -> Exchanges:
+def study(**more: Any) -> Study:
     values = {
         **{"kind": "exchanges", "base": ["task=quadratics", "algo=dpsgd", "network.transport=torch"], "rows": ROWS},
-        **{"baseline": "All-reduce", "num_workers": [2], "megabytes": [0.004, 0.001], "rounds": 2, "warm_up": 1},
+        **{
+            "baseline": "All-reduce",
+            "columns": {"num_workers": [2]},
+            "megabytes": [0.004, 0.001],
+            "rounds": 2,
+            "warm_up": 1,
+        },
     }
-    found = catalogue.study_from("mine", values | more)
-    assert isinstance(found, Exchanges)
-    return found
+    return catalogue.study_from("mine", values | more)
 
 
 def cells_of(folder: Path, **more: Any):
@@ -50,11 +54,13 @@ def finished(job: ExchangeTimes, wall: dict[str, list[float]], cpu: dict[str, li
 
 
 def test_rows_with_as_many_workers_share_a_job_and_have_the_machine_to_themselves(tmp_path: Path) -> None:
-    cells = cells_of(tmp_path, num_workers=[2, 3], rows=[*ROWS[:2], {**ROWS[2], "num_workers": [3, 5]}])
+    cells = cells_of(
+        tmp_path, columns={"num_workers": [2, 3]}, rows=[*ROWS[:2], {**ROWS[2], "only": {"num_workers": [3]}}]
+    )
     assert len(cells) == 2 * (2 + 2 + 1)
     jobs = {job.id: job for cell in cells for job in cell.jobs()}
     assert [job.demand for job in jobs.values()] == [Demand(2, "cpu", alone=True), Demand(3, "cpu", alone=True)]
-    assert [[each.name for each in job.exchanges] for job in jobs.values()] == [
+    assert [[each.labels["method"] for each in job.column] for job in jobs.values()] == [
         ["All-reduce", "Ring"],
         ["All-reduce", "Ring", "One-peer"],
     ]
@@ -73,7 +79,7 @@ def test_every_exchange_is_timed_in_every_round_and_a_second_attempt_goes_on(tmp
         lines.append(known)
         assert not job.work(lines, lambda: True, lambda *_: None), "stopped before the first"
         assert job.work(lines, lambda: False, lambda *_: None)
-    times = job.times()
+    times = {line["megabytes"]: line for line in job.found()}
     assert list(times) == [0.004, 0.001] and times[0.004]["wall_s"]["Ring"] == [1.0, 1.0]
     for clock in ("wall_s", "cpu_s"):
         assert {name: len(seconds) for name, seconds in times[0.001][clock].items()} == {
@@ -118,7 +124,7 @@ def test_the_parameters_are_what_the_times_depend_on(tmp_path: Path) -> None:
     [
         ({"baseline": "Al-reduce"}, "baseline=Al-reduce is the method of no row. Did you mean 'All-reduce'?"),
         ({"rows": [ROWS[0], ROWS[0]]}, "rows: two have the same method"),
-        ({"num_workers": [1]}, r"num_workers=\[1\] have to be at least 2"),
+        ({"columns": {"num_workers": [1]}}, "needs several workers"),
         ({"megabytes": [0]}, "above 0"),
         ({"rounds": 0}, "rounds=0 has to be at least 1"),
         ({"rows": [{**ROWS[0], "verb": "median"}]}, "verb='median' does not fit"),
@@ -126,7 +132,7 @@ def test_the_parameters_are_what_the_times_depend_on(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        study(**changes)
+        study(**changes).cells([])
 
 
 def test_a_confidence_band_is_that_of_student(tmp_path: Path) -> None:

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.jobs.group_facts import called
+from decentral.measurements.groups import HOPS, PERIOD, REACH, called
 from decentral.store import Status
 from decentral.study.catalogue import study_from
-from decentral.study.kinds.groups import HOPS, PERIOD, REACH
 from decentral.study.study import Cell
 from decentral.topology.groups import group_period, grouping, versions_to_reach_all
 

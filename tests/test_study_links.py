@@ -11,13 +11,13 @@ import pytest
 
 from decentral.config.composition import compose_all
 from decentral.errors import ConfigError
-from decentral.jobs.training_run import TrainingRun
+from decentral.measurements.training_run import TrainingRun
+from decentral.measurements.values import Value
 from decentral.runtime.launch import launch
 from decentral.store import Status
 from decentral.study.catalogue import study_from
 from decentral.study.kinds.over_links import BANDWIDTH, LATENCY, LinkCell
 from decentral.study.measure import Measure
-from decentral.study.study import Value
 
 BASE = [
     *("task=images", "data=digits", "model=mlp", "model.hidden=[8]", "num_workers=4", "batch_size=8", "steps=8"),

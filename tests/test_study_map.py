@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from decentral.errors import ConfigError
+from decentral.measurements.timeline import STEP
+from decentral.measurements.values import Value
 from decentral.report.figures.map import Map
 from decentral.report.results import Results, read
 from decentral.report.tables import as_markdown
 from decentral.store import Status
 from decentral.study.catalogue import study_from
-from decentral.study.kinds.timeline import STEP
-from decentral.study.study import Study, Value
+from decentral.study.study import Study
 from handmade import TABLE, value, write
 
 SLOW = [
@@ -24,6 +25,7 @@ SLOW = [
     "cluster.num_parameters=1000",
     "cluster.stragglers.mode=fixed",
     "cluster.stragglers.workers=[0]",
+    "cluster.stragglers.slowdown=2",
 ]
 ALLREDUCE = {"method": "All-reduce", "base": ["algo=allreduce"]}
 ALONE = {"method": "Alone", "base": ["algo=local_sgd", "algo.period_steps=99"]}

@@ -10,7 +10,7 @@ import pytest
 from decentral.data import cifar10_copies
 from decentral.data.cifar10 import Cifar10
 from decentral.data.description import ImageData
-from decentral.jobs.training_run import TrainingRun
+from decentral.measurements.training_run import TrainingRun
 from decentral.runtime.launch import launch
 from decentral.store import Status, read_metrics
 from decentral.study import catalogue

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.jobs.simulated_time import cluster_of
-from decentral.jobs.sleeping_steps import SleepingSteps
+from decentral.measurements.gradient_times import cluster_of
+from decentral.measurements.sleeping import BY_CLOCK, ERROR, STEP, THROUGHPUT, SleepingSteps
 from decentral.scheduling.job import Demand
 from decentral.store import RunStore, Status
 from decentral.study.catalogue import study_from
-from decentral.study.kinds.sleeping import BY_CLOCK, ERROR, STEP, THROUGHPUT, Sleeping
+from decentral.study.study import Study
 
 FREE = ["task=quadratics", "cluster=free", "cluster.num_parameters=11", "cluster.compute.mean_s=0.002"]
 DELAYED = [*FREE, "cluster.stragglers.mode=exactly", "cluster.stragglers.count=1", "cluster.stragglers.delay_s=0.003"]
@@ -26,11 +26,15 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def study(**more: Any) -> Sleeping:
-    values = {"kind": "sleeping", "base": DELAYED, "rows": ROWS, "num_workers": [2], "baseline": "WAGMA-SGD"}
-    found = study_from("mine", {**values, "seeds": [1], "steps": 4, "warm_up": 2, **more})
-    assert isinstance(found, Sleeping)
-    return found
+def study(**more: Any) -> Study:
+    values = {
+        "kind": "sleeping",
+        "base": DELAYED,
+        "rows": ROWS,
+        "columns": {"num_workers": [2]},
+        "baseline": "WAGMA-SGD",
+    }
+    return study_from("mine", {**values, "seeds": [1], "steps": 4, "warm_up": 2, **more})
 
 
 def cells_of(folder: Path, **more: Any) -> list[Any]:
@@ -38,11 +42,13 @@ def cells_of(folder: Path, **more: Any) -> list[Any]:
 
 
 def test_rows_with_as_many_workers_share_a_job_and_have_the_machine_to_themselves(tmp_path: Path) -> None:
-    cells = cells_of(tmp_path, num_workers=[2, 4])
+    cells = cells_of(tmp_path, columns={"num_workers": [2, 4]})
     jobs = {job.id: job for cell in cells for job in cell.jobs()}
     assert len(cells) == 6 and [cell.labels["num_workers"] for cell in cells] == [2, 4, 2, 4, 2, 4]
     assert [job.demand for job in jobs.values()] == [Demand(2, "cpu", alone=True), Demand(4, "cpu", alone=True)]
-    assert [[name for name, _ in job.methods] for job in jobs.values()] == [[row["method"] for row in ROWS]] * 2
+    assert [[each.labels["method"] for each in job.column] for job in jobs.values()] == [
+        [row["method"] for row in ROWS]
+    ] * 2
 
 
 def test_real_workers_sleep_and_the_clock_is_asked_about_the_same_gradients(tmp_path: Path) -> None:
@@ -96,7 +102,7 @@ def test_the_parameters_are_what_the_times_depend_on(tmp_path: Path) -> None:
     [
         ({"baseline": "WAGMA"}, "baseline=WAGMA is the method of no row. Did you mean 'WAGMA-SGD'?"),
         ({"rows": [ROWS[0], ROWS[0]]}, "rows: two have the same method"),
-        ({"num_workers": [1]}, r"num_workers=\[1\] have to be at least 2"),
+        ({"columns": {"num_workers": [1]}}, "needs several workers"),
         ({"steps": 0}, "steps=0 makes no sense"),
         ({"warm_up": 0}, "warm_up=0 makes no sense"),
         ({"base": ["task=quadratics"]}, "cluster=none has no simulated time"),

@@ -14,7 +14,8 @@ import torch
 
 from decentral.data.synthetic import Synthetic
 from decentral.errors import ConfigError
-from decentral.jobs.throughput import Pace, cudnn_by_times
+from decentral.measurements.throughput import IMAGES, RATIO, cudnn_by_times
+from decentral.published import key as published_key
 from decentral.report.published import numbers
 from decentral.report.spec import parse
 from decentral.scheduling.job import Demand
@@ -23,7 +24,6 @@ from decentral.store import RunStore, Status
 from decentral.store.files import read_json
 from decentral.store.lines import LineFile
 from decentral.study import catalogue
-from decentral.study.kinds.throughput import IMAGES, RATIO
 from waiting import until
 
 STUDIES = [name for name in catalogue.names() if catalogue.load(name, "smoke").name == "throughput"]
@@ -101,7 +101,7 @@ def test_times_of_two_devices_are_not_mixed(tmp_path):
 
 
 def test_one_process_shows_every_iteration_and_stops_after_one(tmp_path):
-    job = replace(cells_of(tmp_path)[0].jobs()[0], pace=Pace(0, 5, 1))
+    job = replace(cells_of(tmp_path)[0].jobs()[0], warm_up=0, iterations=5, steps=1)
     job.directory.mkdir(parents=True)
     shown: list[tuple[float, str]] = []
     with closing(LineFile(job.directory / job.lines)) as lines:
@@ -112,9 +112,9 @@ def test_one_process_shows_every_iteration_and_stops_after_one(tmp_path):
 
 
 def test_several_processes_stop_after_an_iteration_and_what_they_have_done_is_shown(tmp_path, monkeypatch):
-    monkeypatch.setattr("decentral.jobs.throughput._FOLLOW_S", 0.05)
-    monkeypatch.setattr("decentral.jobs.computation._STATUS_EVERY_S", 0.0)
-    job = replace(cells_of(tmp_path, "processes=2")[0].jobs()[0], pace=Pace(0, 1_000_000, 1))
+    monkeypatch.setattr("decentral.measurements.throughput._FOLLOW_S", 0.05)
+    monkeypatch.setattr("decentral.measurements.computation._STATUS_EVERY_S", 0.0)
+    job = replace(cells_of(tmp_path, "processes=2")[0].jobs()[0], warm_up=0, iterations=1_000_000, steps=1)
 
     def stop_when_shown() -> None:
         until(lambda: (RunStore.peek(job.directory) or {}).get("text", "").startswith("iteration "))
@@ -189,8 +189,8 @@ def test_columns_are_settings_of_methods_and_baseline_alike(tmp_path):
     assert len(cells) == 4 + 2 and study.decided_keys() >= {"model", "num_workers"}
     last = cells[-1]
     assert last.labels == {"method": "AWC", "topology": "ring", "model": "cnn", "n": 3}
-    assert last.published == "awc|ring|cnn, 3 workers" and last.compared == RATIO
-    for config in (last.job.config, last.job.baseline):
+    assert (last.line, last.setting, last.job.compared) == ("awc|ring", "{model}, {n} workers", RATIO)
+    for config in (last.job.config, last.job.held_against):
         assert (config.model.name, config.num_workers, config.processes) == ("cnn", 3, "3")
     assert len({cell.job.id for cell in cells}) == 6
 
@@ -199,7 +199,8 @@ def test_the_published_numbers_are_speeds_or_ratios(tmp_path):
     (cell, *_), published = cells_of(tmp_path), "a|b|c"
     cell.job.carry_out()
     for compared in (IMAGES, RATIO):
-        found = replace(cell, published=published, compared=compared).values()
+        job = replace(cell.job, compares="speed" if compared == IMAGES else "ratio")
+        found = replace(cell, job=job, line=published).values()
         assert [value.metric for value in found] == sorted(
             (value.metric for value in found), key=lambda m: m != compared
         )
@@ -214,7 +215,7 @@ def test_every_study_composes_at_every_scale_and_has_a_cell_for_every_published_
         assert len({job.id for cell in cells for job in cell.jobs()}) == len(cells)
         spec = parse(study.report, name)
         if scale == "paper" and spec.published is not None:
-            keys = sorted(cell.published for cell in cells if cell.published)
+            keys = sorted(published_key(cell.line, cell.setting, **cell.labels) for cell in cells if cell.line)
             assert keys == sorted(number.key for number in numbers(study.paper, spec.published.item))
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from decentral.published import key as published_key
 from decentral.report.published import items, numbers
 from decentral.study import catalogue
-from decentral.study.kinds.comparison_cell import TunedCell
-from decentral.study.kinds.timeline import TimelineCell
+from decentral.study.kinds.comparison import TunedCell
+from decentral.study.measured import MeasuredCell
 from decentral.study.study import Cell
 
 NAMES = [name for name in catalogue.names() if name.startswith("wagma_")]
@@ -52,8 +53,13 @@ def test_the_paper_has_42_numbers_all_of_which_are_compared_by_a_study() -> None
 
 @pytest.mark.parametrize(("name", "item"), COMPARED)
 def test_every_number_of_an_item_belongs_to_a_cell(name: str, item: str, pictures: Path, tmp_path: Path) -> None:
-    found = [one for one in cells(name, "paper", pictures, tmp_path) if isinstance(one, TunedCell | TimelineCell)]
-    assert PUBLISHED[item] <= {cell.published for cell in found}
+    keys = set()
+    for cell in cells(name, "paper", pictures, tmp_path):
+        if isinstance(cell, TunedCell):
+            keys.add(cell.published)
+        elif isinstance(cell, MeasuredCell):
+            keys.add(published_key(cell.line, cell.setting, **cell.labels))
+    assert PUBLISHED[item] <= keys
 
 
 @pytest.mark.parametrize("name", NAMES)

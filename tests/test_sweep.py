@@ -18,7 +18,7 @@ from decentral.cli.run import main
 from decentral.config.composition import compose
 from decentral.config.files import as_dict, from_dict
 from decentral.config.identity import run_id
-from decentral.jobs.training_run import TrainingRun
+from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling import scheduler
 from decentral.scheduling.scheduler import Tally
 from decentral.store import RunStore, find_runs, read_metrics

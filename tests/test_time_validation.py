@@ -11,13 +11,13 @@ import pytest
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.jobs.validation.agreement import kendall, sizes
-from decentral.jobs.validation.calibration import Calibration, Case, Costs, calibrate
-from decentral.jobs.validation.cores import computed, shared, work_on_cores
-from decentral.jobs.validation.observed import Method, ObservedTimes
-from decentral.jobs.validation.reaching import Target, simulated_s
-from decentral.jobs.validation.recording import Recording, pace
-from decentral.jobs.validation.replay import known_cluster, links_of
+from decentral.measurements.validation.agreement import kendall, sizes
+from decentral.measurements.validation.calibration import Calibration, Case, Costs, calibrate
+from decentral.measurements.validation.cores import computed, shared, work_on_cores
+from decentral.measurements.validation.observed import Method, ObservedTimes
+from decentral.measurements.validation.reaching import Target, simulated_s
+from decentral.measurements.validation.recording import Recording, pace
+from decentral.measurements.validation.replay import known_cluster, links_of
 from decentral.study import catalogue
 from decentral.study.kinds.time_validation import HELD_OUT, TimeValidation
 
@@ -43,7 +43,7 @@ def config_of(method: str, n: int, *more: str) -> Config:
 
 def case_of(method: str, n: int, *more: str) -> Case:
     config = config_of(method, n, *more)
-    return Case.of(ObservedTimes(config, "", (Method(method, config),), STEPS, 10, 1, 1000), method)
+    return Case.of(ObservedTimes(config, {}, [Method(method, config)], 1, STEPS, 10, 1000), method)
 
 
 def synthetic(case: Case, method: str, durations: np.ndarray, costs: Costs) -> Recording:
@@ -53,7 +53,7 @@ def synthetic(case: Case, method: str, durations: np.ndarray, costs: Costs) -> R
     from decentral.cluster.costs import LinkCosts
     from decentral.cluster.known import KnownCluster, KnownTimes
     from decentral.cluster.spans import Spans
-    from decentral.jobs.validation.replay import links_of
+    from decentral.measurements.validation.replay import links_of
     from decentral.training.timing import timed
 
     n = durations.shape[1]

@@ -12,7 +12,7 @@ from torch import nn
 from decentral.config.composition import compose
 from decentral.data.description import ImageData
 from decentral.errors import ConfigError
-from decentral.jobs.training_run import TrainingRun
+from decentral.measurements.training_run import TrainingRun
 from decentral.models.cnn import CNN
 from decentral.models.mlp import MLP
 from decentral.models.vgg11 import VGG11

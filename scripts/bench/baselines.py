@@ -18,7 +18,7 @@ from decentral.config.schema import Config
 from decentral.data.cifar10 import Cifar10
 from decentral.data.description import ImageData
 from decentral.data.loading.in_memory import InMemory
-from decentral.jobs.timing.group import Stepping, Work
+from decentral.measurements.timing import Stepping, Work
 from decentral.models.model import ImageModel
 from decentral.network.processes import split_workers
 from decentral.network.world import World

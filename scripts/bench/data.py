@@ -20,7 +20,7 @@ from decentral.data.dataset import DataSet, Loaded
 from decentral.data.description import ImageData
 from decentral.data.imagenet import ImageNet
 from decentral.host.devices import num_cores
-from decentral.jobs.timing.times import in_turn
+from decentral.measurements.timing import in_turn
 from decentral.models.resnet50 import ResNet50
 from decentral.models.vgg11 import VGG11
 

@@ -19,8 +19,8 @@ from bench.traffic import least_passes, relaying
 from decentral.config.composition import compose, compose_all
 from decentral.config.schema import Config
 from decentral.data.description import ImageData
-from decentral.jobs.timing.group import Together, Turns, Work, in_group
-from decentral.jobs.timing.verbs import Step, Verb
+from decentral.measurements.timing import Together, Turns, Work, in_group
+from decentral.measurements.timing import Step, Verb
 from decentral.network.settings import Carrier
 from decentral.network.world import World
 from decentral.topology.rounds import Rounds

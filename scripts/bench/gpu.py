@@ -18,7 +18,7 @@ from decentral.config.files import from_dict
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
 from decentral.host.devices import num_gpus
-from decentral.jobs.timing.times import Times, in_turn
+from decentral.measurements.timing import Times, in_turn
 from decentral.network.world import World
 from decentral.runtime.process_group import joined, serve_store, stay_on_this_machine
 from decentral.training.assemble import Run, assemble

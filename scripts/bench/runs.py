@@ -20,7 +20,7 @@ from bench.harness import Effort, Findings, Table, Target, alone, benchmark, pas
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.host.devices import num_cores
-from decentral.jobs.timing.times import in_turn
+from decentral.measurements.timing import in_turn
 from decentral.runtime.devices import num_processes
 from decentral.runtime.launch import launch
 from decentral.store import RunStore

@@ -18,7 +18,7 @@ from bench.processes import over_processes
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Workload
-from decentral.jobs.timing.times import in_turn
+from decentral.measurements.timing import in_turn
 from decentral.registry import components
 from decentral.tasks.problems.classification import Classification
 from decentral.training.assemble import Run

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from bench.harness import Effort, Findings, Steps, Table, Target, benchmark, passes
-from decentral.jobs.timing.times import Times, in_turn
+from decentral.measurements.timing import Times, in_turn
 from decentral.tasks.problems.policies import PolicyOptimisation
 from decentral.tasks.problems.translation import Translating
 from decentral.training.assemble import Run

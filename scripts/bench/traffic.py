@@ -15,7 +15,7 @@ from bench.harness import Effort, Findings, Table, Target, benchmark
 from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose
 from decentral.config.schema import Config
-from decentral.jobs.timing.verbs import ready
+from decentral.measurements.timing import ready
 from decentral.network.delivery import Losses
 from decentral.network.processes import ProcessNetwork, split_workers
 from decentral.network.transports.posting import Message, Work

@@ -64,8 +64,8 @@ def _carry_out(arguments: list[str]) -> int:
 
 
 def _show(options: argparse.Namespace, words: list[str], processes: int | None) -> int:
-    from decentral.jobs.advice.advise import advise
-    from decentral.jobs.advice.text import text
+    from decentral.measurements.advice.advise import advise
+    from decentral.measurements.advice.text import text
     from decentral.store.files import encode, write_text
 
     found = advise(words, processes, options.config_dir, _tell)

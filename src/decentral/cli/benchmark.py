@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import re
 import shlex
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
@@ -20,19 +18,18 @@ from decentral.cli.options import SETTINGS, Options
 from decentral.cli.study_arguments import PUBLISHED_RESULTS, ChosenStudy, chosen_studies
 from decentral.config.composition import compose, folders_of
 from decentral.errors import ConfigError, suggest
+from decentral.measurements.values import Labels
 from decentral.registry import own
 from decentral.report.listings.ranks import Ranks
 from decentral.report.make import Made
 from decentral.report.spec import parse
 from decentral.study import benchmark, catalogue
 from decentral.study.collect import read_facts
-from decentral.study.kinds.benchmark import Benchmark, rules, told
-from decentral.study.kinds.benchmark_cell import BenchmarkCell
+from decentral.study.kinds.benchmark import Benchmark, BenchmarkCell, rules, told
 from decentral.study.plan import plan
 from decentral.study.progress import Unfinished
 from decentral.study.stored_cell import StoredCell, beside, stored
-from decentral.study.study import Cell, Labels
-from decentral.tasks.evaluation import silent
+from decentral.study.study import Cell
 from decentral.terminal.console import FAILED, INTERRUPTED, say
 from decentral.terminal.text import aligned
 
@@ -44,7 +41,7 @@ decentral-benchmark [scale=smoke|small|laptop] [key=value ...]
                                      carry the benchmark out, or what is left of it, and report
 decentral-benchmark methods=[relaysgd,dpsgd] scenarios=[digits_delayed] [...]
                                      only these; the report has everything that is known beside them
-decentral-benchmark --plan [...]     only say what is to do, and what it takes (--plan=quick measures nothing)
+decentral-benchmark --plan [...]     only say what is to do, and what it takes
 decentral-benchmark --report [...]   only make tables, figures and the page from what is stored
 decentral-benchmark --list           the methods and the scenarios
 
@@ -103,8 +100,8 @@ def _carry_out_command(arguments: list[str]) -> int:
     request = _request(options)
     chosen, cells, selected = _composed(request)
     parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
-    if options.plan or options.quick:
-        return _plan(chosen, selected, options.plan and not options.quick)
+    if options.plan:
+        return _plan(chosen, selected)
     everything = _with_known(chosen, cells, selected)
     if options.report:
         return _report_again(chosen, everything, len(cells))
@@ -205,10 +202,9 @@ def _same_rules(chosen: ChosenStudy, directory: Path) -> Callable[[Labels], bool
     return lambda labels: (name := labels["scenario"]) in now and then.get(name) == now[name]
 
 
-def _plan(chosen: ChosenStudy, cells: Sequence[Cell], measures: bool) -> int:
+def _plan(chosen: ChosenStudy, cells: Sequence[Cell]) -> int:
     config = compose(studies.for_this_machine(chosen.overrides), chosen.config_dir)
-    tell = functools.partial(print, file=sys.stderr, flush=True) if config.progress else silent
-    say(plan("decentral-benchmark", chosen.scale, cells, config.launcher, chosen.results_dir, measures, tell))
+    say(plan("decentral-benchmark", chosen.scale, cells, config.launcher, chosen.results_dir))
     return 0
 
 
@@ -292,14 +288,10 @@ def _names(key: str, text: str | None) -> list[str] | None:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    unknown = next((word for word in arguments if re.match("--plan=(?!quick$)", word)), None)
-    if unknown is not None:
-        raise ConfigError(f"{unknown} does not exist: use --plan, or --plan=quick, which measures nothing.")
     parser = Options("decentral-benchmark", "words", SETTINGS)
     parser.add_argument("--scale")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--plan", action="store_true")
-    parser.add_argument("--plan=quick", action="store_true", dest="quick")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("-cd", "--config-dir")
     parser.add_argument("-sc", "--shell-completion", action="store_true")

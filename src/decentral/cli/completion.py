@@ -22,8 +22,8 @@ from decentral.terminal.console import say
 _RUN, _STUDY, _BENCHMARK = "decentral-run", "decentral-study", "decentral-benchmark"
 _OPTIONS = {
     _RUN: ("--help", "--version", "--multirun", "--config-dir", "--cfg", "--resolve"),
-    _STUDY: ("--help", "--plan", "--plan=quick", "--report", "--config-dir"),
-    _BENCHMARK: ("--help", "--list", "--plan", "--plan=quick", "--report", "--scale", "--config-dir"),
+    _STUDY: ("--help", "--plan", "--report", "--config-dir"),
+    _BENCHMARK: ("--help", "--list", "--plan", "--report", "--scale", "--config-dir"),
 }
 
 _BASH = """\

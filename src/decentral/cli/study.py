@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
-import re
-import sys
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +15,7 @@ from decentral.cli.study_arguments import ChosenStudy, chosen_studies
 from decentral.config.composition import compose, folders_of
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.jobs.training_run import TrainingRun
+from decentral.measurements.training_run import TrainingRun
 from decentral.registry import own
 from decentral.report.spec import parse
 from decentral.runtime.devices import slow_precision
@@ -27,7 +24,6 @@ from decentral.study.plan import plan
 from decentral.study.progress import Unfinished
 from decentral.study.stored_cell import StoredCell
 from decentral.study.study import Cell
-from decentral.tasks.evaluation import silent
 from decentral.terminal.console import FAILED, INTERRUPTED, say, warn
 
 if TYPE_CHECKING:
@@ -52,9 +48,8 @@ Everything else is passed on to every run, as for decentral-run: device=cuda, da
 launcher=slurm launcher.partition=gpu ... A key of the study itself has study. in front: 'study.seeds=[1,2]'.
 What changes the numbers makes a study of its own, in a folder beside the original.
 
---plan estimates time, memory and disk from finished runs of the same kind, or else from some seconds of one run of
-each kind (the same model on the same data, with as many workers), half a minute in all, which are remembered for the
-next time. --plan=quick measures nothing.
+--plan estimates the time from finished runs of the same kind (the same method, model and data, with as many workers),
+of this study or of others in results_dir: give it again when a few are done.
 Options: --config-dir FOLDER for studies of your own in FOLDER/study/, and for your own algorithms, models, ... there;
 tab completion: decentral-run --help.
 """
@@ -96,7 +91,7 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
     if chosen.earlier:
         say(f"Note:     {chosen.earlier}")
     if options.report:
-        if options.plan or options.quick:
+        if options.plan:
             raise ConfigError("--report makes reports and --plan only says what is to do: give one of them.")
         check_writable("results_dir", str(chosen.results_dir), chosen.directory)
         return _report_again(chosen)
@@ -116,10 +111,8 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
     for word in dict.fromkeys(slow_precision(job.config) for job in pending if isinstance(job, TrainingRun)):
         if word:
             warn(word)
-    if options.plan or options.quick:
-        measures = options.plan and not options.quick
-        tell = functools.partial(print, file=sys.stderr, flush=True) if config.progress else silent
-        say(plan(chosen.name, chosen.scale, cells, config.launcher, chosen.results_dir, measures, tell))
+    if options.plan:
+        say(plan(chosen.name, chosen.scale, cells, config.launcher, chosen.results_dir))
         if chosen.study.needs:
             say(f"Needs:    {chosen.study.needs}.")
         return 0
@@ -288,12 +281,8 @@ def for_this_machine(overrides: Sequence[str]) -> list[str]:
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    unknown = next((word for word in arguments if re.match("--plan=(?!quick$)", word)), None)
-    if unknown is not None:
-        raise ConfigError(f"{unknown} does not exist: use --plan, or --plan=quick, which measures nothing.")
     parser = Options("decentral-study", "words", SETTINGS)
     parser.add_argument("--plan", action="store_true")
-    parser.add_argument("--plan=quick", action="store_true", dest="quick")
     parser.add_argument("--report", action="store_true")
     parser.add_argument("-cd", "--config-dir")
     parser.add_argument("-sc", "--shell-completion", action="store_true")

@@ -18,7 +18,7 @@ from decentral.config.overrides import checked
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
-from decentral.jobs.training_run import TrainingRun, run_command, written
+from decentral.measurements.training_run import TrainingRun, run_command, written
 from decentral.scheduling.pool import Ended
 from decentral.store.failures import Failure
 from decentral.store.files import at_home

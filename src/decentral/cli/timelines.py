@@ -12,7 +12,7 @@ from decentral.terminal.console import INTERRUPTED, is_leader, say
 
 def work_out(timelines: Sequence[tuple[str, Config]]) -> int:
     """Work out all of (title, configuration), draw and print what was found; returns the exit status."""
-    from decentral.jobs.simulated_timeline import SimulatedTimeline
+    from decentral.measurements.timeline import SimulatedTimeline
     from decentral.report import timelines as report
     from decentral.store import RunStore, Status
 
@@ -20,7 +20,7 @@ def work_out(timelines: Sequence[tuple[str, Config]]) -> int:
         check_lengths(config)
     if not is_leader():
         return 0
-    jobs = [SimulatedTimeline(config, name=title) for title, config in timelines]
+    jobs = [SimulatedTimeline(config, {"method": title}) for title, config in timelines]
     for job in jobs:
         check_writable("results_dir", job.config.results_dir, job.directory)
         if job.config.rerun and job.finished() is not None:

@@ -33,6 +33,7 @@ paper itself does not say; one that begins with 'not an accuracy', a number that
 def key(line: str, setting: str, **values: object) -> str:
     """A number's key: 'algorithm|topology' and a setting such as 'alpha={alpha:g}', filled in; '' without a line.
 
-    A line that has a setting of its own, 'algorithm|topology|setting', is a key already.
+    A line may have a setting of its own: 'algorithm|topology|setting'.
     """
-    return line if not line or line.count("|") > 1 else f"{line}|{setting.format(**values)}"
+    whole = line if not line or line.count("|") > 1 else f"{line}|{setting}"
+    return whole.format(**values)

@@ -36,6 +36,7 @@ CONTRACTS = {
     "gradients": "gradients.execution.Execution",
     "training.loggers": "training.loggers.logger.Logger",
     "scheduling.launchers": "scheduling.launchers.launcher.Launcher",
+    "measurements": "measurements.measurement.Measurement",
     "study.kinds": "study.study.Study",
     "study.tuning": "study.tuning.rule.Rule",
     "report.claims": "report.claims.claim.Claim",

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from decentral.measurements.values import NOT_REACHED
 from decentral.store import AXES, Status
-from decentral.study.measure import DAMAGED, NOT_REACHED
+from decentral.study.measure import DAMAGED
 
 if TYPE_CHECKING:
     import pandas

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from decentral.jobs.simulated_timeline import SimulatedTimeline
+from decentral.measurements.timeline import SimulatedTimeline
 from decentral.report.run_figures import draw_time
 from decentral.report.series import describe
 from decentral.report.summary import short, staleness_words

@@ -13,8 +13,10 @@ from decentral.config.composition import folders_of
 from decentral.config.own_files import read_yaml
 from decentral.config.parsing import build
 from decentral.errors import ConfigError, suggest
+from decentral.measurements.measurement import Measurement
 from decentral.registry import components
 from decentral.study import SCALES
+from decentral.study.measured import study_class
 from decentral.study.study import Study
 
 
@@ -68,10 +70,11 @@ def _value(key: str, text: str) -> Any:
 def study_from(what: str, values: dict[str, Any]) -> Study:
     """A study from plain values; `kind` chooses its class."""
     values = dict(values)
-    kind, kinds = values.pop("kind", None), components("study.kinds")
+    kind, kinds = values.pop("kind", None), components("study.kinds") | components("measurements")
     if not isinstance(kind, str) or kind not in kinds:
         raise ConfigError(f"study {what}: kind={kind} does not exist.{suggest(str(kind), kinds)}")
-    return build(kinds[kind], values, f"study {what}")
+    chosen = kinds[kind]
+    return build(study_class(chosen) if issubclass(chosen, Measurement) else chosen, values, f"study {what}")
 
 
 def _read(name: str, config_dir: str | None) -> dict[str, Any]:

@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from decentral.measurements.values import Value
 from decentral.store import AXES
 from decentral.store.files import csv_text, read_json, refuse_links, write_bytes, write_json, write_text
-from decentral.study.study import Cell, Study, Value
+from decentral.study.study import Cell, Study
 
 _VALUE_COLUMNS = (
     "metric",

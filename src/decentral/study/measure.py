@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError, suggest
+from decentral.measurements.values import NOT_REACHED, Curve, Labels, Meaning, Point
 from decentral.store import AXES, RunStore, Status, read_metadata, read_metrics
-from decentral.study.study import Curve, Labels, Meaning, Point
 
-DAMAGED, NOT_REACHED = "damaged", "not reached"
+DAMAGED = "damaged"
 
 Rows = list[dict[str, Any]]
 

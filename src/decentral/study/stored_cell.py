@@ -8,9 +8,10 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from decentral.measurements.values import Labels, Value
 from decentral.scheduling.job import Job
 from decentral.store.files import read_json
-from decentral.study.study import Cell, Labels, Value
+from decentral.study.study import Cell
 
 
 class StoredCell(Cell):

@@ -15,13 +15,13 @@ from decentral.cluster.network_changes import Mode as Changes
 from decentral.cluster.stragglers import Mode
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, check_between
-from decentral.jobs.computation import without_seed_and_rate
-from decentral.jobs.link_factors import LinkFactors
+from decentral.measurements.computation import without_seed_and_rate
+from decentral.measurements.link_factors import LinkFactors
+from decentral.measurements.values import Labels, Meaning, Value
 from decentral.scheduling.job import Job
 from decentral.store import Status
-from decentral.study.kinds.comparison import Comparison, ComparisonRow
-from decentral.study.kinds.comparison_cell import TunedCell
-from decentral.study.study import Cell, Labels, Meaning, Value
+from decentral.study.kinds.comparison import Comparison, ComparisonRow, TunedCell
+from decentral.study.study import Cell
 
 BANDWIDTH, LATENCY = "gbps", "latency_ms"
 
@@ -128,7 +128,7 @@ class OverLinks(Comparison):
             config = cell.final.config
             _check(config)
             cell.labels |= {BANDWIDTH: "", LATENCY: ""}
-            cell.factors = LinkFactors(without_seed_and_rate(config), f"{row.method}, latencies")
+            cell.factors = LinkFactors(without_seed_and_rate(config), {"method": row.method, "latencies": ""})
             cell.overlap, cell.gbps, cell.latency_ms = row.overlap, tuple(self.gbps), tuple(self.latency_ms)
         return cells
 

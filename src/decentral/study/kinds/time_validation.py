@@ -10,19 +10,19 @@ from typing import Any, ClassVar, NamedTuple
 
 from decentral.config.composition import compose_all
 from decentral.errors import ConfigError, check_at_least
-from decentral.jobs.computation import check_losses
-from decentral.jobs.simulated_time import cluster_of
-from decentral.jobs.validation.agreement import Compared, kendall, sizes
-from decentral.jobs.validation.calibration import Calibration, Case, calibrate
-from decentral.jobs.validation.observed import Method, ObservedTimes
-from decentral.jobs.validation.reaching import ObservedTargets, Target, simulated_s
-from decentral.jobs.validation.recording import Recording
-from decentral.jobs.validation.replay import Simulated
+from decentral.measurements.computation import check_losses
+from decentral.measurements.gradient_times import cluster_of
+from decentral.measurements.validation.agreement import Compared, kendall, sizes
+from decentral.measurements.validation.calibration import Calibration, Case, calibrate
+from decentral.measurements.validation.observed import Method, ObservedTimes
+from decentral.measurements.validation.reaching import ObservedTargets, Target, simulated_s
+from decentral.measurements.validation.recording import Recording
+from decentral.measurements.validation.replay import Simulated
+from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value, title_of
 from decentral.scheduling.job import Job
 from decentral.store import RunStore, Status
-from decentral.study.measure import NOT_REACHED
 from decentral.study.rows import Row
-from decentral.study.study import Cell, Labels, Meaning, Study, Value, title_of
+from decentral.study.study import Cell, Study
 
 ERROR, REPLAY_ERROR = "error of the predicted time per step (%)", "error of the replayed time per step (%)"
 OBSERVED, REPLAYED, PREDICTED = (f"{what} time per step (ms)" for what in ("observed", "replayed", "predicted"))
@@ -143,7 +143,7 @@ class TimeValidation(Study):
                 place = Place(setting.compute, n, setting.stragglers)
                 jobs[place] = self._job(place, setting, overrides, config_dir)
         targets = {
-            place: ObservedTargets(job.config, f"{job.name}, to the target", job.methods, self.target, self.rounds)
+            place: ObservedTargets(job.config, job.labels | {"to": "the target"}, job.methods, self.rounds, self.target)
             for place, job in jobs.items()
             if place.compute != SLEEP and place != self.calibration_of(place.compute)
         }
@@ -165,7 +165,7 @@ class TimeValidation(Study):
             cluster_of(config)
         methods = tuple(Method(name, config) for name, config in zip(self.methods, configs, strict=True))
         size = self.num_parameters if place.compute == SLEEP else None
-        return ObservedTimes(configs[0], place.words, methods, self.steps, self.warm_up, self.rounds, size)
+        return ObservedTimes(configs[0], {"method": place.words}, methods, self.rounds, self.steps, self.warm_up, size)
 
     @staticmethod
     def _labels(row: Row, place: Place | None) -> Labels:

@@ -1,1 +1,1 @@
-"""Rules for choosing a learning rate: one file each. `tune: {rule: grid}` in a study's YAML chooses tuning/grid.py."""
+"""Rules for choosing a learning rate, and what one of your own has to be."""

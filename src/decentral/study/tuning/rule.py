@@ -1,11 +1,14 @@
-"""The contract of a rule that chooses a learning rate."""
+"""Rules that choose a learning rate. `tune: {rule: grid}` in a study's YAML chooses `Grid`."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
+
+from decentral.errors import ConfigError
 
 Scores = Mapping[float, float]
 """Learning rate -> score, larger is better; nan where a run diverged."""
@@ -28,10 +31,6 @@ class Rule(ABC):
         `start` is the cell's own rate, which the rule may begin with.
         """
 
-    def beyond(self, rates: Collection[float]) -> list[float]:
-        """Rates that it may still try, when it has begun with these: as many as it may be. By default none."""
-        return []
-
     def chosen(self, tried: Scores) -> Choice | None:
         """The best of the rates tried, the smallest of equals; None if all diverged."""
         best = best_of(tried)
@@ -45,3 +44,79 @@ def best_of(tried: Scores) -> float | None:
     """The rate with the highest score, the smallest of equals; None if none has a score."""
     finite = sorted(lr for lr, score in tried.items() if not math.isnan(score))
     return max(finite, key=lambda lr: tried[lr], default=None)
+
+
+@dataclass
+class Fixed(Rule):
+    """The rate of the cell's own settings, as published or as decided by the user."""
+
+    name: str = "fixed"
+
+    def wanted(self, tried: Scores, start: float) -> list[float]:
+        """The given rate."""
+        return [] if tried else [start]
+
+
+@dataclass
+class Grid(Rule):
+    """Try all of `values` and take the best, as the thesis does. A best one at either end is reported as such."""
+
+    name: str = "grid"
+    values: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.values or min(self.values) <= 0:
+            raise ConfigError(f"tune.values={self.values} has to be a list of learning rates above 0.")
+
+    def wanted(self, tried: Scores, start: float) -> list[float]:
+        """Those not tried yet."""
+        return [lr for lr in self.values if lr not in tried]
+
+
+@dataclass
+class PowersOfTwo(Rule):
+    """Begin with start / factor, start and start * factor; go on beyond the best until it lies between two worse ones.
+
+    RelaySum paper, appendix C.1 (factor 2). A rate at which some seed diverges does not count, so a smaller one is then
+    taken, as the authors did. The search ends after `at_most` rates: a best one that is not sandwiched by then is
+    reported as lying at the edge. `times` moves the start: 0.5 begins around half of it.
+    """
+
+    name: str = "powers_of_two"
+    factor: float = 2.0
+    at_most: int = 10
+    times: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.factor <= 1:
+            raise ConfigError(f"tune.factor={self.factor:g} makes no sense: it has to be above 1.")
+        if self.at_most < 3:
+            raise ConfigError(f"tune.at_most={self.at_most} makes no sense: it takes 3 rates to sandwich one.")
+        if not (math.isfinite(self.times) and self.times > 0):
+            raise ConfigError(f"tune.times={self.times:g} makes no sense: it has to be above 0.")
+
+    def wanted(self, tried: Scores, start: float) -> list[float]:
+        """The first three, then the neighbours of the best."""
+        if not tried:
+            return [self.times * rate for rate in (start / self.factor, start, start * self.factor)]
+        if len(tried) >= self.at_most:
+            return []
+        best = best_of(tried)
+        if best is None:  # all diverged
+            return [min(tried) / self.factor]
+        unknown = [lr for lr in self._neighbours(best) if not _known(lr, tried)]
+        return unknown[: self.at_most - len(tried)]
+
+    def chosen(self, tried: Scores) -> Choice | None:
+        """The best; at the edge if a neighbour of it was not tried."""
+        best = best_of(tried)
+        if best is None:
+            return None
+        return Choice(best, not all(_known(lr, tried) for lr in self._neighbours(best)))
+
+    def _neighbours(self, lr: float) -> tuple[float, float]:
+        return lr / self.factor, lr * self.factor
+
+
+def _known(lr: float, tried: Scores) -> bool:
+    return any(abs(lr - other) <= 1e-9 * other for other in tried)

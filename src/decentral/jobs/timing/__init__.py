@@ -1,1 +1,0 @@
-"""Several things timed in turn, in one process or in many."""

@@ -1,0 +1,220 @@
+"""What it costs to average a gradient, dense or compressed, by the formulas of the collectives.
+
+log2 is a real number here, as in the flexible communication paper; elsewhere (`cluster.links.whole_phases`) it is
+rounded up, as the algorithms do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, ClassVar, NamedTuple
+
+from decentral.cluster import collectives
+from decentral.errors import ConfigError, check_at_least, suggest
+from decentral.measurements.measurement import Measurement
+from decentral.measurements.values import Labels, Meaning, Value
+
+FACTOR, SECONDS = "factor", "seconds of an exchange"
+_DENSE, _HALF = 4.0, 2.0
+"""Bytes of a number in float32, and in bfloat16."""
+
+
+class Link(NamedTuple):
+    """alpha in seconds, beta in seconds per byte."""
+
+    alpha: float
+    beta: float
+
+
+Scheme = Callable[[int, float, float, Link], float]
+"""(n workers, P parameters, share of them that is kept, link) -> seconds."""
+
+_BROADCAST, _ALL_GATHER = collectives.Broadcast(), collectives.AllGather()
+
+
+def _alone(collective: collectives.Collective, bytes_each: float) -> Scheme:
+    """The collective with rows of so many bytes for each parameter, whatever is kept."""
+
+    def seconds(n: int, parameters: float, keep: float, link: Link) -> float:
+        return collective.seconds(n, bytes_each * parameters, *link, math.log2)
+
+    return seconds
+
+
+def _artopk(all_reduce: collectives.AllReduce) -> Scheme:
+    """AR-Topk: one worker's k = keep P indices to all (4 bytes each), then an all-reduce of k values (4 bytes each)."""
+
+    def seconds(n: int, parameters: float, keep: float, link: Link) -> float:
+        kept = _DENSE * keep * parameters
+        return sum(each.seconds(n, kept, *link, math.log2) for each in (_BROADCAST, all_reduce))
+
+    return seconds
+
+
+def _gathered(n: int, parameters: float, keep: float, link: Link) -> float:
+    """AG-Topk: everybody's k values and k indices to all."""
+    return _ALL_GATHER.seconds(n, 2 * _DENSE * keep * parameters, *link, math.log2)
+
+
+SCHEMES: dict[str, Scheme] = {
+    "star": _alone(collectives.Star(), _DENSE),
+    "ring": _alone(collectives.Ring(), _DENSE),
+    "tree": _alone(collectives.Tree(), _DENSE),
+    "rabenseifner": _alone(collectives.Rabenseifner(), _DENSE),
+    "allgather": _alone(_ALL_GATHER, _DENSE),
+    "broadcast": _alone(_BROADCAST, _DENSE),
+    "bf16_ring": _alone(collectives.Ring(), _HALF),
+    "bf16_tree": _alone(collectives.Tree(), _HALF),
+    "bf16_rabenseifner": _alone(collectives.Rabenseifner(), _HALF),
+    "artopk_ring": _artopk(collectives.Ring()),
+    "artopk_tree": _artopk(collectives.Tree()),
+    "topk_allgather": _gathered,
+}
+"""Each a way to average n rows of P parameters; `allgather` and `broadcast` are the paper's two other operations."""
+
+PARTS = ("latency", "volume")
+"""What `term` can give: how many alpha, and how many times the bytes of a dense row (or of what is kept) beta."""
+
+CROSSOVERS = {
+    "c1": ("artopk_ring", "artopk_tree"),
+    "c2": ("artopk_ring", "topk_allgather"),
+    "c3": ("artopk_tree", "topk_allgather"),
+}
+"""The first costs as much as the second where alpha / beta is so many times the bytes of the values that are kept."""
+
+
+def term(scheme: str, part: str, n: int) -> float:
+    """The factor of alpha (`latency`), or of the bytes of what is sent (M; compressed: Mc) times beta (`volume`)."""
+    link = Link(1.0, 0.0) if part == "latency" else Link(0.0, 1.0)
+    return SCHEMES[scheme](n, 1 / _DENSE, 1.0, link)
+
+
+def crossover(first: str, second: str, n: int) -> float:
+    """alpha / beta over the bytes of the values kept at which both cost the same; the first is cheaper below it."""
+    fewer = term(second, "volume", n) - term(first, "volume", n)
+    return fewer / (term(first, "latency", n) - term(second, "latency", n))
+
+
+@dataclass
+class CollectiveFacts(Measurement):
+    """Of a scheme the factors of latency and bandwidth, of a crossover the one number, for some numbers of workers.
+
+    scheme        a key of SCHEMES or CROSSOVERS
+    num_workers   from 4 on, below which a tree is a ring
+    """
+
+    name: str = "collective_facts"
+    scheme: str = ""
+    num_workers: list[int] = field(default_factory=list)
+
+    folder: ClassVar[str] = "collective_facts"
+    lines: ClassVar[str] = "facts.jsonl"
+    row_labels: ClassVar[tuple[str, ...]] = ("method",)
+    decides: ClassVar[frozenset[str]] = frozenset({"lr", "num_workers"})
+
+    def __post_init__(self) -> None:
+        known = [*SCHEMES, *CROSSOVERS]
+        if self.scheme and self.scheme not in known:
+            raise ConfigError(f"scheme={self.scheme} is unknown.{suggest(self.scheme, known)}")
+        if not self.num_workers or min(self.num_workers) < 4:
+            raise ConfigError(f"num_workers={self.num_workers}: give numbers from 4 on, below which a tree is a ring.")
+
+    def parameters(self) -> dict[str, Any]:
+        """The scheme and the numbers of workers."""
+        return {"schemes": [self.scheme], "sizes": self.num_workers}
+
+    def parts(self) -> list[dict[str, Any]]:
+        """Part by part."""
+        parts = [""] if self.scheme in CROSSOVERS else PARTS
+        return [{"part": part, "num_workers": n} for part in parts for n in self.num_workers]
+
+    def line(self, part: str, num_workers: int) -> dict[str, Any]:
+        """The number."""
+        if self.scheme in CROSSOVERS:
+            return {"value": crossover(*CROSSOVERS[self.scheme], num_workers)}
+        return {"value": term(self.scheme, part, num_workers)}
+
+    def cells(self) -> list[Labels]:
+        """Part by part."""
+        return [self.labels | key for key in self.parts()]
+
+    def values(self, labels: Labels) -> Iterator[Value]:
+        """The number."""
+        for line in self.found():
+            if all(labels[key] == line[key] for key in ("part", "num_workers")):
+                yield Value(labels, float(line["value"]), FACTOR, 0)
+
+
+@dataclass
+class CollectiveMap(Measurement):
+    """Seconds of an exchange of a gradient by a scheme, at each place of a map; a line has nested lists
+    [n][keep][latency][bandwidth].
+
+    scheme          a key of SCHEMES
+    num_parameters  of the model
+    num_workers, keep, latency_ms, gbps   the places: every combination; `keep` is the share of the coordinates that
+                    the schemes with `topk` send
+    """
+
+    name: str = "collective_map"
+    scheme: str = ""
+    num_parameters: int = 25_557_032
+    num_workers: list[int] = field(default_factory=list)
+    keep: list[float] = field(default_factory=list)
+    latency_ms: list[float] = field(default_factory=list)
+    gbps: list[float] = field(default_factory=list)
+
+    folder: ClassVar[str] = "collective_map"
+    lines: ClassVar[str] = "seconds.jsonl"
+    row_labels: ClassVar[tuple[str, ...]] = ("method",)
+    decides: ClassVar[frozenset[str]] = frozenset({"lr", "num_workers"})
+    meanings: ClassVar[dict[str, Meaning]] = {SECONDS: Meaning(False, "s")}
+
+    def __post_init__(self) -> None:
+        check_at_least("num_parameters", self.num_parameters)
+        if self.scheme and self.scheme not in SCHEMES:
+            raise ConfigError(f"scheme={self.scheme} is unknown.{suggest(self.scheme, SCHEMES)}")
+        for key, numbers in self._places().items():
+            least = 1 if key == "num_workers" else 0
+            if not numbers or min(numbers) <= least:
+                raise ConfigError(f"{key}={numbers} makes no sense: give numbers above {least}.")
+        if max(self.keep) > 1:
+            raise ConfigError(f"keep={self.keep} makes no sense: a share is at most 1.")
+
+    def _places(self) -> dict[str, list[Any]]:
+        return {key: getattr(self, key) for key in ("num_workers", "keep", "latency_ms", "gbps")}
+
+    def parameters(self) -> dict[str, Any]:
+        """The scheme and all places."""
+        places = {"keep": self.keep, "gbps": self.gbps, "latency_ms": self.latency_ms}
+        return {"scheme": self.scheme, "size": self.num_parameters, "sizes": self.num_workers, **places}
+
+    def parts(self) -> list[dict[str, Any]]:
+        """One line."""
+        return [{}]
+
+    def line(self) -> dict[str, Any]:
+        """All at once."""
+        return {"seconds": [[self._table(n, keep) for keep in self.keep] for n in self.num_workers]}
+
+    def _table(self, n: int, keep: float) -> list[list[float]]:
+        scheme = SCHEMES[self.scheme]
+        return [
+            [scheme(n, self.num_parameters, keep, Link(1e-3 * latency, 8e-9 / gbps)) for gbps in self.gbps]
+            for latency in self.latency_ms
+        ]
+
+    def cells(self) -> list[Labels]:
+        """One, whose values say where."""
+        return [self.labels | dict.fromkeys(self._places(), "")]
+
+    def values(self, labels: Labels) -> Iterator[Value]:
+        """The seconds at each place."""
+        (line,) = self.found()
+        flat = [value for n in line["seconds"] for keep in n for latency in keep for value in latency]
+        places = self._places()
+        for place, seconds in zip(product(*places.values()), flat, strict=True):
+            yield Value(labels | dict(zip(places, place, strict=True)), seconds, SECONDS, 0)

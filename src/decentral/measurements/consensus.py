@@ -1,0 +1,106 @@
+"""Average consensus, round by round: how the workers approach their mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from decentral.compression.row_layout import RowLayout
+from decentral.config.identity import component_identity
+from decentral.errors import ConfigError
+from decentral.measurements.computation import check_losses
+from decentral.measurements.measurement import Measurement
+from decentral.measurements.values import Curve, Labels, Value, in_steps
+from decentral.randomness import normal
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ERROR = "relative distance of the vectors from their mean"
+
+
+@dataclass
+class Consensus(Measurement):
+    """config.algo without gradients from x^0 [n, d], standard normal.
+
+    The error after t rounds is ||x^t - 1 mean||_F / ||1 mean||_F with the mean of x^0.
+
+    seeds       of the vectors
+    rounds      how many
+    at          the rounds whose error is a value
+    dimension   of the vectors
+    """
+
+    name: str = "consensus"
+    seeds: list[int] = field(default_factory=list)
+    rounds: int = 100
+    at: list[int] = field(default_factory=list)
+    dimension: int = 100
+
+    folder: ClassVar[str] = "consensus"
+    lines: ClassVar[str] = "errors.jsonl"
+    row_labels: ClassVar[tuple[str, ...]] = ("graph", "averaging")
+
+    def __post_init__(self) -> None:
+        if not all(0 <= t <= self.rounds for t in self.at) or not self.at:
+            raise ConfigError(f"at={self.at} has to name rounds from 0 to rounds={self.rounds}.")
+
+    def check(self) -> None:
+        """No message may get lost."""
+        check_losses(self.config)
+
+    def parameters(self) -> dict[str, Any]:
+        """Seeds, rounds and dimension; and the topology, whatever the algorithm."""
+        own = {"seeds": self.seeds, "rounds": self.rounds, "dimension": self.dimension}
+        return {**own, "over": component_identity(self.config.topology)}
+
+    def line(self, seed: int) -> dict[str, Any]:
+        """The errors after 0, 1, ..., `rounds` rounds."""
+        from decentral.training.assemble import local_network, with_rate
+        from decentral.training.stepper import Stepper
+
+        net = local_network(self.config)
+        x = starts(net.n, self.dimension, seed)
+        mean = x.mean(0)
+        layout = RowLayout.flat(self.dimension)
+        stepper = Stepper(with_rate(self.config, lambda t: 1.0, layout), net, no_gradient, x.clone())
+        errors = [error(x, mean)]
+        for _ in range(self.rounds):
+            stepper.step()
+            errors.append(error(stepper.models, mean))
+        return {"errors": errors}
+
+    def cells(self) -> list[Labels]:
+        """One, whose values say after how many rounds."""
+        return [self.labels | {"after_rounds": ""}]
+
+    def values(self, labels: Labels) -> Iterator[Value]:
+        """The error after some rounds."""
+        for line in self.found():
+            for t in self.at:
+                yield Value(labels | {"after_rounds": t}, line["errors"][t], ERROR, line["seed"])
+
+    def curves(self, labels: Labels) -> Iterator[Curve]:
+        """The error after every round."""
+        for line in self.found():
+            yield Curve(labels, ERROR, "", line["seed"], in_steps(enumerate(line["errors"])))
+
+
+def no_gradient(x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
+    """Zeros like x: an oracle without a task."""
+    return x.new_zeros(x.shape)
+
+
+def starts(n: int, d: int, seed: int) -> Tensor:
+    """The vectors of all workers at the start: [n, d], float64."""
+    import torch
+
+    return torch.from_numpy(normal(seed, "vectors to average", np.arange(n)[:, None], np.arange(d)))
+
+
+def error(x: Tensor, mean: Tensor) -> float:
+    """||x - 1 mean||_F / ||1 mean||_F for rows x [k, d]."""
+    return float((x - mean).norm() / (mean.norm() * len(x) ** 0.5))

@@ -1,0 +1,123 @@
+"""Numbers that follow from a graph alone, over the number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from decentral.compression.row_layout import RowLayout
+from decentral.config.identity import component_identity, identity
+from decentral.config.schema import Config
+from decentral.errors import ConfigError, suggest
+from decentral.measurements.computation import check_losses
+from decentral.measurements.measurement import Measurement
+from decentral.measurements.values import Labels, Value
+from decentral.topology import facts
+from decentral.topology.rounds import Rounds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_AGREED = 1e-10  # spread of the workers' models, relative to their mean, at which a change has settled
+_MAX_STEPS = 1_000_000
+
+
+@dataclass
+class GraphFacts(Measurement):
+    """A quantity of config.topology for each number of workers.
+
+    quantity      a key of QUANTITIES
+    num_workers   for which it is computed
+    metric        what the numbers are; '': the quantity
+    """
+
+    name: str = "facts"
+    quantity: str = ""
+    num_workers: list[int] = field(default_factory=list)
+    metric: str = ""
+
+    folder: ClassVar[str] = "facts"
+    lines: ClassVar[str] = "facts.jsonl"
+    decides: ClassVar[frozenset[str]] = frozenset({"lr", "num_workers"})
+
+    def check(self) -> None:
+        """The quantity has to exist."""
+        if self.quantity not in QUANTITIES:
+            raise ConfigError(f"quantity={self.quantity} is unknown.{suggest(self.quantity, QUANTITIES)}")
+        check_losses(self.config)
+        self.config = replace(self.config, num_workers=self.num_workers[0])
+
+    def parameters(self) -> dict[str, Any]:
+        """Quantity, numbers of workers, and the topology where the run's identity leaves it out."""
+        own = {"quantity": self.quantity, "sizes": self.num_workers}
+        if "topology" in identity(self.config):
+            return own
+        return {**own, "topology": component_identity(self.config.topology)}
+
+    def parts(self) -> list[dict[str, Any]]:
+        """One number of workers after the other."""
+        return [{"num_workers": n} for n in self.num_workers]
+
+    def line(self, num_workers: int) -> dict[str, Any]:
+        """The number."""
+        return {"value": QUANTITIES[self.quantity](replace(self.config, num_workers=num_workers))}
+
+    def numbers(self) -> dict[int, float]:
+        """Number of workers -> value, as far as they are known."""
+        return {int(line["num_workers"]): float(line["value"]) for line in self.found()}
+
+    def cells(self) -> list[Labels]:
+        """One for each number of workers."""
+        return [self.labels | {"num_workers": n} for n in self.num_workers]
+
+    def values(self, labels: Labels) -> Iterator[Value]:
+        """The number."""
+        yield Value(labels, self.numbers()[int(labels["num_workers"])], self.metric or self.quantity, 0)
+
+
+def measured_correction(config: Config) -> float:
+    """By how much a change of one worker counts less than with all-reduce: all models go up by 1 once, 1 / the mean.
+
+    The algorithm of the configuration with learning rate 1, from zero, until the workers agree (relative 1e-10); the
+    authors stop at a standard deviation of 1e-4.
+    """
+    import torch
+
+    from decentral.training.assemble import local_network, with_rate
+    from decentral.training.stepper import Stepper
+
+    def once(x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
+        return torch.full_like(x, -1.0 if stepper.t == 0 else 0.0)
+
+    with torch.no_grad():
+        net = local_network(config)
+        start = torch.zeros(net.n, 1, dtype=torch.float64)
+        stepper = Stepper(with_rate(config, lambda t: 1.0, RowLayout.flat(1)), net, once, start)
+        while stepper.t < _MAX_STEPS:
+            stepper.step()
+            x = stepper.models
+            if stepper.t > net.n + 1 and float(x.max() - x.min()) <= _AGREED * float(x.mean().abs()):
+                return 1 / float(x.mean())
+    raise ArithmeticError(f"the workers do not agree after {_MAX_STEPS} steps of algo={config.algo.name}.")
+
+
+def _effective_gap(rounds: Rounds) -> float:
+    m, p = facts.effective_spectral_gap(facts.relay_matrix(rounds))
+    return m / p
+
+
+def _of_rounds(value: Callable[[Rounds], float]) -> Callable[[Config], float]:
+    return lambda config: value(config.rounds())
+
+
+QUANTITIES: dict[str, Callable[[Config], float]] = {
+    "m_over_p": _of_rounds(_effective_gap),
+    "second_eigenvalue": _of_rounds(lambda one: facts.second_largest_eigenvalue_modulus(one.matrices(0)[0])),
+    "smallest_eigenvalue": _of_rounds(lambda one: facts.smallest_eigenvalue(one.matrices(0)[0])),
+    "relay_second_eigenvalue": _of_rounds(lambda one: facts.second_largest_eigenvalue_modulus(facts.relay_matrix(one))),
+    "correction": _of_rounds(lambda one: 1 + facts.mean_delay(one)),
+    "measured_correction": measured_correction,
+    "half_of_diameter": _of_rounds(lambda one: float(one.hops().max()) / 2),
+}
+"""What can be computed, each from a configuration."""

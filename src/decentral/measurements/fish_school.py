@@ -1,0 +1,268 @@
+"""A school of fish that estimates where a predator is, by diffusion over a graph that follows the fish.
+
+BlueFog paper (Ying et al., 2021, arXiv:2111.04287), section IV-B and Figures 5 and 6; the motion is that of Tu & Sayed,
+"Mobile adaptive networks", IEEE Journal of Selected Topics in Signal Processing, 2011. Arrays are [n, 2], places in
+body lengths and velocities in body lengths per round.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from decentral.errors import ConfigError, suggest
+from decentral.measurements.computation import check_losses
+from decentral.measurements.measurement import Measurement
+from decentral.measurements.values import Curve, Labels, Value, in_steps
+from decentral.randomness import normal, uniform
+from decentral.topology.graph import Graph
+from decentral.topology.weights import Weights, mixing_matrix
+
+ERROR = "error of the estimates (body lengths)"
+NEAREST, GAP = "nearest fish at the end (body lengths)", "widest gap at the end (degrees)"
+CURVES = {"error": ERROR, "nearest": "nearest fish (body lengths)", "groups": "groups of fish"}
+"""Numbers of each round -> metric of curves.csv."""
+_PLACES = ("place x", "place y", "heading", "estimate x", "estimate y")
+
+
+@dataclass
+class School:
+    """What is the same for all fish and all rounds."""
+
+    radius: float = 5.0  # fish nearer than this are neighbours
+    spacing: float = 5.0  # how far apart neighbours like to be
+    width: float = 10.0  # radius of the disc around 0 in which they are at the start
+    speed: float = 0.8  # the most that a fish swims in a round
+    danger: float = 14.0  # a fish that believes the predator nearer than this flees (escape)
+    ring: float = 9.0  # how far from the predator the circle is that the fish form (encircle)
+    distance_noise: float = 0.3  # standard deviation of a measured distance, as a part of it
+    angle_noise: float = 0.3  # standard deviation of a measured direction, in radians
+    gamma: float = 0.5  # step size of the estimates
+    agility: float = 0.4  # how much of its velocity a fish chooses anew; the rest is its neighbours' mean
+    togetherness: float = 0.1  # how strongly it keeps its spacing
+    predator_from: float = -30.0  # where the predator is in round 0, on the first axis
+    predator_speed: float = 1.0  # how far it swims in a round, towards 0, where it stays
+
+    def __post_init__(self) -> None:
+        for key in ("radius", "spacing", "width", "speed", "danger", "ring", "gamma", "agility"):
+            most = 1.0 if key in ("gamma", "agility") else math.inf
+            if not 0 < getattr(self, key) <= most:
+                raise ConfigError(f"school.{key}={getattr(self, key):g} makes no sense: it has to be in (0, {most:g}].")
+
+    def predator(self, k: int) -> np.ndarray:
+        """Where the predator is in round k: [2]."""
+        way = max(0.0, abs(self.predator_from) - self.predator_speed * k)
+        return np.array([np.copysign(way, self.predator_from), 0.0])
+
+    def places(self, n: int, seed: int) -> np.ndarray:
+        """Where the fish are in round 0, anywhere in the disc: [n, 2]."""
+        fish = np.arange(n)
+        r = self.width * np.sqrt(uniform(seed, "fish at the start: distance", fish))
+        angle = 2 * np.pi * uniform(seed, "fish at the start: angle", fish)
+        return np.stack([r * np.cos(angle), r * np.sin(angle)], axis=1)
+
+
+@dataclass
+class FishSchool(Measurement):
+    """`rounds` rounds of a school of config.num_workers fish; a line for each seed.
+
+    In round k, with the places x, velocities v and estimates w of all fish:
+
+        W from x: Metropolis-Hastings weights among those nearer than `radius`, checked
+        w_i <- sum_j a_ij (w_j - gamma grad f_j(w_j))          a = W, I or 1/n, see SHARING: D-SGD in its ATC form
+        v_i <- swim(sum_j W_ij v_j, by behaviour and w_i);     x_i <- x_i + v_i
+
+    BlueFog paper, Listing 2, which averages x where its text (and this) averages w.
+
+    behaviour       what the fish do about the predator: escape or encircle
+    sharing         with whom they average their estimates: neighbours, nobody or everybody
+    school          what is the same for all fish: {predator_speed: 3.0}
+    pictures        the rounds whose places, headings and estimates are kept, of the first seed
+    """
+
+    name: str = "fish_school"
+    seeds: list[int] = field(default_factory=list)
+    behaviour: str = "escape"
+    sharing: str = "neighbours"
+    school: School = field(default_factory=School)
+    rounds: int = 100
+    pictures: list[int] = field(default_factory=list)
+
+    folder: ClassVar[str] = "schools"
+    lines: ClassVar[str] = "schools.jsonl"
+    row_labels: ClassVar[tuple[str, ...]] = ("method", "behaviour")
+
+    def __post_init__(self) -> None:
+        for key, known in (("sharing", SHARING), ("behaviour", BEHAVIOURS)):
+            if getattr(self, key) not in known:
+                raise ConfigError(f"{key}={getattr(self, key)} does not exist.{suggest(getattr(self, key), known)}")
+        self.pictures = [k for k in self.pictures if k <= self.rounds]
+
+    def check(self) -> None:
+        """No message may get lost."""
+        check_losses(self.config)
+
+    def parameters(self) -> dict[str, Any]:
+        """All but the configuration."""
+        own = {"behaviour": self.behaviour, "sharing": self.sharing, "rounds": self.rounds}
+        return {**own, "seeds": self.seeds, "pictures": self.pictures, "school": asdict(self.school)}
+
+    def line(self, seed: int) -> dict[str, Any]:
+        """The numbers of every round (`measure`), and places, headings and estimates of the rounds that are drawn."""
+        import torch
+
+        from decentral.training.assemble import local_network
+
+        net, school = local_network(self.config), self.school
+        x, v = school.places(self.n, seed), np.zeros((self.n, 2))
+        w = look(school, x, school.predator(0), seed, 0).guess(x)
+        near, found, pictures = neighbours(x, school.radius), [], []
+        for k in range(self.rounds + 1):
+            predator = school.predator(k)
+            found.append(measure(x, w, predator, near))
+            if k in self.pictures:
+                heading = np.arctan2(v[:, 1], v[:, 0])
+                drawn = {"x": x, "heading": heading, "w": w, "predator": predator}
+                pictures.append({"round": k, **{name: array.tolist() for name, array in drawn.items()}})
+            W = checked(mixing_matrix(Graph.of(near), Weights.metropolis, None, "near").dense(), near)
+            w = w - school.gamma * look(school, x, predator, seed, k).gradient(x, w)
+            w = net.mix_with(torch.from_numpy(w), SHARING[self.sharing](W)).numpy()
+            mean_v = net.mix_with(torch.from_numpy(v), W).numpy()
+            v = swim(school, x, near, mean_v, BEHAVIOURS[self.behaviour](school, x, w))
+            x = x + v
+            near = neighbours(x, school.radius)
+        return {"numbers": {key: [one[key] for one in found] for key in found[0]}, "pictures": pictures}
+
+    def values(self, labels: Labels) -> Iterator[Value]:
+        """The error (root mean square over the fish, mean over the second half of the rounds), and the end: the nearest
+        fish, and the widest gap where the school means to close it."""
+        for line in self.found():
+            numbers, seed = line["numbers"], line["seed"]
+            yield Value(labels, statistics.fmean(numbers["error"][self.rounds // 2 :]), ERROR, seed)
+            yield Value(labels, numbers["nearest"][-1], NEAREST, seed)
+            if self.behaviour == "encircle":
+                yield Value(labels, numbers["gap"][-1], GAP, seed)
+
+    def curves(self, labels: Labels) -> Iterator[Curve]:
+        """The numbers of each round, and of the first seed the fish in the rounds that are drawn: places, headings and
+        estimates, each a curve; a predator has a place only."""
+        lines = self.found()
+        for key, metric in CURVES.items():
+            for line in lines:
+                yield Curve(labels, metric, "", line["seed"], in_steps(enumerate(line["numbers"][key])))
+        series: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        for picture in lines[0]["pictures"]:
+            fish = zip(picture["x"], picture["heading"], picture["w"], strict=True)
+            rows = {str(i): [*x, heading, *w] for i, (x, heading, w) in enumerate(fish)}
+            for worker, numbers in {**rows, "predator": picture["predator"]}.items():
+                for metric, number in zip(_PLACES, numbers, strict=False):
+                    series.setdefault((metric, worker), []).append((picture["round"], number))
+        for (metric, worker), points in series.items():
+            yield Curve(labels, metric, worker, lines[0]["seed"], in_steps(points))
+
+
+def checked(W: np.ndarray, near: np.ndarray) -> np.ndarray:
+    """W, if it fits a round's graph: symmetric, with rows that add up to 1, no weight negative or from further away.
+
+    Raises ArithmeticError otherwise: what the fish agree on would be wrong.
+    """
+    stochastic = np.allclose(W.sum(1), 1, rtol=0, atol=1e-12) and np.allclose(W, W.T, rtol=0, atol=1e-12)
+    if not stochastic or W.min() < 0 or (W[~near & ~np.eye(len(W), dtype=bool)] != 0).any():
+        raise ArithmeticError("the weights of this round do not fit its graph of neighbours.")
+    return W
+
+
+def measure(x: np.ndarray, w: np.ndarray, predator: np.ndarray, near: np.ndarray) -> dict[str, float]:
+    """error: the estimates' root mean squared distance from the predator; nearest: the nearest fish's distance;
+    gap: the widest angle, seen from the predator, without a fish (degrees); groups: how many parts the graph has."""
+    from scipy.sparse.csgraph import connected_components
+
+    distance, angle = np.hypot(*(x - predator).T), np.sort(np.arctan2(*(x - predator).T[::-1]))
+    gaps = np.diff(angle, append=angle[0] + 2 * math.pi)
+    return {
+        "error": float(np.sqrt(((w - predator) ** 2).sum(1).mean())),
+        "nearest": float(distance.min()),
+        "gap": math.degrees(float(gaps.max())),
+        "groups": float(connected_components(near, directed=False)[0]),
+    }
+
+
+class Seen(NamedTuple):
+    """What each fish measures in a round."""
+
+    d: np.ndarray  # [n]: how far the predator is
+    u: np.ndarray  # [n, 2]: unit vectors that point from the predator to the fish
+
+    def gradient(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        """Of f_i(w_i) = (d_i - u_i^T (x_i - w_i))^2 / 2 at fish x_i: (d_i - u_i^T (x_i - w_i)) u_i, [n, 2]."""
+        return (self.d - (self.u * (x - w)).sum(1))[:, None] * self.u
+
+    def guess(self, x: np.ndarray) -> np.ndarray:
+        """Where the predator is by this measurement alone: x_i - d_i u_i."""
+        return x - self.d[:, None] * self.u
+
+
+def look(school: School, x: np.ndarray, predator: np.ndarray, seed: int, k: int) -> Seen:
+    """Distance and direction of the predator as the fish at x [n, 2] measure them in round k."""
+    fish = np.arange(len(x))
+    d, angle = np.hypot(*(x - predator).T), np.arctan2(*(x - predator).T[::-1])
+    d = d * (1 + school.distance_noise * normal(seed, "measured distance", k, fish))
+    angle = angle + school.angle_noise * normal(seed, "measured direction", k, fish)
+    return Seen(d, np.stack([np.cos(angle), np.sin(angle)], axis=1))
+
+
+def neighbours(x: np.ndarray, radius: float) -> np.ndarray:
+    """Bool [n, n]: who is within `radius` of whom; nobody is a neighbour of himself."""
+    near = np.hypot(*(x[:, None] - x[None]).transpose(2, 0, 1)) <= radius
+    np.fill_diagonal(near, False)
+    return near
+
+
+def escape(school: School, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Straight away from where the predator is believed to be, w [n, 2], if it is near; else 0: [n, 2]."""
+    away = x - w
+    distance = np.hypot(*away.T)[:, None]
+    return np.where(distance < school.danger, school.speed * away / np.maximum(distance, 1e-9), 0.0)
+
+
+def encircle(school: School, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """To the circle around where the predator is believed to be, and around it: [n, 2]."""
+    away = x - w
+    distance = np.hypot(*away.T)[:, None]
+    out = away / np.maximum(distance, 1e-9)
+    around = np.stack([-out[:, 1], out[:, 0]], axis=1)
+    return school.speed * (np.clip((school.ring - distance) / school.spacing, -1, 1) * out + 0.3 * around)
+
+
+Behaviour = Callable[[School, np.ndarray, np.ndarray], np.ndarray]
+BEHAVIOURS: dict[str, Behaviour] = {"escape": escape, "encircle": encircle}
+"""The velocities that fish at x with the estimates w would choose by themselves: the paper's Figures 5 and 6."""
+
+SHARING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "neighbours": lambda W: W,
+    "nobody": lambda W: np.eye(len(W)),
+    "everybody": lambda W: np.full_like(W, 1 / len(W)),
+}
+"""With whom a fish averages its estimate, given the weights W of the neighbours."""
+
+
+def swim(school: School, x: np.ndarray, near: np.ndarray, mean_v: np.ndarray, own_v: np.ndarray) -> np.ndarray:
+    """The velocities of the next round, [n, 2].
+
+        v_i = (1 - agility) mean of the neighbours' v + agility own_i
+              + togetherness sum_{j near i} (1 - spacing / ||x_j - x_i||) (x_j - x_i) / number of neighbours
+
+    shortened to `speed`; own_v [n, 2] is what each would do by itself (see `BEHAVIOURS`).
+    Tu & Sayed's cohesion, alignment and their motion by the estimate.
+    """
+    to = x[None] - x[:, None]  # [i, j]: from i to j
+    distance = np.maximum(np.hypot(*to.transpose(2, 0, 1)), 1e-9)
+    pull = np.where(near, 1 - school.spacing / distance, 0.0)[..., None] * to
+    keep = pull.sum(1) / np.maximum(near.sum(1), 1)[:, None]
+    v = (1 - school.agility) * mean_v + school.agility * own_v + school.togetherness * keep
+    return v * np.minimum(1.0, school.speed / np.maximum(np.hypot(*v.T), 1e-9))[:, None]

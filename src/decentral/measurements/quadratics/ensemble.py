@@ -1,0 +1,149 @@
+"""An ensemble: the problems of its members side by side, and the one run that solves all of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decentral.compression.row_layout import RowLayout
+from decentral.config.schema import Config
+from decentral.measurements.quadratics.rules import Member
+from decentral.network.local import LocalNetwork
+from decentral.randomness import normal
+from decentral.tasks.problems.least_squares import LeastSquares, random_problem
+from decentral.tasks.quadratics import Quadratics
+from decentral.training.assemble import with_rate
+from decentral.training.stepper import Stepper
+
+
+class Stack(NamedTuple):
+    """Least-squares problems side by side, as their quadratic forms; B of them."""
+
+    H: Tensor  # [n, B, d, d]: A_i^T A_i
+    h: Tensor  # [n, B, d]: A_i^T b_i
+    x0: Tensor  # [B, d]
+    optimum: Tensor  # [B, d]
+    mean_H: Tensor  # [B, d, d]: 1/n sum_i H_i
+
+    @classmethod
+    def of(cls, problems: Sequence[LeastSquares]) -> Stack:
+        """Put problems of equal n and d side by side."""
+        H = torch.stack([p.A.transpose(1, 2) @ p.A for p in problems], dim=1)
+        h = torch.stack([torch.einsum("nij,ni->nj", p.A, p.b) for p in problems], dim=1)
+        x0, optimum = (torch.stack(list(rows)) for rows in ([p.x0 for p in problems], [p.optimum() for p in problems]))
+        return cls(H, h, x0, optimum, H.mean(0))
+
+    def select(self, members: Tensor) -> Stack:
+        """Some of the problems, by their numbers."""
+        n_first = (self.H.index_select(1, members), self.h.index_select(1, members))
+        return Stack(*n_first, *(part.index_select(0, members) for part in self[2:]))
+
+    def gradient(self, x: Tensor) -> Tensor:
+        """A_i^T (A_i x_i - b_i) = H_i x_i - h_i for every member: [n, B d] -> the same, new."""
+        n, B, d = self.h.shape
+        product = torch.baddbmm(self.h.view(n * B, d, 1), self.H.view(n * B, d, d), x.reshape(n * B, d, 1), beta=-1)
+        return product.view(n, B * d)
+
+    def suboptimality(self, x: Tensor) -> Tensor:
+        """f(mean_i x_i) - f(x*) of every member, as (xbar - x*)^T mean_H (xbar - x*): [n, B d] -> [B].
+
+        Equal to the difference of the two values, but without their cancellation.
+        """
+        e = x.mean(0).view_as(self.optimum) - self.optimum
+        return (e * torch.bmm(self.mean_H, e[..., None])[..., 0]).sum(1)
+
+
+def draw(config: Config, members: Sequence[Member]) -> Stack:
+    """The members' problems: what task=quadratics draws with their seed and zeta2."""
+    task = config.task
+    assert isinstance(task, Quadratics) and config.num_workers is not None
+    sizes = config.num_workers, task.dimension, task.singular_min, task.singular_max
+    seeds = [member.seed if task.problem_seed is None else task.problem_seed for member in members]
+    drawn: dict[tuple[int, float], LeastSquares] = {}
+    for seed, member in zip(seeds, members, strict=True):
+        if (seed, member.zeta2) not in drawn:
+            drawn[seed, member.zeta2] = random_problem(*sizes, member.zeta2, task.initial_distance, seed)
+    return Stack.of([drawn[seed, member.zeta2] for seed, member in zip(seeds, members, strict=True)])
+
+
+class Ensemble:
+    """One run of all members with a learning rate each, from step 0. Members do not disturb each other.
+
+    Every operation of an algorithm is coordinate-wise, so what diverges stays in its own columns.
+    """
+
+    def __init__(self, config: Config, net: LocalNetwork, stack: Stack, seeds: Sequence[int], lr: Sequence[float]):
+        assert net.rounds.num_pieces == 1, "a topology that cuts models in pieces would cut the ensemble"
+        self.config, self.net, self.stack = config, net, stack
+        self.seeds = list(seeds)
+        self.lr = torch.tensor(lr, dtype=torch.float64)
+        self.draws = 0
+        """How many gradients have been drawn."""
+        self._rates = self._of_coordinates(self.lr)
+        gamma: Callable[[int], Any] = lambda t: self._rates * config.schedule.factor(t, 1.0)  # noqa: E731
+        x = stack.x0.reshape(1, -1).repeat(net.n, 1)
+        self.stepper = Stepper(with_rate(config, gamma, RowLayout.flat(x.shape[1])), net, self.gradient, x)
+
+    def _of_coordinates(self, lr: Tensor) -> Tensor:
+        """The members' learning rates [B] as those of all coordinates [1, B d]."""
+        return lr.repeat_interleave(self.stack.x0.shape[1])[None]
+
+    def advance(self, step: int) -> None:
+        """Go on until `step` steps are done."""
+        while self.stepper.t < step:
+            self.stepper.step()
+
+    def gradient(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
+        """The next stochastic gradients of all workers: [n, B d] -> the same, new."""
+        assert workers is None, "the workers of an ensemble go together"
+        g = self.stack.gradient(x)
+        noise = self.config.task.noise
+        if noise:
+            g += self._noise(self.draws) * (noise / math.sqrt(self.stack.x0.shape[1]))
+        self.draws += 1
+        return g
+
+    def _noise(self, draw: int) -> Tensor:
+        """Standard normal numbers [n, B d], those of task=quadratics for the members' seeds."""
+        worker, coordinate = np.arange(self.net.n)[:, None], np.arange(self.stack.x0.shape[1])
+        drawn = {seed: normal(seed, "gradient noise", draw, worker, coordinate) for seed in self._distinct_seeds}
+        return torch.from_numpy(np.concatenate([drawn[seed] for seed in self.seeds], axis=1))
+
+    @cached_property
+    def _distinct_seeds(self) -> list[int]:
+        return sorted(set(self.seeds))
+
+    def models(self) -> Tensor:
+        """The models x_i of all members: [n, B d]."""
+        return self.stepper.models
+
+    def suboptimality(self) -> list[float]:
+        """f(mean_i x_i) - f(x*) of every member."""
+        return self.stack.suboptimality(self.models()).tolist()
+
+    def keep(self, members: Sequence[int]) -> None:
+        """Go on with some of the members only, by their numbers."""
+        index, d = torch.tensor(members), self.stack.x0.shape[1]
+        columns = (index[:, None] * d + torch.arange(d)).flatten()
+        width = self.stack.x0.numel()
+        state = self.stepper.state
+        self.stepper.state = type(state)(*(_columns(part, columns, width) for part in state))
+        self.stack, self.lr = self.stack.select(index), self.lr[index]
+        self._rates = self._of_coordinates(self.lr)
+        self.seeds = [self.seeds[i] for i in members]
+        self.__dict__.pop("_distinct_seeds", None)
+
+
+def _columns(part: Any, columns: Tensor, width: int) -> Any:
+    """Some columns of a part of a state; numbers that belong to no column stay."""
+    if isinstance(part, tuple):
+        return tuple(_columns(each, columns, width) for each in part)
+    if part.dim() < 2 or part.shape[-1] != width:
+        return part
+    return part.index_select(-1, columns)

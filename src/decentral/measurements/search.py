@@ -1,0 +1,297 @@
+"""Random quadratics: how many steps a method takes with the best rate, and its curves at given rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from decentral.config.parsing import build
+from decentral.config.schema import Config
+from decentral.errors import ConfigError, suggest
+from decentral.measurements.computation import Computation, Show, Stop, check_losses
+from decentral.measurements.measurement import Measurement
+from decentral.measurements.quadratics.rules import RULES, Member, Outcome, Proposal, Rated, Rule, Searching, Trial
+from decentral.measurements.values import NOT_REACHED, Labels, Value
+from decentral.store.lines import LineFile
+from decentral.tasks.quadratics import Quadratics
+
+if TYPE_CHECKING:
+    from decentral.measurements.quadratics.ensemble import Ensemble, Stack
+
+_USUAL_TRIALS = 21  # of one member, to show how far the search is
+
+
+class Tuned(NamedTuple):
+    """The answer for one member."""
+
+    lr: float
+    step: int
+    """Steps to the target (fastest), or until the plateau is seen (plateau)."""
+    at_edge: bool
+    """Whether it is the largest rate that was tried."""
+
+
+@dataclass
+class Search(Measurement):
+    """Steps to a target with the best constant learning rate of each problem; all are searched at the same time.
+
+    Every trial is a line as soon as it has ended.
+
+    seeds   of the random problems; each is tuned on its own
+    zeta2   heterogeneity 1/n sum_i ||grad f_i(x*)||^2
+    search  the rule for the learning rate: {rule: fastest, start_lr: 10, target: 1e-6, max_steps: 20000}
+    """
+
+    name: str = "search"
+    seeds: list[int] = field(default_factory=list)
+    zeta2: list[float] = field(default_factory=list)
+    search: dict[str, Any] = field(default_factory=dict)
+
+    folder: ClassVar[str] = "searches"
+    lines: ClassVar[str] = "trials.jsonl"
+    decides: ClassVar[frozenset[str]] = frozenset({"lr", "task.zeta2", "task.problem", "task.problem_seed"})
+
+    def __post_init__(self) -> None:
+        name = self.search.get("rule", "fastest")
+        if name not in RULES:
+            raise ConfigError(f"search.rule={name} does not exist.{suggest(str(name), RULES)}")
+        settings = {key: value for key, value in self.search.items() if key != "rule"}
+        self.rule: Rule = build(RULES[name], settings, "search")
+
+    def check(self) -> None:
+        """It has to be an ensemble."""
+        check_ensemble(self.config)
+
+    @property
+    def members(self) -> list[Member]:
+        """The problems."""
+        return [Member(seed, zeta2) for zeta2 in self.zeta2 for seed in self.seeds]
+
+    def parameters(self) -> dict[str, Any]:
+        """Members and rule."""
+        return {"members": [list(member) for member in self.members], **self.rule.parameters()}
+
+    def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
+        """Go on with the search after the trials that are known."""
+        from decentral.measurements.quadratics.ensemble import draw
+
+        members, tunings = self.members, self._tunings(lines.known)
+
+        def record(member: Member, trial: Trial) -> None:
+            lines.append(member._asdict() | trial._asdict())
+            tried = sum(len(tuning.known) for tuning in tunings)
+            show(min(0.99, tried / (_USUAL_TRIALS * len(members))), f"{tried} trials")
+
+        return tune(self.config, draw(self.config, members), members, tunings, record, stop)
+
+    def _tunings(self, lines: Iterable[dict[str, Any]]) -> list[Tuning]:
+        """The search of each member, as far as it has come."""
+        known: dict[Member, dict[float, Trial]] = {member: {} for member in self.members}
+        for line in lines:
+            trial = Trial(line["lr"], Outcome(line["outcome"]), line["step"], line["error"])
+            known[Member(line["seed"], line["zeta2"])][trial.lr] = trial
+        return [Tuning(self.rule, known[member]) for member in self.members]
+
+    def tuned(self) -> dict[Member, Tuned]:
+        """The answers of a finished search; a member is missing if no rate did it. Raises ConfigError if trials are."""
+        found = {}
+        for member, tuning in zip(self.members, self._tunings(self.found()), strict=True):
+            if tuning.proposal is not None:
+                raise ConfigError(
+                    f"{self.directory / self.lines} has lost trials: delete the folder {self.directory} and give the "
+                    "command again, which computes it anew."
+                )
+            if tuning.best is not None:
+                lr = tuning.best.lr
+                found[member] = Tuned(lr, tuning.best.step, lr >= max(tuning.known))
+        return found
+
+    def cells(self) -> list[Labels]:
+        """One for each zeta2."""
+        return [self.labels | {"zeta2": zeta2} for zeta2 in self.zeta2]
+
+    def values(self, labels: Labels) -> Iterator[Value]:
+        """The steps that the best rate takes for each seed; nan where no rate is good enough."""
+        metric, tuned = f"steps to {self.rule.target:g}", self.tuned()
+        for member in self.members:
+            if member.zeta2 != labels["zeta2"]:
+                continue
+            if member in tuned:
+                lr, step, at_edge = tuned[member]
+                yield Value(labels, step, metric, member.seed, lr, at_edge=at_edge)
+            else:
+                yield Value(labels, math.nan, metric, member.seed, status=NOT_REACHED)
+
+
+def check_ensemble(config: Config) -> None:
+    """Raises ConfigError, with what would work, for a configuration of which no ensemble can be made."""
+    if not isinstance(config.task, Quadratics):
+        raise ConfigError(
+            f"task={config.task.name} cannot be used: this study solves many problems side by side, as one run, which "
+            f"only task={Quadratics.name} can."
+        )
+    check_losses(config)
+    pieces = config.rounds().num_pieces
+    if pieces > 1:
+        raise ConfigError(
+            f"topology={config.topology.name} cuts each model in {pieces} pieces, which an ensemble of models in one "
+            "row cannot: use a topology of one graph, such as bt or chain."
+        )
+
+
+class Tuning:
+    """The search of one member: the rate that it proposes, the trials that are known already, and its answer."""
+
+    def __init__(self, rule: Rule, known: dict[float, Trial]) -> None:
+        self.rule, self.known = rule, known
+        """By learning rate."""
+        self.proposal: Proposal | None = None
+        self.best: Trial | None = None
+        self._search: Searching = rule.search()
+        self._proceed(None)
+
+    def answer(self, trial: Trial) -> None:
+        """Go on with what came of the rate that it proposed."""
+        self.known[trial.lr] = trial
+        self._proceed(trial)
+
+    def _proceed(self, trial: Trial | None) -> None:
+        """Go on to the next rate that is not known; at the end `proposal` is None."""
+        try:
+            self.proposal = next(self._search) if trial is None else self._search.send(trial)
+            while self.proposal.lr in self.known:
+                self.proposal = self._search.send(self.known[self.proposal.lr])
+        except StopIteration as ended:
+            self.proposal, self.best = None, ended.value
+
+
+def tune(
+    config: Config,
+    stack: Stack,
+    members: Sequence[Member],
+    tunings: Sequence[Tuning],
+    record: Callable[[Member, Trial], None],
+    stop: Stop,
+) -> bool:
+    """Carry the searches on to their answers, and record every trial as soon as it has ended.
+
+    All members whose search goes on try a rate at the same time. `stop` is called at every evaluation; returns whether
+    all searches have their answer.
+    """
+    import torch
+
+    from decentral.measurements.quadratics.ensemble import Ensemble
+    from decentral.training.assemble import local_network
+
+    net = local_network(config)
+    while open_ones := [i for i, tuning in enumerate(tunings) if tuning.proposal]:
+        proposals = [tuning.proposal for tuning in tunings if tuning.proposal]
+        chosen = stack.select(torch.tensor(open_ones))
+        seeds = [members[i].seed for i in open_ones]
+        ensemble = Ensemble(config, net, chosen, seeds, [one.lr for one in proposals])
+        for number, trial in try_rates(ensemble, tunings[0].rule, proposals, stop):
+            record(members[open_ones[number]], trial)
+            tunings[open_ones[number]].answer(trial)
+        if stop():
+            return False
+    return True
+
+
+def try_rates(ensemble: Ensemble, rule: Rule, proposals: Sequence[Proposal], stop: Stop) -> Iterable[tuple[int, Trial]]:
+    """Yield (member's number, trial) when the member's trial ends; members that have ended are dropped now and then."""
+    running = list(range(len(proposals)))  # the members that are not decided
+    present = list(running)  # the members that are in the ensemble
+    errors: list[list[float]] = [[] for _ in proposals]
+    step = 0
+    for step in rule.grid():
+        ensemble.advance(step)
+        current = dict(zip(present, ensemble.suboptimality(), strict=True))
+        for number in list(running):
+            errors[number].append(current[number])
+            ended = rule.judge(step, errors[number], proposals[number].best_step)
+            if ended:
+                running.remove(number)
+                yield number, ended._replace(lr=proposals[number].lr)
+        if not running or stop():
+            return
+        if len(running) <= 0.75 * len(present):
+            ensemble.keep([place for place, number in enumerate(present) if number in running])
+            present = list(running)
+    for number in running:
+        yield number, Trial(proposals[number].lr, Outcome.unfinished, step, errors[number][-1])
+
+
+class Trajectory(NamedTuple):
+    """f(mean_i x_i) - f(x*) of one member on one graph over time."""
+
+    member: Rated
+    root: int | None
+    """The root of the spanning tree, where there are several."""
+    steps: list[int]
+    errors: list[float]
+
+
+@dataclass
+class Simulation(Computation):
+    """Run every member for `steps` steps and look at it after every `every` steps, before the first and after the last.
+
+    With `roots` > 0, once for each of the spanning trees with the roots 0 ... roots - 1 (topology=spanning_tree). The
+    lines are written as soon as an ensemble is through.
+    """
+
+    members: Sequence[Rated] = ()
+    steps: int = 500
+    every: int = 5
+    roots: int = 0
+
+    folder: ClassVar[str] = "simulations"
+    lines: ClassVar[str] = "courses.jsonl"
+
+    def parameters(self) -> dict[str, Any]:
+        """Members, steps and roots."""
+        own = {"steps_wanted": self.steps, "every": self.every, "roots": self.roots}
+        return {"members": [list(member) for member in self.members], **own}
+
+    def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
+        """One ensemble after the other."""
+        known = {(line["root"], Rated(*line["member"])) for line in lines.known}
+        roots: list[Any] = list(range(self.roots)) or [None]
+        for number, root in enumerate(roots, start=1):
+            if all((root, member) in known for member in self.members):
+                continue
+            found = self._run(root, stop)
+            if found is None:
+                return False
+            lines.append(*({**one._asdict(), "member": list(one.member)} for one in found))
+            show(number / len(roots), f"graph {number} of {len(roots)}")
+        return True
+
+    def trajectories(self) -> list[Trajectory]:
+        """Those computed so far, for every member and tree one."""
+        found = {}  # a line that was written twice counts once
+        for line in self.found():
+            member = Rated(*line["member"])
+            found[member, line["root"]] = Trajectory(member, line["root"], line["steps"], line["errors"])
+        return list(found.values())
+
+    def _run(self, root: int | None, stop: Stop) -> list[Trajectory] | None:
+        """The trajectories on one graph; None if it was stopped."""
+        from decentral.measurements.quadratics.ensemble import Ensemble, draw
+        from decentral.training.assemble import local_network
+
+        config = self.config
+        if root is not None:
+            config = replace(config, topology=replace(config.topology, root=root))
+        stack = draw(config, [Member(member.seed, member.zeta2) for member in self.members])
+        seeds, rates = [member.seed for member in self.members], [member.lr for member in self.members]
+        ensemble = Ensemble(config, local_network(config), stack, seeds, rates)
+        steps = sorted({*range(0, self.steps, self.every), self.steps})
+        errors: list[list[float]] = []
+        for step in steps:
+            ensemble.advance(step)
+            errors.append(ensemble.suboptimality())
+            if stop():
+                return None
+        return [Trajectory(member, root, steps, [row[i] for row in errors]) for i, member in enumerate(self.members)]

@@ -1,0 +1,254 @@
+"""How fast methods are in a virtual cluster: time alone, nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+from decentral.cluster.cluster import Machines
+from decentral.cluster.trace_events import write_spans
+from decentral.config.identity import component_identity
+from decentral.errors import ConfigError, check_at_least, suggest
+from decentral.measurements.computation import Computation, check_losses
+from decentral.measurements.gradient_times import cluster_of
+from decentral.measurements.measurement import Measurement
+from decentral.measurements.values import Labels, Meaning, Value
+from decentral.scheduling.job import Job
+from decentral.store.files import csv_text, write_text
+
+THROUGHPUT, STEP, WAITING = "throughput (steps/s)", "time per step (s)", "waiting share (%)"
+STALE, AGE, SENT = "stale contributions (%)", "mean age of a contribution (versions)", "MB sent per worker and step"
+SLOWDOWN, BANDWIDTH = "slowdown", "gbps"
+
+
+@dataclass
+class Timeline(Measurement):
+    """`steps` steps of config.algo in config.cluster, in simulated time alone.
+
+    A line for each seed: {"seed", "step_s": seconds in which the workers take as many gradients as there are workers,
+    "waiting_share": of all workers' time, "simulated_s": until the last has done its last step, "mb_sent": by a worker
+    in a step (10^6 bytes), "mean_age" and "stale_share": of the contributions of methods that meet in groups, by how
+    many versions they were old, and how many were so at all (null for other methods)}.
+
+    baseline   the method that each is held against in the same column, with the same delays: its speed-up is the
+               ratio of the times per step, how many times as long the row takes
+    seeds      of the delays
+    steps      of every run; the time per step is that of all of them together
+    compares   which metric the published numbers are, and with it the first one: speed-up, or throughput
+    """
+
+    name: str = "timeline"
+    baseline: str = ""
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+    steps: int = 200
+    compares: Literal["speed-up", "throughput"] = "speed-up"
+    reference: Timeline | None = field(default=None, metadata={"inner": True})
+    """The baseline at the same column."""
+
+    folder: ClassVar[str] = "simulated_time"
+    lines: ClassVar[str] = "times.jsonl"
+
+    def __post_init__(self) -> None:
+        check_at_least("steps", self.steps)
+
+    def check(self) -> None:
+        """Time has to be known, and the size of messages."""
+        check_losses(self.config)
+        cluster_of(self.config, sized=True)
+
+    def beside(self, column: Sequence[Self]) -> Self:
+        """With the baseline."""
+        return replace(self, reference=baseline_of(self.baseline, column))
+
+    def parameters(self) -> dict[str, Any]:
+        """Seeds and steps, and the topology where the run's identity leaves it out."""
+        over = component_identity(self.config.topology)
+        return {"seeds": self.seeds, "steps": self.steps, "over": over}
+
+    def line(self, seed: int) -> dict[str, Any]:
+        """As above."""
+        from decentral.training.timing import timed
+
+        num_parameters = cluster_of(self.config).num_parameters
+        assert num_parameters is not None
+        found = timed(replace(self.config, seed=seed), self.steps, num_parameters)
+        contributions = sum(found.ages.values())
+        stale = sum(count for age, count in found.ages.items() if age > 0)
+        age = sum(age * count for age, count in found.ages.items())
+        return {
+            "step_s": found.step_s,
+            "waiting_share": found.waiting_share,
+            "simulated_s": found.simulated_s,
+            "mb_sent": found.bytes_sent / found.gradients / 1e6,
+            "mean_age": age / contributions if contributions else None,
+            "stale_share": stale / contributions if contributions else None,
+        }
+
+    def jobs(self) -> list[Job]:
+        """Its own, and the baseline's, without which there is no speed-up."""
+        assert self.reference is not None
+        return [self] if self.reference.id == self.id else [self, self.reference]
+
+    @property
+    def speed_up(self) -> str:
+        """The name of the metric."""
+        return f"speed-up of {self.baseline}"
+
+    @property
+    def compared(self) -> str:
+        """Of the two."""
+        return THROUGHPUT if self.compares == "throughput" else self.speed_up
+
+    @property
+    def meanings(self) -> dict[str, Meaning]:  # type: ignore[override]
+        """More of what the baseline is compared by is better for the baseline: neither good nor bad of the row."""
+        return {
+            THROUGHPUT: Meaning(True, "1/s"),
+            STEP: Meaning(False, "s"),
+            WAITING: Meaning(False, "%"),
+            STALE: Meaning(None, "%"),
+            AGE: Meaning(None, "versions"),
+            SENT: Meaning(False, "MB"),
+            self.speed_up: Meaning(None, "x"),
+        }
+
+    def values(self, labels: Labels) -> Iterator[Value]:
+        """For each seed what is compared, then the rest."""
+        assert self.reference is not None
+        theirs = {line["seed"]: line for line in self.reference.found()}
+        for line in self.found():
+            numbers = {
+                self.speed_up: line["step_s"] / theirs[line["seed"]]["step_s"],
+                THROUGHPUT: 1 / line["step_s"],
+                STEP: line["step_s"],
+                WAITING: 100 * line["waiting_share"],
+                SENT: line["mb_sent"],
+            }
+            if line["stale_share"] is not None:
+                numbers |= {STALE: 100 * line["stale_share"], AGE: line["mean_age"]}
+            for metric in sorted(numbers, key=lambda metric: metric != self.compared):
+                yield Value(labels, numbers[metric], metric, line["seed"])
+
+
+M = TypeVar("M", bound=Measurement)
+
+
+def baseline_of(baseline: str, column: Sequence[M]) -> M:
+    """The row of a column whose method is the baseline. Raises ConfigError if none is, or if two are called alike."""
+    by_method = {one.labels["method"]: one for one in column}
+    if baseline not in by_method:
+        raise ConfigError(f"baseline={baseline} is the method of no row.{suggest(baseline, map(str, by_method))}")
+    if len(by_method) < len(column):
+        raise ConfigError(f"rows: two have the same method, of {', '.join(map(str, by_method))}: give each its own.")
+    return by_method[baseline]
+
+
+@dataclass
+class TimelineMap(Measurement):
+    """The time of a step over how many times as long slow workers take, and over the bandwidth of the links.
+
+    A line for each seed: {"seed", "step_s": for each slowdown, the seconds for each bandwidth}.
+
+    slowdowns  from below to above, the label `slowdown`
+    gbps       of all links in Gbit/s: from left to right, the label `gbps`
+    seeds      of the delays
+    steps      of every run; the time per step is that of all of them together
+    """
+
+    name: str = "timeline_map"
+    slowdowns: list[float] = field(default_factory=list)
+    gbps: list[float] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=lambda: [1])
+    steps: int = 100
+
+    folder: ClassVar[str] = "times_over_links"
+    lines: ClassVar[str] = "times.jsonl"
+    decides: ClassVar[frozenset[str]] = frozenset({"lr", "cluster.stragglers.slowdown", "cluster.links.bandwidth_gbps"})
+    meanings: ClassVar[dict[str, Meaning]] = {STEP: Meaning(False, "s")}
+
+    def __post_init__(self) -> None:
+        check_at_least("steps", self.steps)
+        for key, least in (("slowdowns", 1.0), ("gbps", 0.0)):
+            numbers = getattr(self, key)
+            if not numbers or min(numbers) <= least:
+                raise ConfigError(f"{key}={numbers} makes no sense: give numbers above {least:g}.")
+
+    def check(self) -> None:
+        """There have to be machines."""
+        check_losses(self.config)
+        if not isinstance(cluster_of(self.config, sized=True), Machines):
+            raise ConfigError("this cluster has no bandwidth and no slow workers to be changed: use cluster=machines.")
+
+    def parameters(self) -> dict[str, Any]:
+        """Seeds, steps and places, and the topology where the run's identity leaves it out."""
+        places = {"slowdowns": self.slowdowns, "gbps": self.gbps}
+        over = component_identity(self.config.topology)
+        return {"seeds": self.seeds, "steps": self.steps, **places, "over": over}
+
+    def line(self, seed: int) -> dict[str, Any]:
+        """As above."""
+        return {"step_s": [[self._step_s(seed, slowdown, gbps) for gbps in self.gbps] for slowdown in self.slowdowns]}
+
+    def _step_s(self, seed: int, slowdown: float, gbps: float) -> float:
+        from decentral.training.timing import timed
+
+        cluster = self.config.cluster
+        assert isinstance(cluster, Machines) and cluster.num_parameters is not None
+        stragglers = replace(cluster.stragglers, slowdown=slowdown)
+        changed = replace(cluster, stragglers=stragglers, links=replace(cluster.links, bandwidth_gbps=gbps))
+        return timed(replace(self.config, seed=seed, cluster=changed), self.steps, cluster.num_parameters).step_s
+
+    def cells(self) -> list[Labels]:
+        """One, whose values say where."""
+        return [self.labels | {SLOWDOWN: "", BANDWIDTH: ""}]
+
+    def values(self, labels: Labels) -> Iterator[Value]:
+        """The time of a step at each place."""
+        for line in self.found():
+            for slowdown, times in zip(self.slowdowns, line["step_s"], strict=True):
+                for gbps, seconds in zip(self.gbps, times, strict=True):
+                    yield Value(labels | {SLOWDOWN: slowdown, BANDWIDTH: gbps}, seconds, STEP, line["seed"])
+
+
+@dataclass
+class SimulatedTimeline(Computation):
+    """simulate=timeline: what `config.steps` steps of the method take in its cluster, and how late contributions are.
+
+    One line; beside it workers.csv, the same for each worker, and timeline.json, the beginning for ui.perfetto.dev.
+    """
+
+    folder: ClassVar[str] = "timelines"
+    lines: ClassVar[str] = "timeline.jsonl"
+
+    def parameters(self) -> dict[str, Any]:
+        """Nothing beside the configuration."""
+        return {}
+
+    def parts(self) -> list[dict[str, Any]]:
+        """One line."""
+        return [{}]
+
+    def line(self) -> dict[str, Any]:
+        """At once: a timeline takes seconds."""
+        from decentral.training.recorder import time_facts
+        from decentral.training.timing import spans_of, timed
+
+        config, steps = self.config, self.config.steps
+        assert steps is not None
+        num_parameters = config.cluster.num_parameters or config.task.num_parameters(config)
+        write_spans(self.directory, spans_of(config, steps, num_parameters))
+        found = timed(config, steps, num_parameters)
+        critical = [found.critical] if found.critical else []
+        header = ("worker", *(f"{part}_s" for part in found.accounts), *(["critical"] if critical else []))
+        columns = [range(self.n), *(seconds.tolist() for seconds in found.accounts.values()), *critical]
+        write_text(self.directory / "workers.csv", csv_text(header, zip(*columns, strict=True)))
+        return {
+            "simulated_s": found.simulated_s,
+            "steps": steps,
+            "step_s": found.step_s,
+            "bytes_sent": found.bytes_sent,
+            "num_workers": config.num_workers,
+            "num_parameters": num_parameters,
+            **time_facts(found.accounts, found.lateness),
+        }

@@ -1,0 +1,426 @@
+"""Several things timed in turn, round after round, so that a slow machine is slow for all of them.
+
+In one process, or in many that begin a thing together, where it ends with the last of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from decentral.cluster.cluster import VirtualCluster
+from decentral.compression.row_layout import RowLayout
+from decentral.store import Status
+from decentral.store.files import read_json, write_json
+from decentral.tasks.quadratics import Quadratics
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from torch import Tensor
+
+    from decentral.algorithms.algorithm import Oracle
+    from decentral.config.schema import Config
+    from decentral.network.world import World
+    from decentral.tasks.task import Problem
+    from decentral.training.assemble import Run
+
+    Setup = Callable[[World], "Work"]
+    """Makes a work in each process, together with the others; it can be pickled."""
+
+_TIMES = "times.json"
+
+
+class Ratio(NamedTuple):
+    """One time divided by another, round by round."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+class Times:
+    """Seconds per call of each thing, one number per round."""
+
+    def __init__(self, seconds: Mapping[str, list[float]]) -> None:
+        self.seconds = dict(seconds)
+
+    def median(self, name: str) -> float:
+        """Of the rounds."""
+        return statistics.median(self.seconds[name])
+
+    def least(self, name: str) -> float:
+        """Of the rounds: what the machine does when nobody disturbs it."""
+        return min(self.seconds[name])
+
+    def ratio(self, name: str, to: str) -> Ratio:
+        """The one divided by the other within each round: median and extremes."""
+        ratios = [a / b for a, b in zip(self.seconds[name], self.seconds[to], strict=True)]
+        return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+
+
+def in_turn(
+    works: Mapping[str, Callable[[], object]],
+    rounds: int,
+    repeats: int = 1,
+    clock: Callable[[], float] = time.process_time,
+) -> Times:
+    """Call each of the works `repeats` times, one after the other, in every round; the order turns from round to round.
+
+    `clock` is CPU time of this process unless told otherwise (`time.perf_counter` for wall time). Every work is called
+    once before, untimed.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for work in works.values():
+        work()
+    for number in range(rounds):
+        for name in _turned(list(works), number):
+            work, began = works[name], clock()
+            for _ in range(repeats):
+                work()
+            seconds[name].append((clock() - began) / repeats)
+    return Times(seconds)
+
+
+def _turned(names: list[str], number: int) -> list[str]:
+    """Whose turn it is in a round."""
+    shift = number % len(names)
+    return names[shift:] + names[:shift]
+
+
+# -- between processes -------------------------------------------------------------------------------------------------
+
+
+class Work(ABC):
+    """What a process does when it is its turn; all processes of the group do it at the same time."""
+
+    @abstractmethod
+    def __call__(self) -> None:
+        """Once."""
+
+    def sent(self) -> tuple[int, int]:
+        """Bytes and messages that this process has sent to others so far, where it counts them."""
+        return 0, 0
+
+    def close(self) -> None:
+        """Release what is held."""
+        return None
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Works that take turns: for each name what makes the work in every process, and can be pickled.
+
+    `warm_up` calls are not timed; a time is that of `repeats` calls, divided by their number.
+    """
+
+    setups: Mapping[str, Setup]
+    rounds: int
+    repeats: int = 1
+    warm_up: int = 2
+
+
+class Together(NamedTuple):
+    """What the works took.
+
+    `wall` is the time until the last process is done, `cpu` the sum over all processes, in seconds; `sent` the bytes
+    and messages of all processes. All of them for one call.
+    """
+
+    wall: Times
+    cpu: Times
+    sent: dict[str, tuple[float, float]]
+
+
+def in_group(size: int, turns: Sequence[Turns]) -> list[Together]:
+    """Time works in `size` new gloo processes with one thread each; one group of works after the other.
+
+    Raises `failures.RunFailed` if one of the processes fails, ConfigError if one of them refuses its part.
+    """
+    from decentral.config.composition import compose
+    from decentral.runtime.launch import in_processes
+
+    config = compose([*host("allreduce", "complete"), f"num_workers={size}", f"processes={size}"])
+    with tempfile.TemporaryDirectory() as folder:
+        in_processes(config, Path(folder), partial(take_turns, turns=list(turns)))
+        found = read_json(Path(folder) / _TIMES)
+    assert found is not None
+    return [
+        Together(Times(one["wall"]), Times(one["cpu"]), {name: tuple(both) for name, both in one["sent"].items()})
+        for one in found["turns"]
+    ]
+
+
+def host(algo: str, topology: str) -> list[str]:
+    """Overrides of a run whose processes only host what is timed."""
+    known = ["task=quadratics", "task.zeta2=0", "restarts=0", "progress=false", "device=cpu"]
+    return [*known, f"algo={algo}", f"topology={topology}"]
+
+
+def take_turns(config: Config, world: World, directory: Path, turns: Sequence[Turns]) -> Status:
+    """The part of one process; the leader leaves the times in the directory."""
+    import torch
+
+    torch.set_num_threads(1)
+    found = []
+    for each in turns:
+        with torch.no_grad():
+            works = {name: setup(world) for name, setup in each.setups.items()}
+            found.append(in_turn_together(world, works, each))
+        for work in works.values():
+            work.close()
+        del works
+        gc.collect()
+    if world.leader:
+        write_json(directory / _TIMES, {"turns": found})
+    return Status.done
+
+
+def in_turn_together(world: World, works: Mapping[str, Work], turns: Turns) -> dict[str, Any]:
+    """`wall`, `cpu` and `sent` of each work, as in `Together`; the order turns from round to round."""
+    import torch
+    import torch.distributed as dist
+
+    for work in works.values():
+        for _ in range(turns.warm_up):
+            work()
+    names = list(works)
+    before = torch.tensor([works[name].sent() for name in names], dtype=torch.float64)
+    wall_s, cpu_s = torch.zeros(2, len(names), turns.rounds, dtype=torch.float64)
+    for number in range(turns.rounds):
+        for name in _turned(names, number):
+            place, work = names.index(name), works[name]
+            world.barrier()
+            wall, cpu = time.perf_counter(), time.process_time()
+            for _ in range(turns.repeats):
+                work()
+            wall_s[place, number] = time.perf_counter() - wall
+            cpu_s[place, number] = time.process_time() - cpu
+    sent = torch.tensor([works[name].sent() for name in names], dtype=torch.float64) - before
+    if world.distributed:
+        dist.all_reduce(wall_s, op=dist.ReduceOp.MAX)
+        dist.all_reduce(cpu_s)
+        dist.all_reduce(sent)
+    calls = {"wall": wall_s / turns.repeats, "cpu": cpu_s / turns.repeats, "sent": sent / turns.rounds / turns.repeats}
+    return {kind: dict(zip(names, values.tolist(), strict=True)) for kind, values in calls.items()}
+
+
+class Stepping(Work):
+    """A run that takes a step at each call."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    def __call__(self) -> None:
+        """One step of all workers."""
+        self.run.stepper.step()
+
+    def sent(self) -> tuple[int, int]:
+        """See `Work`."""
+        return _sent_by(self.run.net)
+
+    def close(self) -> None:
+        """See `Work`."""
+        self.run.close()
+
+
+def _sent_by(net: Any) -> tuple[int, int]:
+    """The bytes and messages that a network has sent from this process; (0, 0) of one that stays in it."""
+    return getattr(net, "wire_bytes", 0), getattr(net, "wire_messages", 0)
+
+
+# -- works: a verb, a step, steps of workers that sleep ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One of the network's verbs on a row of so many numbers."""
+
+    config: Config
+    num_coordinates: int
+    verb: str
+
+    def __call__(self, world: World) -> Work:
+        """For the worker of this process."""
+        return _Verb(self.config, self.num_coordinates, self.verb, world)
+
+
+class _OnNetwork(Work):
+    """A work that uses the network of a configuration."""
+
+    def __init__(self, config: Config, world: World) -> None:
+        from decentral.training.assemble import open_network
+
+        self.net = open_network(config, world, loses=False)
+
+    def sent(self) -> tuple[int, int]:
+        return _sent_by(self.net)
+
+    def close(self) -> None:
+        self.net.close()
+
+
+class _Verb(_OnNetwork):
+    def __init__(self, config: Config, num_coordinates: int, verb: str, world: World) -> None:
+        import torch
+
+        super().__init__(config, world)
+        self.t, self.x = 0, torch.ones(1, num_coordinates)
+        self.carry = {"mix": self._mix, "relay": self._relay, "mean": self._mean}[verb]
+        if verb == "relay":
+            self.m, self.out = self.net.no_messages(self.x), torch.zeros_like(self.x)
+
+    def __call__(self) -> None:
+        self.carry()
+        self.t += 1
+
+    def _mix(self) -> None:
+        self.x = self.net.mix(self.x, self.t)
+
+    def _relay(self) -> None:
+        self.m = self.net.relay(self.x, self.m, self.t)
+        self.out = self.net.collect(self.m, self.x, out=self.out)
+
+    def _mean(self) -> None:
+        self.x = self.net.mean(self.x)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The algorithm's own step with a gradient that is there already."""
+
+    config: Config
+    num_coordinates: int
+
+    def __call__(self, world: World) -> Work:
+        """For the worker of this process."""
+        return _Step(self.config, self.num_coordinates, world)
+
+
+class _Step(_OnNetwork):
+    def __init__(self, config: Config, num_coordinates: int, world: World) -> None:
+        import torch
+
+        from decentral.training.assemble import with_rate
+        from decentral.training.stepper import Stepper
+
+        super().__init__(config, world)
+        algorithm = with_rate(config, lambda t: config.lr, RowLayout.flat(num_coordinates))
+        self.stepper = Stepper(algorithm, self.net, ready(num_coordinates), torch.ones(1, num_coordinates))
+
+    def __call__(self) -> None:
+        self.stepper.step()
+
+
+def ready(num_coordinates: int) -> Oracle:
+    """An oracle whose gradient is there already: normal numbers [1, P], no two of which are as large."""
+    import torch
+
+    g = torch.randn(1, num_coordinates, generator=torch.Generator().manual_seed(0))
+
+    def oracle(x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
+        return g
+
+    return oracle
+
+
+@dataclass
+class Still(Quadratics):
+    """Rows of `dimension` numbers, with gradients that are zero and there at once."""
+
+    name: str = "quadratics"
+
+    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+        """The problem, for the local workers."""
+        import torch
+
+        from decentral.tasks.task import Problem as Base
+
+        class Nothing(Base):
+            metrics = ()
+            steps_per_epoch = 1.0
+
+            def __init__(self, d: int) -> None:
+                self.zeros = torch.zeros(len(workers), d)
+
+            def init(self) -> Tensor:
+                return torch.ones_like(self.zeros[0])
+
+            def gradient(
+                self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None
+            ) -> tuple[Tensor, Tensor]:
+                return torch.zeros(len(x)), self.zeros[: len(x)]
+
+            def worker_statistics(
+                self, x: Tensor, workers: Sequence[int] | None = None, scope: object = None
+            ) -> Tensor:
+                return x.new_zeros(len(x), 0)
+
+        return Nothing(self.dimension)
+
+
+@dataclass(frozen=True)
+class Sleeping:
+    """A method between processes, whose workers sleep for all of what the cluster says that a gradient takes.
+
+    A call is `steps` steps, from a pause to the next one. Before the first one there are `warm_up` steps without sleep.
+    """
+
+    config: Config
+    steps: int
+    warm_up: int
+
+    def __call__(self, world: World) -> Work:
+        """This process's part."""
+        from decentral.training.assemble import assemble
+
+        run = assemble(self.config, world)
+        advance(run, self.warm_up)
+        let_sleep(run, all=True)
+        return _Steps(run, self.steps)
+
+
+class _Steps(Stepping):
+    def __init__(self, run: Run, steps: int) -> None:
+        super().__init__(run)
+        self.steps = steps
+
+    def __call__(self) -> None:
+        advance(self.run, self.steps)
+
+
+def advance(run: Run, steps: int) -> int:
+    """So many steps, from a pause to the next one; when they were over for this process, in nanoseconds."""
+    stepper = run.stepper
+    stepper.may_go_on_to(stepper.t + steps)
+    for _ in range(steps):
+        stepper.step()
+    ended_ns = time.monotonic_ns()
+    stepper.settle()
+    return ended_ns
+
+
+def let_sleep(run: Run, all: bool | None) -> None:
+    """From now on workers sleep before their gradients, for `all` of the time that they take, or for a straggler's
+    delay alone; None: nobody does."""
+    from decentral.training.between_processes import ThreadedStepper
+    from decentral.training.sleep import Sleep
+
+    cluster = run.config.cluster
+    assert isinstance(cluster, VirtualCluster)
+    sleep = Sleep(cluster.gradient_times(run.net.n, run.config.seed), all) if all is not None else None
+    if isinstance(run.stepper, ThreadedStepper):
+        run.stepper.sleep = sleep
+    else:
+        run.oracle.sleep = sleep
