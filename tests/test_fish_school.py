@@ -45,7 +45,8 @@ def school_job(folder: Path, sharing: str = "neighbours", rounds: int = 30, **se
     config = configure(
         "task=mean_estimation", "algo=dpsgd", "topology=complete", "num_workers=10", f"results_dir={folder}"
     )
-    return FishSchool(config, {}, [1, 2], "escape", sharing, School(**settings), rounds, [0, 10])
+    own = School(**settings)
+    return FishSchool(config, seeds=[1, 2], sharing=sharing, school=own, rounds=rounds, pictures=[0, 10])
 
 
 # What a fish sees

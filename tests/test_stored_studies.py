@@ -109,7 +109,7 @@ def test_a_finished_study_computes_nothing(
     kept = [name for name in stored if name.split("/")[0] in KINDS]
     assert {name: after[name] for name in kept} == {name: stored[name] for name in kept}
     (collected,) = (name for name in stored if name.endswith("/values.csv"))
-    assert values(after[collected]) == values(stored[collected])
+    assert sorted(map(str, values(after[collected]))) == sorted(map(str, values(stored[collected])))
 
 
 @pytest.mark.parametrize("name", BROKEN_OFF)
@@ -124,9 +124,6 @@ def test_a_job_that_broke_off_goes_on(copy: Callable[[str], Path], name: str) ->
     assert again[: len(kept)] == kept
     original = STORED / study / kind / id
     assert by_value(again) == approximately(by_value(read(original / lines.name)))
-    if (original / "tuned.json").exists():
-        tuned = [json.loads((path / "tuned.json").read_text())["tuned"] for path in (directory, original)]
-        assert by_value(tuned[0]) == approximately(by_value(tuned[1]))
 
 
 def break_off(directory: Path) -> tuple[Path, list[dict[str, Any]]]:
@@ -134,7 +131,6 @@ def break_off(directory: Path) -> tuple[Path, list[dict[str, Any]]]:
     (lines,) = (path for path in directory.glob("*.jsonl") if path.name != "metrics.jsonl")
     kept = lines.read_text().splitlines(keepends=True)
     lines.write_text("".join(kept[: len(kept) // 2]))
-    (directory / "tuned.json").unlink(missing_ok=True)
     status = json.loads((directory / "status.json").read_text())
     status.pop("wall_s")
     (directory / "status.json").write_text(json.dumps(status | {"status": "running"}))
