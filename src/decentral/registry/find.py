@@ -119,7 +119,7 @@ def ours(package: str) -> dict[str, type]:
         module = importlib.import_module(f"{root.__name__}.{info.name}")
         for cls in _classes(module):
             name = _name(cls)
-            if name is not None:
+            if name is not None and (package not in CONTRACTS or issubclass(cls, _contract(package))):
                 if name in found:
                     raise AssertionError(f"two components of {package} are called '{name}'")
                 found[name] = cls
