@@ -21,8 +21,7 @@ from bench.page import load_all, number, write_page
 from bench.traffic import CASES, Meter, count
 from configure import configure
 from decentral.data.description import ImageData
-from decentral.measurements.timing import Together, Turns, Work, in_group
-from decentral.measurements.timing import Times, in_turn
+from decentral.measurements.timing import Times, Together, Turns, Work, in_group, in_turn
 from decentral.network.world import World
 from decentral.registry import components
 from decentral.store.failures import RunFailed

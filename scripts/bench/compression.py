@@ -18,9 +18,7 @@ from decentral.compression.address import Address
 from decentral.compression.artopk import ARTopK
 from decentral.compression.compressor import Encoder
 from decentral.compression.row_layout import RowLayout
-from decentral.measurements.timing import Turns, in_group
-from decentral.measurements.timing import in_turn
-from decentral.measurements.timing import Step
+from decentral.measurements.timing import Step, Turns, in_group, in_turn
 from decentral.registry import components
 
 _KEEP, _TOPK = 0.01, "torch.topk"

@@ -19,8 +19,7 @@ from bench.traffic import least_passes, relaying
 from decentral.config.composition import compose, compose_all
 from decentral.config.schema import Config
 from decentral.data.description import ImageData
-from decentral.measurements.timing import Together, Turns, Work, in_group
-from decentral.measurements.timing import Step, Verb
+from decentral.measurements.timing import Step, Together, Turns, Verb, Work, in_group
 from decentral.network.settings import Carrier
 from decentral.network.world import World
 from decentral.topology.rounds import Rounds

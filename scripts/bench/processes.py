@@ -14,9 +14,7 @@ from bench.harness import Effort, Findings, Table, Target, benchmark
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.host.devices import num_cores
-from decentral.measurements.timing import Together, Turns, in_group
-from decentral.measurements.timing import Sleeping, Still
-from decentral.measurements.timing import Times
+from decentral.measurements.timing import Sleeping, Still, Times, Together, Turns, in_group
 
 Methods = dict[str, tuple[str, ...]]
 """An algorithm on a topology: its label and its settings."""
