@@ -14,7 +14,6 @@ HOUSE = Path(decentral.__file__).parent
 
 ROOMS = (
     "cli",
-    "benchmarks",
     "report",
     "study",
     "script",
