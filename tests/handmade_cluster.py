@@ -12,10 +12,10 @@ from torch import Tensor
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
 from decentral.cluster.timeline import Timeline
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
+from decentral.topology.delivery import Losses
 from decentral.topology.rounds import Rounds
 from decentral.training.virtual import VirtualRows
 

@@ -18,10 +18,10 @@ from decentral.compression.adaptation import CANDIDATES, Adapt, Knee, Solver, Th
 from decentral.compression.row_layout import RowLayout
 from decentral.config.identity import identity
 from decentral.errors import ConfigError
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.registry import components
 from decentral.report.summary import summary
+from decentral.topology.delivery import Losses
 from decentral.topology.ring import Ring
 from decentral.training.adaptive import AdaptiveStepper
 from decentral.training.faults import VARIABLE, Injected

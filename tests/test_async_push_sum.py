@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from decentral.algorithms.async_push_sum import AsyncPushSum
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import ProcessNetwork, join
 from decentral.network.settings import Carrier, NetworkSettings
@@ -21,6 +20,7 @@ from decentral.network.world import World
 from decentral.registry import components
 from decentral.report.summary import summary
 from decentral.store import RunStore
+from decentral.topology.delivery import Losses
 from decentral.topology.rounds import Rounds
 from decentral.topology.weights import Weights
 

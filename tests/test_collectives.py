@@ -13,14 +13,14 @@ from torch import Tensor
 
 from decentral.network.collectives.all_reduce import Peers
 from decentral.network.collectives.choose import chosen
-from decentral.network.delivery import Losses
 from decentral.network.processes import join, split_workers
 from decentral.network.settings import Carrier, CollectiveChoice, NetworkSettings
 from decentral.network.transports.binomial import binomial_tree
 from decentral.network.transports.choose import open_transport
-from decentral.network.transports.transport import Expected, Parcel, Transport
+from decentral.network.transports.transport import Buffer, Expected, Transport
 from decentral.network.world import World
 from decentral.registry import components
+from decentral.topology.delivery import Losses
 
 CARRIERS = [Carrier.shared_memory, Carrier.torch]
 OURS = [each for each in CollectiveChoice if each not in (CollectiveChoice.library, CollectiveChoice.auto)]
@@ -73,19 +73,19 @@ class Post:
         return None
 
     def exchange(
-        self, parcels: list[Parcel], expected: list[Expected], device: torch.device, unchanged: bool
+        self, buffers: list[Buffer], expected: list[Expected], device: torch.device, unchanged: bool
     ) -> list[Tensor]:
-        assert sum(parcel.num_bytes for parcel in parcels) <= self.most
-        for parcel in parcels:
-            packed = torch.empty(parcel.num_bytes, dtype=torch.uint8)
-            parcel.pack(packed)
-            for peer in parcel.peers:
+        assert sum(buffer.num_bytes for buffer in buffers) <= self.most
+        for buffer in buffers:
+            packed = torch.empty(buffer.num_bytes, dtype=torch.uint8)
+            buffer.pack(packed)
+            for peer in buffer.peers:
                 self.queues[self.rank, peer].put(packed)
         came = [
-            self.queues[parcel.peer, self.rank].get(timeout=60) if parcel.num_bytes else torch.empty(0).byte()
-            for parcel in expected
+            self.queues[buffer.peer, self.rank].get(timeout=60) if buffer.num_bytes else torch.empty(0).byte()
+            for buffer in expected
         ]
-        assert [len(each) for each in came] == [parcel.num_bytes for parcel in expected]
+        assert [len(each) for each in came] == [buffer.num_bytes for buffer in expected]
         return came
 
 

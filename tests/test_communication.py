@@ -11,7 +11,6 @@ from configure import configure
 from decentral.config.composition import compose
 from decentral.config.identity import identity, run_id
 from decentral.errors import ConfigError
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.processes import join
@@ -19,6 +18,7 @@ from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.world import World
 from decentral.registry import components
 from decentral.topology.communication import Communication
+from decentral.topology.delivery import Losses
 from decentral.topology.rounds import Rounds, slices
 
 CERTAIN = Losses(0.0, seed=0)

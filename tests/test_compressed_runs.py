@@ -13,10 +13,10 @@ from configure import configure
 from decentral.compression.compressor import Takes
 from decentral.compression.row_layout import RowLayout
 from decentral.errors import ConfigError
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.registry import components
 from decentral.topology.chain import Chain
+from decentral.topology.delivery import Losses
 
 SMALL = ("task=quadratics", "task.dimension=7", "steps=30", "evaluation.every_epochs=10")
 COMPRESSORS: dict[str, Any] = components("compression")

@@ -16,7 +16,6 @@ from decentral.config.identity import run_id
 from decentral.errors import ConfigError
 from decentral.gradients.passes.memory_format import forward_examples
 from decentral.gradients.precision import Precision
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import join
 from decentral.network.settings import NetworkSettings
@@ -26,6 +25,7 @@ from decentral.store import RunStore
 from decentral.store.metadata import Metric
 from decentral.tasks.evaluation import WHOLE, EvaluationSettings, Scope
 from decentral.tasks.task import Problem
+from decentral.topology.delivery import Losses
 from decentral.topology.ring import Ring
 from decentral.training.evaluation import Evaluation, evaluate
 from decentral.training.oracle import TrainLosses

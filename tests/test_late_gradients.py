@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from decentral.algorithms.eager_sgd import EagerSGD
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
 from decentral.registry import components
+from decentral.topology.delivery import Losses
 
 SHARES = [0.222, 0.525, 0.206, 0.045, 0.002]
 """Of gradients that are 0, 1, ... steps late: 16 workers, cluster=two_delayed."""

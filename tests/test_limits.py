@@ -11,7 +11,6 @@ from torch import Tensor
 from configure import configure
 from decentral.config.identity import identity
 from decentral.errors import ConfigError
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.payload import Payload
@@ -24,6 +23,7 @@ from decentral.network.transports.posting import Late
 from decentral.network.transports.shared_memory import SharedMemory
 from decentral.network.world import World
 from decentral.registry import components
+from decentral.topology.delivery import Losses
 from decentral.training.assemble import fastest_collective
 
 N, P = 4, 10

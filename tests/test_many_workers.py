@@ -82,8 +82,8 @@ def test_the_mean_of_all_workers_and_machines_take_no_dense_matrix(tmp_path, com
 def test_four_thousand_workers_mix_and_agree_in_machines_without_a_dense_matrix():
     import torch
 
-    from decentral.network.delivery import Losses
     from decentral.network.local import LocalNetwork
+    from decentral.topology.delivery import Losses
 
     communication = Communication(global_every=3, workers_per_machine=8)
     rounds = communication.schedule(components("topology")["ring"](), MOST)
@@ -149,8 +149,8 @@ def test_a_thousand_networks_train_and_go_on_from_a_checkpoint(start, tmp_path, 
 def test_the_sum_over_a_thousand_workers_is_kept(tmp_path, name):
     import torch
 
-    from decentral.network.delivery import Losses
     from decentral.network.local import LocalNetwork
+    from decentral.topology.delivery import Losses
 
     topology = components("topology")[name](**fields(name, MANY, tmp_path))
     rounds = topology.schedule(MANY)
@@ -169,8 +169,8 @@ def test_messages_of_a_thousand_workers_hold_each_model_once(tmp_path, name, wid
     """What one worker sends out in round 0 comes to everybody exactly once, and the counts say so."""
     import torch
 
-    from decentral.network.delivery import Losses
     from decentral.network.local import LocalNetwork
+    from decentral.topology.delivery import Losses
 
     net = LocalNetwork(components("topology")[name](**fields(name, MANY, tmp_path)).schedule(MANY), Losses(0.0, 0))
     ones = torch.ones(MANY, width, dtype=torch.float64)

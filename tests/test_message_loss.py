@@ -10,9 +10,9 @@ import pytest
 
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.registry import components
+from decentral.topology.delivery import Losses
 from decentral.topology.weights import Weights
 from reference_runs import LOCALS, Case, assert_agree, expected, one_way, program, setting
 from reference_topology import Array

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.network.delivery import Delivery, Losses
 from decentral.network.products import Product
 from decentral.randomness import numpy_generator
 from decentral.registry import components
 from decentral.topology.communication import Communication
+from decentral.topology.delivery import Delivery, Losses
 from decentral.topology.facts import largest_laplacian_eigenvalue, mean_delay, smallest_eigenvalue
 from decentral.topology.graph import (
     Graph,

@@ -11,12 +11,12 @@ from decentral.algorithms.dpsgd import Mode
 from decentral.config.composition import compose
 from decentral.config.identity import identity
 from decentral.errors import ConfigError
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
 from decentral.registry import components
 from decentral.tasks.problems.least_squares import random_problem
+from decentral.topology.delivery import Losses
 from decentral.topology.requirements import check
 from decentral.topology.rounds import Rounds
 from table import ALGORITHMS, VARIANTS, Optimum

@@ -12,7 +12,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.traffic import Meter
 from decentral.network import kernels
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.processes import join, split_workers
@@ -21,6 +20,7 @@ from decentral.network.transports.shared_memory import SharedMemory
 from decentral.network.transports.torch_distributed import TorchDistributed
 from decentral.network.world import World
 from decentral.registry import components
+from decentral.topology.delivery import Losses
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Split
 from decentral.topology.topology import Topology

@@ -14,7 +14,6 @@ from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import Machines
 from decentral.cluster.compute import ComputeTimes
 from decentral.cluster.links import Links
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.payload import Payload
@@ -24,6 +23,7 @@ from decentral.network.world import World
 from decentral.randomness import numpy_generator
 from decentral.registry import components
 from decentral.topology.communication import Communication
+from decentral.topology.delivery import Losses
 from worlds import Processes
 
 N = 5

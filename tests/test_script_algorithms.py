@@ -19,11 +19,11 @@ import decentral
 from decentral.compression.row_layout import RowLayout
 from decentral.compression.topk import TopK
 from decentral.errors import ConfigError
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.world import World
 from decentral.registry import components
 from decentral.script.components import algorithm_from
+from decentral.topology.delivery import Losses
 from table import in_rounds
 from worlds import are_named
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.processes import ProcessNetwork, join, split_workers
@@ -20,6 +19,7 @@ from decentral.network.transports import choose
 from decentral.network.world import World
 from decentral.randomness import numpy_generator
 from decentral.registry import components
+from decentral.topology.delivery import Losses
 from decentral.topology.topology import Topology
 
 N, P, ROUNDS = 5, 6, 12
@@ -117,9 +117,9 @@ def left_alone(world: World, leaves: bool) -> str:
 
 def lose_patience(net: ProcessNetwork, timeout_s: float) -> None:
     """From now on this process waits no longer than that: the one before it had all the time that it wanted."""
-    bells = net.transport.bells
-    bells.timeout_s = timeout_s
-    for connection in bells._sockets.values():
+    signals = net.transport.signals
+    signals.timeout_s = timeout_s
+    for connection in signals._sockets.values():
         connection.settimeout(timeout_s)
 
 

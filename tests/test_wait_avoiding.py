@@ -24,13 +24,13 @@ from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.meeting import AllWorkers
 from decentral.network.asynchronous.protocol import GroupRules
 from decentral.network.asynchronous.wait_avoiding import Entry, WaitAvoidingGroups
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import split_workers
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.world import World
 from decentral.randomness import numpy_generator
 from decentral.registry import components
+from decentral.topology.delivery import Losses
 from decentral.topology.groups import GroupSchedule, group
 from decentral.training.between_processes import ThreadedStepper
 from handmade_cluster import Costs, Oracle, Virtual, pulls

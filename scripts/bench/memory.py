@@ -17,11 +17,11 @@ from bench.harness import Effort, Findings, Steps, Table, Target, benchmark, env
 from bench.steps import STEP_COLUMNS, VGG11, Model, overhead
 from decentral.data.description import ImageData
 from decentral.errors import ConfigError
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
 from decentral.registry import components
+from decentral.topology.delivery import Losses
 from decentral.topology.requirements import check
 from decentral.topology.rounds import Rounds
 

@@ -16,10 +16,10 @@ from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.measurements.timing import ready
-from decentral.network.delivery import Losses
 from decentral.network.processes import ProcessNetwork, split_workers
 from decentral.network.transports.posting import Message, Work
 from decentral.network.transports.torch_distributed import TorchDistributed
+from decentral.topology.delivery import Losses
 from decentral.topology.rounds import Rounds
 from decentral.training.assemble import with_rate
 from decentral.training.stepper import Stepper

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from decentral.cluster.costs import Exchange as CostedExchange
     from decentral.cluster.costs import LinkCosts
     from decentral.cluster.spans import Spans
-    from decentral.network.delivery import Exchange, Neighbors
+    from decentral.topology.delivery import Exchange, Neighbors
     from decentral.topology.rounds import RelayEdges
 
 _STEPS_AT_ONCE = 64
@@ -111,7 +111,7 @@ class Clock(Prices):
     def begin(self, exchange: Exchange, row_bytes: Sequence[float]) -> Underway:
         """All begin an exchange of rows whose pieces have so many bytes; without pieces: an all-reduce."""
         if not exchange.pieces:
-            return self.begin_mean(row_bytes[0])
+            return self.begin_collective("all_reduce", row_bytes[0])
         if "messages" not in exchange.memo:
             graphs = [W.graph for W in exchange.pieces]
             src, dst = (np.concatenate([getattr(graph, end) for graph in graphs]) for end in ("src", "dst"))
@@ -127,21 +127,13 @@ class Clock(Prices):
         self._relayed = edges, self._relayed[1].over(self.costs)
         return self._neighbors(self._relayed[1], piece_bytes)
 
-    def begin_mean(self, num_bytes: float) -> Underway:
-        """All begin an all-reduce of rows of so many bytes."""
+    def begin_collective(self, name: str, num_bytes: float) -> Underway:
+        """All begin an all_reduce, allgather or broadcast of rows of so many bytes."""
+        if name != "all_reduce" or self.believed is None:
+            return self._together(*self.collective(name, num_bytes))
         num_bytes *= self.bytes_scale
-        collective, seconds = (self.believed or self.costs).all_reduce(self.n, num_bytes)
-        if self.believed is not None:
-            seconds = self.costs.collective_s(collective, self.n, num_bytes)
-        return self._together(CollectiveName(type(collective)).name, seconds)
-
-    def begin_allgather(self, num_bytes: float) -> Underway:
-        """All begin to tell all others what they have, which is so many bytes at most."""
-        return self._together("allgather", self.allgather_s(num_bytes))
-
-    def begin_broadcast(self, num_bytes: float) -> Underway:
-        """All begin to take part in a broadcast of so many bytes."""
-        return self._together("broadcast", self.broadcast_s(num_bytes))
+        chosen, _ = self.believed.all_reduce(self.n, num_bytes)
+        return self._together(CollectiveName(type(chosen)).name, self.costs.collective_s(chosen, self.n, num_bytes))
 
     def ping(self, src: np.ndarray, dst: np.ndarray, num_bytes: float) -> float:
         """Once all are there, messages of so many bytes go from src to dst (int64 [E], a worker in one pair at most)

@@ -27,6 +27,12 @@ class Prices:
         collective, seconds = self.costs.all_reduce(self.n, num_bytes * self.bytes_scale)
         return CollectiveName(type(collective)).name, seconds
 
+    def collective(self, name: str, num_bytes: float) -> tuple[str, float]:
+        """The same for an all_reduce, allgather or broadcast."""
+        if name == "all_reduce":
+            return self.all_reduce(num_bytes)
+        return name, self.allgather_s(num_bytes) if name == "allgather" else self.broadcast_s(num_bytes)
+
     def mean_s(self, num_bytes: float) -> float:
         """An all-reduce of rows of so many bytes."""
         return self.costs.all_reduce_s(self.n, num_bytes * self.bytes_scale)

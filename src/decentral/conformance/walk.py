@@ -14,11 +14,11 @@ from torch import Tensor
 
 from decentral.compression.row_layout import RowLayout
 from decentral.config.schema import Config
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.world import World
 from decentral.runtime.launch import in_processes
 from decentral.store import Status
+from decentral.topology.delivery import Losses
 from decentral.training.assemble import Run, assemble, with_rate
 from decentral.training.checkpoint import from_parts, to_part
 from decentral.training.stepper import Stepper

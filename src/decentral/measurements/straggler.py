@@ -231,8 +231,8 @@ def in_rounds(
     config: Config, world: World, pauses: list[float], duration_s: float, x: Tensor
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Synchronous averaging of x [n, d], which lasts as long as the slowest worker needs for its turns."""
-    from decentral.network.delivery import Losses
     from decentral.network.processes import join
+    from decentral.topology.delivery import Losses
 
     i, mean = world.rank, x.mean(0)
     net = join(config.rounds(), Losses(0.0, 0), world.device, i, world.size, config.network)

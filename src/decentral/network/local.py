@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from decentral.network import gathered, kernels
-from decentral.network.delivery import Exchange, Losses, Neighbors
 from decentral.network.network import Network
 from decentral.network.payload import Known, Payload, Sizes
+from decentral.topology.delivery import Exchange, Losses, Neighbors
 from decentral.topology.rounds import Rounds, slices
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from decentral.network.delivery import Exchange
+from decentral.topology.delivery import Exchange
 
 Begin = Callable[[Tensor, Exchange], Callable[[], object]]
 """Begins to mix rows in place; what it returns, when called, ends it."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from decentral.network import gathered, kernels
-from decentral.network.delivery import Delivery, Exchange, Losses, exchange
 from decentral.network.mixing import Mixing
 from decentral.network.payload_verbs import PayloadVerbs
 from decentral.network.products import Product
+from decentral.topology.delivery import Delivery, Exchange, Losses, exchange
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds, Split, slices
 
@@ -109,13 +109,8 @@ class Network(PayloadVerbs, ABC):
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
         self._count_mean(x)
-        if self.clock is not None:
-            self.clock.wait(self.clock.begin_mean(_row_bytes(x)))
-        elif self.measured is not None:
-            name, predicted_s = self.measured.all_reduce(_row_bytes(x))
-            with self._carried(name, predicted_s):
-                return self._mean(x)
-        return self._mean(x)
+        with self._collective("all_reduce", _row_bytes(x)):
+            return self._mean(x)
 
     def begin_mean(self, x: Tensor) -> Callable[[], Tensor]:
         """`mean`, in the background in simulated time: what is returned, when called, carries it out and counts it.
@@ -123,7 +118,7 @@ class Network(PayloadVerbs, ABC):
         Until then x may be read but must not change.
         """
         clock = self.clock
-        underway = clock.begin_mean(_row_bytes(x)) if clock is not None else None
+        underway = clock.begin_collective("all_reduce", _row_bytes(x)) if clock is not None else None
 
         def finish() -> Tensor:
             self._count_mean(x)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decentral.network.delivery import Delivery, Neighbors
 from decentral.network.layout import EdgeLayout
 from decentral.network.payload import Known, Payload, Sizes, bytes_of, check_alike
+from decentral.topology.delivery import Delivery, Neighbors
 
 if TYPE_CHECKING:
     from decentral.cluster.clock import Clock
@@ -44,12 +44,8 @@ class PayloadVerbs(EdgeLayout, ABC):
         """Those of the k local workers -> those of all n, by their numbers. Each is sent n - 1 times."""
         known = self._known(payloads, sizes)
         num_bytes = self._count_payloads(known, np.full(self.n, self.n - 1))
-        if self.clock is not None:
-            self.clock.wait(self.clock.begin_allgather(float(num_bytes.max())))
-        elif self.measured is not None:
-            with self._carried("allgather", self.measured.allgather_s(float(num_bytes.max()))):
-                return self._allgather(payloads, known)
-        return self._allgather(payloads, known)
+        with self._collective("allgather", float(num_bytes.max())):
+            return self._allgather(payloads, known)
 
     def broadcast(self, payload: Payload | None, root: int, sizes: Sizes | None = None) -> Payload:
         """Worker `root`'s, on every process; that which hosts it gives it, the others' is not looked at.
@@ -63,12 +59,8 @@ class PayloadVerbs(EdgeLayout, ABC):
             check_alike([ours], sizes)
         known = Known([self._sizes_of_one(ours, root) if sizes is None else sizes], sizes is None)
         num_bytes = self._count_payloads(known, np.array([self.n - 1]))
-        if self.clock is not None:
-            self.clock.wait(self.clock.begin_broadcast(float(num_bytes[0])))
-        elif self.measured is not None:
-            with self._carried("broadcast", self.measured.broadcast_s(float(num_bytes[0]))):
-                return self._broadcast(ours, root, known)
-        return self._broadcast(ours, root, known)
+        with self._collective("broadcast", float(num_bytes[0])):
+            return self._broadcast(ours, root, known)
 
     def swap(self, payloads: Sequence[Payload], round: int, sizes: Sizes | None = None) -> list[dict[int, Payload]]:
         """Every worker gives its payload to those who take something of it in this round: W_ij != 0, in any piece.
@@ -101,13 +93,20 @@ class PayloadVerbs(EdgeLayout, ABC):
         return came
 
     @contextmanager
-    def _carried(self, name: str, predicted_s: float) -> Iterator[None]:
-        """Keep account of a collective."""
-        began = time.perf_counter()
+    def _collective(self, name: str, num_bytes: float) -> Iterator[None]:
+        """A collective takes its time in simulated time; else, where it is measured what links cost, it is kept how
+        long it took."""
+        if self.clock is not None:
+            self.clock.wait(self.clock.begin_collective(name, num_bytes))
+        elif self.measured is not None:
+            name, predicted_s = self.measured.collective(name, num_bytes)
+            began = time.perf_counter()
+            yield
+            kept = self.carried.setdefault(name, [0, 0.0, 0.0])
+            for place, value in enumerate((1, predicted_s, time.perf_counter() - began)):
+                kept[place] += value
+            return
         yield
-        kept = self.carried.setdefault(name, [0, 0.0, 0.0])
-        for place, value in enumerate((1, predicted_s, time.perf_counter() - began)):
-            kept[place] += value
 
     # -- what an implementation does -----------------------------------------------------------------------------------
 

@@ -6,7 +6,6 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -19,15 +18,14 @@ from decentral.errors import ConfigError
 from decentral.network import kernels
 from decentral.network.collectives.all_reduce import AllReduce, Peers
 from decentral.network.collectives.choose import Fastest, chosen
-from decentral.network.delivery import Exchange, Losses, Neighbors
 from decentral.network.network import Network, pairings
-from decentral.network.payload import Known, Payload, Sizes
 from decentral.network.payload_transfer import PayloadTransfer
 from decentral.network.settings import CollectiveChoice, NetworkSettings
 from decentral.network.transports.choose import open_transport
-from decentral.network.transports.doorbells import note_of
-from decentral.network.transports.transport import CutEdge, Expected, Parcel, Row, Transport
+from decentral.network.transports.signals import note_of
+from decentral.network.transports.transport import Buffer, CutEdge, Expected, Row, Transport
 from decentral.network.windows.pushes import Pushes
+from decentral.topology.delivery import Exchange, Losses
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds, slices
 
@@ -63,7 +61,7 @@ def _rows(workers: np.ndarray, piece: int, peers: np.ndarray, tags: np.ndarray) 
     return [Row(worker, piece, peer, tag) for worker, peer, tag in columns]
 
 
-class ProcessNetwork(Network):
+class ProcessNetwork(PayloadTransfer, Network):
     """This process hosts some of the n workers; needs an initialised process group (gloo or nccl).
 
     One message for each row that another process needs (mix), or for each edge that is cut (relay). `wire_bytes` and
@@ -100,7 +98,6 @@ class ProcessNetwork(Network):
         self._cut_edges_of: dict[int, list[CutEdge]] = {}  # by the length of rows
         self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
         self.owner = np.repeat(np.arange(len(layout)), [len(workers) for workers in layout])
-        self._transfer = PayloadTransfer(transport, layout, rank, device)
 
     def go_by(self, fastest: Fastest) -> None:
         """See `Network`."""
@@ -169,7 +166,7 @@ class ProcessNetwork(Network):
 
     def _mean(self, x: Tensor) -> Tensor:
         kernels.total_rows(x)
-        if (collective := self._collective(x[0])) is None:
+        if (collective := self._chosen(x[0])) is None:
             self.transport.total(x[0], 1 / self.n)
         else:
             collective.total(x[0].view(-1), 1 / self.n, Peers(self.transport, self.rank, len(self.layout), x.device))
@@ -196,7 +193,7 @@ class ProcessNetwork(Network):
 
     def _there_and_back(self, content: Tensor, first: int, second: int) -> None:
         peer = first + second - self.rank
-        send, receive = Parcel([content], [peer]), Expected(peer, len(content))
+        send, receive = Buffer([content], [peer]), Expected(peer, len(content))
         for sender in (first, second):
             if sender == self.rank:
                 self.transport.count(1, len(content))
@@ -210,30 +207,12 @@ class ProcessNetwork(Network):
         rows = torch.full((len(self.workers), 1), seconds, dtype=torch.float64, device=self.device)
         return float(self.gather(rows).max())
 
-    def _collective(self, row: Tensor) -> AllReduce | None:
+    def _chosen(self, row: Tensor) -> AllReduce | None:
         """None: the transport's own. Where that cannot be limited: a ring."""
         if self.settings.collective is CollectiveChoice.library:
             own = self.transport.limiter is None or self.transport.limits_totals
             return None if own else chosen(CollectiveChoice.ring, 0, None)
         return chosen(self.settings.collective, row.numel() * row.element_size(), self.fastest)
-
-    def _everybodys_sizes(self, payloads: Sequence[Payload]) -> list[Sizes]:
-        return self._transfer.everybodys_sizes(payloads)
-
-    def _sizes_of_one(self, payload: Payload | None, root: int) -> Sizes:
-        return self._transfer.sizes_of_one(payload, root)
-
-    def _allgather(self, payloads: Sequence[Payload], known: Known) -> list[Payload]:
-        return self._transfer.allgather(payloads, known)
-
-    def _broadcast(self, payload: Payload | None, root: int, known: Known) -> Payload:
-        return self._transfer.broadcast(payload, root, known)
-
-    def _swap(self, payloads: Sequence[Payload], neighbors: Neighbors, known: Known) -> list[dict[int, Payload]]:
-        return self._transfer.swap(payloads, neighbors, known)
-
-    def _relay_payloads(self, payloads: Sequence[Payload], sizes: Sequence[Sizes]) -> list[Payload]:
-        return self._transfer.over_edges(payloads, self.edges, sizes)
 
     def _begin(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
         if not exchange.pieces:
@@ -289,25 +268,3 @@ class ProcessNetwork(Network):
             widths = self.piece_widths(num_coordinates)
             self._cut_edges_of[num_coordinates] = [edge._replace(width=widths[h]) for edge, h in self._cut_edges]
         return self._cut_edges_of[num_coordinates]
-
-    @cached_property
-    def _cut_edges(self) -> list[tuple[CutEdge, int]]:
-        """The edges from other processes into this one, each with its piece; widths are filled in later."""
-        firsts = np.searchsorted(self.edges.dst, [workers.start for workers in self.layout])
-        found = []
-        for e in self.local_edges:
-            peer, back = int(self.owner[self.edges.src[e]]), int(self.edges.reverse[e])
-            if peer != self.rank:
-                edge = CutEdge(e - self.local_edges.start, peer, back - int(firsts[peer]), 0, e, back)
-                found.append((edge, int(self.edges.piece[e])))
-        return found
-
-    @cached_property
-    def _inner_edges(self) -> list[tuple[int, int, int]]:
-        """(row of m, row for the message that goes back, piece) of the edges between local workers."""
-        first = self.local_edges.start
-        return [
-            (e - first, int(self.edges.reverse[e]) - first, int(self.edges.piece[e]))
-            for e in self.local_edges
-            if int(self.owner[self.edges.src[e]]) == self.rank
-        ]

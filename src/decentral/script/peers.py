@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.network.delivery import Losses
 from decentral.network.processes import ProcessNetwork
 from decentral.network.processes import join as join_network
 from decentral.network.settings import Carrier, NetworkSettings
@@ -21,6 +20,7 @@ from decentral.script.calls import Named, Weights, read
 from decentral.script.group import Group
 from decentral.script.handle import Handle, guarded
 from decentral.topology.communication import Communication
+from decentral.topology.delivery import Losses
 from decentral.topology.graph import Graph, union
 from decentral.topology.rounds import Rounds
 from decentral.topology.topology import Topology

@@ -21,7 +21,6 @@ from decentral.compression.none import NoCompression
 from decentral.compression.row_layout import RowLayout
 from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
 from decentral.errors import ConfigError, suggest
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.settings import Carrier, NetworkSettings
@@ -36,6 +35,7 @@ from decentral.script.modes import Mode, ModeStep
 from decentral.script.optimizer import KEY, DecentralizedOptimizer
 from decentral.script.parameters import FlatParameters, ParameterRow, start, travels
 from decentral.script.peers import Peers
+from decentral.topology.delivery import Losses
 from decentral.topology.requirements import check as check_needs
 from decentral.topology.topology import Topology
 

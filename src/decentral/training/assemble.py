@@ -23,7 +23,6 @@ from decentral.config.schema import Config
 from decentral.gradients.precision import Precision
 from decentral.host.allocator import keep_freed_memory
 from decentral.network.collectives.choose import Fastest
-from decentral.network.delivery import Losses
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.settings import CollectiveChoice
@@ -32,6 +31,7 @@ from decentral.optim.optimizer import LocalRule
 from decentral.store.models import AVERAGED, load_models
 from decentral.tasks.task import Problem
 from decentral.terminal.text import duration
+from decentral.topology.delivery import Losses
 from decentral.training.accumulated import Accumulated
 from decentral.training.adaptive import AdaptiveStepper
 from decentral.training.between_processes import ThreadedStepper

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from decentral.cluster.clock import Clock, Underway
 from decentral.compression.address import Address
 from decentral.compression.row_layout import RowLayout
 from decentral.network.payload import Payload, Sizes
@@ -27,9 +26,9 @@ _LENGTH_BYTES = 8
 
 
 class Sent(NamedTuple):
-    """A verb: how it begins in simulated time, its bytes as the clock wants them, how often each worker sends them."""
+    """A collective, its bytes as the clock wants them, how often each worker sends them."""
 
-    begin: Callable[[Clock, float], Underway]
+    name: str
     num_bytes: float
     times: float
 
@@ -57,17 +56,17 @@ class _Others:
         self.sent: list[Sent] = []
 
     def mean(self, x: Tensor) -> Tensor:
-        self.sent.append(Sent(Clock.begin_mean, x[0].numel() * x.element_size(), 2 * (self.n - 1) / self.n))
+        self.sent.append(Sent("all_reduce", x[0].numel() * x.element_size(), 2 * (self.n - 1) / self.n))
         return x
 
     def allgather(self, payloads: Sequence[Payload], sizes: Sizes | None = None) -> list[Payload]:
         lengths = 0 if sizes is not None else _LENGTH_BYTES * len(payloads[0].tensors)
-        self.sent.append(Sent(Clock.begin_allgather, payloads[0].num_bytes + lengths, self.n - 1))
+        self.sent.append(Sent("allgather", payloads[0].num_bytes + lengths, self.n - 1))
         return list(payloads) * self.heard
 
     def broadcast(self, payload: Payload | None, root: int, sizes: Sizes | None = None) -> Payload:
         assert payload is not None
-        self.sent.append(Sent(Clock.begin_broadcast, payload.num_bytes, (self.n - 1) / self.n))
+        self.sent.append(Sent("broadcast", payload.num_bytes, (self.n - 1) / self.n))
         return payload
 
 
@@ -78,7 +77,7 @@ def in_means(compressor: Compressor, layout: RowLayout, num_workers: int) -> Cod
     alone = _combined(compressor, part, num_workers, 1)
     work_s, sent = alone
     heard = min(num_workers, _HEARD)
-    if heard > 1 and any(each.begin is Clock.begin_allgather for each in sent):
+    if heard > 1 and any(each.name == "allgather" for each in sent):
         each_s = max(0.0, _combined(compressor, part, num_workers, heard)[0] - work_s) / (heard - 1)
         work_s += (num_workers - 1) * each_s
     return Coding(scale * work_s, tuple(each._replace(num_bytes=scale * each.num_bytes) for each in sent))

@@ -99,7 +99,7 @@ class InMeans(Method):
             clock.gradient()
             _work(clock, coding.work_s)
             for each in coding.sent:
-                clock.wait(each.begin(clock, each.num_bytes))
+                clock.wait(clock.begin_collective(each.name, each.num_bytes))
         return Prediction(clock.latest_s / case.num_steps, coding.bytes_per_worker, coding.work_s)
 
 

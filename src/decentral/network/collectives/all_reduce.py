@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decentral.network.transports.binomial import binomial_tree
 from decentral.network.transports.posting import as_bytes
-from decentral.network.transports.transport import CPU, Expected, Parcel, Transport
+from decentral.network.transports.transport import CPU, Buffer, Expected, Transport
 
 Send = tuple[Tensor, Sequence[int]]
 """Part of a row, and the processes that it goes to."""
@@ -43,10 +43,10 @@ class Peers(NamedTuple):
             place.add_(came.view(place.dtype))
 
     def _exchange(self, sends: Sequence[Send], expected: Sequence[Expected], unchanged: bool) -> list[Tensor]:
-        parcels = [Parcel([values], peers) for values, peers in sends if len(values)]
-        for parcel in parcels:
-            self.transport.count(len(parcel.peers), len(parcel.peers) * parcel.num_bytes)
-        return self.transport.exchange(parcels, expected, self.device, unchanged)
+        buffers = [Buffer([values], peers) for values, peers in sends if len(values)]
+        for buffer in buffers:
+            self.transport.count(len(buffer.peers), len(buffer.peers) * buffer.num_bytes)
+        return self.transport.exchange(buffers, expected, self.device, unchanged)
 
 
 def _bytes_of(part: Tensor) -> int:

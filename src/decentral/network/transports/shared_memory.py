@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentral.network.transports.doorbells import NEW, READY, Doorbells, note_of
 from decentral.network.transports.limiter import Limits
+from decentral.network.transports.signals import NEW, READY, Signals, note_of
 from decentral.network.transports.staging import SENT, Staging
-from decentral.network.transports.transport import CPU, CutEdge, Expected, Parcel, Row, Shared, Transport
+from decentral.network.transports.transport import CPU, Buffer, CutEdge, Expected, Row, Shared, Transport
 
-_MAILBOXES_KEPT = 8
+_RELAY_ROWS_KEPT = 8
 _FIRST_BOARD = SENT + 1
 _RELAYED = note_of("messages along edges")
 _MOST_BOARDS = NEW - _FIRST_BOARD
@@ -81,7 +81,7 @@ class _Board:
     """Where every process shows rows to others, and how often each reader has to be done before ours may change."""
 
     rows: list[Tensor]  # by process: [k_p, ..., P]
-    done: int  # the kind of bell by which readers say that they are
+    done: int  # the kind of signal by which readers say that they are
     what: str  # is shown
     readers: dict[int, int]  # process -> how often
     shown: dict[int, int]  # process -> how often we have shown it something here
@@ -89,23 +89,23 @@ class _Board:
 
 
 class _Shown(Shared):
-    """Rows on a board; those of process p can be read when it has rung `awaited[p]` times."""
+    """Rows on a board; those of process p can be read when it has sent `awaited[p]` signals."""
 
     def __init__(
-        self, bells: Doorbells, board: _Board, awaited: dict[int, int], received: list[Tensor], note: int
+        self, signals: Signals, board: _Board, awaited: dict[int, int], received: list[Tensor], note: int
     ) -> None:
-        self.bells, self.board, self.awaited, self.received, self.note = bells, board, awaited, received, note
+        self.signals, self.board, self.awaited, self.received, self.note = signals, board, awaited, received, note
 
     def rows(self) -> list[Tensor]:
         """See `Shared`."""
         for peer, count in self.awaited.items():
-            self.bells.wait(peer, READY, count, self.note, self.board.what)
+            self.signals.wait(peer, READY, count, self.note, self.board.what)
         return self.received
 
     def release(self) -> None:
         """See `Shared`."""
         for peer in self.awaited:
-            self.bells.ring(peer, self.board.done)
+            self.signals.send(peer, self.board.done)
         self.board.busy = False
 
 
@@ -124,18 +124,18 @@ class SharedMemory(Transport):
     def __init__(self, layout: Sequence[range], timeout_s: float, limits: Limits | None = None) -> None:
         super().__init__(limits)
         self.layout, self.rank = layout, dist.get_rank()
-        self.bells = Doorbells(timeout_s)
+        self.signals = Signals(timeout_s)
         self.others = [p for p in range(len(layout)) if p != self.rank]
-        self._awaited = [0] * len(layout)  # how often each process has had to ring so far
+        self._awaited = [0] * len(layout)  # how often each process has had to send a signal so far
         self._boards: dict[tuple[object, ...], list[_Board]] = {}
-        self._mailboxes: list[list[Tensor]] = []  # by process: [2, E_p, W]
+        self._relay_rows: list[list[Tensor]] = []  # by process: [2, E_p, W]
         self._totals: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor], int]] = {}
-        self._staging = Staging(self.bells, lambda shapes, dtype: Segments(shapes, dtype).tensors, self._announce)
+        self._staging = Staging(self.signals, lambda shapes, dtype: Segments(shapes, dtype).tensors, self._announce)
 
     @property
     def waited_s(self) -> float:
         """See `Transport`."""
-        return self.bells.waited_s
+        return self.signals.waited_s
 
     def share(
         self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row], note: int = 0
@@ -144,7 +144,7 @@ class SharedMemory(Transport):
         board = self._board(x)
         note = (note + board.done) % 0xFFFFFF + 1  # all processes number their boards alike
         for peer, count in board.readers.items():
-            self.bells.wait(peer, board.done, count)
+            self.signals.wait(peer, board.done, count)
         own = board.rows[self.rank]
         for worker, piece in dict.fromkeys((row.worker, row.piece) for row in sends):
             own[worker][..., pieces[piece]].copy_(x[worker][..., pieces[piece]])
@@ -161,7 +161,7 @@ class SharedMemory(Transport):
         received = [
             board.rows[row.peer][row.worker - self.layout[row.peer].start][..., pieces[row.piece]] for row in receives
         ]
-        return _Shown(self.bells, board, self._await(sorted({row.peer for row in receives})), received, note)
+        return _Shown(self.signals, board, self._await(sorted({row.peer for row in receives})), received, note)
 
     def open(self, m: Tensor, edges: Sequence[CutEdge]) -> tuple[Tensor, list[Tensor | None]]:
         """See `Transport`. The messages of two rounds take turns in the memory.
@@ -169,8 +169,8 @@ class SharedMemory(Transport):
         A process has read those of the round before last when its messages of the last round arrive: edges have two
         directions.
         """
-        boxes, turn = self._mailbox(m)
-        return boxes[self.rank][turn], [boxes[edge.peer][turn][edge.back, : edge.width] for edge in edges]
+        halves, turn = self._relay_memory(m)
+        return halves[self.rank][turn], [halves[edge.peer][turn][edge.back, : edge.width] for edge in edges]
 
     def deliver(self, edges: Sequence[CutEdge], outgoing: Sequence[Tensor]) -> None:
         """See `Transport`."""
@@ -198,19 +198,19 @@ class SharedMemory(Transport):
             torch.mul(part[: share.stop - share.start], factor, out=row[share])
         return x
 
-    def reserve(self, num_bytes: int, num_parcels: int = 1) -> None:
+    def reserve(self, num_bytes: int, num_buffers: int = 1) -> None:
         """See `Transport`."""
-        self._staging.reserve(num_bytes, num_parcels)
+        self._staging.reserve(num_bytes, num_buffers)
 
     def exchange(
         self,
-        parcels: Sequence[Parcel],
+        buffers: Sequence[Buffer],
         expected: Sequence[Expected],
         device: torch.device = CPU,
         unchanged: bool = False,
     ) -> list[Tensor]:
         """See `Transport`. Copied once, whatever the number of those who read it."""
-        return self._staging.exchange(parcels, expected)
+        return self._staging.exchange(buffers, expected)
 
     def done(self) -> None:
         """See `Transport`."""
@@ -218,25 +218,25 @@ class SharedMemory(Transport):
 
     def tell_of_something_new(self) -> None:
         """See `Transport`."""
-        self.bells.tell_of_something_new()
+        self.signals.tell_of_something_new()
 
-    def spread(self, parcel: Parcel | None, root: int, num_bytes: int, device: torch.device = CPU) -> Tensor | None:
+    def spread(self, buffer: Buffer | None, root: int, num_bytes: int, device: torch.device = CPU) -> Tensor | None:
         """See `Transport`. Without limits all read it where `root` has laid it."""
         if self.limiter is not None:
-            return super().spread(parcel, root, num_bytes, device)
-        if parcel is not None:
-            self.count(len(parcel.peers), len(parcel.peers) * num_bytes)
-            self.exchange([parcel], [], device)
+            return super().spread(buffer, root, num_bytes, device)
+        if buffer is not None:
+            self.count(len(buffer.peers), len(buffer.peers) * num_bytes)
+            self.exchange([buffer], [], device)
             return None
         return self.exchange([], [Expected(root, num_bytes)], device)[0]
 
     def close(self) -> None:
-        """Hang up and let go of the memory."""
+        """Close the sockets and let go of the memory."""
         super().close()
-        self.bells.close()
+        self.signals.close()
         self._staging.close()
         self._boards.clear()
-        self._mailboxes.clear()
+        self._relay_rows.clear()
         self._totals.clear()
 
     def _tell(self, going: dict[int, int], note: int, what: str) -> None:
@@ -244,17 +244,17 @@ class SharedMemory(Transport):
         for peer, num_bytes in going.items():
             self._announce(peer, READY, num_bytes, note)
         for peer, count in self._await(list(going)).items():
-            self.bells.wait(peer, READY, count, note, what)
+            self.signals.wait(peer, READY, count, note, what)
 
     def _announce(self, peer: int, kind: int, num_bytes: int, note: int = 0) -> None:
-        """Ring when so many bytes have arrived: at once, unless there are limits."""
+        """Send a signal when so many bytes have arrived: at once, unless there are limits."""
         if self.limiter is None:
-            self.bells.ring(peer, kind, note)
+            self.signals.send(peer, kind, note)
         else:
-            self.limiter.later(num_bytes, partial(self.bells.ring_from_a_thread, peer, kind, note))
+            self.limiter.later(num_bytes, partial(self.signals.send_from_a_thread, peer, kind, note))
 
     def _await(self, writers: Sequence[int]) -> dict[int, int]:
-        """How often each of them has to have rung for what it writes next."""
+        """How often each of them has to have sent a signal for what it writes next."""
         for peer in writers:
             self._awaited[peer] += 1
         return {peer: self._awaited[peer] for peer in writers}
@@ -273,24 +273,24 @@ class SharedMemory(Transport):
                 "shapes: wait for some before others are begun"
             )
         with contextlib.suppress(ConnectionError):  # who waits for somebody that is gone hears of it then
-            self.bells.hear()  # others may be unable to ring until we do, and a new board needs all of them
+            self.signals.receive()  # others may be unable to send until we do, and a new board needs all of them
         rows = Segments(shapes, x.dtype).tensors
         what = f"{str(x.dtype).removeprefix('torch.')} {list(x.shape[1:])}, and of the same round"
         boards.append(_Board(rows, _FIRST_BOARD + number, what, {}, {}))
         return boards[-1]
 
-    def _mailbox(self, m: Tensor) -> tuple[list[Tensor], int]:
-        """The mailboxes in one half of which m lies, and the number of the other half; new ones for any other m."""
-        for boxes in self._mailboxes:
+    def _relay_memory(self, m: Tensor) -> tuple[list[Tensor], int]:
+        """The memory in one half of which m lies, and the number of the other half; new ones for any other m."""
+        for halves in self._relay_rows:
             for half in (0, 1):
-                if boxes[self.rank][half].data_ptr() == m.data_ptr():
-                    return boxes, 1 - half
+                if halves[self.rank][half].data_ptr() == m.data_ptr():
+                    return halves, 1 - half
         counts = torch.zeros(len(self.layout), dtype=torch.int64)
         counts[self.rank] = len(m)
         dist.all_reduce(counts)
         shapes = [(2, int(count), m.shape[1]) for count in counts]
-        self._mailboxes = [*self._mailboxes[1 - _MAILBOXES_KEPT :], Segments(shapes, m.dtype).tensors]
-        return self._mailboxes[-1], 0
+        self._relay_rows = [*self._relay_rows[1 - _RELAY_ROWS_KEPT :], Segments(shapes, m.dtype).tensors]
+        return self._relay_rows[-1], 0
 
     def _total(self, row: Tensor) -> tuple[list[Tensor], list[Tensor], int]:
         key = row.shape, row.dtype

@@ -14,9 +14,9 @@ from decentral.network.transports.limiter import Limits
 from decentral.network.transports.posting import Late, Message, Work, as_bytes, post, wait
 from decentral.network.transports.transport import (
     CPU,
+    Buffer,
     CutEdge,
     Expected,
-    Parcel,
     Row,
     Shared,
     Transport,
@@ -24,7 +24,7 @@ from decentral.network.transports.transport import (
     grown,
 )
 
-_PARCEL_TAG = 1 << 21  # apart from the tags of rows, and of what windows send
+_BUFFER_TAG = 1 << 21  # apart from the tags of rows, and of what windows send
 
 
 class _Posted(Shared):
@@ -110,34 +110,34 @@ class TorchDistributed(Transport):
         self._waited_s += time.perf_counter() - began
         return x.mul_(factor)
 
-    def reserve(self, num_bytes: int, num_parcels: int = 1) -> None:
+    def reserve(self, num_bytes: int, num_buffers: int = 1) -> None:
         """See `Transport`; everybody looks after its own memory."""
         return None
 
     def exchange(
         self,
-        parcels: Sequence[Parcel],
+        buffers: Sequence[Buffer],
         expected: Sequence[Expected],
         device: torch.device = CPU,
         unchanged: bool = False,
     ) -> list[Tensor]:
-        """See `Transport`. A parcel of one part is sent from where it lies, of several from a copy.
+        """See `Transport`. A buffer of one part is sent from where it lies, of several from a copy.
 
         What came can be read until the next exchange in which something comes.
         """
-        packed = [parcel for parcel in parcels if not _lies(parcel)]
-        copies = iter(self._cut("packed", [parcel.num_bytes for parcel in packed], device))
-        spare = iter(self._cut("came", [parcel.num_bytes for parcel in expected if parcel.place is None], device))
-        received = [next(spare) if parcel.place is None else parcel.place for parcel in expected]
+        packed = [buffer for buffer in buffers if not _lies(buffer)]
+        copies = iter(self._cut("packed", [buffer.num_bytes for buffer in packed], device))
+        spare = iter(self._cut("came", [buffer.num_bytes for buffer in expected if buffer.place is None], device))
+        received = [next(spare) if buffer.place is None else buffer.place for buffer in expected]
         sends = []
-        for parcel in parcels:
-            values = as_bytes(parcel.parts[0]) if _lies(parcel) else next(copies)
-            if not _lies(parcel):
-                parcel.pack(values)
-            sends += [Message(values, peer, _PARCEL_TAG + parcel.number) for peer in parcel.peers]
+        for buffer in buffers:
+            values = as_bytes(buffer.parts[0]) if _lies(buffer) else next(copies)
+            if not _lies(buffer):
+                buffer.pack(values)
+            sends += [Message(values, peer, _BUFFER_TAG + buffer.number) for peer in buffer.peers]
         receives = [
-            Message(place, parcel.peer, _PARCEL_TAG + parcel.number)
-            for place, parcel in zip(received, expected, strict=True)
+            Message(place, buffer.peer, _BUFFER_TAG + buffer.number)
+            for place, buffer in zip(received, expected, strict=True)
         ]
         if unchanged and not packed and device.type == "cpu":
             coming = self._go([], receives)
@@ -191,6 +191,6 @@ class TorchDistributed(Transport):
         return [*post([], receives), *works]
 
 
-def _lies(parcel: Parcel) -> bool:
+def _lies(buffer: Buffer) -> bool:
     """Whether it can be sent from where it lies."""
-    return len(parcel.parts) == 1 and parcel.parts[0].is_contiguous()
+    return len(buffer.parts) == 1 and buffer.parts[0].is_contiguous()

@@ -15,11 +15,11 @@ from decentral.network.transports.limiter import Limiter, Limits
 
 CPU = torch.device("cpu")
 ALIGNED = 64
-"""Parcels begin at multiples of so many bytes."""
+"""Buffers begin at multiples of so many bytes."""
 
 
 def aligned(num_bytes: int) -> int:
-    """The next place at which a parcel can begin."""
+    """The next place at which a buffer can begin."""
     return -(-num_bytes // ALIGNED) * ALIGNED
 
 
@@ -52,11 +52,11 @@ class CutEdge(NamedTuple):
     back_tag: int  # of the message that goes
 
 
-class Parcel(NamedTuple):
+class Buffer(NamedTuple):
     """Bytes on their way to the processes `peers`: those of one-dimensional `parts`, one after the other.
 
     Parts of wide numbers come first, and where messages are limited the first of `peers` has it first. `number` tells
-    the parcels of a process in an exchange from each other.
+    the buffers of a process in an exchange from each other.
     """
 
     parts: Sequence[Tensor]
@@ -78,7 +78,7 @@ class Parcel(NamedTuple):
 
 
 class Expected(NamedTuple):
-    """A parcel of so many bytes from process `peer`, which numbers it so; `place`, uint8, may take it up at once."""
+    """A buffer of so many bytes from process `peer`, which numbers it so; `place`, uint8, may take it up at once."""
 
     peer: int
     num_bytes: int
@@ -144,18 +144,18 @@ class Transport(ABC):
         """x_p <- factor times the sum over processes q of x_q, for one row x [..., P] on each process; in place."""
 
     @abstractmethod
-    def reserve(self, num_bytes: int, num_parcels: int = 1) -> None:
+    def reserve(self, num_bytes: int, num_buffers: int = 1) -> None:
         """From now on no process gives more than that to one `exchange`. All processes say so, and the same."""
 
     @abstractmethod
     def exchange(
         self,
-        parcels: Sequence[Parcel],
+        buffers: Sequence[Buffer],
         expected: Sequence[Expected],
         device: torch.device = CPU,
         unchanged: bool = False,
     ) -> list[Tensor]:
-        """Send parcels, and wait for those that come: uint8 [num_bytes] each, in the order of `expected`.
+        """Send buffers, and wait for those that come: uint8 [num_bytes] each, in the order of `expected`.
 
         They can be read until the next `exchange` or `done`; they may lie in the places that were offered. Not every
         process has to take part in it. Not counted. With `unchanged`, nothing of what is sent changes before it has
@@ -171,16 +171,16 @@ class Transport(ABC):
         """Those who wait for this process in another call than this hear of it, if they can; all processes call it."""
         return None
 
-    def spread(self, parcel: Parcel | None, root: int, num_bytes: int, device: torch.device = CPU) -> Tensor | None:
-        """A parcel of so many bytes from process `root`, which alone has it, to all: uint8 [num_bytes]; None there.
+    def spread(self, buffer: Buffer | None, root: int, num_bytes: int, device: torch.device = CPU) -> Tensor | None:
+        """A buffer of so many bytes from process `root`, which alone has it, to all: uint8 [num_bytes]; None there.
 
         Along a binomial tree. All processes call this at once, after `reserve`. Counted.
         """
         parent, children = binomial_tree(dist.get_rank(), dist.get_world_size(), root)
         came = None if parent is None else self.exchange([], [Expected(parent, num_bytes)], device)[0].clone()
-        parts = [came] if came is not None else parcel.parts if parcel is not None else []
+        parts = [came] if came is not None else buffer.parts if buffer is not None else []
         self.count(len(children), len(children) * num_bytes)
-        self.exchange([Parcel(parts, children)], [], device)
+        self.exchange([Buffer(parts, children)], [], device)
         return came
 
     def close(self) -> None:

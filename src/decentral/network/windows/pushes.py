@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.network.delivery import Exchange
 from decentral.network.settings import NetworkSettings
 from decentral.network.windows.choose import open_window
 from decentral.network.windows.slots import Edges
+from decentral.topology.delivery import Exchange
 from decentral.topology.graph import union
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds

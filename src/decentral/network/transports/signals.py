@@ -16,67 +16,67 @@ import torch
 import torch.distributed as dist
 
 _GREETING_BYTES, _GREETING_S = 20, 5.0
-_BELL_BYTES = 4
+_SIGNAL_BYTES = 4
 
 
 NEW = 255
 READY = 1
-"""The kind of bell that says: what you wait for can be read. Other kinds, up to 254, mean what their users agree on."""
+"""The kind of signal that says: what you wait for can be read. Other kinds, up to 254, are for their users."""
 
 
-class Doorbells:
+class Signals:
     """One Unix socket between every two processes of the group; to be made by all of them at once.
 
-    Bells of a kind are counted, so one is never missed and never taken for another's. A process that has died closes
+    Signals of a kind are counted, so one is never missed and never taken for another's. A process that has died closes
     its sockets: whoever waits for it hears of that at once.
 
-    Raises ConnectionError, when waiting, if the other process is gone; TimeoutError if it does not ring in time.
+    Raises ConnectionError, when waiting, if the other process is gone; TimeoutError if it sends none in time.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.timeout_s = timeout_s
         self.waited_s = 0.0
-        """How long it has waited for others to ring."""
+        """How long it has waited for signals of others."""
         self._sockets: dict[int, socket.socket] = {}
-        self._heard: defaultdict[tuple[int, int], int] = defaultdict(int)  # by process and kind
+        self._come: defaultdict[tuple[int, int], int] = defaultdict(int)  # by process and kind
         self._new = 0
-        self._notes: dict[tuple[int, int, int], int] = {}  # by process, kind and how often it has rung
+        self._notes: dict[tuple[int, int, int], int] = {}  # by process, kind and how many have come
         self._connect()
 
-    def ring(self, peer: int, kind: int, note: int = 0) -> None:
+    def send(self, peer: int, kind: int, note: int = 0) -> None:
         """Tell `peer`, with a note of 24 bits about what. Whoever waits for one that is gone hears of it then."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             while True:
                 try:
-                    os.write(self._sockets[peer].fileno(), _bell(kind, note))  # `send` would wait for room
+                    os.write(self._sockets[peer].fileno(), _signal(kind, note))  # `send` would wait for room
                     return
                 except BlockingIOError:
                     self._make_room(peer)
 
-    def ring_from_a_thread(self, peer: int, kind: int, note: int = 0) -> None:
+    def send_from_a_thread(self, peer: int, kind: int, note: int = 0) -> None:
         """The same from a thread that must not listen, as another one does."""
         connection = self._sockets.get(peer)
         with contextlib.suppress(OSError, ValueError):  # closed meanwhile: whoever waits for it hears of that
             while connection is not None:
                 try:
-                    os.write(connection.fileno(), _bell(kind, note))
+                    os.write(connection.fileno(), _signal(kind, note))
                     return
                 except BlockingIOError:
                     if not select.select([], [connection], [], self.timeout_s)[1]:
-                        return  # whoever waits for this bell has no more patience either
+                        return  # whoever waits for this signal has no more patience either
 
     def wait(self, peer: int, kind: int, count: int, note: int = 0, what: str = "") -> None:
-        """Until `peer` has rung `count` times since the group was made, the last time with this note.
+        """Until `peer` has sent `count` signals since the group was made, the last one with this note.
 
         Raises RuntimeError, which speaks of `what`, for another note: the peer is at something else.
         """
-        if self._heard[peer, kind] < count:
+        if self._come[peer, kind] < count:
             began = time.perf_counter()
-            while self._heard[peer, kind] < count and self._heard[peer, NEW] <= self._new:
-                self._listen(peer)
+            while self._come[peer, kind] < count and self._come[peer, NEW] <= self._new:
+                self._take_in(peer)
             self.waited_s += time.perf_counter() - began
-        if self._heard[peer, kind] < count or (note and self._notes.pop((peer, kind, count), 0) != note):
+        if self._come[peer, kind] < count or (note and self._notes.pop((peer, kind, count), 0) != note):
             raise RuntimeError(
                 f"process {peer} of this run is at something else than process {self.rank}, which expects {what} here"
             )
@@ -85,45 +85,45 @@ class Doorbells:
         """To be called by all processes at once, before they do something that they have not done before."""
         self._new += 1
         for peer in self._sockets:
-            self.ring(peer, NEW)
+            self.send(peer, NEW)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the sockets."""
         for connection in self._sockets.values():
             connection.close()
         self._sockets.clear()
 
-    def hear(self, wait_s: float = 0.0, room_for: int | None = None) -> bool:
-        """Count the bells that have been rung; wait for one, or for room to ring process `room_for`, if there is none.
+    def receive(self, wait_s: float = 0.0, room_for: int | None = None) -> bool:
+        """Count the signals that have come; wait for one, or for room to send one to `room_for`, if there is none.
 
         False if nothing happened.
         """
         writable = [] if room_for is None else [self._sockets[room_for]]
-        heard, room, _ = select.select(list(self._sockets.values()), writable, [], wait_s)
+        ready, room, _ = select.select(list(self._sockets.values()), writable, [], wait_s)
         for peer, connection in self._sockets.items():
-            if connection in heard:
-                self._listen(peer)
-        return bool(heard or room)
+            if connection in ready:
+                self._take_in(peer)
+        return bool(ready or room)
 
     def _make_room(self, peer: int) -> None:
-        """`peer` has some hundred bells of ours that it has not heard; perhaps because it cannot ring ours."""
-        if not self.hear(self.timeout_s, room_for=peer):
+        """`peer` has some hundred signals of ours that it has not received; perhaps it cannot send us its own."""
+        if not self.receive(self.timeout_s, room_for=peer):
             raise self._too_late(peer)
 
-    def _listen(self, peer: int) -> None:
+    def _take_in(self, peer: int) -> None:
         try:
-            rung = self._sockets[peer].recv(256 * _BELL_BYTES)
+            came = self._sockets[peer].recv(256 * _SIGNAL_BYTES)
         except TimeoutError:
             raise self._too_late(peer) from None
         except ConnectionResetError:
-            rung = b""
-        if not rung:
+            came = b""
+        if not came:
             raise self._gone(peer)
-        for bell in memoryview(rung).cast("I"):
-            kind, note = bell & 255, bell >> 8
-            self._heard[peer, kind] += 1
+        for signal in memoryview(came).cast("I"):
+            kind, note = signal & 255, signal >> 8
+            self._come[peer, kind] += 1
             if note:
-                self._notes[peer, kind, self._heard[peer, kind]] = note
+                self._notes[peer, kind, self._come[peer, kind]] = note
 
     def _too_late(self, peer: int) -> TimeoutError:
         return TimeoutError(f"timed out after {self.timeout_s:g} s of waiting for process {peer} of this run")
@@ -161,12 +161,12 @@ class Doorbells:
         return ConnectionError(f"connection closed by process {peer} of this run")
 
 
-def _bell(kind: int, note: int) -> bytes:
-    return (kind | note << 8).to_bytes(_BELL_BYTES, sys.byteorder)
+def _signal(kind: int, note: int) -> bytes:
+    return (kind | note << 8).to_bytes(_SIGNAL_BYTES, sys.byteorder)
 
 
 def note_of(*what: object) -> int:
-    """A number of 24 bits, not 0, for a bell: other things have another one, but for one in 16 million."""
+    """A number of 24 bits, not 0, for a signal: other things have another one, but for one in 16 million."""
     return 1 + zlib.crc32(repr(what).encode()) % 0xFFFFFF
 
 
