@@ -18,8 +18,8 @@ from decentral.algorithms.async_push_sum import AsyncPushSum
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
 from decentral.algorithms.eager_sgd import EagerSGD, Partial
 from decentral.algorithms.wagma import WAGMA, Order, StaleRule
-from decentral.cluster.barrier import Mean
 from decentral.cluster.groups import Groups, Join, Publish
+from decentral.cluster.operations import Mean
 from decentral.registry import components
 from decentral.topology.groups import GroupSchedule
 from decentral.topology.rounds import Rounds

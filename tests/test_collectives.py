@@ -11,13 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.network.collectives.all_reduce import Peers
-from decentral.network.collectives.choose import chosen
+from decentral.network.collectives import Peers, chosen
 from decentral.network.processes import join, split_workers
 from decentral.network.settings import Carrier, CollectiveChoice, NetworkSettings
-from decentral.network.transports.binomial import binomial_tree
 from decentral.network.transports.choose import open_transport
-from decentral.network.transports.transport import Buffer, Expected, Transport
+from decentral.network.transports.transport import Buffer, Expected, Transport, binomial_tree
 from decentral.network.world import World
 from decentral.registry import components
 from decentral.topology.delivery import Losses

@@ -16,10 +16,9 @@ from decentral.network.network import Network
 from decentral.network.payload import Payload
 from decentral.network.processes import join, split_workers
 from decentral.network.settings import Carrier, CollectiveChoice, NetworkSettings
-from decentral.network.transports import limiter
+from decentral.network.transports import posting
 from decentral.network.transports.choose import open_transport
-from decentral.network.transports.limiter import Limiter, Limits
-from decentral.network.transports.posting import Late
+from decentral.network.transports.posting import Late, Limiter, Limits
 from decentral.network.transports.shared_memory import SharedMemory
 from decentral.network.world import World
 from decentral.registry import components
@@ -33,7 +32,7 @@ CERTAIN = Losses(0.0, seed=0)
 def test_messages_go_one_after_the_other_and_arrive_the_latency_later() -> None:
     now, slept, sent = [100.0], [], []
     clock = mock.Mock(perf_counter=lambda: now[0], sleep=slept.append)
-    with mock.patch.object(limiter, "time", clock):
+    with mock.patch.object(posting, "time", clock):
         way_out = Limiter(Limits(latency_s=0.5, seconds_per_byte=2.0))
         assert way_out.later(3, lambda: sent.append("a")) == 100 + 3 * 2 + 0.5
         assert way_out.later(1, lambda: sent.append("b")) == 100 + 3 * 2 + 1 * 2 + 0.5

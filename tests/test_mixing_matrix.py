@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.network.products import Product
+from decentral.network.kernels import Product
 from decentral.randomness import numpy_generator
 from decentral.registry import components
 from decentral.topology.communication import Communication

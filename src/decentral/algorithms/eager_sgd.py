@@ -7,8 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
-from decentral.cluster.barrier import Mean
 from decentral.cluster.groups import Groups, Join
+from decentral.cluster.operations import Mean
 from decentral.randomness import address
 from decentral.settings import setting
 from decentral.topology.groups import GroupSchedule

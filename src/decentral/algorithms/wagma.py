@@ -7,8 +7,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
-from decentral.cluster.barrier import Mean
 from decentral.cluster.groups import Groups, Join, Publish
+from decentral.cluster.operations import Mean
 from decentral.errors import ConfigError
 from decentral.settings import setting
 from decentral.topology.groups import GroupSchedule, group_size_auto

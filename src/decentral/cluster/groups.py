@@ -20,8 +20,7 @@ from decentral.cluster.operations import Operation
 from decentral.network.asynchronous.protocol import GroupRules, Member, is_fresh
 
 if TYPE_CHECKING:
-    from decentral.cluster.host import Host
-    from decentral.cluster.operations import OnRow
+    from decentral.cluster.operations import Host, OnRow
     from decentral.cluster.timeline import Timeline
 
 _REMEMBERED = 1024  # workers: for more of them, a number for each two takes too much memory

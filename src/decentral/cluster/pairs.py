@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from decentral.cluster.operations import Operation
 
 if TYPE_CHECKING:
-    from decentral.cluster.host import Host
+    from decentral.cluster.operations import Host
     from decentral.cluster.timeline import Timeline
 
 

@@ -23,8 +23,7 @@ from decentral.cluster.operations import check_ended
 if TYPE_CHECKING:
     from decentral.cluster.compute import GradientTimes
     from decentral.cluster.costs import LinkCosts
-    from decentral.cluster.operations import Operation
-    from decentral.cluster.rows import CarriesOut
+    from decentral.cluster.operations import CarriesOut, Operation
     from decentral.cluster.spans import Spans
 
 Meeting = TypeVar("Meeting", covariant=True)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.network import gathered, kernels
+from decentral.network import kernels
 from decentral.network.network import Network
 from decentral.network.payload import Known, Payload, Sizes
 from decentral.topology.delivery import Exchange, Losses, Neighbors
@@ -21,7 +21,7 @@ class LocalNetwork(Network):
 
     def __init__(self, rounds: Rounds, losses: Losses) -> None:
         super().__init__(rounds, range(rounds.num_workers), losses)
-        self._relay_tables: dict[int, gathered.RelayTable] = {}
+        self._relay_tables: dict[int, kernels.RelayTable] = {}
         self._indices: dict[torch.device, list[Tensor]] = {}
 
     def gather(self, rows: Tensor) -> Tensor:
@@ -40,11 +40,11 @@ class LocalNetwork(Network):
         pieces, memo = slices(x.shape[-1], len(exchange.pieces), exchange.split), exchange.memo
         if "widest" not in memo:
             memo["widest"] = max(int(np.diff(W.starts).max()) for W in exchange.pieces)
-        if gathered.small(x, 8 * memo["widest"]):
+        if kernels.small(x, 8 * memo["widest"]):
             if "tables" not in memo:
-                memo["tables"] = [gathered.mixing_table(W) for W in exchange.pieces]
+                memo["tables"] = [kernels.mixing_table(W) for W in exchange.pieces]
             for piece, table in zip(pieces, memo["tables"], strict=True):
-                x[..., piece] = gathered.mix(x[..., piece], table)
+                x[..., piece] = kernels.mix_small(x[..., piece], table)
             return
         for h, piece in enumerate(pieces):
             self._mix_piece(x[..., piece], {}, exchange, h)
@@ -62,7 +62,7 @@ class LocalNetwork(Network):
     def _relay(self, y: Tensor, m: Tensor) -> Tensor:
         if not len(m):
             return m
-        if gathered.small(m, 8):  # relaying gathers more than once what it writes
+        if kernels.small(m, 8):  # relaying gathers more than once what it writes
             return self._relay_table(y.shape[-1]).relay(y, m)
         pieces, indices, reverse = self.rounds.slices(y.shape[-1]), self._indices_on(m.device), self._reverse
         for (edges, stars), piece, index in zip(self.stars, pieces, indices, strict=True):
@@ -99,10 +99,10 @@ class LocalNetwork(Network):
     def _relay_payloads(self, payloads: Sequence[Payload], sizes: Sequence[Sizes]) -> list[Payload]:
         return [payloads[back] for back in self._reverse]
 
-    def _relay_table(self, num_coordinates: int) -> gathered.RelayTable:
+    def _relay_table(self, num_coordinates: int) -> kernels.RelayTable:
         if num_coordinates not in self._relay_tables:
             pieces = self.rounds.slices(num_coordinates)
-            self._relay_tables[num_coordinates] = gathered.RelayTable(self.edges, pieces, num_coordinates)
+            self._relay_tables[num_coordinates] = kernels.RelayTable(self.edges, pieces, num_coordinates)
         return self._relay_tables[num_coordinates]
 
     def _indices_on(self, device: torch.device) -> list[Tensor]:

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.network import gathered, kernels
+from decentral.network import kernels
 from decentral.network.mixing import Mixing
-from decentral.network.payload_verbs import PayloadVerbs
-from decentral.network.products import Product
+from decentral.network.payload import PayloadVerbs
 from decentral.topology.delivery import Delivery, Exchange, Losses, exchange
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds, Split, slices
@@ -22,7 +21,7 @@ from decentral.topology.rounds import Rounds, Split, slices
 if TYPE_CHECKING:
     from decentral.cluster.clock import Clock, Underway
     from decentral.cluster.prices import Prices
-    from decentral.network.collectives.choose import Fastest
+    from decentral.network.collectives import Fastest
 
 
 class Network(PayloadVerbs, ABC):
@@ -187,9 +186,9 @@ class Network(PayloadVerbs, ABC):
         """
         pieces = self.rounds.slices(y.shape[-1])
         x = y if out is None else out
-        if gathered.small(m, 1) or not len(m):
+        if kernels.small(m, 1) or not len(m):
             x = y if out is None else out.copy_(y)
-            return (gathered.collect(m, x, pieces, self._local_nodes) if len(m) else x).mul_(weight)
+            return (kernels.collect_small(m, x, pieces, self._local_nodes) if len(m) else x).mul_(weight)
         for piece, (edges, stars) in zip(pieces, self.stars, strict=True):
             source, target = y[:, piece], x[:, piece]
             for columns in kernels.blocks(source.shape[-1], len(edges) + 2 * len(y), m):
@@ -306,7 +305,7 @@ class Network(PayloadVerbs, ABC):
         """Mix piece h of the local rows [k, ..., P'] with the rows that have come, by their workers."""
         W, memo = exchange.pieces[h], exchange.memo
         if ("product", h) not in memo:
-            memo["product", h] = Product(W, self.workers, list(remote))
+            memo["product", h] = kernels.Product(W, self.workers, list(remote))
         if memo["product", h].suits(x):
             memo["product", h].into(x, list(remote.values()))
             return

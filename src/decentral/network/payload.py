@@ -1,13 +1,23 @@
-"""What a worker sends instead of a dense row."""
+"""What a worker sends instead of a dense row: named tensors whose lengths change from step to step, and their verbs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from decentral.network.layout import EdgeLayout
+from decentral.topology.delivery import Delivery, Neighbors
+
+if TYPE_CHECKING:
+    from decentral.cluster.clock import Clock
+    from decentral.cluster.prices import Prices
 
 Sizes = dict[str, tuple[torch.dtype, int]]
 """Of a payload: for each of its tensors, by name and in order, its type and how many numbers it has."""
@@ -86,3 +96,140 @@ def check_alike(payloads: Sequence[Payload], sizes: Sizes | None) -> None:
 
 def _order(sizes: Sizes) -> list[str]:
     return sorted(sizes, key=lambda name: -sizes[name][0].itemsize)
+
+
+class PayloadVerbs(EdgeLayout, ABC):
+    """The payloads of a verb have tensors of the same names and types on all workers.
+
+    `sizes` says what every one of them looks like, if that is known: then nothing but numbers travels. None: lengths
+    depend on the data, may differ from worker to worker, and travel, too: 8 bytes for each tensor in each message.
+    `bytes_sent` counts both. (Between processes everybody hears all lengths, so that everybody knows what was sent and
+    how long it took. What goes further than to those who receive the payload itself is not counted.)
+
+    What is returned can be read until the next of these verbs, and is not written to: it may be the sender's own.
+    """
+
+    n: int
+    delivery: Delivery
+    clock: Clock | None
+    measured: Prices | None
+    carried: dict[str, list[float]]
+    """In real time, where it is measured what links cost: name of a collective -> how often it was carried out, the
+    seconds that it was to take, and those that it took in this process."""
+    bytes_sent: int
+    messages_sent: int
+
+    def allgather(self, payloads: Sequence[Payload], sizes: Sizes | None = None) -> list[Payload]:
+        """Those of the k local workers -> those of all n, by their numbers. Each is sent n - 1 times."""
+        known = self._known(payloads, sizes)
+        num_bytes = self._count_payloads(known, np.full(self.n, self.n - 1))
+        with self._collective("allgather", float(num_bytes.max())):
+            return self._allgather(payloads, known)
+
+    def broadcast(self, payload: Payload | None, root: int, sizes: Sizes | None = None) -> Payload:
+        """Worker `root`'s, on every process; that which hosts it gives it, the others' is not looked at.
+
+        It is sent n - 1 times.
+        """
+        ours = payload if root in self.workers else None
+        if root in self.workers:
+            if ours is None:
+                raise ValueError(f"worker {root} is here, and has no payload to broadcast")
+            check_alike([ours], sizes)
+        known = Known([self._sizes_of_one(ours, root) if sizes is None else sizes], sizes is None)
+        num_bytes = self._count_payloads(known, np.array([self.n - 1]))
+        with self._collective("broadcast", float(num_bytes[0])):
+            return self._broadcast(ours, root, known)
+
+    def swap(self, payloads: Sequence[Payload], round: int, sizes: Sizes | None = None) -> list[dict[int, Payload]]:
+        """Every worker gives its payload to those who take something of it in this round: W_ij != 0, in any piece.
+
+        Those of the k local workers -> for each of them {j: the payload of j}, j ascending, without those that got
+        lost. Each is sent once over every edge.
+        """
+        known, neighbors = self._known(payloads, sizes), self.delivery.neighbors(round)
+        num_bytes = self._count_payloads(known, neighbors.num_sent)
+        if self.clock is not None:
+            self.clock.wait(self.clock.begin_swap(neighbors, num_bytes))
+        return self._swap(payloads, neighbors, known)
+
+    def relay_payloads(self, payloads: Sequence[Payload], round: int, sizes: Sequence[Sizes]) -> list[Payload | None]:
+        """A payload over every edge that rows are relayed over; those of piece h look like sizes[h].
+
+        payloads[e] goes back over the local edge e = (i -> j), from j to i. What is returned has, for each local edge,
+        the payload that has come over it, or None where it got lost.
+        """
+        self._check_edges(payloads, sizes)
+        num_bytes = [bytes_of(each) for each in sizes]
+        self.bytes_sent += sum(count * each for count, each in zip(self._edges_of_piece, num_bytes, strict=True))
+        self.messages_sent += len(self.edges)
+        if self.clock is not None:
+            self.clock.wait(self.clock.begin_relay(self.edges, num_bytes))
+        came: list[Payload | None] = [*self._relay_payloads(payloads, sizes)]
+        for e in self.delivery.undelivered(self.edges, round).tolist():
+            if e in self.local_edges:
+                came[e - self.local_edges.start] = None
+        return came
+
+    @contextmanager
+    def _collective(self, name: str, num_bytes: float) -> Iterator[None]:
+        """A collective takes its time in simulated time; else, where it is measured what links cost, it is kept how
+        long it took."""
+        if self.clock is not None:
+            self.clock.wait(self.clock.begin_collective(name, num_bytes))
+        elif self.measured is not None:
+            name, predicted_s = self.measured.collective(name, num_bytes)
+            began = time.perf_counter()
+            yield
+            kept = self.carried.setdefault(name, [0, 0.0, 0.0])
+            for place, value in enumerate((1, predicted_s, time.perf_counter() - began)):
+                kept[place] += value
+            return
+        yield
+
+    # -- what an implementation does -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _everybodys_sizes(self, payloads: Sequence[Payload]) -> list[Sizes]:
+        """What the payloads of all n workers look like."""
+
+    @abstractmethod
+    def _sizes_of_one(self, payload: Payload | None, root: int) -> Sizes:
+        """What the payload of worker `root` looks like, which has it."""
+
+    @abstractmethod
+    def _allgather(self, payloads: Sequence[Payload], known: Known) -> list[Payload]: ...
+
+    @abstractmethod
+    def _broadcast(self, payload: Payload | None, root: int, known: Known) -> Payload: ...
+
+    @abstractmethod
+    def _swap(self, payloads: Sequence[Payload], neighbors: Neighbors, known: Known) -> list[dict[int, Payload]]: ...
+
+    @abstractmethod
+    def _relay_payloads(self, payloads: Sequence[Payload], sizes: Sequence[Sizes]) -> list[Payload]: ...
+
+    def _check_edges(self, payloads: Sequence[Payload], sizes: Sequence[Sizes]) -> None:
+        if len(payloads) != len(self.local_edges) or len(sizes) != self.rounds.num_pieces:
+            raise ValueError(
+                f"{len(payloads)} payloads of {len(sizes)} sizes were given for {len(self.local_edges)} local edges of "
+                f"{self.rounds.num_pieces} pieces"
+            )
+        for h, (edges, _) in enumerate(self.stars):
+            check_alike([payloads[row] for row in edges], sizes[h])
+
+    def _known(self, payloads: Sequence[Payload], sizes: Sizes | None) -> Known:
+        """What the payloads of all n workers look like."""
+        if len(payloads) != len(self.workers):
+            raise ValueError(f"{len(payloads)} payloads were given for {len(self.workers)} local workers")
+        check_alike(payloads, sizes)
+        if sizes is None:
+            return Known(self._everybodys_sizes(payloads), lengths_travel=True)
+        return Known([sizes] * self.n, lengths_travel=False)
+
+    def _count_payloads(self, known: Known, times: np.ndarray) -> np.ndarray:
+        """Count payloads that are sent so many times [n]; returns the bytes of each, with its lengths: int64 [n]."""
+        num_bytes = known.num_bytes + known.length_bytes
+        self.bytes_sent += int(num_bytes @ times)
+        self.messages_sent += int(times.sum())
+        return num_bytes

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from decentral.network.payload import Known, Payload, Sizes, bytes_of, unpacked
-from decentral.network.payload_verbs import PayloadVerbs
+from decentral.network.payload import Known, Payload, PayloadVerbs, Sizes, bytes_of, unpacked
 from decentral.network.transports.transport import Buffer, CutEdge, Expected, Transport
 from decentral.topology.delivery import Neighbors
 

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.network import kernels
-from decentral.network.collectives.all_reduce import AllReduce, Peers
-from decentral.network.collectives.choose import Fastest, chosen
+from decentral.network.collectives import AllReduce, Fastest, Peers, chosen
 from decentral.network.network import Network, pairings
 from decentral.network.payload_transfer import PayloadTransfer
 from decentral.network.settings import CollectiveChoice, NetworkSettings

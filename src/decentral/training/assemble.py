@@ -22,7 +22,7 @@ from decentral.config.identity import init_directory
 from decentral.config.schema import Config
 from decentral.gradients.precision import Precision
 from decentral.host.allocator import keep_freed_memory
-from decentral.network.collectives.choose import Fastest
+from decentral.network.collectives import Fastest
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.settings import CollectiveChoice

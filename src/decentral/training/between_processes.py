@@ -184,7 +184,7 @@ class ThreadedStepper:
     # -- what operations ask, each worker in its thread ----------------------------------------------------------------
 
     def gradient(self, i: int, copied: bool) -> None:
-        """See `cluster.host.Host`."""
+        """See `cluster.operations.Host`."""
         place = self._place(i)
         self._pass_gate(i)
         t = self.drawn[place]
@@ -212,14 +212,14 @@ class ThreadedStepper:
             self.g[place] = g  # nobody else asks for one meanwhile
 
     def local(self, i: int, what: OnRow, timed: bool) -> None:
-        """See `cluster.host.Host`."""
+        """See `cluster.operations.Host`."""
         place = self._place(i)
         with self._held(i):
             arguments = (self.drawn[place] - 1, *([self._now()] if timed else []))
             what(self.state, place, self.g[place], *arguments)
 
     def publish(self, i: int, groups: Groups, version: int) -> None:
-        """See `cluster.host.Host`."""
+        """See `cluster.operations.Host`."""
         place, send = self._place(i), self.state.send
 
         def write(buffer: Tensor) -> None:
@@ -235,7 +235,7 @@ class ThreadedStepper:
         self._groups[groups].publish(i, version, write)
 
     def join(self, i: int, groups: Groups, version: int) -> None:
-        """See `cluster.host.Host`."""
+        """See `cluster.operations.Host`."""
         self.publish(i, groups, version)
         with self._noted(i, "join", version) as facts, self._waiting(i):
             joined = self._groups[groups].join(i, version)
@@ -248,7 +248,7 @@ class ThreadedStepper:
             self._sent(place, (n - 1) / n, 8)  # word of a version reaches n - 1 workers
 
     def mean(self, i: int) -> None:
-        """See `cluster.host.Host`."""
+        """See `cluster.operations.Host`."""
         place, n = self._place(i), self.net.n
         row, number = self.models[place], self.drawn[place]
         with self._noted(i, "mean", number), self._waiting(i):
@@ -257,7 +257,7 @@ class ThreadedStepper:
         self._sent(place, 2 * (n - 1), row.nbytes / n)
 
     def average(self, i: int, pairs: Pairs, partner: int) -> None:
-        """See `cluster.host.Host`."""
+        """See `cluster.operations.Host`."""
         place = self._place(i)
         with self._noted(i, "asked", self.drawn[place], partner=partner), self._waiting(i):
             self._pairs[pairs].begin(i, partner, self.drawn[place])

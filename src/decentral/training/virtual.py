@@ -88,7 +88,7 @@ def _row_views(value: Any) -> Any:
 
 
 class VirtualRows:
-    """See `cluster.rows.CarriesOut`. Gradients are computed when the first of them is needed: all that have begun.
+    """See `CarriesOut`. Gradients are computed when the first of them is needed: all that have begun.
 
     A gradient is that of a model as it was when the gradient began, so that it makes no difference when it is computed.
     """

@@ -8,7 +8,7 @@ import torch
 
 from decentral.errors import ConfigError
 from decentral.network.settings import Carrier, NetworkSettings
-from decentral.network.transports.limiter import Limits
+from decentral.network.transports.posting import Limits
 from decentral.network.transports.shared_memory import SharedMemory, possible
 from decentral.network.transports.torch_distributed import TorchDistributed
 from decentral.network.transports.transport import Transport

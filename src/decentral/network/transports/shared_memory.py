@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentral.network.transports.limiter import Limits
+from decentral.network.transports.posting import Limits
 from decentral.network.transports.signals import NEW, READY, Signals, note_of
 from decentral.network.transports.staging import SENT, Staging
 from decentral.network.transports.transport import CPU, Buffer, CutEdge, Expected, Row, Shared, Transport

@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentral.network.transports.limiter import Limits
-from decentral.network.transports.posting import Late, Message, Work, as_bytes, post, wait
+from decentral.network.transports.posting import Late, Limits, Message, Work, as_bytes, post, wait
 from decentral.network.transports.transport import (
     CPU,
     Buffer,

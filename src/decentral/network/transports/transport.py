@@ -10,8 +10,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentral.network.transports.binomial import binomial_tree
-from decentral.network.transports.limiter import Limiter, Limits
+from decentral.network.transports.posting import Limiter, Limits
+
+
+def binomial_tree(rank: int, size: int, root: int) -> tuple[int | None, list[int]]:
+    """The parent of `rank` (None: it is the root), and its children, those with the most below them first.
+
+    Counted from the root, the parent of p is p without its lowest binary digit that is one.
+    """
+    place = (rank - root) % size
+    lowest = place & -place if place else 1 << (size - 1).bit_length()
+    parent = None if not place else (place - lowest + root) % size
+    steps = [1 << bit for bit in reversed(range(lowest.bit_length() - 1)) if place + (1 << bit) < size]
+    return parent, [(place + step + root) % size for step in steps]
+
 
 CPU = torch.device("cpu")
 ALIGNED = 64

@@ -1,18 +1,18 @@
-"""All-reduce by messages between processes, and by which algorithm."""
+"""All-reduce by messages between processes: the algorithms, and which of them `network.collective` stands for."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from decentral.network.transports.binomial import binomial_tree
+from decentral.network.settings import CollectiveChoice
 from decentral.network.transports.posting import as_bytes
-from decentral.network.transports.transport import CPU, Buffer, Expected, Transport
+from decentral.network.transports.transport import CPU, Buffer, Expected, Transport, binomial_tree
 
 Send = tuple[Tensor, Sequence[int]]
 """Part of a row, and the processes that it goes to."""
@@ -176,3 +176,25 @@ class Rabenseifner(_ByHalves):
         ours.mul_(factor)
         for partner, kept, given in reversed(steps):
             peers.put([(kept, [partner])], [(given, partner)])
+
+
+Fastest = Callable[[int], CollectiveChoice]
+"""The collective that a model of the network says is fastest for rows of so many bytes."""
+
+_ALGORITHMS: dict[CollectiveChoice, AllReduce] = {
+    CollectiveChoice.ring: Ring(),
+    CollectiveChoice.tree: Tree(),
+    CollectiveChoice.recursive_doubling: RecursiveDoubling(),
+    CollectiveChoice.rabenseifner: Rabenseifner(),
+    CollectiveChoice.star: Star(),
+}
+
+
+def chosen(choice: CollectiveChoice, num_bytes: int, fastest: Fastest | None) -> AllReduce | None:
+    """The algorithm for rows of so many bytes; None: what the transport has for it.
+
+    fastest   decides for `auto`, all processes alike; without it that is the transport's own
+    """
+    if choice is CollectiveChoice.auto and fastest is not None:
+        choice = fastest(num_bytes)
+    return _ALGORITHMS.get(choice)

@@ -1,1 +1,0 @@
-"""All-reduces between processes, made of messages from one to another."""
