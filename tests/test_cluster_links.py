@@ -275,31 +275,17 @@ def test_the_slowest_link_and_a_shared_way_out_decide_on_an_all_reduce() -> None
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["latency_s", "bandwidth_gbps", "copy_gbps"])
-def test_what_links_need_has_to_be_given(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"cluster=machines needs cluster\.links\.{key}, which is not given"):
-        costs(**{key: None})
-
-
-@pytest.mark.parametrize("key", ["between_latency_s", "between_bandwidth_gbps"])
-def test_machines_need_links_between_them(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"needs cluster\.links\.{key}, which is not given"):
-        costs(TWO_TIERS, **{key: None})
-
-
 @pytest.mark.parametrize(
     ("links", "changed", "says"),
     [
+        (PLAIN, {"copy_gbps": None}, "cluster=machines needs cluster.links.copy_gbps, which is not given"),
+        (TWO_TIERS, {"between_latency_s": None}, "needs cluster.links.between_latency_s, which is not given"),
         (PLAIN, {"latency_s": -1.0}, "latency_s=-1 makes no sense"),
-        (PLAIN, {"latency_s": inf}, "latency_s=inf makes no sense"),
-        (PLAIN, {"bandwidth_gbps": 0.0}, "bandwidth_gbps=0 makes no sense"),
-        (PLAIN, {"bandwidth_gbps": -1.0}, "bandwidth_gbps=-1 makes no sense"),
+        (PLAIN, {"latency_s": 1e10}, r"latency_s=1e\+10 makes no sense: .* from 0 to 1e\+09, a number of seconds"),
         (PLAIN, {"copy_gbps": float("nan")}, "copy_gbps=nan makes no sense"),
-        (PLAIN, {"latency_s": 1e10}, r"latency_s=1e\+10 makes no sense: .* at most 1e\+09 seconds"),
-        (PLAIN, {"bandwidth_gbps": 1e-320}, "bandwidth_gbps=.* makes no sense: .* at least 1e-12 Gbit/s"),
+        (PLAIN, {"bandwidth_gbps": 0.0}, "bandwidth_gbps=0 makes no sense: .* at least 1e-12, a number of Gbit/s"),
         (PLAIN, {"between_latency_s": 1.0}, "between_latency_s=1 has no meaning without machines"),
         (PLAIN, {"shared_gbps": 1.0}, "shared_gbps=1 has no meaning without machines"),
-        (TWO_TIERS, {"shared_gbps": 0.0}, "shared_gbps=0 makes no sense"),
         (TWO_TIERS, {"workers_per_machine": 3}, "workers_per_machine=3 does not divide num_workers=4"),
         (TWO_TIERS, {"workers_per_machine": 0}, "workers_per_machine=0 makes no sense"),
     ],
@@ -316,14 +302,12 @@ def test_links_that_make_no_sense_are_refused(links: Links, changed: dict[str, A
         ("source,target,latency_s,bandwidth_gbps\n", "holds no links"),
         ("0,1,1\n", "line 1 of cluster.links.file=.* has 3 columns"),
         ("0,1,1,1\n0,1,1,1\n", "line 2 .* repeats the link 0,1"),
-        ("0,4,1,1\n", "line 1 .* has '4' where a worker's number should be"),
-        ("-1,0,1,1\n", "line 1 .* has '-1' where a worker's number"),
+        ("0,4,1,1\n", "line 1 .* has '4' where the number of a worker should be, 0 to 3 with num_workers=4"),
+        ("-1,0,1,1\n", "line 1 .* has '-1' where the number of a worker"),
         ("2,2,1,1\n", "line 1 .* is a link from worker 2 to itself"),
-        ("0,1,-1,1\n", "line 1 .* has '-1' where a latency"),
-        ("0,1,inf,1\n", "line 1 .* has 'inf' where a latency"),
-        ("0,1,1,0\n", "line 1 .* has '0' where a bandwidth"),
-        ("0,1,1e300,1\n", "line 1 .* has '1e300' where a latency in seconds, from 0 to 1e"),
-        ("0,1,1,1e-300\n", "line 1 .* has '1e-300' where a bandwidth in Gbit/s, at least 1e-12"),
+        ("0,1,-1,1\n", "line 1 .* has '-1' where a number of seconds"),
+        ("0,1,1e300,1\n", "line 1 .* has '1e300' where a number of seconds from 0 to 1e"),
+        ("0,1,1,0\n", "line 1 .* has '0' where a bandwidth in Gbit/s, at least 1e-12"),
         ("0,1,1,fast\n", "line 1 .* has 'fast' where a bandwidth"),
     ],
 )

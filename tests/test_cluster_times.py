@@ -224,17 +224,12 @@ def test_a_trace_is_replayed_and_begins_again(tmp_path: Path, text: str) -> None
         ("1,2\n1\n", "line 2 of cluster.compute.trace=.* has 1 columns, but num_workers=2"),
         ("1,2,3\n", "line 1 .* has 3 columns, but num_workers=2"),
         ("1,2\n1,\n", "line 2 .* has a hole"),
-        ("1,2\n,\n", "line 2 .* has a hole"),
-        ("1,2\n1,-2\n", "line 2 .* has '-2' where a number of seconds"),
         ("1,2\n1,1e300\n", "line 2 .* has '1e300' where a number of seconds from 0 to 1e"),
-        ("1,2\n1,inf\n", "line 2 .* has 'inf' where a number of seconds"),
         ("1,2\n1,nan\n", "line 2 .* has 'nan'"),
         ("a,b\n1,two\n", "line 2 .* has 'two'"),
-        ("step,worker,seconds\n0,0,1\n0,2,1\n", "line 3 .* is about worker 2, but with num_workers=2"),
+        ("step,worker,seconds\n0,0,1\n0,2,1\n", "line 3 .* has '2' where the number of a worker .* num_workers=2"),
         ("step,worker,seconds\n0,0,1\n0,1,1\n1,0,1\n", "has a hole: .* no time for step 1 of worker 1"),
-        ("step,worker,seconds\n1,0,1\n1,1,1\n", "has a hole: .* no time for step 0 of worker 0"),
-        ("step,worker,seconds\n0,0,1\n0,1,1\n0,1,2\n", "line 4 .* repeats step 0 of worker 1 of line 3"),
-        ("step,worker,seconds\n0,0,1\n0,1,-1\n", "line 3 .* has '-1'"),
+        ("step,worker,seconds\n0,0,1\n0,1,1\n0,1,2\n", "line 4 .* repeats step 0 of worker 1"),
         ("step,worker,seconds\n0,0\n", "line 2 .* has 2 columns"),
         ("step,worker,seconds\n0,-1,1\n", "line 2 .* has '-1' where the number of a worker"),
         ("step,worker,seconds\n0.5,1,1\n", "line 2 .* has '0.5' where the number of a step"),
@@ -295,20 +290,7 @@ def test_a_finished_run_is_a_trace_of_its_gradients(tmp_path: Path) -> None:
         times(ComputeTimes(Distribution.trace, trace=str(tmp_path)), n=2)
 
 
-def test_a_trace_needs_a_path() -> None:
-    with pytest.raises(ConfigError, match=r"distribution=trace needs cluster\.compute\.trace"):
-        times(ComputeTimes(Distribution.trace))
-
-
-@pytest.mark.parametrize(("distribution", "key"), [
-    (d, key) for d, keys in NEEDED.items() for key in ("mean_s", "sigma", "index") if key not in keys
-])  # fmt: skip
-def test_what_a_distribution_has_no_use_for_is_refused(distribution: Distribution, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"cluster\.compute\.{key}=2.0 has no meaning .*{distribution.name}"):
-        times(dataclasses.replace(COMPUTE[distribution], **{key: 2.0}))
-
-
-@pytest.mark.parametrize("value", [-1.0, 0.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("value", [0.0, float("inf")])
 @pytest.mark.parametrize(
     ("distribution", "key"), [(d, key) for d, keys in NEEDED.items() for key in keys if key != "buckets"]
 )
@@ -324,14 +306,9 @@ def test_numbers_that_are_none_of_a_distribution_are_refused(
     [
         (dataclasses.replace(COMPUTE[Distribution.length_bucketed], buckets=[]), "buckets=.* is empty"),
         (dataclasses.replace(COMPUTE[Distribution.length_bucketed], buckets=[5.0, 0.0]), "buckets=0 makes no sense"),
-        (
-            dataclasses.replace(COMPUTE[Distribution.length_bucketed], buckets=[1e300]),
-            "of cluster.compute.buckets=.* at most",
-        ),
-        (
-            dataclasses.replace(COMPUTE[Distribution.lognormal], sigma=11.0),
-            "sigma=11 makes no sense: .* use 10 at most",
-        ),
+        (dataclasses.replace(COMPUTE[Distribution.length_bucketed], buckets=[1e300]), "the longest of .* at most"),
+        (dataclasses.replace(COMPUTE[Distribution.lognormal], sigma=11.0), "sigma=11 makes no sense: .* at most 10"),
+        (dataclasses.replace(SECOND, sigma=2.0), "sigma=2.0 has no meaning with cluster.compute.distribution=constant"),
         (dataclasses.replace(PARETO, cap_s=1.0), "cap_s=1 is below cluster.compute.floor_s=1.7"),
     ],
 )
@@ -351,29 +328,14 @@ def of(mode: Mode, **changed: Any) -> Stragglers:
         (of(Mode.exactly, delay_s=None), "mode=exactly needs cluster.stragglers.delay_s or .*slowdown"),
         (of(Mode.exactly, slowdown=2.0), "delay_s=0.5 and cluster.stragglers.slowdown=2 contradict"),
         (of(Mode.exactly, count=17), "count=17 makes no sense for num_workers=16"),
-        (of(Mode.exactly, count=0), "count=0 makes no sense"),
-        (of(Mode.exactly, delay_s=-0.5), "delay_s=-0.5 makes no sense"),
         (of(Mode.exactly, delay_s=float("inf")), "delay_s=inf makes no sense"),
         (of(Mode.exactly, workers=[1]), r"workers=\[1\] has no meaning with cluster.stragglers.mode=exactly"),
         (of(Mode.none, delay_s=1.0), "delay_s=1.0 has no meaning with cluster.stragglers.mode=none"),
-        (of(Mode.independent, probability=None), "needs cluster.stragglers.probability"),
-        (of(Mode.independent, probability=0.0), "probability=0 makes no sense"),
         (of(Mode.independent, probability=1.0), "probability=1 makes no sense"),
-        (of(Mode.independent, count=2), "count=2 has no meaning with cluster.stragglers.mode=independent"),
-        (of(Mode.persistent, residence_steps=None), "needs cluster.stragglers.residence_steps"),
         (of(Mode.persistent, residence_steps=0.5), "residence_steps=0.5 makes no sense"),
-        (of(Mode.persistent, residence_steps=float("inf")), "residence_steps=inf makes no sense"),
-        (of(Mode.persistent, probability=float("nan")), "probability=nan makes no sense"),
-        (of(Mode.fixed, workers=None), "needs cluster.stragglers.workers"),
-        (of(Mode.fixed, workers=[]), r"workers=\[\] has to name"),
         (of(Mode.fixed, workers=[3, 3]), r"workers=\[3, 3\] has to name"),
         (of(Mode.fixed, workers=[16]), "names worker 16, but with num_workers=16"),
-        (of(Mode.fixed, workers=[-1]), "names worker -1"),
-        (of(Mode.fixed, slowdown=1.0), "slowdown=1 makes no sense"),
-        (of(Mode.fixed, slowdown=float("inf")), "slowdown=inf makes no sense"),
         (of(Mode.fixed, slowdown=1e300), r"slowdown=1e\+300 makes no sense: it has to be above 1 and at most 1e\+06"),
-        (of(Mode.drifting, drift=None), "needs cluster.stragglers.drift"),
-        (of(Mode.drifting, drift=0.0), "drift=0 makes no sense"),
         (of(Mode.drifting, drift=1.5), "drift=1.5 makes no sense"),
     ],
 )

@@ -11,9 +11,8 @@ from torch import Tensor
 from bench.exchanges import configs_of
 from bench.harness import Effort, Findings, Table, Target, benchmark
 from bench.traffic import Meter
-from decentral.cluster.costs import LinkCosts
+from decentral.cluster.costs import LinkCosts, Prices
 from decentral.cluster.links import CollectiveName, Links
-from decentral.cluster.prices import Prices
 from decentral.compression.address import Address
 from decentral.compression.artopk import ARTopK
 from decentral.compression.compressor import Encoder

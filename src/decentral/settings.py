@@ -123,7 +123,7 @@ def _fits(value: Any, limits: Mapping[str, float], finite: bool) -> bool:
     return (
         number > limits.get("above", -math.inf)
         and number >= limits.get("at_least", -math.inf)
-        and number < limits.get("below", math.inf)
+        and (number < limits.get("below", math.inf) or "below" not in limits)
         and number <= limits.get("at_most", math.inf)
         and (math.isfinite(number) or not finite)
     )

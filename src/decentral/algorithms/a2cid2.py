@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
-from decentral.cluster.operations import LocalAt
+from decentral.cluster.operations import Local
 from decentral.cluster.pairs import Average, Pairs
 from decentral.randomness import addresses
 from decentral.settings import setting
@@ -96,7 +96,7 @@ class A2CiD2(AsynchronousAlgorithm):
         """Gradients without end; after each, a worker of the asking side meets another one."""
         rounds, n = team.rounds, team.num_workers
         rule, pairs = self.rule(team), self.place(team)
-        mix, gradient, update = LocalAt(rule.mix_one), Gradient(copied=True), LocalAt(rule.update)
+        mix, gradient, update = Local(rule.mix_one, timed=True), Gradient(copied=True), Local(rule.update, timed=True)
         asks = sides(rounds)[i] == 0 and n > 1
         averages, draws = [Average(pairs, j) for j in neighbors_of(rounds, i, 0)], addresses(team.seed, "gossip", i)
         while True:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from decentral.cluster.costs import Prices
 from decentral.cluster.links import CollectiveName
-from decentral.cluster.prices import Prices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from decentral.cluster.changing import ChangingCosts
     from decentral.cluster.compute import GradientTimes
     from decentral.cluster.costs import Exchange as CostedExchange
     from decentral.cluster.costs import LinkCosts
+    from decentral.cluster.network_changes import ChangingCosts
     from decentral.cluster.spans import Spans
     from decentral.topology.delivery import Exchange, Neighbors
     from decentral.topology.rounds import RelayEdges

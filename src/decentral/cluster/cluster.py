@@ -6,11 +6,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
 
-from decentral.cluster.changing import ChangingCosts
 from decentral.cluster.compute import ComputeTimes, GradientTimes
 from decentral.cluster.costs import LinkCosts
 from decentral.cluster.links import Links
-from decentral.cluster.network_changes import NetworkChanges
+from decentral.cluster.network_changes import ChangingCosts, NetworkChanges
 from decentral.cluster.stragglers import Stragglers
 from decentral.errors import ConfigError, check_at_least
 from decentral.settings import Settings

@@ -15,10 +15,11 @@ from decentral.cluster.distributions import (
     Durations,
     LengthBucketed,
     Lognormal,
+    Measured,
+    Resampled,
     Rollouts,
     ShiftedPareto,
 )
-from decentral.cluster.measured import Measured
 from decentral.cluster.stragglers import Delays
 from decentral.cluster.trace_file import Trace
 
@@ -82,16 +83,17 @@ class ComputeTimes:
     def open(self, num_workers: int) -> Durations:
         """The distribution. Raises ConfigError for what is missing, out of place or makes no sense for n workers."""
         durations: Durations = settings.chosen(self.distribution.value, self, _WHERE, "distribution")
-        durations.check(_WHERE, num_workers)
+        durations.check(num_workers)
         return durations
 
 
 class GradientTimes:
     """The time of gradient t of worker i, a pure function of (seed, t, i): the same whatever else is asked for."""
 
-    def __init__(self, durations: Durations, delays: Delays, num_workers: int, seed: int) -> None:
+    def __init__(self, durations: Durations, delays: Delays, num_workers: int, seed: int, start: int = 0) -> None:
+        """`start`: of which gradient the time is the first one."""
         self.num_workers = num_workers
-        self._durations, self._delays, self._seed = durations, delays, seed
+        self._durations, self._delays, self._seed, self._start = durations, delays, seed, start
         self.passes = durations.passes if isinstance(durations, Measured) else 0
         """How many gradients have to be measured before any time is known."""
         self._block = lru_cache(_BLOCKS_KEPT)(self._draw)
@@ -106,16 +108,17 @@ class GradientTimes:
 
     def after(self, number: int) -> GradientTimes:
         """Those of the gradients from this one on, which are numbered from 0 again."""
-        return _Later(self, number)
+        return GradientTimes(self._durations, self._delays, self.num_workers, self._seed, self._start + number)
 
     def measured(self, seconds: np.ndarray) -> GradientTimes:
         """The same, where gradients have been measured that took so long, float64 [passes]."""
         assert isinstance(self._durations, Measured)
-        return GradientTimes(self._durations.known(seconds), self._delays, self.num_workers, self._seed)
+        return GradientTimes(Resampled(seconds), self._delays, self.num_workers, self._seed)
 
     def _steps(self, first: int, last: int, block: Callable[[int], np.ndarray]) -> np.ndarray:
         if not 0 <= first <= last:
             raise ValueError(f"steps {first} to {last} are none: 0 <= first <= last.")
+        first, last = first + self._start, last + self._start
         parts = [np.empty((0, self.num_workers))]
         for number in range(first // _BLOCK, -(-last // _BLOCK)):
             start = number * _BLOCK
@@ -128,19 +131,3 @@ class GradientTimes:
         usual = self._durations.draw(self._seed, first, last, self.num_workers)
         delays = self._delays.draw(self._seed, first, last, usual)
         return usual + delays, delays
-
-
-class _Later(GradientTimes):
-    """Times without the first ones."""
-
-    def __init__(self, times: GradientTimes, number: int) -> None:
-        self.num_workers = times.num_workers
-        self._times, self._number = times, number
-
-    def seconds(self, first: int, last: int) -> np.ndarray:
-        """See `GradientTimes`."""
-        return self._times.seconds(first + self._number, last + self._number)
-
-    def delays(self, first: int, last: int) -> np.ndarray:
-        """See `GradientTimes`."""
-        return self._times.delays(first + self._number, last + self._number)

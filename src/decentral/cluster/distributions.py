@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from decentral.cluster.settings import check_positive, check_seconds
-from decentral.errors import ConfigError, check_at_least
+from decentral.cluster.settings import LONGEST_S
+from decentral.errors import ConfigError
 from decentral.randomness import normal, uniform
+from decentral.settings import Settings, setting
 
-_PURPOSE = "cluster: compute"
+_PURPOSE, _MEASURED = "cluster: compute", "cluster: measured"
 _WIDEST = 10.0
 """Standard deviation of a logarithm: 10 is a factor of 22,000 either way."""
 
 
-class Durations(ABC):
+class Durations(Settings, ABC, where="cluster.compute"):
     """Times of gradients, without what stragglers add."""
 
-    @abstractmethod
-    def check(self, where: str, num_workers: int) -> None:
-        """Raise ConfigError, naming a key in `where`, for what makes no sense for n workers."""
+    def check(self, num_workers: int) -> None:
+        """Raise ConfigError for what does not fit n workers."""
 
     @abstractmethod
     def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
@@ -33,15 +34,15 @@ def places(first: int, last: int, num_workers: int) -> tuple[np.ndarray, np.ndar
     return np.arange(first, last)[:, None], np.arange(num_workers)[None, :]
 
 
+def _duration() -> Any:
+    return setting(above=0, at_most=LONGEST_S, hint="a number of seconds")
+
+
 @dataclass(frozen=True)
 class Constant(Durations):
     """Always as long."""
 
-    mean_s: float
-
-    def check(self, where: str, num_workers: int) -> None:
-        """A duration above 0."""
-        check_seconds(f"{where}.mean_s", self.mean_s, zero=False)
+    mean_s: float = _duration()
 
     def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
         """mean_s."""
@@ -52,18 +53,8 @@ class Constant(Durations):
 class Lognormal(Durations):
     """mean exp(sigma z - sigma^2 / 2), z standard normal; its median is mean exp(-sigma^2 / 2)."""
 
-    mean_s: float
-    sigma: float
-
-    def check(self, where: str, num_workers: int) -> None:
-        """A duration and a standard deviation, both above 0."""
-        check_seconds(f"{where}.mean_s", self.mean_s, zero=False)
-        check_positive(f"{where}.sigma", self.sigma, "a standard deviation of the logarithm such as 0.3")
-        if self.sigma > _WIDEST:
-            raise ConfigError(
-                f"{where}.sigma={self.sigma:g} makes no sense: times that differ by more than all that is measured; "
-                f"use {_WIDEST:g} at most."
-            )
+    mean_s: float = _duration()
+    sigma: float = setting(above=0, at_most=_WIDEST, hint="a standard deviation of the logarithm such as 0.3")
 
     def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
         """As above."""
@@ -75,20 +66,20 @@ class Lognormal(Durations):
 class LengthBucketed(Durations):
     """Sentences are put into buckets by their length; a worker draws one bucket in every step, each as likely."""
 
-    buckets: list[float]
-    seconds_per_token: float
+    buckets: list[float] = setting(above=0, hint="a number of tokens")
+    seconds_per_token: float = _duration()
 
-    def check(self, where: str, num_workers: int) -> None:
-        """At least one bucket, and tokens and costs above 0."""
+    def __post_init__(self) -> None:
         if not self.buckets:
             raise ConfigError(
-                f"{where}.buckets=[] is empty: list the tokens in a batch of each bucket, such as [512,1024]."
+                "cluster.compute.buckets=[] is empty: list the tokens in a batch of each bucket, such as [512,1024]."
             )
-        for tokens in self.buckets:
-            check_positive(f"{where}.buckets", tokens, "a number of tokens")
-        check_seconds(f"{where}.seconds_per_token", self.seconds_per_token, zero=False)
         longest = self.seconds_per_token * max(self.buckets)
-        check_seconds(f"{where}.seconds_per_token times the longest of {where}.buckets", longest)
+        if longest > LONGEST_S:
+            raise ConfigError(
+                f"cluster.compute.seconds_per_token times the longest of cluster.compute.buckets is {longest:g}: it "
+                f"has to be at most {LONGEST_S:g} seconds."
+            )
 
     def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
         """seconds_per_token times the tokens of the bucket."""
@@ -104,21 +95,16 @@ class ShiftedPareto(Durations):
     43.5 s with a median below 2 s (Li et al. 2021, Figure 9).
     """
 
-    floor_s: float
-    index: float
-    scale_s: float
-    cap_s: float
+    floor_s: float = _duration()
+    index: float = setting(above=0, hint="an index of the tail such as 1.1")
+    scale_s: float = _duration()
+    cap_s: float = _duration()
 
-    def check(self, where: str, num_workers: int) -> None:
-        """Positive numbers, and a cap that is not below the floor."""
-        check_seconds(f"{where}.floor_s", self.floor_s, zero=False)
-        check_positive(f"{where}.index", self.index, "an index of the tail such as 1.1")
-        check_seconds(f"{where}.scale_s", self.scale_s, zero=False)
-        check_seconds(f"{where}.cap_s", self.cap_s, zero=False)
+    def __post_init__(self) -> None:
         if self.cap_s < self.floor_s:
             raise ConfigError(
-                f"{where}.cap_s={self.cap_s:g} is below {where}.floor_s={self.floor_s:g}: the most is not less than "
-                "the least."
+                f"cluster.compute.cap_s={self.cap_s:g} is below cluster.compute.floor_s={self.floor_s:g}: the most is "
+                "not less than the least."
             )
 
     def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
@@ -130,7 +116,7 @@ class ShiftedPareto(Durations):
 
 
 @dataclass(frozen=True)
-class Rollouts(Durations):
+class Rollouts(ShiftedPareto):
     """A gradient takes mean_s; one in rollout_every begins with a rollout, which takes a time with a heavy tail.
 
     Gradients 0, R, 2 R, ... of a worker, R = rollout_every, take as much longer as `shifted_pareto` draws. A worker has
@@ -138,28 +124,50 @@ class Rollouts(Durations):
     waiting. (Resets and steps of environments, which differ between scenes, are what makes a rollout long or short.)
     """
 
-    mean_s: float
-    rollout_every: int
-    floor_s: float
-    index: float
-    scale_s: float
-    cap_s: float
-    residence: int
-
-    def check(self, where: str, num_workers: int) -> None:
-        """Durations, and whole numbers from 1 on."""
-        check_seconds(f"{where}.mean_s", self.mean_s, zero=False)
-        check_at_least(f"{where}.rollout_every", self.rollout_every)
-        check_at_least(f"{where}.residence", self.residence)
-        self._tail.check(where, num_workers)
+    mean_s: float = _duration()
+    rollout_every: int = setting(at_least=1)
+    residence: int = setting(at_least=1)
 
     def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
         """As above."""
         rollouts, place = np.divmod(np.arange(first, last), self.rollout_every)
         scenes = rollouts // self.residence
-        times = self._tail.draw(seed, int(scenes[0]), int(scenes[-1]) + 1, num_workers)
+        times = super().draw(seed, int(scenes[0]), int(scenes[-1]) + 1, num_workers)
         return self.mean_s + np.where(place[:, None] == 0, times[scenes - scenes[0]], 0.0)
 
-    @property
-    def _tail(self) -> ShiftedPareto:
-        return ShiftedPareto(self.floor_s, self.index, self.scale_s, self.cap_s)
+
+@dataclass(frozen=True)
+class Measured(Durations):
+    """Times that are still to be measured: so many `passes` of the run's own gradients."""
+
+    passes: int = setting(at_least=1)
+
+    def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
+        """Nothing is known yet. Raises ConfigError: only where a run trains something there are gradients."""
+        raise ConfigError(
+            "cluster.compute.distribution=measured is for training in one process, which has gradients to measure: "
+            "elsewhere give times, such as distribution=trace with the directory of a run that recorded its operations."
+        )
+
+
+@dataclass(frozen=True)
+class Resampled(Durations):
+    """One of these times, which have been measured, each as likely, for every worker and step anew."""
+
+    times: np.ndarray
+
+    def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
+        """As above."""
+        drawn = uniform(seed, _MEASURED, *places(first, last, num_workers)) * len(self.times)
+        return self.times[drawn.astype(np.int64)]
+
+
+@dataclass(frozen=True)
+class Known(Durations):
+    """Gradient t of worker i takes `table[t, i]` seconds; after the last line the table begins again."""
+
+    table: np.ndarray
+
+    def draw(self, seed: int, first: int, last: int, num_workers: int) -> np.ndarray:
+        """As above, whatever the seed."""
+        return self.table[np.arange(first, last) % len(self.table)]

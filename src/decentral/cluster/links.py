@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from decentral.cluster.collectives import (
     AllReduce,
@@ -19,11 +23,13 @@ from decentral.cluster.collectives import (
     Tree,
     whole,
 )
-from decentral.cluster.link_file import LinkTable, read_links
-from decentral.cluster.settings import check_bandwidth, check_seconds
-from decentral.errors import ConfigError, check_at_least
+from decentral.cluster.csv_file import check_columns, csv_path, gbps, index, read_lines, seconds
+from decentral.cluster.settings import LONGEST_S, SLOWEST_GBPS
+from decentral.errors import ConfigError
+from decentral.settings import Settings, setting
 
 _WHERE = "cluster.links"
+_COLUMNS = ["source", "target", "latency_s", "bandwidth_gbps"]
 
 
 class Ports(Enum):
@@ -46,8 +52,16 @@ class CollectiveName(Enum):
     ring_or_tree = RingOrTree
 
 
+def _latency() -> Any:
+    return setting(None, at_least=0, at_most=LONGEST_S, hint="a number of seconds", older=None)
+
+
+def _bandwidth() -> Any:
+    return setting(None, at_least=SLOWEST_GBPS, finite=False, hint="a number of Gbit/s", older=None)
+
+
 @dataclass
-class Links:
+class Links(Settings, where=_WHERE):
     """What it costs to send a message of N bytes: latency + 8 N / bandwidth. No number is taken for granted.
 
     latency_s               of a link, in seconds
@@ -69,24 +83,19 @@ class Links:
                             of which each counts for this direction
     """
 
-    latency_s: float | None = field(default=None, metadata={"older": None})
-    bandwidth_gbps: float | None = field(default=None, metadata={"older": None})
+    latency_s: float | None = _latency()
+    bandwidth_gbps: float | None = _bandwidth()
     ports: Ports = Ports.duplex
-    copy_gbps: float | None = field(default=None, metadata={"older": None})
+    copy_gbps: float | None = _bandwidth()
     collective: CollectiveName = CollectiveName.ring
     whole_phases: bool = field(default=True, metadata={"older": True})
-    workers_per_machine: int | None = field(default=None, metadata={"older": None})
-    between_latency_s: float | None = field(default=None, metadata={"older": None})
-    between_bandwidth_gbps: float | None = field(default=None, metadata={"older": None})
-    shared_gbps: float | None = field(default=None, metadata={"older": None})
+    workers_per_machine: int | None = setting(None, at_least=1, older=None)
+    between_latency_s: float | None = setting(
+        None, at_least=0, at_most=LONGEST_S, hint="a number of seconds", older=None
+    )
+    between_bandwidth_gbps: float | None = _bandwidth()
+    shared_gbps: float | None = _bandwidth()
     file: str | None = field(default=None, metadata={"older": None, "content": True})
-
-    def __post_init__(self) -> None:
-        check_at_least(f"{_WHERE}.workers_per_machine", self.workers_per_machine)
-        for key in ("latency_s", "between_latency_s"):
-            check_seconds(f"{_WHERE}.{key}", getattr(self, key))
-        for key in ("bandwidth_gbps", "copy_gbps", "between_bandwidth_gbps", "shared_gbps"):
-            check_bandwidth(f"{_WHERE}.{key}", getattr(self, key))
 
     def open(self, num_workers: int) -> OpenLinks:
         """The same with units of computation. Raises ConfigError for what is missing or does not fit n workers."""
@@ -146,3 +155,51 @@ class OpenLinks:
 def seconds_per_byte(gbps: float | None) -> float:
     """Of so many Gbit/s; 0 for inf and for None."""
     return 0.0 if gbps is None else 8e-9 / gbps
+
+
+@dataclass(frozen=True)
+class LinkTable:
+    """Directed links source -> target of n workers, sorted by key = source n + target: arrays [E]."""
+
+    num_workers: int
+    key: np.ndarray
+    latency: np.ndarray
+    seconds_per_byte: np.ndarray
+
+    def put(self, src: np.ndarray, dst: np.ndarray, latency: np.ndarray, per_byte: np.ndarray) -> None:
+        """Write the costs of the links of this table into those [E] of the edges src -> dst."""
+        wanted = src * self.num_workers + dst
+        place = np.minimum(np.searchsorted(self.key, wanted), len(self.key) - 1)
+        here = self.key[place] == wanted
+        latency[here], per_byte[here] = self.latency[place[here]], self.seconds_per_byte[place[here]]
+
+    @cached_property
+    def links(self) -> dict[int, tuple[float, float]]:
+        """key -> (latency, seconds per byte)."""
+        pairs = zip(self.latency.tolist(), self.seconds_per_byte.tolist(), strict=True)
+        return dict(zip(self.key.tolist(), pairs, strict=True))
+
+
+def read_links(name: str, num_workers: int) -> LinkTable:
+    """Read lines source,target,latency_s,bandwidth_gbps; a first line of words is passed over.
+
+    Raises ConfigError, with file and line, for what is none of n workers, given twice, or no such number.
+    """
+    key = "cluster.links.file"
+    lines = read_lines(key, name, csv_path(key, name))
+    if lines and lines[0].cells == _COLUMNS:
+        del lines[0]
+    if not lines:
+        raise ConfigError(f"{key}={name} holds no links: give lines {','.join(_COLUMNS)}.")
+    found: dict[int, tuple[float, float]] = {}
+    for line in lines:
+        check_columns(line, _COLUMNS)
+        source, target = (index(line, cell, "worker", num_workers) for cell in line.cells[:2])
+        if source == target:
+            raise ConfigError(f"{line.said} is a link from worker {source} to itself: remove it.")
+        if source * num_workers + target in found:
+            raise ConfigError(f"{line.said} repeats the link {source},{target}: give every link once.")
+        found[source * num_workers + target] = seconds(line, line.cells[2]), 8e-9 / gbps(line, line.cells[3])
+    keys = sorted(found)
+    latency, per_byte = np.array([found[k] for k in keys]).T
+    return LinkTable(num_workers, np.array(keys), latency.copy(), per_byte.copy())

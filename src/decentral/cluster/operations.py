@@ -53,36 +53,23 @@ class Gradient(Operation):
 
 @dataclass(frozen=True)
 class Local(Operation):
-    """Something that a worker does to its own rows, with its newest gradient; it takes no time."""
+    """Something that a worker does to its own rows, with its newest gradient; it takes no time.
+
+    timed    what(state, i, gradient [P], number of its step, seconds): the simulated time matters, too
+    """
 
     what: OnRow
+    timed: bool = False
 
     def begin(self, timeline: Timeline, i: int, now: float) -> float:
         """Over at once."""
         if timeline.rows is not None:
-            timeline.rows.local(i, self.what, timeline.drawn[i] - 1)
+            timeline.rows.local(i, self.what, timeline.drawn[i] - 1, *((now,) if self.timed else ()))
         return now
 
     def carry_out(self, host: Host, i: int) -> None:
         """While nobody averages with the worker's row."""
-        host.local(i, self.what, timed=False)
-
-
-@dataclass(frozen=True)
-class LocalAt(Operation):
-    """The same, where the simulated time matters: what(state, i, gradient [P], number of its step, seconds)."""
-
-    what: Callable[..., object]
-
-    def begin(self, timeline: Timeline, i: int, now: float) -> float:
-        """Over at once."""
-        if timeline.rows is not None:
-            timeline.rows.local(i, self.what, timeline.drawn[i] - 1, now)
-        return now
-
-    def carry_out(self, host: Host, i: int) -> None:
-        """While nobody averages with the worker's row."""
-        host.local(i, self.what, timed=True)
+        host.local(i, self.what, timed=self.timed)
 
 
 def check_ended(i: int, gradients: int, share: float) -> None:

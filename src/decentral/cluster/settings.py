@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import MISSING, fields
 from typing import Any, TypeVar
 
@@ -39,26 +38,3 @@ def chosen(kind: type[T], settings: Any, where: str, choice: str, besides: tuple
                 f"{where}.{key}={value} has no meaning with {said}: leave it out, or set {where}.{key}=null."
             )
     return kind(**given)
-
-
-def check_seconds(key: str, value: float | None, zero: bool = True) -> None:
-    """Refuse what is no duration, or one above 1e9 s; None is not given."""
-    if value is not None and not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
-        least = "from 0 upwards" if zero else "above 0"
-        raise ConfigError(f"{key}={value:g} makes no sense: it has to be a number of seconds {least}.")
-    if value is not None and value > LONGEST_S:
-        raise ConfigError(f"{key}={value:g} makes no sense: it has to be at most {LONGEST_S:g} seconds.")
-
-
-def check_bandwidth(key: str, value: float | None) -> None:
-    """Refuse what is no bandwidth, or one below 1e-12 Gbit/s; `inf` is one, None is not given."""
-    if value is not None and not value > 0:
-        raise ConfigError(f"{key}={value:g} makes no sense: it has to be a number of Gbit/s above 0, or inf.")
-    if value is not None and value < SLOWEST_GBPS:
-        raise ConfigError(f"{key}={value:g} makes no sense: it has to be at least {SLOWEST_GBPS:g} Gbit/s.")
-
-
-def check_positive(key: str, value: float | None, meaning: str) -> None:
-    """Refuse what is not a finite number above 0; None is not given."""
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{key}={value:g} makes no sense: it has to be above 0, {meaning}.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from decentral.cluster.prices import Prices
+    from decentral.cluster.costs import Prices
     from decentral.network.network import Network
     from decentral.network.payload import Payload, Sizes
 

@@ -14,7 +14,7 @@ from decentral.errors import ConfigError, check_at_least, check_between, check_r
 if TYPE_CHECKING:
     import torch
 
-    from decentral.cluster.prices import Prices
+    from decentral.cluster.costs import Prices
 
 _MOST_COMPARED = 10_000
 _LONGEST = 1 << 20

@@ -20,7 +20,7 @@ from decentral.topology.rounds import Rounds, Split, slices
 
 if TYPE_CHECKING:
     from decentral.cluster.clock import Clock, Underway
-    from decentral.cluster.prices import Prices
+    from decentral.cluster.costs import Prices
     from decentral.network.collectives import Fastest
 
 

@@ -17,7 +17,7 @@ from decentral.topology.delivery import Delivery, Neighbors
 
 if TYPE_CHECKING:
     from decentral.cluster.clock import Clock
-    from decentral.cluster.prices import Prices
+    from decentral.cluster.costs import Prices
 
 Sizes = dict[str, tuple[torch.dtype, int]]
 """Of a payload: for each of its tensors, by name and in order, its type and how many numbers it has."""

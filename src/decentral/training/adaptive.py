@@ -16,7 +16,7 @@ from decentral.training.stepper import Stepper
 
 if TYPE_CHECKING:
     from decentral.algorithms.algorithm import Algorithm
-    from decentral.cluster.prices import Prices
+    from decentral.cluster.costs import Prices
     from decentral.network.network import Network
     from decentral.training.oracle import GradientOracle
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from decentral.cluster.costs import LinkCosts
+from decentral.cluster.costs import LinkCosts, Prices
 from decentral.cluster.links import CollectiveName, Links
-from decentral.cluster.prices import Prices
 from decentral.compression.adaptation import changed
 from decentral.network.settings import SMALL_BYTES, CollectiveChoice
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from decentral.cluster.trace_events import write_spans
+from decentral.cluster.spans import write_spans
 from decentral.config.checks import has_clock
 from decentral.config.files import as_dict, dump
 from decentral.config.identity import run_id

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from decentral.cluster.costs import LinkCosts
-from decentral.cluster.known import KnownCluster, KnownTimes
+from decentral.cluster.known import KnownCluster
 from decentral.cluster.links import CollectiveName, Links
 from decentral.config.schema import Config
 from decentral.measurements.validation.recording import pace, stale_share
@@ -39,7 +39,7 @@ def links_of(config: Config, latency_s: float, transfer_s: float) -> Links:
 def known_cluster(durations: np.ndarray, links: Links) -> KnownCluster:
     """Where gradients take `durations` [T, n] seconds, and rows travel as if they had one number."""
     n = durations.shape[1]
-    return KnownCluster(KnownTimes(durations), LinkCosts(links.open(n), n), num_parameters=1)
+    return KnownCluster(durations, LinkCosts(links.open(n), n), num_parameters=1)
 
 
 def simulated(config: Config, steps: int, cluster: KnownCluster) -> Simulated:
@@ -52,7 +52,7 @@ def simulated(config: Config, steps: int, cluster: KnownCluster) -> Simulated:
     from decentral.cluster.spans import Spans
     from decentral.training.timing import timed
 
-    n = cluster.times.num_workers
+    n = cluster.links.num_workers
     alone = replace(config, processes="1", cluster=cluster, record_operations=False, steps=steps)
     free_running = isinstance(config.algo, AsynchronousAlgorithm) and config.algo.free_running
     spans = Spans(n) if free_running else None
