@@ -17,7 +17,6 @@ from decentral.cluster.compute import ComputeTimes, Distribution, GradientTimes
 from decentral.cluster.links import Links
 from decentral.cluster.stragglers import Mode, Stragglers
 from decentral.config.composition import compose
-from decentral.config.files import dump, load
 from decentral.config.identity import identity, run_id
 from decentral.errors import ConfigError
 from decentral.randomness import address, addresses, normal
@@ -353,8 +352,6 @@ def test_a_run_has_no_cluster_unless_it_is_given_one() -> None:
     config = configure(*SMALL)
     assert config.cluster == NoCluster() and not isinstance(config.cluster, VirtualCluster)
     assert "cluster" not in identity(config)
-    older = dump(config).replace("cluster:\n  name: none\n", "")
-    assert "cluster" not in older and load(older) == config
 
 
 def test_a_cluster_counts_with_what_is_given_of_it() -> None:

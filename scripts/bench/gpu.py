@@ -160,7 +160,8 @@ def group_row(case: Case, algo: str, device: str, effort: Effort) -> dict[str, A
 def configured(case: Case, way: Way, device: str) -> Config:
     """The run, made without Hydra, which may not be where the GPU is."""
     groups = {"algo": way.algo, "topology": way.topology, "task": "images", "partition": "iid", "model": case.model}
-    groups |= {"schedule": "constant", "logger": "none", "launcher": "local"}
+    groups |= {"schedule": "constant", "logger": "none", "launcher": "local", "env": "gridworld"}
+    groups |= {"compress": "none", "cluster": "none"}
     values: dict[str, Any] = {group: {"name": name} for group, name in groups.items()}
     values["optim"] = {"name": "sgd", "momentum": 0.9}
     values["data"] = {"name": "synthetic", "image_size": case.image_size, "num_classes": case.num_classes}
