@@ -8,6 +8,7 @@ import numpy as np
 
 from decentral.cluster.costs import Prices
 from decentral.cluster.links import CollectiveName
+from decentral.topology.delivery import Exchange, Neighbors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from decentral.cluster.costs import LinkCosts
     from decentral.cluster.network_changes import ChangingCosts
     from decentral.cluster.spans import Spans
-    from decentral.topology.delivery import Exchange, Neighbors
     from decentral.topology.rounds import RelayEdges
 
 _STEPS_AT_ONCE = 64
@@ -31,22 +31,25 @@ class Underway(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Sender, receiver and piece of every message of an exchange, int64 [E], and what they cost over which links."""
+    """Sender and receiver of every message of an exchange, whose size it has, int64 [E], and what they cost over which
+    links."""
 
     src: np.ndarray
     dst: np.ndarray
-    piece: np.ndarray
+    size: np.ndarray
     plan: CostedExchange
     costs: LinkCosts
 
     @classmethod
-    def along(cls, costs: LinkCosts, src: np.ndarray, dst: np.ndarray, piece: np.ndarray) -> Messages:
-        """Those along edges."""
-        return cls(src, dst, piece, costs.plan(src, dst), costs)
-
-    def over(self, costs: LinkCosts) -> Messages:
-        """The same, if these are the links now."""
-        return self if self.costs is costs else Messages.along(costs, self.src, self.dst, self.piece)
+    def of(cls, costs: LinkCosts, over: Exchange | RelayEdges | Neighbors) -> Messages:
+        """A message for each weight or edge, as long as its piece; between neighbors, as its sender says."""
+        if isinstance(over, Exchange):
+            graphs = [W.graph for W in over.pieces]
+            src, dst = (np.concatenate([getattr(graph, end) for graph in graphs]) for end in ("src", "dst"))
+            size = np.repeat(np.arange(len(graphs)), [len(graph) for graph in graphs])
+        else:
+            src, dst, size = over.src, over.dst, over.src if isinstance(over, Neighbors) else over.piece
+        return cls(src, dst, size, costs.plan(src, dst), costs)
 
 
 class Clock(Prices):
@@ -84,7 +87,6 @@ class Clock(Prices):
         self.chooses = len(costs.candidates) > 1
         """Whether which of them are used is decided on the way, so that a record of it says something."""
         self._block: tuple[int, np.ndarray] = (-1, np.empty(0))
-        self._relayed: tuple[RelayEdges, Messages] | None = None
 
     @property
     def latest_s(self) -> float:
@@ -108,24 +110,19 @@ class Clock(Prices):
         self.compute_s += seconds
         self.gradients += 1
 
-    def begin(self, exchange: Exchange, row_bytes: Sequence[float]) -> Underway:
-        """All begin an exchange of rows whose pieces have so many bytes; without pieces: an all-reduce."""
-        if not exchange.pieces:
-            return self.begin_collective("all_reduce", row_bytes[0])
-        if "messages" not in exchange.memo:
-            graphs = [W.graph for W in exchange.pieces]
-            src, dst = (np.concatenate([getattr(graph, end) for graph in graphs]) for end in ("src", "dst"))
-            piece = np.repeat(np.arange(len(graphs)), [len(graph) for graph in graphs])
-            exchange.memo["messages"] = Messages.along(self.costs, src, dst, piece)
-        messages = exchange.memo["messages"] = exchange.memo["messages"].over(self.costs)
-        return self._neighbors(messages, row_bytes)
-
-    def begin_relay(self, edges: RelayEdges, piece_bytes: Sequence[float]) -> Underway:
-        """All begin to send a message over each of their edges, each of its piece's size."""
-        if self._relayed is None or self._relayed[0] is not edges:
-            self._relayed = edges, Messages.along(self.costs, edges.src, edges.dst, edges.piece)
-        self._relayed = edges, self._relayed[1].over(self.costs)
-        return self._neighbors(self._relayed[1], piece_bytes)
+    def begin(self, over: Exchange | RelayEdges | Neighbors, num_bytes: Sequence[float] | np.ndarray) -> Underway:
+        """All begin to send messages whose pieces have so many bytes; to neighbors, those of each sender [n]."""
+        messages: Messages | None = over.memo.get("messages")
+        if messages is None or messages.costs is not self.costs:
+            messages = over.memo["messages"] = Messages.of(self.costs, over)
+        if not len(messages.src):
+            return Underway(self.now, np.zeros(self.n))
+        began = np.full(self.n, self.now.max()) if self.waits_for_everyone else self.now
+        each = (np.asarray(num_bytes, dtype=float) * self.bytes_scale)[messages.size]
+        ready = messages.plan.ready(began, each)
+        latest = began.copy()
+        np.maximum.at(latest, messages.dst, began[messages.src])
+        return Underway(ready, np.maximum(ready - latest, 0.0))
 
     def begin_collective(self, name: str, num_bytes: float) -> Underway:
         """All begin an all_reduce, allgather or broadcast of rows of so many bytes."""
@@ -143,15 +140,6 @@ class Clock(Prices):
         ready = self.costs.plan(dst, src).ready(there, num_bytes)
         self.wait(Underway(ready, ready - begun))
         return (float(ready.max()) - begun) / 2
-
-    def begin_swap(self, neighbors: Neighbors, num_bytes: np.ndarray) -> Underway:
-        """All begin to send to those who hear of them; `num_bytes` [n] are those of each sender's messages."""
-        if "messages" not in neighbors.memo:
-            src, dst = neighbors.src, neighbors.dst
-            neighbors.memo["messages"] = Messages.along(self.costs, src, dst, np.zeros_like(src))
-        messages: Messages = neighbors.memo["messages"].over(self.costs)
-        neighbors.memo["messages"] = messages
-        return self._along(messages, (num_bytes * self.bytes_scale)[messages.src])
 
     def wait(self, underway: Underway) -> None:
         """All go on once an exchange is over for them."""
@@ -183,19 +171,6 @@ class Clock(Prices):
         used[0] += 1
         used[1] += seconds
         return Underway(np.full(self.n, self.now.max() + seconds), np.full(self.n, seconds))
-
-    def _neighbors(self, messages: Messages, piece_bytes: Sequence[float]) -> Underway:
-        return self._along(messages, (np.asarray(piece_bytes, dtype=float) * self.bytes_scale)[messages.piece])
-
-    def _along(self, messages: Messages, num_bytes: np.ndarray) -> Underway:
-        """`num_bytes` [E] of each message."""
-        if not len(messages.src):
-            return Underway(self.now, np.zeros(self.n))
-        began = np.full(self.n, self.now.max()) if self.waits_for_everyone else self.now
-        ready = messages.plan.ready(began, num_bytes)
-        latest = began.copy()
-        np.maximum.at(latest, messages.dst, began[messages.src])
-        return Underway(ready, np.maximum(ready - latest, 0.0))
 
     def _span(self, kind: str, begins: np.ndarray, ends: np.ndarray) -> None:
         if self.spans is not None:

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 
 from decentral.network import kernels
+from decentral.network.layout import EdgeLayout
 from decentral.network.mixing import Mixing
 from decentral.network.payload import PayloadVerbs
+from decentral.network.traffic import Traffic
 from decentral.topology.delivery import Delivery, Exchange, Losses, exchange
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds, Split, slices
 
 if TYPE_CHECKING:
-    from decentral.cluster.clock import Clock, Underway
-    from decentral.cluster.costs import Prices
     from decentral.network.collectives import Fastest
 
 
@@ -38,17 +38,10 @@ class Network(PayloadVerbs, ABC):
     """
 
     def __init__(self, rounds: Rounds, workers: range, losses: Losses) -> None:
-        super().__init__(rounds, workers)
-        self.n = rounds.num_workers
+        EdgeLayout.__init__(self, rounds, workers)
+        Traffic.__init__(self, rounds.num_workers)
         self.delivery = Delivery(rounds, losses)
         self.reliable = losses.probability == 0
-        self.bytes_sent = 0
-        self.messages_sent = 0
-        self.clock: Clock | None = None
-        """Simulated time, which every verb puts forward; None: nobody asks for it."""
-        self.carried: dict[str, list[float]] = {}
-        self.measured: Prices | None = None
-        """What probes have found that collectives take; None: nobody has measured."""
         self.scratch = kernels.Scratch()
         self._relay_scratch = kernels.Scratch()
         self._ones = torch.ones(self.n, rounds.num_pieces, dtype=torch.float64)
@@ -56,11 +49,6 @@ class Network(PayloadVerbs, ABC):
     def go_by(self, fastest: Fastest) -> None:
         """From now on `network.collective=auto` is what this says is fastest."""
         return None
-
-    @property
-    def prices(self) -> Prices | None:
-        """What is known of the time that collectives take: as measured, or else as simulated; None: nothing."""
-        return self.clock if self.measured is None else self.measured
 
     @property
     def waited_s(self) -> float:
@@ -107,7 +95,7 @@ class Network(PayloadVerbs, ABC):
 
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
-        self._count_mean(x)
+        self._count_mean(_row_bytes(x))
         with self._collective("all_reduce", _row_bytes(x)):
             return self._mean(x)
 
@@ -116,13 +104,11 @@ class Network(PayloadVerbs, ABC):
 
         Until then x may be read but must not change.
         """
-        clock = self.clock
-        underway = clock.begin_collective("all_reduce", _row_bytes(x)) if clock is not None else None
+        wait = self._begin_collective("all_reduce", _row_bytes(x))
 
         def finish() -> Tensor:
-            self._count_mean(x)
-            if clock is not None and underway is not None:
-                clock.wait(underway)
+            self._count_mean(_row_bytes(x))
+            wait()
             return self._mean(x)
 
         return finish
@@ -142,8 +128,7 @@ class Network(PayloadVerbs, ABC):
         shares = self.delivery.shares(round)
         self._count_exchange(shares, x)
         self.bytes_sent += 8 * sum(shares.num_messages)
-        if self.clock is not None:
-            self.clock.wait(self._underway(self.clock, shares, x))
+        self._begin_sending(shares, _piece_bytes(shares, x))()
         return self._push(x, p, shares)
 
     def drain(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -164,12 +149,10 @@ class Network(PayloadVerbs, ABC):
 
         Both m are indexed by the receiver: row e holds the last message over edge e = (i -> j) to a local j.
         """
-        widths = self.piece_widths(y.shape[-1])
-        for num_edges, width in zip(self._edges_of_piece, widths, strict=True):
-            self._count(num_edges, width * y.element_size())
-        if self.clock is not None:
-            sizes = [width * y.element_size() for width in widths]
-            self.clock.wait(self.clock.begin_relay(self.edges, sizes))
+        sizes = [width * y.element_size() for width in self.piece_widths(y.shape[-1])]
+        for num_edges, size in zip(self._edges_of_piece, sizes, strict=True):
+            self._count(num_edges, size)
+        self._begin_sending(self.edges, sizes)()
         m = self._relay(y, m)
         first, last = self.local_edges.start, self.local_edges.stop
         for e in self.delivery.undelivered(self.edges, round):
@@ -338,39 +321,25 @@ class Network(PayloadVerbs, ABC):
 
     def _begin_timed(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
         """`_begin`, and in simulated time, too, if anybody asks for it."""
-        finish, clock = self._begin(x, exchange), self.clock
-        if clock is None:
+        finish = self._begin(x, exchange)
+        if self.clock is None:
             return finish
-        underway = self._underway(clock, exchange, x)
+        if exchange.pieces:
+            wait = self._begin_sending(exchange, _piece_bytes(exchange, x))
+        else:
+            wait = self._begin_collective("all_reduce", _row_bytes(x))
 
         def finish_in_time() -> None:
-            clock.wait(underway)
+            wait()
             finish()
 
         return finish_in_time
 
-    def _underway(self, clock: Clock, exchange: Exchange, x: Tensor) -> Underway:
-        if not exchange.pieces:
-            return clock.begin(exchange, [_row_bytes(x)])
-        between = math.prod(x.shape[1:-1]) * x.element_size()
-        pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
-        return clock.begin(exchange, [len(range(x.shape[-1])[piece]) * between for piece in pieces])
-
     def _count_exchange(self, exchange: Exchange, x: Tensor) -> None:
         if not exchange.pieces:
-            self._count_mean(x)
-        between = math.prod(x.shape[1:-1]) * x.element_size()
-        pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
-        for piece, num_messages in zip(pieces, exchange.num_messages, strict=True):
-            self._count(num_messages, len(range(x.shape[-1])[piece]) * between)
-
-    def _count_mean(self, x: Tensor) -> None:
-        self.messages_sent += 2 * (self.n - 1) * self.n
-        self.bytes_sent += 2 * (self.n - 1) * _row_bytes(x)
-
-    def _count(self, num_messages: int, bytes_each: int) -> None:
-        self.messages_sent += num_messages
-        self.bytes_sent += num_messages * bytes_each
+            self._count_mean(_row_bytes(x))
+        for size, num_messages in zip(_piece_bytes(exchange, x), exchange.num_messages, strict=True):
+            self._count(num_messages, size)
 
 
 def pairings(n: int) -> list[list[tuple[int, int]]]:
@@ -383,3 +352,10 @@ def pairings(n: int) -> list[list[tuple[int, int]]]:
 def _row_bytes(x: Tensor) -> int:
     """Of a worker's row of x [k, ..., P]."""
     return math.prod(x.shape[1:]) * x.element_size()
+
+
+def _piece_bytes(exchange: Exchange, x: Tensor) -> list[int]:
+    """Of each piece of a worker's row."""
+    between = math.prod(x.shape[1:-1]) * x.element_size()
+    pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
+    return [len(range(x.shape[-1])[piece]) * between for piece in pieces]

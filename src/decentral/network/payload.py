@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from decentral.network.layout import EdgeLayout
+from decentral.network.traffic import Traffic
 from decentral.topology.delivery import Delivery, Neighbors
-
-if TYPE_CHECKING:
-    from decentral.cluster.clock import Clock
-    from decentral.cluster.costs import Prices
 
 Sizes = dict[str, tuple[torch.dtype, int]]
 """Of a payload: for each of its tensors, by name and in order, its type and how many numbers it has."""
@@ -98,7 +93,7 @@ def _order(sizes: Sizes) -> list[str]:
     return sorted(sizes, key=lambda name: -sizes[name][0].itemsize)
 
 
-class PayloadVerbs(EdgeLayout, ABC):
+class PayloadVerbs(EdgeLayout, Traffic, ABC):
     """The payloads of a verb have tensors of the same names and types on all workers.
 
     `sizes` says what every one of them looks like, if that is known: then nothing but numbers travels. None: lengths
@@ -109,15 +104,7 @@ class PayloadVerbs(EdgeLayout, ABC):
     What is returned can be read until the next of these verbs, and is not written to: it may be the sender's own.
     """
 
-    n: int
     delivery: Delivery
-    clock: Clock | None
-    measured: Prices | None
-    carried: dict[str, list[float]]
-    """In real time, where it is measured what links cost: name of a collective -> how often it was carried out, the
-    seconds that it was to take, and those that it took in this process."""
-    bytes_sent: int
-    messages_sent: int
 
     def allgather(self, payloads: Sequence[Payload], sizes: Sizes | None = None) -> list[Payload]:
         """Those of the k local workers -> those of all n, by their numbers. Each is sent n - 1 times."""
@@ -149,8 +136,7 @@ class PayloadVerbs(EdgeLayout, ABC):
         """
         known, neighbors = self._known(payloads, sizes), self.delivery.neighbors(round)
         num_bytes = self._count_payloads(known, neighbors.num_sent)
-        if self.clock is not None:
-            self.clock.wait(self.clock.begin_swap(neighbors, num_bytes))
+        self._begin_sending(neighbors, num_bytes)()
         return self._swap(payloads, neighbors, known)
 
     def relay_payloads(self, payloads: Sequence[Payload], round: int, sizes: Sequence[Sizes]) -> list[Payload | None]:
@@ -163,29 +149,12 @@ class PayloadVerbs(EdgeLayout, ABC):
         num_bytes = [bytes_of(each) for each in sizes]
         self.bytes_sent += sum(count * each for count, each in zip(self._edges_of_piece, num_bytes, strict=True))
         self.messages_sent += len(self.edges)
-        if self.clock is not None:
-            self.clock.wait(self.clock.begin_relay(self.edges, num_bytes))
+        self._begin_sending(self.edges, num_bytes)()
         came: list[Payload | None] = [*self._relay_payloads(payloads, sizes)]
         for e in self.delivery.undelivered(self.edges, round).tolist():
             if e in self.local_edges:
                 came[e - self.local_edges.start] = None
         return came
-
-    @contextmanager
-    def _collective(self, name: str, num_bytes: float) -> Iterator[None]:
-        """A collective takes its time in simulated time; else, where it is measured what links cost, it is kept how
-        long it took."""
-        if self.clock is not None:
-            self.clock.wait(self.clock.begin_collective(name, num_bytes))
-        elif self.measured is not None:
-            name, predicted_s = self.measured.collective(name, num_bytes)
-            began = time.perf_counter()
-            yield
-            kept = self.carried.setdefault(name, [0, 0.0, 0.0])
-            for place, value in enumerate((1, predicted_s, time.perf_counter() - began)):
-                kept[place] += value
-            return
-        yield
 
     # -- what an implementation does -----------------------------------------------------------------------------------
 

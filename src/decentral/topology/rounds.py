@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -61,6 +61,7 @@ class RelayEdges:
     dst: np.ndarray
     piece: np.ndarray
     reverse: np.ndarray
+    memo: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # what is worked out from this once
 
     def __len__(self) -> int:
         return len(self.src)
