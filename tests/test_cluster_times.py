@@ -68,12 +68,6 @@ def test_delays_are_what_stragglers_add(mode: Mode) -> None:
     np.testing.assert_array_equal(slow.seconds(0, 300), usual.seconds(0, 300) + slow.delays(0, 300))
 
 
-@pytest.mark.parametrize("mode", [mode for mode in Mode if mode not in (Mode.none, Mode.fixed)])
-def test_another_seed_is_another_cluster(mode: Mode) -> None:
-    one, other = (times(SECOND, STRAGGLERS[mode], seed=seed).seconds(0, 50) for seed in (1, 2))
-    assert (one != other).any()
-
-
 def test_what_is_returned_can_be_changed_without_harm() -> None:
     known = times(PARETO)
     before = known.seconds(0, 10)
@@ -89,17 +83,7 @@ def test_times_after_some_gradients_are_those_of_the_rest() -> None:
         assert np.array_equal(rest.after(2).delays(1, 9), whole.delays(number + 3, number + 11))
 
 
-@pytest.mark.parametrize(("first", "last"), [(-1, 3), (5, 4)])
-def test_steps_that_do_not_exist_are_a_mistake(first: int, last: int) -> None:
-    with pytest.raises(ValueError, match="0 <= first <= last"):
-        times().seconds(first, last)
-
-
 # -- distributions -----------------------------------------------------------------------------------------------------
-
-
-def test_constant_times_are_constant() -> None:
-    np.testing.assert_array_equal(times(ComputeTimes(mean_s=0.16)).seconds(0, 30), np.full((30, 16), 0.16))
 
 
 def test_lognormal_times_have_this_mean_and_this_logarithm() -> None:
@@ -360,12 +344,6 @@ def test_a_cluster_counts_with_what_is_given_of_it() -> None:
     others = ("cluster.stragglers.count=3", "cluster.links.latency_s=1", "cluster.waits_for=everyone")
     ids = {run_id(config), *(run_id(compose([*SMALL, "cluster=two_delayed", other])) for other in others)}
     assert len(ids) == 4 and run_id(configure(*SMALL)) not in ids
-
-
-def test_a_run_that_ends_earlier_is_another_one() -> None:
-    ends = ("stop_after_simulated_s=null", "stop_after_simulated_s=1", "stop_after_simulated_s=2")
-    assert len({run_id(compose([*SMALL, "cluster=two_delayed", end])) for end in ends}) == 3
-    assert "stop_after_simulated_s" not in identity(configure(*SMALL, "cluster=two_delayed"))
 
 
 def test_a_trace_counts_by_what_is_in_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import torch
 from configure import configure
 from decentral.config.schema import GROUPS
 from decentral.conformance import properties
-from decentral.conformance.check import checks
+from decentral.conformance.check import Checks
 from decentral.errors import ConfigError
 from decentral.registry import components
 from table import ALGORITHMS, ASYNCHRONOUS, OPTIMIZERS, TASKS, TOPOLOGIES, VARIANTS, Optimum, in_rounds
@@ -117,4 +117,4 @@ def test_one_worker_alone_does_what_torch_does(start, name, rule):
 @pytest.mark.parametrize("algo", ["wagma", "adpsgd", "eager_sgd"])
 def test_a_method_without_rounds_is_not_checked_whatever_number_of_workers_suits_it(algo: str) -> None:
     with pytest.raises(ConfigError, match=rf"algo={algo} has no steps that all workers take together"):
-        checks([f"algo={algo}"])
+        Checks([f"algo={algo}"])

@@ -10,7 +10,6 @@ import pytest
 
 import decentral
 from configure import configure
-from decentral.conformance.check import checks
 from decentral.errors import ConfigError
 from decentral.report.summary import summary
 from decentral.training.faults import VARIABLE, Injected
@@ -145,11 +144,6 @@ def test_evaluations_at_simulated_times_and_an_end_by_time(start, name):
     assert run.facts["step"] == 14 and run.facts["simulated_s"] == 7
 
 
-def test_a_run_whose_steps_are_over_before_the_time_says_nothing_of_it(start):
-    run = start("algo=dpsgd", *SMALL, "topology=ring", "num_workers=4", *FREE, "stop_after_simulated_s=99")
-    assert run.facts["step"] == 20 and "notes" not in run.facts
-
-
 def test_without_a_cluster_there_is_no_simulated_time(start):
     plain = start("algo=wagma", *SMALL, "num_workers=4", directory="plain")
     timed = start("algo=wagma", *SMALL, "num_workers=4", *FREE, directory="timed")
@@ -223,7 +217,6 @@ REFUSED = {
     "a group of text": ([*WAGMA, "algo.group_size=many"], r"algo.group_size=many .* a power of two, or auto"),
     "six workers": (["algo=wagma", "num_workers=6"], r"num_workers=6 .* a power of two, for example 4 or 8"),
     "six eager workers": (["algo=eager_sgd", "num_workers=6"], r"num_workers=6 .* a power of two, for example 4 or 8"),
-    "tau": ([*WAGMA, "algo.tau=0"], r"algo.tau=0"),
     "an odd ring": (["algo=adpsgd", "topology=ring", "num_workers=5"], r"algo=adpsgd .* odd length"),
     "a trace": ([*WAGMA, "trace=true"], r"trace=true .* evaluation.every_simulated_s"),
     "evaluations": ([*RING, "evaluation.every_simulated_s=1"], r"evaluation.every_simulated_s=1 .* choose a cluster"),
@@ -233,9 +226,6 @@ REFUSED = {
         r"every_epochs=2 and evaluation.every_simulated_s=5 contradict each other",
     ),
     "no pace": ([*RING, *FREE, "evaluation.every_simulated_s=0"], r"evaluation.every_simulated_s=0 .* above 0"),
-    "a negative time": ([*RING, *FREE, "cluster.compute.mean_s=-1"], r"cluster.compute.mean_s=-1 makes no sense"),
-    "a negative latency": ([*RING, *FREE, "cluster.links.latency_s=-1"], r"cluster.links.latency_s=-1 makes no sense"),
-    "a negative end": ([*RING, *FREE, "stop_after_simulated_s=-1"], r"stop_after_simulated_s=-1 makes no sense"),
     "lost messages": ([*WAGMA, "network.drop_probability=0.1"], r"network.drop_probability=0.1 cannot be used"),
     "rounds": ([*WAGMA, "communication.every=2"], r"communication.every=2 is for methods in rounds"),
 }
@@ -247,11 +237,6 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(case):
     with pytest.raises(ConfigError, match=sentence) as refused:
         configure("task=quadratics", *overrides)
     assert "\n" not in str(refused.value) and str(refused.value).endswith(".")
-
-
-def test_a_method_without_steps_has_nothing_to_check():
-    with pytest.raises(ConfigError, match=r"^algo=adpsgd has no steps that all workers take together"):
-        checks(["algo=adpsgd", "topology=ring", "num_workers=6"])
 
 
 # -- times that are measured -------------------------------------------------------------------------------------------

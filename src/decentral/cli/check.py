@@ -55,16 +55,14 @@ def _carry_out(arguments: list[str]) -> int:
 def check(overrides: Sequence[str], config_dir: str | None) -> int:
     """Check and say what was found; returns the exit status."""
     algo = next(word for word in overrides if word.startswith("algo="))
-    from decentral.conformance.check import BREAKS_OFF, checks
+    from decentral.conformance.check import BREAKS_OFF, Checks
 
-    all_checks = checks(overrides, config_dir)
-    names, found = all_checks.names(), []
-    base = all_checks.base
+    checks, found = Checks(overrides, config_dir), []
+    base = checks.base
     say(f"{algo} on topology={base.topology.name} with {base.num_workers} workers")
-    running = all_checks.run()
-    for number, name in enumerate(names, start=1):
-        say(f"[{number} of {len(names)}] {name} ...")
-        found.append(next(running))
+    for number, name in enumerate(checks.all, start=1):
+        say(f"[{number} of {len(checks.all)}] {name} ...")
+        found.append(checks.carry_out(name))
     say(f"\n{table(found)}")
     failed = [one for one in found if one.passed is False]
     for words in dict.fromkeys(one.words for one in failed):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,8 +29,12 @@ _IRREGULAR = (("star", 5), ("grid", 6), ("dbt", 6), ("chain", 5))
 _SMALL = ("task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.1")
 _SAMPLES = ("task=mean_estimation", "task.dimension=6")
 _QUIETLY = ("steps=12", "device=cpu", "progress=false")
-_TRAINS = "it averages samples and trains nothing"
 _LONG = 700
+_MEAN, _MEAN_ELSEWHERE = "the mean is kept", "the mean is kept on an irregular graph"
+_SGD, _ALONE = "where all hear of all it is plain SGD", "one worker alone does plain SGD"
+_OPTIMUM = "it finds the optimum where all want the same"
+_OF_TRAINING = (_MEAN, _MEAN_ELSEWHERE, _SGD, _ALONE, _OPTIMUM)
+BREAKS_OFF = "it breaks off"
 
 
 class Found(NamedTuple):
@@ -46,24 +50,17 @@ class NotAsked(Exception):
     """The property is not asked of this algorithm; the message says why."""
 
 
-def checks(overrides: Sequence[str], config_dir: str | None = None) -> Checks:
-    """The checks of the algorithm that the overrides choose; more of them are settings for all checks.
-
-    Raises ConfigError for what does not compose, with any of some topologies if none is chosen, and for an
-    algorithm that has no steps.
-    """
-    return Checks(tuple(overrides), config_dir)
-
-
-BREAKS_OFF = "it breaks off"
-
-
 @dataclass(frozen=True)
 class Checks:
-    """Each property, carried out when it is asked for."""
+    """Each property of the algorithm that the overrides choose, carried out when it is asked for; more of them are
+    settings for all checks.
 
-    overrides: tuple[str, ...]
-    config_dir: str | None
+    Raises ConfigError for what does not compose, with any of some topologies if none is chosen, and for an algorithm
+    that has no steps.
+    """
+
+    overrides: Sequence[str]
+    config_dir: str | None = None
 
     def __post_init__(self) -> None:
         cls = self._algorithm
@@ -75,23 +72,22 @@ class Checks:
                 "here: try it in a virtual cluster, with decentral-run and cluster=even."
             )
 
-    def names(self) -> list[str]:
-        """What will be checked, in this order."""
-        return list(self._all())
+    def carry_out(self, name: str) -> Found:
+        """Whether the algorithm has a property; an exception is a failure, in the words of its sentence."""
+        if name in _OF_TRAINING and self.base.algo.needs_samples:
+            return Found(name, None, "it averages samples and trains nothing")
+        try:
+            return Found(name, True, self.all[name]() or "")
+        except NotAsked as reason:
+            return Found(name, None, str(reason))
+        except Violation as seen:
+            return Found(name, False, str(seen))
+        except Exception as error:
+            return Found(name, False, f"{BREAKS_OFF}: {describe(error)}")
 
-    def run(self) -> Iterator[Found]:
-        """One property after the other; an exception is a failure, in the words of its sentence."""
-        for name, check in self._all().items():
-            try:
-                yield Found(name, True, check() or "")
-            except NotAsked as reason:
-                yield Found(name, None, str(reason))
-            except Violation as seen:
-                yield Found(name, False, str(seen))
-            except Exception as error:
-                yield Found(name, False, f"{BREAKS_OFF}: {describe(error)}")
-
-    def _all(self) -> dict[str, Callable[[], str | None]]:
+    @property
+    def all(self) -> dict[str, Callable[[], str | None]]:
+        """What is checked, in this order, and how."""
         n = self.base.num_workers
         return {
             "models are numbers, at first the initial ones": self._numbers,
@@ -101,11 +97,11 @@ class Checks:
             "bytes counted = bytes sent": self._bytes,
             "the same messages are lost with 1 and 2 processes": self._lossy,
             "saved and loaded, it goes on bit for bit": self._resumed,
-            "the mean is kept": lambda: self._mean(self.base),
-            "the mean is kept on an irregular graph": self._mean_elsewhere,
-            "where all hear of all it is plain SGD": self._sgd,
-            "one worker alone does plain SGD": self._alone,
-            "it finds the optimum where all want the same": self._optimum,
+            _MEAN: lambda: self._mean(self.base),
+            _MEAN_ELSEWHERE: self._mean_elsewhere,
+            _SGD: self._sgd,
+            _ALONE: self._alone,
+            _OPTIMUM: self._optimum,
         }
 
     # -- configurations ------------------------------------------------------------------------------------------------
@@ -135,7 +131,7 @@ class Checks:
     def _as_rows(self, *settings: str) -> Config:
         """The same without what the user says of compression: what is compared with SGD is the method on rows."""
         overrides = [word for word in self.overrides if not word.lstrip("+").startswith(("compress=", "compress."))]
-        return replace(self, overrides=tuple(overrides))._elsewhere(*settings)
+        return replace(self, overrides=overrides)._elsewhere(*settings)
 
     def _problem(self) -> list[str]:
         """The small one that the algorithm is for, unless the user has chosen another task."""
@@ -202,8 +198,6 @@ class Checks:
             properties.resumed(*saved_and_loaded(self.base, 6, Path(folder)))
 
     def _mean(self, config: Config) -> str:
-        if config.algo.needs_samples:
-            raise NotAsked(_TRAINS)
         properties.mean_kept(config)
         return f"topology={config.topology.name}"
 
@@ -229,15 +223,11 @@ class Checks:
 
     def _alone(self) -> str:
         settings = [] if self.base.algo.as_sgd is None else self._as_sgd()
-        if self.base.algo.needs_samples:
-            raise NotAsked(_TRAINS)
         alone = ("topology=chain", "num_workers=1", "task.zeta2=0")
         self._compare(self._as_rows(*settings, *_plain_sgd(), *alone), "with one worker")
         return " ".join(settings)
 
     def _as_sgd(self) -> list[str]:
-        if self.base.algo.needs_samples:
-            raise NotAsked(_TRAINS)
         if self.base.algo.as_sgd is None:
             raise NotAsked("as_sgd is None")
         return [f"algo.{key}={value}" for key, value in self.base.algo.as_sgd.items()]
@@ -250,8 +240,6 @@ class Checks:
         properties.as_sgd(walk(config, 1), reference, where)
 
     def _optimum(self) -> str:
-        if self.base.algo.needs_samples:
-            raise NotAsked(_TRAINS)
         base = replace(self.base, steps=_LONG)
         same, different = (walk(replace(base, task=replace(base.task, zeta2=z, noise=0.0)), 1) for z in (0.0, 1.0))
         properties.finite(same)

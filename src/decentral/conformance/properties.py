@@ -114,18 +114,6 @@ def _check_counted(counted: torch.Tensor, dilution: float) -> None:
         raise Violation("updates of the workers are lost: they do not end up in the models.")
 
 
-def average_update(config: Config) -> float:
-    """How often an update ends up in the mean: 1, or 1 / (1 - beta) with a momentum, ..."""
-    n = config.num_workers
-    assert n is not None
-    with torch.no_grad():
-        x = torch.zeros(n, n, dtype=torch.float64)
-        moving = simulated(config, x, Impulses(torch.eye(n, dtype=torch.float64)))
-        for _ in range(_AGREE_STEPS):
-            moving.step()
-        return float(-moving.models.mean() * n * n)
-
-
 def plain_sgd(n: int, zeta2: float, number: int, optimizer: object, dimension: int = 6) -> np.ndarray:
     """`optimizer`, a function of parameters, on 1/n sum_i 1/2 ||A_i x - b_i||^2, by torch: [steps + 1, dimension]."""
     problem = random_problem(n, dimension, 0.5, 1.0, zeta2, 1.0, seed=0)
