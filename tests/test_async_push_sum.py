@@ -58,7 +58,7 @@ def in_step(world: World, name: str, carrier: Carrier, rounds: int) -> list:
     for round in range(rounds):
         x, p = net.push(x, p, round)
         x, p = net.drain(x, p)
-        assert net.settled
+        assert net.flushed
     found = [net.gather(x), net.gather(p), net.bytes_sent, net.messages_sent, net.wire_bytes, net.wire_messages]
     net.close()
     return found
@@ -102,7 +102,7 @@ def out_of_step(world: World, name: str, carrier: Carrier, p_lost: float) -> lis
             round += 1
             if round == at_least:
                 finished[world.rank].fill_(1)
-        assert not net.settled
+        assert not net.flushed
         x, p = net.drain(x, p)
         drained = [net.gather(x), net.gather(p), round]
         for round in range(80):  # in step, so that all agree
@@ -168,9 +168,9 @@ def test_in_one_process_it_is_sgp(start, topology):
     np.testing.assert_allclose(ours.iterates, theirs.iterates, rtol=0, atol=1e-13)
 
 
-def test_in_one_process_there_is_nothing_to_settle():
+def test_in_one_process_there_is_nothing_to_flush():
     net, state = LocalNetwork(schedule("star"), CERTAIN), object()
-    assert net.settled and AsyncPushSum().settle(state, net) is state
+    assert net.flushed and AsyncPushSum().flush(state, net) is state
 
 
 def do_not_mind(world: World) -> None:

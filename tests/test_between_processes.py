@@ -64,10 +64,10 @@ def carried_out(world: World, config: Config, *pauses: int) -> Found:
     with torch.no_grad():
         for t in range(config.steps):
             if t in (0, *pauses):
-                r.stepper.settle()
+                r.stepper.flush()
                 r.stepper.may_go_on_to(min(step for step in (*pauses, config.steps) if step > t))
             r.stepper.step()
-        r.stepper.settle()
+        r.stepper.flush()
         x, sent = r.net.gather(r.stepper.models), (r.net.bytes_sent, r.net.messages_sent)
         recorded = r.oracle.recorded
         operations = [] if recorded is None else [*recorded.found, *r.stepper.operations()]
@@ -170,7 +170,7 @@ def last_mixed(world: World, config: Config) -> list[float]:
         for _ in range(config.steps):
             r.stepper.may_go_on_to(config.steps)
             r.stepper.step()
-        r.stepper.settle()
+        r.stepper.flush()
     tau: list[float] = r.stepper.state.tau.tolist()
     r.close()
     return tau
@@ -280,7 +280,7 @@ def failing(world: World, config: Config, rank: int) -> str:
             r.stepper.may_go_on_to(5)
             for _ in range(5):
                 r.stepper.step()
-            r.stepper.settle()
+            r.stepper.flush()
             return "nothing"
         except Exception as error:
             return f"{type(error).__name__}: {error}"

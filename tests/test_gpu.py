@@ -41,7 +41,7 @@ def trained(device: str, overrides: Sequence[str]) -> tuple[Tensor, dict[str, Te
         run = assemble(config, World(0, 1, torch.device(device, 0) if device == "cuda" else torch.device(device)))
         for _ in range(STEPS):
             run.stepper.step()
-        run.stepper.settle()
+        run.stepper.flush()
         recordings = len(getattr(getattr(run.problem, "passes", None), "_recordings", ()))
         states = enumerate(run.problem.model_states())
         buffers = {

@@ -331,7 +331,7 @@ def test_the_simulated_clock_and_threads_give_the_same_rows(method):
     stepper.may_go_on_to(steps)
     for _ in range(steps):
         stepper.step()
-    stepper.settle()
+    stepper.flush()
     torch.testing.assert_close(stepper.models, torch.from_numpy(expected), rtol=0, atol=1e-12)
     assert stepper.lateness().ages == virtual.timeline.lateness().ages
     stepper.close()

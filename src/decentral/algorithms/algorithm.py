@@ -147,7 +147,7 @@ class Algorithm(Settings, ABC, where="algo"):
         algorithms compare. Raises what the network raises when another process is gone.
         """
 
-    def settle(self, s: Any, net: Network) -> Any:
+    def flush(self, s: Any, net: Network) -> Any:
         """The state with all that was on its way brought home, so that it is complete.
 
         Called on all processes after the same step, before the workers are looked at together: evaluations,

@@ -75,9 +75,9 @@ class AsyncPushSum(AsynchronousAlgorithm):
         z = net.scale(x, 1 / p)
         return self.State(z, p, opt)
 
-    def settle(self, s: State, net: Network) -> State:
+    def flush(self, s: State, net: Network) -> State:
         """Bring home the shares that are on their way."""
-        if net.settled:
+        if net.flushed:
             return s
         x, p = net.drain(net.scale(s.x, s.p), s.p)
         return self.State(net.scale(x, 1 / p), p, s.opt)

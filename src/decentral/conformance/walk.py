@@ -74,7 +74,7 @@ def _iterates(r: Run, number: int) -> np.ndarray:
     found = [_models(r)]
     for _ in range(number):
         r.stepper.step()
-        r.stepper.settle()
+        r.stepper.flush()
         found.append(_models(r))
     return np.stack(found)
 

@@ -407,7 +407,7 @@ def advance(run: Run, steps: int) -> int:
     for _ in range(steps):
         stepper.step()
     ended_ns = time.monotonic_ns()
-    stepper.settle()
+    stepper.flush()
     return ended_ns
 
 

@@ -42,13 +42,13 @@ class Network(PayloadVerbs, ABC):
         Traffic.__init__(self, rounds.num_workers)
         self.delivery = Delivery(rounds, losses)
         self.reliable = losses.probability == 0
+        self.fastest: Fastest | None = None
+        """What decides for `network.collective=auto`: a model of the network, the same on all processes."""
+        self.flushed = True
+        """Whether no share is on its way, so that there is nothing to `drain`; the same answer on all processes."""
         self.scratch = kernels.Scratch()
         self._relay_scratch = kernels.Scratch()
         self._ones = torch.ones(self.n, rounds.num_pieces, dtype=torch.float64)
-
-    def go_by(self, fastest: Fastest) -> None:
-        """From now on `network.collective=auto` is what this says is fastest."""
-        return None
 
     @property
     def waited_s(self) -> float:
@@ -137,11 +137,6 @@ class Network(PayloadVerbs, ABC):
         Raises LostMass if the p of all workers do not add up to n.
         """
         return x, p
-
-    @property
-    def settled(self) -> bool:
-        """Whether no share is on its way, so that there is nothing to `drain`; the same answer on all processes."""
-        return True
 
     def relay(self, y: Tensor, m: Tensor, round: int) -> Tensor:
         """RelaySum: m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}, delivered. y [k, P] is left as it is, m is

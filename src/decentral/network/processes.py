@@ -16,7 +16,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.network import kernels
-from decentral.network.collectives import AllReduce, Fastest, Peers, chosen
+from decentral.network.collectives import AllReduce, Peers, chosen
 from decentral.network.network import Network, pairings
 from decentral.network.payload_transfer import PayloadTransfer
 from decentral.network.settings import CollectiveChoice, NetworkSettings
@@ -91,16 +91,9 @@ class ProcessNetwork(PayloadTransfer, Network):
         self._pushes: Pushes | None = None
         self.tell_pushes: Callable[[str, int, list[int]], object] | None = None
         """See `Window.tell`."""
-        self.fastest: Fastest | None = None
-        """What decides for `network.collective=auto`: a model of the network, the same on all processes."""
-        self._settled = True
         self._cut_edges_of: dict[int, list[CutEdge]] = {}  # by the length of rows
         self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
         self.owner = np.repeat(np.arange(len(layout)), [len(workers) for workers in layout])
-
-    def go_by(self, fastest: Fastest) -> None:
-        """See `Network`."""
-        self.fastest = fastest
 
     @property
     def wire_bytes(self) -> int:
@@ -148,20 +141,15 @@ class ProcessNetwork(PayloadTransfer, Network):
                     f"{self.settings.limited} is for methods whose messages are waited for: leave it out."
                 )
             self._pushes = Pushes(self.settings, self.rounds, self.layout, x, self.tell_pushes)
-        self._settled = False
+        self.flushed = False
         return self._pushes.push(x, p, shares)
 
     def drain(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
         """See `Network`."""
-        if self._settled or self._pushes is None:
+        if self.flushed or self._pushes is None:
             return x, p
-        self._settled = True
+        self.flushed = True
         return self._pushes.drain(x, p)
-
-    @property
-    def settled(self) -> bool:
-        """See `Network`."""
-        return self._settled
 
     def _mean(self, x: Tensor) -> Tensor:
         kernels.total_rows(x)

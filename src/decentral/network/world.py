@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 
 if TYPE_CHECKING:
     from decentral.network.calls import Calls
@@ -44,8 +45,6 @@ class World:
         """The leader's value, on every process."""
         if not self.distributed:
             return value
-        import torch.distributed as dist
-
         shared = torch.tensor([value], dtype=torch.int64, device=self.device)
         dist.broadcast(shared, src=0)
         return int(shared.item())
@@ -58,8 +57,6 @@ class World:
         """For each value, the largest that some process has: the same answer everywhere."""
         if not self.distributed:
             return values
-        import torch.distributed as dist
-
         shared = torch.tensor(values, dtype=torch.int32, device=self.device)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return tuple(shared.tolist())
@@ -68,8 +65,6 @@ class World:
         """What each process gives, which has the same length on all of them, by rank."""
         if not self.distributed:
             return [content]
-        import torch.distributed as dist
-
         ours = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.device)
         shared = [torch.empty_like(ours) for _ in range(self.size)]
         dist.all_gather(shared, ours)

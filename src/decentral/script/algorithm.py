@@ -188,9 +188,9 @@ class AlgorithmStep:
         self._set(self._algorithm.step(self._state, self._gradient, self.net, self.round))
         self.round += 1
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Bring home what is on its way, together with all other ranks."""
-        self._set(self._algorithm.settle(self._state, self.net))
+        self._set(self._algorithm.flush(self._state, self.net))
 
     def change(self) -> str:
         """Why what is trained is not what was laid out; "" if it is."""
@@ -199,7 +199,7 @@ class AlgorithmStep:
     def state(self) -> dict[str, Any]:
         """What a checkpoint holds beside the optimizer's state: the round and the algorithm's tensors of this rank, the
         residuals of compression among them."""
-        self.settle()
+        self.flush()
         tensors = {name: value.clone() for name, value in self._tensors().items()}
         algorithm, compress = type(self._algorithm).__name__, self._algorithm.compressor.name
         own = {"algorithm": algorithm, "compress": compress, "rank": self.guard.rank}
@@ -207,7 +207,7 @@ class AlgorithmStep:
 
     def load(self, state: dict[str, Any]) -> None:
         """What `state` gave, into the memory that is there. Raises ValueError if it is not of this algorithm."""
-        self.settle()
+        self.flush()
         name = type(self._algorithm).__name__
         if state.get("algorithm") != name:
             raise ValueError(f"this state_dict is of {state.get('algorithm', 'a mode')}, not of {name} as wrapped here")

@@ -93,7 +93,7 @@ class ModeStep:
         self.round += 1
         self._forget()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Nothing is on its way between steps."""
 
     def change(self) -> str:

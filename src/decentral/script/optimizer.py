@@ -121,7 +121,7 @@ class DecentralizedOptimizer(Optimizer):
         means = [buffer for name, buffer in named.items() if has_mean(self._model, name, buffer)]
         others = [buffer for name, buffer in named.items() if not has_mean(self._model, name, buffer)]
         with torch.no_grad(), hinted():
-            self._how.settle()
+            self._how.flush()
             rows = self._how.rows
         own, own_buffers = [row.clone() for row in rows], [buffer.clone() for buffer in buffers]
         self._how.away = True

@@ -107,7 +107,7 @@ class ThreadedStepper:
         with self._unwrapped(), self._gate:
             self.mailbox.wait(self._gate, self._all_are_there, lambda: "the workers of this process", None, math.inf)
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Bring home what is on its way, at a pause: all processes call this after the same step."""
         if self._quiet:
             return

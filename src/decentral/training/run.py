@@ -80,7 +80,7 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
     for t in range(r.start, r.total_steps + 1):
         evaluated = evaluates_at(t, r) and (t > r.start or t == 0)
         if evaluated:
-            stepper.settle()
+            stepper.flush()
             synchronize(r.world)
             stopwatch.turn_to("evaluation")
             found = examine(r, t, oracle.take_losses(), recorder, progress)
@@ -95,7 +95,7 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
             voted = t
             checkpoint, stop = votes.ask(t, recorder.checkpoint_due(evaluated), interrupt.requested)
             if checkpoint or stop:
-                stepper.settle()
+                stepper.flush()
                 synchronize(r.world)
                 stopwatch.turn_to("checkpoints")
                 progress.doing("writing a checkpoint")
@@ -109,7 +109,7 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
             stepper.may_go_on_to(min(votes.next, next_evaluation(t, r)))
         stepper.step()
         if r.config.trace:
-            stepper.settle()
+            stepper.flush()
             trace(r, t + 1)
         loss, simulated = (f"{oracle.recent_loss():.3g}", r.simulated) if progress.due() else ("", "")
         progress.update(t + 1, (t + 1) / r.problem.steps_per_epoch, loss, simulated=simulated)

@@ -49,9 +49,9 @@ class Stepper:
     def close(self) -> None:
         """Nothing is held."""
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Bring home what is on its way, so that the state is complete. All processes call this after the same step."""
-        self.state = self.algorithm.settle(self.state, self.net)
+        self.state = self.algorithm.flush(self.state, self.net)
 
     def on_the_way(self) -> dict[str, Any]:
         """What a checkpoint has to know beside the state."""

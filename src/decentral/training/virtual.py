@@ -234,7 +234,7 @@ class AsynchronousStepper:
     def close(self) -> None:
         """Nothing is held."""
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """What is on its way stays there."""
 
     @property

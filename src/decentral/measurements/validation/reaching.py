@@ -109,7 +109,7 @@ def trained_s(run: Run, target: Target) -> float | None:
         for _ in range(steps):
             stepper.step()
         took = time.monotonic_ns() - began
-        stepper.settle()
+        stepper.flush()
         spent_s += max(int.from_bytes(one, "big") for one in world.collect(took.to_bytes(8, "big"))) * 1e-9
         found = evaluate(run.problem, stepper.models, run.net, run.oracle.take_losses(), world.rank, world.size)
         if found.metrics[0].name != "accuracy":

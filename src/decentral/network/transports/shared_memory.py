@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,8 +37,6 @@ def possible() -> bool:
 
 def host() -> int:
     """A number for this host, container and user; 0 where its processes cannot open each other's files."""
-    import zlib
-
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read()
