@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decentral.cli.guarded import guarded
-from decentral.cli.options import SETTINGS, Options
-from decentral.config.composition import folders_of
+from decentral.cli.options import Options
 from decentral.config.overrides import checked
 from decentral.errors import ConfigError
-from decentral.registry import own
 from decentral.terminal.console import say
 
 _HELP = """\
@@ -45,18 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out(arguments: list[str]) -> int:
-    parser = Options("decentral-advise", "overrides", SETTINGS)
+    parser = Options("decentral-advise")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("-cd", "--config-dir")
-    options = parser.parse_intermixed_args(arguments)
-    if options.help:
-        say(_HELP.rstrip())
+    options = parser.begin(arguments, _HELP)
+    if options is None:
         return 0
-    own.use(None)
-    folders = folders_of(options.config_dir)
-    _check_compared(options.overrides)
-    words = checked(options.overrides, folders)  # before anything heavy is imported
+    _check_compared(options.words)
+    words = checked(options.words, options.folders)  # before anything heavy is imported
     processes, words = _taken_processes(words)
     if options.output is not None:
         _check_output(options.output)

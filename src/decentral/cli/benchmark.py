@@ -12,14 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from decentral.cli import study as studies
-from decentral.cli.folders import check_writable
 from decentral.cli.guarded import guarded
-from decentral.cli.options import SETTINGS, Options
+from decentral.cli.options import PlanOptions
 from decentral.cli.study_arguments import PUBLISHED_RESULTS, ChosenStudy, chosen_studies
-from decentral.config.composition import compose, folders_of
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.values import Labels
-from decentral.registry import own
 from decentral.report.listings.ranks import Ranks
 from decentral.report.make import Made
 from decentral.report.spec import parse
@@ -30,7 +27,7 @@ from decentral.study.plan import plan
 from decentral.study.progress import Unfinished
 from decentral.study.stored_cell import StoredCell, beside, stored
 from decentral.study.study import Cell
-from decentral.terminal.console import FAILED, INTERRUPTED, say
+from decentral.terminal.console import say
 from decentral.terminal.text import aligned
 
 STUDY = "benchmark_methods"
@@ -83,16 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out_command(arguments: list[str]) -> int:
-    options = _parse(arguments)
-    if options.help:
-        say(_HELP)
-        return 0
-    own.use(None)
-    folders_of(options.config_dir)
-    if options.shell_completion:
-        from decentral.cli.completion import complete
-
-        complete(options.words, "decentral-benchmark")
+    parser = PlanOptions("decentral-benchmark")
+    parser.add_argument("--list", action="store_true")
+    options = parser.begin(arguments, _HELP)
+    if options is None:
         return 0
     if options.list:
         say(_listing(options.config_dir))
@@ -101,35 +92,20 @@ def _carry_out_command(arguments: list[str]) -> int:
     chosen, cells, selected = _composed(request)
     parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
     if options.plan:
-        return _plan(chosen, selected)
+        launcher = studies.for_this_machine(chosen).launcher
+        say(plan("decentral-benchmark", chosen.scale, selected, launcher, chosen.results_dir))
+        return 0
     everything = _with_known(chosen, cells, selected)
     if options.report:
         return _report_again(chosen, everything, len(cells))
     began = time.monotonic()
-    config = compose(studies.for_this_machine(chosen.overrides), chosen.config_dir)
-    if config.rerun:
-        raise ConfigError(
-            "rerun=true is for decentral-run, not for a benchmark: delete the runs that are to be computed again, "
-            "or use another results_dir."
-        )
-    check_writable("results_dir", config.results_dir, chosen.results_dir)
     source = Unfinished(selected)
-    tally = studies.schedule_jobs(source, config, chosen) if source.pending() else None
+    tally = studies.schedule_jobs(source, studies.for_this_machine(chosen), chosen) if source.pending() else None
     if tally is None:
         say("All that is asked for had been finished; nothing was computed.")
-    whole = Unfinished(everything)
-    studies.collect_results(chosen, everything, whole, began, tally, in_parts=True)
-    made = studies.reported(chosen)
-    say(_summary(made, chosen))
-    if tally is not None and (tally.interrupted or tally.failed):
-        number = len(tally.failed)
-        words = (
-            "Interrupted; what is done is kept." if tally.interrupted else f"{number} of the runs failed (see above)."
-        )
-        say(f"{words}\nNext:     {chosen.command}  (goes on)")
-        return INTERRUPTED if tally.interrupted else FAILED
-    say(f"Next:     {_next(request)}")
-    return 0
+    studies.collect_results(chosen, everything, Unfinished(everything), began, tally, in_parts=True)
+    say(_summary(studies.reported(chosen), chosen))
+    return studies.said_how_it_ended(chosen, tally)
 
 
 def _composed(request: _Request) -> tuple[ChosenStudy, list[Cell], list[BenchmarkCell]]:
@@ -144,7 +120,7 @@ def _composed(request: _Request) -> tuple[ChosenStudy, list[Cell], list[Benchmar
     study.methods += benchmark.methods([name for name in request.methods or [] if name not in mine], mine=False)
     for name in request.scenarios or []:
         if name not in known:
-            raise ConfigError(f"scenarios=[{name}] is none of scale={request.scale}.{_elsewhere(name, request, known)}")
+            raise ConfigError(f"scenarios=[{name}] is none of scale={request.scale}.{suggest(name, known)}")
     chosen = chosen._replace(command=_command(request))
     scenarios = study.scenarios
     if request.scenarios is not None:  # what needs data that nobody has given is not asked for them
@@ -166,16 +142,6 @@ def _study(scale: str, config_dir: str | None) -> Benchmark:
     study = catalogue.load(STUDY, scale, config_dir)
     assert isinstance(study, Benchmark)
     return study
-
-
-def _elsewhere(name: str, request: _Request, known: set[str]) -> str:
-    """Where a scenario is that a scale does not have, or what was meant."""
-    scales = [
-        scale
-        for scale in catalogue.scales(STUDY)
-        if name in {one.name for one in _study(scale, request.config_dir).scenarios}
-    ]
-    return f" Use scale={' or scale='.join(scales)}." if scales else suggest(name, known)
 
 
 def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]) -> list[Cell]:
@@ -202,12 +168,6 @@ def _same_rules(chosen: ChosenStudy, directory: Path) -> Callable[[Labels], bool
     return lambda labels: (name := labels["scenario"]) in now and then.get(name) == now[name]
 
 
-def _plan(chosen: ChosenStudy, cells: Sequence[Cell]) -> int:
-    config = compose(studies.for_this_machine(chosen.overrides), chosen.config_dir)
-    say(plan("decentral-benchmark", chosen.scale, cells, config.launcher, chosen.results_dir))
-    return 0
-
-
 def _report_again(chosen: ChosenStudy, cells: Sequence[Cell], composed: int) -> int:
     """From the runs where some of them are here, or published in their place, else from what was collected before."""
     source = Unfinished(cells)
@@ -229,14 +189,6 @@ def _summary(made: Made, chosen: ChosenStudy) -> str:
     lines = [f"Note:     {remark}" for remark in made.remarks]
     lines += [f"Page:     {results.directory.parents[1] / 'README.md'}", f"Results:  {results.directory}"]
     return "\n\n".join([*blocks, "\n".join([*lines, *(f"Figure:   {path}" for path in made.figures)])])
-
-
-def _next(request: _Request) -> str:
-    if request.scale == "smoke":
-        return "decentral-benchmark scale=small  (all methods)"
-    if request.config_dir is None:
-        return "decentral-benchmark methods=[mine] --config-dir FOLDER  (a method of your own beside these)"
-    return f"{_command(request)} --report  (make the report again)"
 
 
 def _command(request: _Request) -> str:
@@ -267,12 +219,10 @@ def _request(options: argparse.Namespace) -> _Request:
     if bare is not None:
         raise ConfigError(f"{bare} is no setting: write methods=[{bare}] or scenarios=[{bare}], or see --list.")
     scale, rest = catalogue.reserved(options.words, "scale")
-    if options.scale is not None and scale not in (None, options.scale):
-        raise ConfigError(f"scale={scale} and --scale {options.scale} contradict each other: give one of them.")
     methods, rest = catalogue.reserved(rest, "methods")
     scenarios, rest = catalogue.reserved(rest, "scenarios")
     names = _names("methods", methods), _names("scenarios", scenarios)
-    return _Request(options.scale or scale or "small", *names, rest, options.config_dir)
+    return _Request(scale or "small", *names, rest, options.config_dir)
 
 
 def _names(key: str, text: str | None) -> list[str] | None:
@@ -285,17 +235,6 @@ def _names(key: str, text: str | None) -> list[str] | None:
             f"{key}={text} is no list of names: write {key}=[{'relaysgd,dpsgd' if key == 'methods' else 'quadratic'}]."
         )
     return list(dict.fromkeys(names))
-
-
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Options("decentral-benchmark", "words", SETTINGS)
-    parser.add_argument("--scale")
-    parser.add_argument("--list", action="store_true")
-    parser.add_argument("--plan", action="store_true")
-    parser.add_argument("--report", action="store_true")
-    parser.add_argument("-cd", "--config-dir")
-    parser.add_argument("-sc", "--shell-completion", action="store_true")
-    return parser.parse_intermixed_args(arguments)
 
 
 if __name__ == "__main__":

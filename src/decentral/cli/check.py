@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from decentral.cli.guarded import guarded
-from decentral.cli.options import SETTINGS, Options
-from decentral.config.composition import folders_of
+from decentral.cli.options import Options
 from decentral.config.overrides import checked
 from decentral.errors import ConfigError
-from decentral.registry import own
 from decentral.terminal.console import FAILED, say
 from decentral.terminal.text import aligned
 
@@ -37,19 +35,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out(arguments: list[str]) -> int:
-    parser = Options("decentral-check", "overrides", SETTINGS)
-    parser.add_argument("-cd", "--config-dir")
-    options = parser.parse_intermixed_args(arguments)
-    if options.help:
-        say(_HELP.rstrip())
+    parser = Options("decentral-check")
+    options = parser.begin(arguments, _HELP)
+    if options is None:
         return 0
-    own.use(None)
-    folders = folders_of(options.config_dir)
-    chosen = [word for word in options.overrides if word.startswith("algo=")]
+    chosen = [word for word in options.words if word.startswith("algo=")]
     if len(chosen) != 1:
         raise ConfigError("decentral-check needs one algorithm: decentral-check algo=dpsgd, say.")
-    checked(options.overrides, folders)  # before anything heavy is imported
-    return check(options.overrides, options.config_dir)
+    checked(options.words, options.folders)  # before anything heavy is imported
+    return check(options.words, options.config_dir)
 
 
 def check(overrides: Sequence[str], config_dir: str | None) -> int:

@@ -23,7 +23,7 @@ _RUN, _STUDY, _BENCHMARK = "decentral-run", "decentral-study", "decentral-benchm
 _OPTIONS = {
     _RUN: ("--help", "--version", "--multirun", "--config-dir", "--cfg", "--resolve"),
     _STUDY: ("--help", "--plan", "--report", "--config-dir"),
-    _BENCHMARK: ("--help", "--list", "--plan", "--report", "--scale", "--config-dir"),
+    _BENCHMARK: ("--help", "--list", "--plan", "--report", "--config-dir"),
 }
 
 _BASH = """\
@@ -64,7 +64,7 @@ def candidates(line: str, program: str) -> list[str]:
         return []  # a folder, which the shell completes itself
     folders = _folders(before)
     if word.startswith("-"):
-        found = list(_OPTIONS[program])
+        found = list(_OPTIONS.get(program, ("--help", "--config-dir")))
     elif "=" in word:
         found = _values(word, before, folders, program)
     else:

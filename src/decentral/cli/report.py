@@ -9,9 +9,7 @@ from decentral.cli.folders import check_writable
 from decentral.cli.guarded import guarded
 from decentral.cli.options import Options
 from decentral.cli.study_arguments import OWN_RESULTS, PUBLISHED_RESULTS
-from decentral.config.composition import folders_of
 from decentral.errors import ConfigError, suggest
-from decentral.registry import own
 from decentral.report.figures.output import KEYS as FIGURES
 from decentral.report.figures.output import output
 from decentral.store.files import at_home
@@ -50,14 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out_command(arguments: list[str]) -> int:
-    parser = Options("decentral-report", "words", _KEYS)
-    parser.add_argument("-cd", "--config-dir")
-    options = parser.parse_intermixed_args(arguments)
-    if options.help:
-        say(_HELP.rstrip())
+    parser = Options("decentral-report", _KEYS)
+    options = parser.begin(arguments, _HELP)
+    if options is None:
         return 0
-    own.use(None)
-    folders_of(options.config_dir)
     _carry_out(options.words)
     return 0
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
-from itertools import pairwise
-from pathlib import Path
 
 from decentral.cli.guarded import guarded
 from decentral.cli.options import RunOptions
 from decentral.cli.single import carry_out
-from decentral.config.composition import as_yaml, compose, folders_of
+from decentral.config.composition import as_yaml, compose
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
-from decentral.registry import own
 from decentral.terminal.console import say
 
 
@@ -26,9 +22,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _carry_out_command(arguments: list[str]) -> int:
     _check_working_directory()
-    options = RunOptions().parse_intermixed_args(arguments)
-    own.use(None)
-    folders = folders_of(options.config_dir or _completed_folder(options))
+    options = RunOptions().begin(arguments, "")
+    if options is None:
+        return 0
     if options.version:
         from decentral import __version__
 
@@ -37,36 +33,23 @@ def _carry_out_command(arguments: list[str]) -> int:
     if options.help:
         from decentral.cli.help import print_help
 
-        print_help(options.overrides, folders)
-        return 0
-    if options.shell_completion:
-        from decentral.cli.completion import complete
-
-        complete(options.overrides, "decentral-run")
+        print_help(options.words, options.folders)
         return 0
     if options.resolve and not options.cfg:
         raise ConfigError("--resolve belongs to --cfg job, which prints the configuration.")
     if options.cfg:
-        say(as_yaml(options.overrides, options.config_dir, options.resolve), end="")
+        say(as_yaml(options.words, options.config_dir, options.resolve), end="")
         return 0
     if options.multirun:
         from decentral.cli.sweep import sweep
 
-        return sweep(options.overrides, options.config_dir)
-    config = compose(options.overrides, options.config_dir)
+        return sweep(options.words, options.config_dir)
+    config = compose(options.words, options.config_dir)
     if config.launcher.name != "local" and not under_torchrun():
         from decentral.cli.sweep import submit
 
-        return submit(options.overrides, config, options.config_dir)
+        return submit(options.words, config, options.config_dir)
     return carry_out(config)
-
-
-def _completed_folder(options: argparse.Namespace) -> str | None:
-    """The --config-dir of a line that is being completed, if it is a folder by now."""
-    words = os.environ.get("COMP_LINE", "").split() if options.shell_completion else []
-    given = [word for before, word in pairwise(words) if before in ("--config-dir", "-cd")]
-    given += [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
-    return given[-1] if given and Path(given[-1]).is_dir() else None
 
 
 def _check_working_directory() -> None:

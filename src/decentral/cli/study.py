@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 from decentral.cli.folders import check_writable
 from decentral.cli.guarded import guarded
-from decentral.cli.options import SETTINGS, Options
+from decentral.cli.options import PlanOptions
 from decentral.cli.study_arguments import ChosenStudy, chosen_studies
-from decentral.config.composition import compose, folders_of
+from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.measurements.training_run import TrainingRun
-from decentral.registry import own
 from decentral.report.spec import parse
 from decentral.runtime.devices import slow_precision
 from decentral.study import catalogue, collect
@@ -61,16 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out_command(arguments: list[str]) -> int:
-    options = _parse(arguments)
-    if options.help:
-        say(_HELP)
-        return 0
-    own.use(None)
-    folders_of(options.config_dir)
-    if options.shell_completion:
-        from decentral.cli.completion import complete
-
-        complete(options.words, "decentral-study")
+    options = PlanOptions("decentral-study").begin(arguments, _HELP)
+    if options is None:
         return 0
     if not any("=" not in word for word in options.words):
         if options.words:
@@ -97,14 +88,7 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         return _report_again(chosen)
     parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
     began = time.monotonic()
-    config = compose(for_this_machine(chosen.overrides), chosen.config_dir)
-    if config.rerun:
-        raise ConfigError(
-            f"rerun=true is for decentral-run, not for a whole study: delete the runs of {chosen.name} that are to be "
-            "computed again, or use another results_dir."
-        )
-    for folder in (chosen.results_dir / "runs", chosen.directory):
-        check_writable("results_dir", config.results_dir, folder)
+    config = for_this_machine(chosen)
     cells = checked_cells(chosen)
     source = Unfinished(cells)
     pending = source.pending()
@@ -159,22 +143,27 @@ def _report_again(chosen: ChosenStudy) -> int:
     else:
         if complete:
             collect_results(chosen, cells, source, time.monotonic(), None)
-    return _report(chosen, first_jobs)
+    say(reported(chosen, first_jobs).summary())
+    return 0
 
 
 def carry_out(chosen: ChosenStudy, cells: Sequence[Cell], source: Unfinished, config: Config, began: float) -> int:
     """Run what is left, collect, report; returns the exit status."""
     tally = schedule_jobs(source, config, chosen) if source.pending() else None
     collect_results(chosen, cells, source, began, tally)
-    status = _report(chosen)
-    if tally is not None and tally.interrupted:
-        say(f"Interrupted; what is done is kept.\nNext:     {chosen.command}  (goes on)")
-        return INTERRUPTED
-    if tally is not None and tally.failed:
-        number = len(tally.failed)
-        say(f"{number} job{'s' if number > 1 else ''} failed (see above).\nNext:     {chosen.command}  (tries again)")
-        return FAILED
-    return status
+    say(reported(chosen).summary())
+    return said_how_it_ended(chosen, tally)
+
+
+def said_how_it_ended(chosen: ChosenStudy, tally: Tally | None) -> int:
+    """The exit status of the jobs that were carried out, and a line on it where not all are done."""
+    if tally is None or not (tally.interrupted or tally.failed):
+        return 0
+    number = len(tally.failed)
+    failed = f"{number} job{'s' if number > 1 else ''} failed (see above)."
+    say("Interrupted; what is done is kept." if tally.interrupted else failed)
+    say(f"Next:     {chosen.command}  (goes on)")
+    return INTERRUPTED if tally.interrupted else FAILED
 
 
 def schedule_jobs(source: Unfinished, config: Config, chosen: ChosenStudy) -> Tally:
@@ -234,11 +223,6 @@ def _time_of(cells: Sequence[Cell]) -> float:
     return sum({value.run: value.wall_s for cell in cells for value in cell.values()}.values())
 
 
-def _report(chosen: ChosenStudy, first_jobs: Sequence[str] = ()) -> int:
-    say(reported(chosen, first_jobs).summary())
-    return 0
-
-
 def reported(chosen: ChosenStudy, first_jobs: Sequence[str] = ()) -> Made:
     """Make the report and the pages from what was collected. Raises ConfigError if nothing was.
 
@@ -271,22 +255,19 @@ def _listing(config_dir: str | None) -> str:
     return f"{aligned(rows, left=4)}\n\ndecentral-study NAME carries one out; decentral-study --help says more."
 
 
-def for_this_machine(overrides: Sequence[str]) -> list[str]:
-    """Those of the overrides that say how jobs are started and where results go."""
-    return [
-        o
-        for o in overrides
-        if o.partition("=")[0].partition(".")[0] in ("launcher", "progress", "results_dir", "rerun")
-    ]
-
-
-def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = Options("decentral-study", "words", SETTINGS)
-    parser.add_argument("--plan", action="store_true")
-    parser.add_argument("--report", action="store_true")
-    parser.add_argument("-cd", "--config-dir")
-    parser.add_argument("-sc", "--shell-completion", action="store_true")
-    return parser.parse_intermixed_args(arguments)
+def for_this_machine(chosen: ChosenStudy) -> Config:
+    """How jobs are started and where results go. Raises ConfigError for what cannot be."""
+    kept = ("launcher", "progress", "results_dir", "rerun")
+    words = [word for word in chosen.overrides if word.partition("=")[0].partition(".")[0] in kept]
+    config = compose(words, chosen.config_dir)
+    if config.rerun:
+        raise ConfigError(
+            f"rerun=true is for decentral-run, not for a whole study: delete the runs of {chosen.name} that are to be "
+            "computed again, or use another results_dir."
+        )
+    for folder in (chosen.results_dir / "runs", chosen.directory):
+        check_writable("results_dir", config.results_dir, folder)
+    return config
 
 
 if __name__ == "__main__":

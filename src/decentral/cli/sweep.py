@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +24,7 @@ from decentral.store.files import at_home
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, is_leader, report_error, say
 
 if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override, RangeSweep
+    from hydra.core.override_parser.types import Override
 
 
 class Combination(NamedTuple):
@@ -42,8 +41,6 @@ def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
     All are composed before the first one starts, so that files that are edited meanwhile do not change later runs.
     """
     overrides = checked(overrides, folders_of(config_dir), several=True)
-    _refuse_values_given_twice(overrides)
-    refuse_too_many(overrides, config_dir)
     commands = _combinations(overrides)
     if not commands:
         raise ConfigError(f"-m {' '.join(overrides)} has no combination: a list of values is empty.")
@@ -88,17 +85,6 @@ def _carry_out(combinations: Sequence[Combination], config_dir: str | None) -> l
         titles = _varying(combinations)
         return [work_out([(title, one.config) for title, one in zip(titles, combinations, strict=True)])]
     return _one_by_one(combinations) if under_torchrun() else _schedule(combinations, config_dir)
-
-
-def _refuse_values_given_twice(overrides: Sequence[str]) -> None:
-    """Several values for a key, and others for the same key: the later ones would hide the earlier ones."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    keys = [override.partition("=")[0] for override in overrides]
-    for parsed in OverridesParser.create().parse_overrides(list(overrides)):
-        key = parsed.key_or_group
-        if parsed.is_sweep_override() and keys.count(key) > 1:
-            raise ConfigError(f"{key}= is given more than once: give all of its values at once, as in {key}=1,2.")
 
 
 def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> list[int]:
@@ -209,70 +195,52 @@ def exit_status(statuses: Sequence[int]) -> int:
     return FAILED if failed else max(statuses, default=0)
 
 
-def refuse_too_many(overrides: Sequence[str], config_dir: str | None) -> None:
-    """Raise ConfigError if these are more combinations than `max_combinations`; none of them is made."""
-    with _parsed(overrides) as parsed:
-        number = math.prod(_number_of_values(override) for override in parsed)
-        first = [_first_word(override) for override in parsed] if number > 1 else []
-    if number <= 1:
-        return
-    try:
-        most = compose(first, config_dir).max_combinations
-    except ConfigError:  # of that combination, to be said in its place
-        most = Config.max_combinations
-    if number > most:
-        raise ConfigError(
-            f"-m {' '.join(overrides)} has {number:,} combinations, more than max_combinations={most}: list fewer "
-            "values, or raise it."
-        )
-
-
 def _combinations(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides of each run of a sweep."""
-    with _parsed(overrides) as parsed:
-        return [list(job) for job in product(*(list(_words(override)) for override in parsed))]
+    """The overrides of each run of a sweep.
 
-
-@contextmanager
-def _parsed(overrides: Sequence[str]) -> Iterator[list[Override]]:
-    """What Hydra makes of the overrides, with the choices that patterns such as glob(*) stand for."""
+    Raises ConfigError if these are more than `max_combinations`, of which none is made, and for values that others for
+    the same key would hide.
+    """
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+    most = Config.max_combinations
+    with initialize_config_dir(str(conf_directory()), version_base="1.3"):  # for patterns such as glob(*)
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        yield parser.parse_overrides(list(overrides))
+        parsed = parser.parse_overrides(list(overrides))
+        keys = [one.key_or_group for one in parsed]
+        for one in parsed:
+            key = one.key_or_group
+            if one.is_sweep_override() and keys.count(key) > 1:
+                raise ConfigError(f"{key}= is given more than once: give all of its values at once, as in {key}=1,2.")
+            if key == "max_combinations" and isinstance(value := one.value(), int):
+                most = value
+        number = math.prod(map(_number_of_values, parsed))
+        if number > max(1, most):
+            raise ConfigError(
+                f"-m {' '.join(overrides)} has {number:,} combinations, more than max_combinations={most}: list fewer "
+                "values, or raise it."
+            )
+        return [list(job) for job in product(*map(_words, parsed))]
 
 
-def _words(override: Override) -> Iterator[str]:
+def _words(override: Override) -> list[str]:
     """`key=value` for each of its values, in turn."""
     if override.is_interval_sweep():
         raise ConfigError(f"{override.input_line} is an interval: list the values, or use range(start,stop,step).")
-    key = override.get_key_element()
-    if not override.is_sweep_override():
-        return iter([f"{key}={override.get_value_element_as_str()}".replace("\\:", ":")])
-    return (f"{key}={value}".replace("\\:", ":") for value in override.sweep_string_iterator())  # mymodule:MyNet
-
-
-def _first_word(override: Override) -> str:
-    values = _range(override)
-    return next(_words(override)) if values is None else f"{override.get_key_element()}={values.start}"
-
-
-def _range(override: Override) -> RangeSweep | None:
-    """What is between the brackets of range(...): to list its values may take for ever, also if it is shuffled."""
-    from hydra.core.override_parser.types import RangeSweep
-
-    values = override.value()
-    return values if isinstance(values, RangeSweep) else None
+    several = override.is_sweep_override()
+    values = override.sweep_string_iterator() if several else [override.get_value_element_as_str()]
+    return [f"{override.get_key_element()}={value}".replace("\\:", ":") for value in values]  # mymodule:MyNet
 
 
 def _number_of_values(override: Override) -> int:
-    """How many values it has; those of a range are not made for that."""
-    values = _range(override)
-    if values is None:
-        return sum(1 for _ in _words(override))
+    """How many values it has; those of a range, shuffled or not, are not made for that: they may be endlessly many."""
+    from hydra.core.override_parser.types import RangeSweep
+
+    values = override.value()
+    if not isinstance(values, RangeSweep):
+        return len(_words(override))
     assert values.start is not None and values.stop is not None
     start, stop, step = float(values.start), float(values.stop), float(values.step)
     if not math.isfinite(start + stop + step) or step == 0:
