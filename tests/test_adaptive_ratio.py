@@ -200,10 +200,6 @@ def test_a_changed_gain_is_a_reason_to_explore() -> None:
         (["compress=topk", "compress.adapt=knee", *LINKS, "algo=choco", "topology=ring"], "algo=choco is none"),
         (["compress=topk", "compress.adapt=knee", "compress.candidates=[]"], "give at least one share"),
         (["compress=topk", "compress.candidates=[0.1,2]"], "give at least one share"),
-        (
-            ["compress=topk", "compress.grid=1000000000"],
-            "compress.grid=1e+09 makes no sense: it has to be from 0 to 10000",
-        ),
         (["compress=topk", "compress.explore_steps=0"], "compress.explore_steps=0 makes no sense"),
         (
             ["compress=topk", "compress.adapt=knee", *LINKS, "simulate=timeline", "steps=9"],
@@ -298,10 +294,6 @@ def test_between_processes_links_are_measured_for_real(start, transport: str) ->
         (["algo=wagma", *LINKS], "network.measure=true is for methods in rounds"),
         (["simulate=timeline", *LINKS], "network.measure=true is for runs that train"),
         (["network.measure_every_steps=0", *LINKS], "network.measure_every_steps=0 makes no sense"),
-        (
-            ["network.measure_bytes=64", *LINKS],
-            "network.measure_bytes=64 makes no sense: it has to be from 128 to 1e+09",
-        ),
     ],
 )
 def test_what_cannot_be_measured_is_refused(further: list[str], told: str) -> None:

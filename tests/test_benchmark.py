@@ -173,7 +173,7 @@ def test_a_method_of_ones_own_enters_with_one_file_and_only_its_runs_are_carried
         return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
 
     results = tmp_path / "results" / "own"
-    first = carried_out("methods=[dpsgd,allreduce]")
+    carried_out("methods=[dpsgd,allreduce]")
     assert shown(results) == ["All-reduce", "D-PSGD"]
     before = runs(results)
     assert len(before) == 4  # two methods, two scenarios, a rate and a seed

@@ -144,7 +144,7 @@ def test_help_names_every_setting_with_its_default(capsys: pytest.CaptureFixture
     assert code == 0
     for field in dataclasses.fields(Config):
         assert f"  {field.name}=" in out or f"  {field.name}." in out
-        assert f" {field.metadata.get('help', '')}" in out  # apart from the default, however long that is
+        assert field.metadata.get("help", "") in " ".join(out.split())  # apart from the default, however long that is
     assert max(len(line) for line in out.splitlines()) <= 120
 
 
@@ -231,7 +231,7 @@ def test_completion_offers_choices(tmp_path: Path) -> None:
         ("decentral-study relaysum_fig2 scale=s", "scale=small scale=smoke"),
         ("decentral-study thesis_fig5_", "thesis_fig5_1 thesis_fig5_2 thesis_fig5_3"),
         ("decentral-study relaysum_fig2 topology=d", "topology=dbt"),
-        ("decentral-study --p", "--plan --plan=quick"),
+        ("decentral-study --p", "--plan"),
     ],
 )
 def test_completion_offers_what_is_accepted(line: str, offered: str) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ from decentral.config.schema import NODES, Config
 from decentral.errors import ConfigError
 from decentral.lr_schedules.schedule import LearningRateSchedule
 from decentral.registry import find
-from decentral.settings import setting
+from decentral.settings import limited, setting
 
 # command line, and what the sentence has to contain: the key, the value, what would work
 REFUSED = [
@@ -289,7 +288,7 @@ def test_aliases_that_stay_small_are_accepted(tmp_path: Path) -> None:
 # -- ranges of settings ------------------------------------------------------------------------------------------------
 
 SETTINGS = [Config, *NODES.values(), *(cls for package in find.CONTRACTS for cls in find.ours(package).values())]
-LIMITED = [(cls, f) for cls in SETTINGS for f in dataclasses.fields(cls) if f.metadata.get("limits")]
+LIMITED = [(cls, name) for cls in SETTINGS for name, metadata in limited(cls).items() if metadata["limits"]]
 OUTSIDE = {
     "above": lambda limit: (limit, limit - 1),
     "at_least": lambda limit: (limit - 1,),
@@ -298,29 +297,16 @@ OUTSIDE = {
 }
 
 
-@pytest.mark.parametrize(("cls", "field"), LIMITED, ids=lambda one: getattr(one, "__name__", getattr(one, "name", "")))
-def test_a_value_outside_its_range_is_refused_wherever_an_instance_is_made(cls: type, field: Any) -> None:
-    limits = field.metadata["limits"]
+@pytest.mark.parametrize(("cls", "name"), LIMITED, ids=lambda one: getattr(one, "__name__", one))
+def test_a_value_outside_its_range_is_refused_wherever_an_instance_is_made(cls: type, name: str) -> None:
+    """Those of a class above count, too, where a default is another one."""
+    metadata = limited(cls)[name]
+    limits = metadata["limits"]
     values = [value for name, limit in limits.items() for value in OUTSIDE[name](limit)]
-    for value in [*values, math.nan, *([math.inf] if field.metadata["finite"] else []), "many"]:
+    for value in [*values, math.nan, *([math.inf] if metadata["finite"] else []), "many"]:
         for given in (value, [value]):
-            with pytest.raises(ConfigError, match=rf"{field.name}=\S+ makes no sense: it has to be"):
-                cls(**{field.name: given})
-
-
-def test_a_class_that_changes_a_default_keeps_the_range() -> None:
-    for cls in SETTINGS:
-        ranges = {f.name: f.metadata["limits"] for base in cls.__mro__[1:] for f in _fields(base) if _has_range(f)}
-        own = {f.name: f.metadata.get("limits") for f in dataclasses.fields(cls) if f.name in ranges}
-        assert all(own.values()), f"{cls.__name__} loses the range of {own}"
-
-
-def _fields(cls: type) -> Any:
-    return dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-
-
-def _has_range(field: Any) -> bool:
-    return bool(field.metadata.get("limits"))
+            with pytest.raises(ConfigError, match=rf"{name}=\S+ makes no sense: it has to be"):
+                cls(**{name: given})
 
 
 def test_a_class_with_checks_of_its_own_keeps_those_of_its_fields() -> None:

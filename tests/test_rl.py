@@ -427,7 +427,6 @@ def test_minigrid_is_seen_as_its_image_and_succeeds_or_not() -> None:
     [
         (("env=CartPol-v1",), r"env=CartPol-v1 .*Did you mean 'CartPole-v1'"),
         (("env=grid",), r"env=grid .*no 'grid'"),
-        (("env.layouts=[mazes]",), r"env\.layouts has 'mazes'.*maze"),
         (("env.view=4",), r"env\.view=4 .*odd number"),
         (("batch_size=48",), r"batch_size=48 does not divide the 256 frames .*batch_size=32"),
         (("model=policy_lstm", "batch_size=16"), r"batch_size=16 cuts pieces .*task\.rollout_steps=32"),

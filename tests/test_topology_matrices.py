@@ -162,8 +162,6 @@ def test_the_reference_has_no_edges_from_a_worker_to_itself():
 @pytest.mark.parametrize(
     ("name", "fields", "n", "says"),
     [
-        ("exponential", {"base": 1}, 8, "topology.base=1 must be at least 2"),
-        ("symmetric_exponential", {"base": 0}, 8, "topology.base=0 must be at least 2"),
         ("star", {"center": 8}, 8, "topology.center=8 is not a worker: with num_workers=8 use 0 to 7"),
         ("star", {"center": -1}, 8, "topology.center=-1 is not a worker"),
     ],

@@ -13,7 +13,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
 from copy import copy
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any
 
 from decentral.errors import ConfigError, suggest
@@ -76,12 +76,19 @@ def _checked(own: Callable[[Any], None]) -> Callable[[Any], None]:
     return checked
 
 
-def check(cls: Any, values: Mapping[str, Any], where: str) -> None:
+def check(cls: type, values: Mapping[str, Any], where: str) -> None:
     """Raise ConfigError, naming the key below `where`, if a field of the dataclass cannot have its value."""
-    for field in dataclasses.fields(cls):
-        value = values.get(field.name)
-        if "limits" in field.metadata and value is not None:
-            check_value(f"{where}.{field.name}" if where else field.name, value, field.metadata)
+    for name, metadata in limited(cls).items():
+        value = values.get(name)
+        if value is not None:
+            check_value(f"{where}.{name}" if where else name, value, metadata)
+
+
+@cache
+def limited(cls: type) -> dict[str, Mapping[str, Any]]:
+    """Field -> metadata of those whose values are limited, in this class or one above, whose default it may change."""
+    fields = [vars(base).get("__dataclass_fields__", {}) for base in reversed(cls.__mro__)]
+    return {name: f.metadata for own in fields for name, f in own.items() if "limits" in f.metadata}
 
 
 def check_value(key: str, value: Any, metadata: Mapping[str, Any]) -> None:

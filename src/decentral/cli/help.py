@@ -106,7 +106,8 @@ def _setting_lines() -> list[tuple[str, str]]:
         if "help" in f.metadata:
             limits = limits_in_words(f.metadata)
             about = f.metadata["help"] + (f"; {limits}" if limits else "")
-            found.append((f.name, f"  {f.name + '=' + show(f.default):<25} {about}"))
+            line = f"  {f.name + '=' + show(f.default):<25} {about}"
+            found.append((f.name, textwrap.fill(line, _WIDTH, subsequent_indent=28 * " ")))
     for node, cls in NODES.items():
         settings = settings_of(cls)
         keys = (f"{node}.{setting.name}" for setting in settings)
@@ -165,7 +166,7 @@ def _describe(group: str, option: str, folders: Sequence[Path]) -> str:
 def _setting_text(text: str, setting: Setting, width: int, doc: str) -> str:
     """A line of a choice's settings: its values, and what they are where the choice's own docstring does not say it."""
     told = re.search(rf"^{setting.name}  +\S", doc, re.M)
-    line = f"    {text:<{width}}" + "; ".join(filter(None, [setting.values, "" if told else setting.about]))
+    line = f"    {text:<{width}}" + "; ".join(filter(None, ["" if told else setting.about, setting.values]))
     return textwrap.fill(line, _WIDTH, subsequent_indent=(width + 4) * " ", drop_whitespace=True).rstrip()
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Self
 
 from decentral.compression.compressor import Collectives, Compressor
 from decentral.compression.ratio import Ratio
 from decentral.compression.sparse import check_index_bytes, check_indices, index_type
-from decentral.errors import check_at_least, check_range
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -39,9 +39,6 @@ class Statistic(Enum):
         return torch.linalg.vector_norm(g, dim=1, keepdim=True) if self is Statistic.norm else g.var(1, keepdim=True)
 
 
-_COMPARED = {"when": "compares"}
-
-
 @dataclass
 class ARTopK(Ratio, Compressor):
     """All-reduce friendly top-k: a worker b tells all where its k largest entries are, which all then average.
@@ -69,16 +66,14 @@ class ARTopK(Ratio, Compressor):
     name: str = "artopk"
     index_bytes: int = 4
     select: Select = Select.star
-    var_stat: Statistic = field(default=Statistic.norm, metadata=_COMPARED)
-    window_steps: int = field(default=25, metadata=_COMPARED)
-    smoothing: float = field(default=0.001, metadata=_COMPARED)
-    wait_for_window: bool = field(default=False, metadata=_COMPARED)
+    var_stat: Statistic = setting(Statistic.norm, when="compares")
+    window_steps: int = setting(25, at_least=1, when="compares")
+    smoothing: float = setting(0.001, at_least=0, below=1, when="compares")
+    wait_for_window: bool = setting(False, when="compares")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_index_bytes(self.index_bytes)
-        check_at_least("compress.window_steps", self.window_steps)
-        check_range("compress.smoothing", self.smoothing, 0.0, 1.0)
 
     @property
     def compares(self) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from decentral.compression.address import Address
 from decentral.compression.compressor import Encoder
-from decentral.errors import check_at_least
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -35,12 +35,8 @@ class Int8(Encoder):
 
     name: str = "int8"
     error_feedback: bool = True
-    block: int = 2048
+    block: int = setting(2048, at_least=1)
     fills: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("compress.block", self.block)
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
         """P integers of 8 bits and a scale for each block."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decentral.compression.sparse import SparseRatio
-from decentral.errors import check_at_least
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,11 +37,7 @@ class MSTopK(SparseRatio):
     """
 
     name: str = "mstopk"
-    samplings: int = 25
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("compress.samplings", self.samplings)
+    samplings: int = setting(25, at_least=1)
 
     def places(self, e: Tensor, at: Address) -> Tensor:
         """See the formula."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.compression.compressor import Collectives, Compressor
-from decentral.errors import check_at_least
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,12 +59,8 @@ class PowerSGD(Compressor):
 
     name: str = "powersgd"
     error_feedback: bool = True
-    rank: int = 2
+    rank: int = setting(2, at_least=1)
     by_length: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("compress.rank", self.rank)
 
     def memory(self, x: Tensor, num_workers: int) -> Tensor:
         """All Q before step 0, one after the other."""

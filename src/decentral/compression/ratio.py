@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from decentral.compression.adaptation import CANDIDATES, Adapt, Solver, check_candidates
 from decentral.compression.compressor import Compressor
-from decentral.errors import ConfigError, check_at_least, check_between, check_range
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -42,27 +42,19 @@ class Ratio(Compressor):
 
     name: str
     error_feedback: bool = True
-    keep: float = 0.1
-    warmup_epochs: float = 0.0
+    keep: float = setting(0.1, above=0, at_most=1, hint="such as 0.1 or 0.01")
+    warmup_epochs: float = setting(0.0, at_least=0)
     adapt: Adapt = field(default=Adapt.none, metadata={"older": Adapt.none})
     candidates: list[float] = field(
         default_factory=lambda: list(CANDIDATES), metadata={"older": list(CANDIDATES), "when": "adapts"}
     )
-    explore_steps: int = field(default=10, metadata={"older": 10, "when": "adapts"})
+    explore_steps: int = setting(10, at_least=1, older=10, when="adapts")
     solver: Solver = field(default=Solver.grid, metadata={"older": Solver.grid, "when": "adapts"})
-    grid: int = field(default=100, metadata={"older": 100, "when": "adapts"})
+    grid: int = setting(100, at_least=0, at_most=_MOST_COMPARED, older=100, when="adapts")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.keep <= 1:
-            raise ConfigError(
-                f"compress.keep={self.keep:g} makes no sense: it is the share of the coordinates that is sent, above 0 "
-                "and at most 1, such as 0.1 or 0.01."
-            )
-        check_range("compress.warmup_epochs", self.warmup_epochs, 0.0, float("inf"))
         check_candidates(self.candidates)
-        check_at_least("compress.explore_steps", self.explore_steps)
-        check_between("compress.grid", self.grid, 0, _MOST_COMPARED)
         self.solver.check()
 
     @property

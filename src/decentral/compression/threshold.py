@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.compression.sparse import Sparse
-from decentral.errors import ConfigError
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -30,16 +29,8 @@ class Threshold(Sparse):
     """
 
     name: str = "threshold"
-    threshold: float = 0.01
+    threshold: float = setting(0.01, above=0, hint="such as 0.01")
     by_length: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not (math.isfinite(self.threshold) and self.threshold > 0):
-            raise ConfigError(
-                f"compress.threshold={self.threshold:g} makes no sense: it is the magnitude from which on an entry is "
-                "sent, above 0, such as 0.01."
-            )
 
     def sizes(self, step: int, dtype: torch.dtype) -> None:
         """Not known before the row is."""

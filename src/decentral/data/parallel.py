@@ -16,7 +16,8 @@ from decentral.data.cache import cached
 from decentral.data.description import SentencePairs
 from decentral.data.line_files import count_lines, find, read_lines
 from decentral.data.pairs import Corpus, Pairs, PairsData, Text
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.store.digests import folder_digest
 from decentral.store.files import at_home
 
@@ -56,11 +57,10 @@ class Parallel(PairsData):
     test: str = "test"
     vocab_size: int = 8000
     tokenizer: str | None = field(default=None, metadata={"content": True})
-    longest: int = 100
+    longest: int = setting(100, at_least=1)
     skip_empty: bool = False
 
     def __post_init__(self) -> None:
-        check_at_least("data.longest", self.longest)
         if self.vocab_size < bpe.LEAST:
             raise ConfigError(
                 f"data.vocab_size={self.vocab_size} makes no sense: it has to be at least {bpe.LEAST}, which are the "

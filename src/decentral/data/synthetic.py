@@ -9,8 +9,8 @@ import numpy as np
 
 from decentral.data.dataset import DataSet
 from decentral.data.description import ImageData
-from decentral.errors import check_at_least
 from decentral.randomness import numpy_generator
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -27,15 +27,11 @@ class Synthetic(DataSet):
     """
 
     name: str = "synthetic"
-    image_size: int = 224
-    num_channels: int = 3
-    num_classes: int = 1000
-    num_train: int = 50_000
-    num_test: int = 100
-
-    def __post_init__(self) -> None:
-        for key in ("image_size", "num_channels", "num_classes", "num_train", "num_test"):
-            check_at_least(f"data.{key}", getattr(self, key))
+    image_size: int = setting(224, at_least=1)
+    num_channels: int = setting(3, at_least=1)
+    num_classes: int = setting(1000, at_least=1)
+    num_train: int = setting(50_000, at_least=1)
+    num_test: int = setting(100, at_least=1)
 
     def inspect(self) -> ImageData:
         """As configured."""

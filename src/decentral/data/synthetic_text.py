@@ -10,8 +10,8 @@ import numpy as np
 from decentral.data.dataset import DataSet
 from decentral.data.description import LabelledTokens
 from decentral.data.tokens import SPECIAL
-from decentral.errors import check_at_least, check_range
 from decentral.randomness import numpy_generator
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -37,20 +37,13 @@ class SyntheticText(DataSet):
     """
 
     name: str = "synthetic_text"
-    num_classes: int = 4
-    num_train: int = 4000
-    num_test: int = 1000
-    words: int = 1000
-    topic: float = 0.3
-    longest: int = 80
+    num_classes: int = setting(4, at_least=2)
+    num_train: int = setting(4000, at_least=1)
+    num_test: int = setting(1000, at_least=1)
+    words: int = setting(1000, at_least=1)
+    topic: float = setting(0.3, at_least=0, below=1)
+    longest: int = setting(80, at_least=3)
     SEED: ClassVar[int] = 1935  # the year of Zipf's law
-
-    def __post_init__(self) -> None:
-        for key in ("num_train", "num_test", "words"):
-            check_at_least(f"data.{key}", getattr(self, key))
-        check_at_least("data.num_classes", self.num_classes, 2)
-        check_at_least("data.longest", self.longest, 3)
-        check_range("data.topic", self.topic, 0.0, 1.0)
 
     def inspect(self) -> LabelledTokens:
         """As configured."""

@@ -12,8 +12,9 @@ import numpy as np
 
 from decentral.data.description import SentencePairs
 from decentral.data.pairs import Corpus, Pairs, PairsData, Text
-from decentral.errors import ConfigError, check_at_least, check_range
+from decentral.errors import ConfigError
 from decentral.randomness import normal, uniform
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -45,19 +46,16 @@ class SyntheticTranslation(PairsData):
 
     name: str = "synthetic_translation"
     rule: Rule = Rule.reverse
-    words: int = 48
+    words: int = setting(48, at_least=1)
     median_length: float = 6.0
-    length_sigma: float = 0.5
-    longest: int = 16
-    num_train: int = 20_000
-    num_test: int = 200
+    length_sigma: float = setting(0.5, at_least=0)
+    longest: int = setting(16, at_least=1)
+    num_train: int = setting(20_000, at_least=1)
+    num_test: int = setting(200, at_least=1)
 
     SEED: ClassVar[int] = 1997
 
     def __post_init__(self) -> None:
-        for key in ("words", "longest", "num_train", "num_test"):
-            check_at_least(f"data.{key}", getattr(self, key))
-        check_range("data.length_sigma", self.length_sigma, 0.0, inf)
         if not 0 < self.median_length < inf:
             raise ConfigError(f"data.median_length={self.median_length:g} makes no sense: it has to be above 0.")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from decentral.data.running_text import RunningText, Source
 from decentral.data.text_rows import utf8_lines
 from decentral.data.tokens import RunningTokens
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.store.files import at_home
 
 
@@ -34,11 +35,7 @@ class TextFile(RunningText):
 
     name: str = "textfile"
     tokens: RunningTokens = RunningTokens.characters
-    sections: int = 16
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("data.sections", self.sections)
+    sections: int = setting(16, at_least=1)
 
     def sources(self) -> list[Source]:
         """Files by name, sections in their order, or topics by name."""

@@ -18,7 +18,8 @@ from decentral.data.cache import cache_folder, cached
 from decentral.data.dataset import DataSet
 from decentral.data.description import LabelledTokens
 from decentral.data.tokens import BytePairs, Encoder, Symbols, TextTokens
-from decentral.errors import ConfigError, check_between
+from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.store.digests import file_digest, folder_digest
 from decentral.store.files import at_home
 
@@ -56,14 +57,10 @@ class TextFiles(DataSet):
     path: str | None = field(default=None, metadata={"content": True})
     tokens: TextTokens = TextTokens.bpe
     tokenizer: str | None = field(default=None, metadata={"content": True})
-    vocabulary: int = 8000
-    longest: int = 128
+    vocabulary: int = setting(8000, at_least=3, at_most=_MOST_TOKENS)
+    longest: int = setting(128, at_least=1, at_most=_MOST_TOKENS)
     usual_length: ClassVar[float] = 50.0
     """Tokens in a text, about."""
-
-    def __post_init__(self) -> None:
-        check_between("data.vocabulary", self.vocabulary, 3, _MOST_TOKENS)
-        check_between("data.longest", self.longest, 1, _MOST_TOKENS)
 
     @abstractmethod
     def files(self) -> list[Path]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,7 +11,8 @@ import numpy as np
 
 from decentral.environments.environment import Environment, EnvironmentDescription, Running
 from decentral.environments.grids.mazes import LAYOUTS, Mazes, draw
-from decentral.errors import ConfigError, check_at_least, check_range, suggest
+from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.store.metadata import Metric
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ class Gridworld(Environment):
     """
 
     name: str = "gridworld"
-    size: int = 9
-    view: int = 7
-    layouts: list[str] = field(default_factory=lambda: list(LAYOUTS))
-    num_train: int = 1000
-    num_test: int = 200
-    max_steps: int | None = None
-    progress: float = 0.2
-    step_cost: float = 0.02
+    size: int = setting(9, at_least=4, at_most=32, hint="since all shortest ways of a maze are kept")
+    view: int = setting(7, at_least=3)
+    layouts: list[str] = setting(list(LAYOUTS), choices=tuple(LAYOUTS))
+    num_train: int = setting(1000, at_least=1)
+    num_test: int = setting(200, at_least=1)
+    max_steps: int | None = setting(None, at_least=1)
+    progress: float = setting(0.2, at_least=0)
+    step_cost: float = setting(0.02, at_least=0)
     maze_seed: int = 0
     metrics: ClassVar[tuple[Metric, ...]] = (
         Metric("test", "SPL", larger_is_better=True),
@@ -66,26 +66,12 @@ class Gridworld(Environment):
     )
 
     def __post_init__(self) -> None:
-        check_at_least("env.size", self.size, 4)
-        if self.size > 32:
-            raise ConfigError(
-                f"env.size={self.size} is too large: all shortest ways of a maze are kept; use 32 or less."
-            )
-        check_at_least("env.view", self.view, 3)
         if self.view % 2 == 0:
             raise ConfigError(
                 f"env.view={self.view} has no cell in its middle: use an odd number, such as {self.view + 1}."
             )
         if not self.layouts:
             raise ConfigError(f"env.layouts=[] is empty: list kinds of mazes, such as [{','.join(LAYOUTS)}].")
-        for kind in self.layouts:
-            if kind not in LAYOUTS:
-                raise ConfigError(f"env.layouts has '{kind}', which does not exist.{suggest(kind, LAYOUTS)}")
-        check_at_least("env.num_train", self.num_train)
-        check_at_least("env.num_test", self.num_test)
-        check_at_least("env.max_steps", self.max_steps)
-        check_range("env.progress", self.progress, 0.0, math.inf)
-        check_range("env.step_cost", self.step_cost, 0.0, math.inf)
 
     def inspect(self) -> EnvironmentDescription:
         """Two channels, four actions."""

@@ -13,8 +13,9 @@ import numpy as np
 
 from decentral.environments.adapters.spaces import PACKAGES, acted, seen
 from decentral.environments.environment import Environment, EnvironmentDescription, Running
-from decentral.errors import ConfigError, check_at_least, check_between, suggest
+from decentral.errors import ConfigError, suggest
 from decentral.randomness import address, normal
+from decentral.settings import setting
 from decentral.store.metadata import Metric
 
 if TYPE_CHECKING:
@@ -49,16 +50,10 @@ class Gymnasium(Environment):
     name: str = "gymnasium"
     id: str = "CartPole-v1"
     vary: list[str] = field(default_factory=list)
-    num_kinds: int = 8
-    spread: float = 0.3
-    num_train: int = 10_000
-    num_test: int = 20
-
-    def __post_init__(self) -> None:
-        check_at_least("env.num_kinds", self.num_kinds)
-        check_at_least("env.num_train", self.num_train)
-        check_at_least("env.num_test", self.num_test)
-        check_between("env.spread", self.spread, 0.0, _WIDEST_SPREAD)
+    num_kinds: int = setting(8, at_least=1)
+    spread: float = setting(0.3, at_least=0, at_most=_WIDEST_SPREAD)
+    num_train: int = setting(10_000, at_least=1)
+    num_test: int = setting(20, at_least=1)
 
     @property
     def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decentral.errors import check_at_least
 from decentral.models.model import LanguageModel
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,13 +26,9 @@ class CharLSTM(LanguageModel):
     """
 
     name: str = "char_lstm"
-    dim: int = 32
-    hidden: int = 128
-    layers: int = 1
-
-    def __post_init__(self) -> None:
-        for key in ("dim", "hidden", "layers"):
-            check_at_least(f"model.{key}", getattr(self, key))
+    dim: int = setting(32, at_least=1)
+    hidden: int = setting(128, at_least=1)
+    layers: int = setting(1, at_least=1)
 
     def multiplications(self, data: NextTokens) -> float:
         """4 h (d + h) for each token in the first layer, 8 h^2 in the others, and those of the outputs."""

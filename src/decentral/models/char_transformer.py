@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from decentral.models.model import LanguageModel
-from decentral.models.transformer_sizes import check_sizes, transformer_multiplications
+from decentral.models.transformer_sizes import check_heads, transformer_multiplications
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,14 +29,14 @@ class CharTransformer(LanguageModel):
     """
 
     name: str = "char_transformer"
-    dim: int = 64
-    layers: int = 2
-    heads: int = 4
-    hidden: int = 128
-    dropout: float = 0.0
+    dim: int = setting(64, at_least=1)
+    layers: int = setting(2, at_least=1)
+    heads: int = setting(4, at_least=1)
+    hidden: int = setting(128, at_least=1)
+    dropout: float = setting(0.0, at_least=0, below=1)
 
     def __post_init__(self) -> None:
-        check_sizes(self.dim, self.layers, self.heads, self.hidden, self.dropout)
+        check_heads(self.dim, self.heads)
 
     def multiplications(self, data: NextTokens) -> float:
         """Of the layers, and of the outputs."""

@@ -9,7 +9,8 @@ from decentral.data.description import DataDescription
 from decentral.errors import ConfigError
 from decentral.host.packages import require
 from decentral.models.model import TextModel
-from decentral.models.transformer_sizes import check_sizes, transformer_multiplications
+from decentral.models.transformer_sizes import check_heads, transformer_multiplications
+from decentral.settings import setting
 from decentral.store.files import at_home
 
 if TYPE_CHECKING:
@@ -40,14 +41,14 @@ class DistilBert(TextModel):
     name: str = "distilbert"
     path: str | None = field(default=None, metadata={"content": True})
     download: bool = False
-    dim: int = 768
-    layers: int = 6
-    heads: int = 12
-    hidden: int = 3072
-    dropout: float = 0.1
+    dim: int = setting(768, at_least=1)
+    layers: int = setting(6, at_least=1)
+    heads: int = setting(12, at_least=1)
+    hidden: int = setting(3072, at_least=1)
+    dropout: float = setting(0.1, at_least=0, below=1)
 
     def __post_init__(self) -> None:
-        check_sizes(self.dim, self.layers, self.heads, self.hidden, self.dropout)
+        check_heads(self.dim, self.heads)
 
     def check(self, data: DataDescription) -> None:
         """Raise ConfigError if the library is missing, or there is no model in the folder."""

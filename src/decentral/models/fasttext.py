@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from decentral.errors import check_at_least
 from decentral.models.model import TextModel
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,10 +25,7 @@ class FastText(TextModel):
     """
 
     name: str = "fasttext"
-    dim: int = 64
-
-    def __post_init__(self) -> None:
-        check_at_least("model.dim", self.dim)
+    dim: int = setting(64, at_least=1)
 
     def multiplications(self, data: LabelledTokens) -> float:
         """One for each number of each embedding, and those of the linear layer."""

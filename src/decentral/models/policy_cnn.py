@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from decentral.data.description import DataDescription
 from decentral.environments.environment import EnvironmentDescription
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
 from decentral.models.policy import Policy
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,12 +27,8 @@ class PolicyCNN(Policy):
     """
 
     name: str = "policy_cnn"
-    channels: int = 16
-    width: int = 64
-
-    def __post_init__(self) -> None:
-        check_at_least("model.channels", self.channels)
-        check_at_least("model.width", self.width)
+    channels: int = setting(16, at_least=1)
+    width: int = setting(64, at_least=1)
 
     def check(self, data: DataDescription) -> None:
         """Raise a `ConfigError` if what is seen are no images."""

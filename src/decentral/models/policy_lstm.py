@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.errors import check_at_least
 from decentral.models.policy import Policy
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,11 +26,8 @@ class PolicyLSTM(Policy):
     """
 
     name: str = "policy_lstm"
-    width: int = 64
+    width: int = setting(64, at_least=1)
     remembers: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_at_least("model.width", self.width)
 
     def multiplications(self, data: EnvironmentDescription) -> float:
         """One for each weight."""

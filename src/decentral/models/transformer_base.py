@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decentral.errors import check_range
 from decentral.models.translation import Sizes, TranslationModel
+from decentral.settings import setting
 
 
 @dataclass
@@ -19,10 +19,7 @@ class TransformerBase(TranslationModel):
     """
 
     name: str = "transformer_base"
-    dropout: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_range("model.dropout", self.dropout, 0.0, 1.0)
+    dropout: float = setting(0.1, at_least=0, below=1)
 
     @property
     def sizes(self) -> Sizes:

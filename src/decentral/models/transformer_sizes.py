@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from decentral.errors import ConfigError, check_at_least, check_range
+from decentral.errors import ConfigError
 
 
-def check_sizes(dim: int, layers: int, heads: int, hidden: int, dropout: float) -> None:
-    """Raise ConfigError unless such a Transformer exists."""
-    for key, value in (("dim", dim), ("layers", layers), ("heads", heads), ("hidden", hidden)):
-        check_at_least(f"model.{key}", value)
-    check_range("model.dropout", dropout, 0.0, 1.0)
+def check_heads(dim: int, heads: int) -> None:
+    """Raise ConfigError unless the heads can share the dimensions."""
     if dim % heads:
         raise ConfigError(f"model.dim={dim} cannot be shared by model.heads={heads}: choose a multiple of {heads}.")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decentral.errors import ConfigError
-from decentral.models.transformer_sizes import check_sizes
+from decentral.models.transformer_sizes import check_heads
 from decentral.models.translation import Sizes, TranslationModel
+from decentral.settings import setting
 
 
 @dataclass
@@ -24,14 +25,14 @@ class TransformerSmall(TranslationModel):
     """
 
     name: str = "transformer_small"
-    dim: int = 128
-    layers: int = 2
-    heads: int = 4
-    hidden: int = 512
-    dropout: float = 0.1
+    dim: int = setting(128, at_least=1)
+    layers: int = setting(2, at_least=1)
+    heads: int = setting(4, at_least=1)
+    hidden: int = setting(512, at_least=1)
+    dropout: float = setting(0.1, at_least=0, below=1)
 
     def __post_init__(self) -> None:
-        check_sizes(self.dim, self.layers, self.heads, self.hidden, self.dropout)
+        check_heads(self.dim, self.heads)
         if self.dim % 2:
             raise ConfigError(f"model.dim={self.dim} has to be even: a position is as many sines as cosines.")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.errors import check_range
 from decentral.models.model import ImageModel
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,11 +33,8 @@ class VGG11(ImageModel):
     """
 
     name: str = "vgg11"
-    dropout: float = 0.5
+    dropout: float = setting(0.5, at_least=0, below=1)
     min_image_size: ClassVar[int] = 32
-
-    def __post_init__(self) -> None:
-        check_range("model.dropout", self.dropout, 0.0, 1.0)
 
     def build(self, data: ImageData) -> nn.Module:
         """Convolutions and a head: images [B, C, H, W] -> logits [B, num_classes]."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.data.description import DataDescription, ImageData
-from decentral.errors import ConfigError, check_range
+from decentral.errors import ConfigError
 from decentral.models.model import ImageModel
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,11 +30,8 @@ class ViTL16(ImageModel):
     """
 
     name: str = "vit_l_16"
-    dropout: float = 0.0
+    dropout: float = setting(0.0, at_least=0, below=1)
     min_image_size: ClassVar[int] = 64
-
-    def __post_init__(self) -> None:
-        check_range("model.dropout", self.dropout, 0.0, 1.0)
 
     def check(self, data: DataDescription) -> None:
         """Raise a `ConfigError` if these are no images, too small ones, or cannot be cut in patches."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.data.description import DataDescription, LabelledData
-from decentral.errors import check_at_least
+from decentral.settings import setting
 from decentral.tasks.supervised import SupervisedTask
 
 if TYPE_CHECKING:
@@ -32,13 +32,10 @@ class Images(SupervisedTask):
     name: str = "images"
     reshuffle: bool = True
     drop_last: bool = True
-    statistics_images: int = 512
+    statistics_images: int = setting(512, at_least=1)
     takes: ClassVar[type[DataDescription]] = LabelledData
     wants: ClassVar[str] = "images with labels"
     example_data: ClassVar[str] = "digits"
-
-    def __post_init__(self) -> None:
-        check_at_least("task.statistics_images", self.statistics_images)
 
     def open(self, config: Config, workers: range, device: torch.device) -> Problem:
         """The local workers' models and data."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import inf
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.errors import check_at_least, check_range
 from decentral.host.memory import refuse_if_too_large
+from decentral.settings import setting
 from decentral.tasks.task import Problem, Task
 
 if TYPE_CHECKING:
@@ -28,13 +27,9 @@ class MeanEstimation(Task):
 
     name: str = "mean_estimation"
     mean: float = 1.0
-    std: float = 1.0
-    dimension: int = 1
+    std: float = setting(1.0, at_least=0)
+    dimension: int = setting(1, at_least=1)
     eval_every_epochs: ClassVar[float] = 5.0
-
-    def __post_init__(self) -> None:
-        check_range("task.std", self.std, 0.0, inf)
-        check_at_least("task.dimension", self.dimension)
 
     def check(self, config: Config) -> None:
         """The models have to fit into memory."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import zipfile
 from dataclasses import dataclass, field
-from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decentral.errors import ConfigError, check_at_least, check_range
+from decentral.errors import ConfigError
 from decentral.host.memory import refuse_if_too_large
+from decentral.settings import setting
 from decentral.store.files import at_home
 from decentral.tasks.task import Problem, Task
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import torch
 
     from decentral.config.schema import Config
-
-_DRAWN = {"when": "is_drawn"}
 
 
 @dataclass
@@ -43,18 +41,15 @@ class Quadratics(Task):
 
     name: str = "quadratics"
     problem: str | None = field(default=None, metadata={"content": True})
-    dimension: int = field(default=10, metadata=_DRAWN)
-    singular_min: float | None = field(default=0.5, metadata=_DRAWN)
-    singular_max: float = field(default=1.0, metadata=_DRAWN)
-    zeta2: float = field(default=1.0, metadata=_DRAWN)
-    initial_distance: float = field(default=100.0, metadata=_DRAWN)
-    noise: float = 0.0
-    problem_seed: int | None = field(default=None, metadata=_DRAWN)
+    dimension: int = setting(10, at_least=1, when="is_drawn")
+    singular_min: float | None = setting(0.5, when="is_drawn")
+    singular_max: float = setting(1.0, at_least=0, when="is_drawn")
+    zeta2: float = setting(1.0, at_least=0, when="is_drawn")
+    initial_distance: float = setting(100.0, at_least=0, when="is_drawn")
+    noise: float = setting(0.0, at_least=0)
+    problem_seed: int | None = setting(None, when="is_drawn")
 
     def __post_init__(self) -> None:
-        check_at_least("task.dimension", self.dimension)
-        for key in ("singular_max", "zeta2", "initial_distance", "noise"):
-            check_range(f"task.{key}", getattr(self, key), 0.0, inf)
         if self.singular_min is not None and not 0 <= self.singular_min <= self.singular_max:
             raise ConfigError(
                 f"task.singular_min={self.singular_min:g} has to be from 0 to task.singular_max={self.singular_max:g}, "

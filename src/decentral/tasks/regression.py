@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from math import inf
 from typing import TYPE_CHECKING
 
-from decentral.errors import ConfigError, check_at_least, check_range
+from decentral.errors import ConfigError
 from decentral.host.memory import refuse_if_too_large
+from decentral.settings import setting
 from decentral.tasks.task import Problem, Task
 
 if TYPE_CHECKING:
@@ -50,17 +50,13 @@ class Regression(Task):
 
     name: str = "regression"
     loss: Loss = Loss.linear
-    samples_per_worker: int = 20
-    dimension: int = 5
-    l2: float = 0.01
-    noise: float = 1.0
-    heterogeneity: float = 1.0
+    samples_per_worker: int = setting(20, at_least=1)
+    dimension: int = setting(5, at_least=1)
+    l2: float = setting(0.01, at_least=0)
+    noise: float = setting(1.0, at_least=0)
+    heterogeneity: float = setting(1.0, at_least=0)
 
     def __post_init__(self) -> None:
-        for key in ("samples_per_worker", "dimension"):
-            check_at_least(f"task.{key}", getattr(self, key))
-        for key in ("l2", "noise", "heterogeneity"):
-            check_range(f"task.{key}", getattr(self, key), 0.0, inf)
         if self.loss is Loss.logistic and self.l2 == 0:
             raise ConfigError(
                 "task.l2=0 cannot be used with task.loss=logistic, which has no optimum where a plane separates the "

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.cluster.cluster import VirtualCluster
-from decentral.errors import ConfigError, check_at_least, check_range, check_share
+from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.tasks.task import Problem, Task
 
 if TYPE_CHECKING:
@@ -64,15 +65,15 @@ class RL(Task):
     """
 
     name: str = "rl"
-    num_envs: int = 8
-    rollout_steps: int = 32
-    passes: int = 2
-    gamma: float = 0.97
-    gae_lambda: float = 0.95
-    clip: float = 0.2
+    num_envs: int = setting(8, at_least=1)
+    rollout_steps: int = setting(32, at_least=1)
+    passes: int = setting(2, at_least=1)
+    gamma: float = setting(0.97, at_least=0, at_most=1)
+    gae_lambda: float = setting(0.95, at_least=0, at_most=1)
+    clip: float = setting(0.2, above=0, at_most=1)
     clip_value: bool = True
-    value_weight: float = 0.5
-    entropy_weight: float = 0.01
+    value_weight: float = setting(0.5, at_least=0)
+    entropy_weight: float = setting(0.01, at_least=0)
     greedy: bool = False
     normalise: bool | None = None
     uses: ClassVar[tuple[str, ...]] = ("env", "partition", "model")
@@ -87,16 +88,6 @@ class RL(Task):
     }
     eval_every_epochs: ClassVar[float] = 50.0
     has_samples: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        for key in ("num_envs", "rollout_steps", "passes"):
-            check_at_least(f"task.{key}", getattr(self, key))
-        for key in ("gamma", "gae_lambda"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ConfigError(f"task.{key}={getattr(self, key):g} makes no sense: it has to be from 0 to 1.")
-        check_share("task.clip", self.clip)
-        for key in ("value_weight", "entropy_weight"):
-            check_range(f"task.{key}", getattr(self, key), 0.0, math.inf)
 
     @property
     def frames(self) -> int:

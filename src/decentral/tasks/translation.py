@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.data.description import DataDescription, SentencePairs
-from decentral.errors import ConfigError, check_at_least, check_between, check_range
+from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.tasks.supervised import SupervisedTask
 
 if TYPE_CHECKING:
@@ -44,11 +44,11 @@ class Translation(SupervisedTask):
     """
 
     name: str = "translation"
-    max_tokens: int = 4096
-    label_smoothing: float = 0.1
-    beam: int = 1
-    length_penalty: float = 0.6
-    extra_length: int = 10
+    max_tokens: int = setting(4096, at_least=1)
+    label_smoothing: float = setting(0.1, at_least=0, below=1)
+    beam: int = setting(1, at_least=1, at_most=_WIDEST_BEAM)
+    length_penalty: float = setting(0.6, at_least=0)
+    extra_length: int = setting(10, at_least=0, at_most=_MOST_EXTRA)
     reshuffle = True
     drop_last = False
     takes: ClassVar[type[DataDescription]] = SentencePairs
@@ -65,13 +65,6 @@ class Translation(SupervisedTask):
     }
     eval_every_epochs: ClassVar[float] = 2.0
     default_num_workers: ClassVar[int] = 4
-
-    def __post_init__(self) -> None:
-        check_at_least("task.max_tokens", self.max_tokens)
-        check_between("task.beam", self.beam, 1, _WIDEST_BEAM)
-        check_between("task.extra_length", self.extra_length, 0, _MOST_EXTRA)
-        check_range("task.label_smoothing", self.label_smoothing, 0.0, 1.0)
-        check_range("task.length_penalty", self.length_penalty, 0.0, math.inf)
 
     def check(self, config: Config) -> None:
         """The data are pairs of sentences, can be split, and the model takes them; a sentence fits into a batch."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decentral.errors import check_at_least
+from decentral.settings import setting
 from decentral.topology.graph import undirected
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds
@@ -62,10 +62,7 @@ class BaseGraph(MatrixTopology):
     """
 
     name: str = "base_graph"
-    neighbors: int = 1
-
-    def __post_init__(self) -> None:
-        check_at_least("topology.neighbors", self.neighbors)
+    neighbors: int = setting(1, at_least=1)
 
     def rounds(self, num_workers: int) -> Rounds:
         """One cycle, repeated."""

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from decentral.errors import check_between
 from decentral.randomness import numpy_generator
-from decentral.topology.topology import MAX_ROUNDS
 
 DRAWN_ROUNDS = 256
 """After how many rounds the same draws come again, where nothing else is said: all are checked before a run."""
-
-
-def check_drawn_rounds(drawn_rounds: int) -> None:
-    """Raises ConfigError unless so many rounds can be drawn."""
-    check_between("topology.drawn_rounds", drawn_rounds, 1, MAX_ROUNDS)
 
 
 def usual_degree(num_workers: int) -> int:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.drawn import DRAWN_ROUNDS, check_drawn_rounds, generator_of, targets, usual_degree
+from decentral.settings import setting
+from decentral.topology.drawn import DRAWN_ROUNDS, generator_of, targets, usual_degree
 from decentral.topology.graph import Graph, directed
-from decentral.topology.topology import GraphTopology, Repeating
+from decentral.topology.topology import MAX_ROUNDS, GraphTopology, Repeating
 from decentral.topology.weights import Weights
 
 
@@ -35,11 +36,7 @@ class Epidemic(GraphTopology):
     weights: Weights = Weights.pull
     sends: int | None = None
     seed: int = 0
-    drawn_rounds: int = DRAWN_ROUNDS
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_drawn_rounds(self.drawn_rounds)
+    drawn_rounds: int = setting(DRAWN_ROUNDS, at_least=1, at_most=MAX_ROUNDS)
 
     def graphs(self, num_workers: int) -> Repeating:
         """Round t: i -> s others; ConfigError unless there are so many."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decentral.errors import check_share
-from decentral.topology.drawn import DRAWN_ROUNDS, check_drawn_rounds, generator_of
+from decentral.settings import setting
+from decentral.topology.drawn import DRAWN_ROUNDS, generator_of
 from decentral.topology.equistatic import shifts
 from decentral.topology.graph import undirected
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds
-from decentral.topology.topology import MatrixTopology
+from decentral.topology.topology import MAX_ROUNDS, MatrixTopology
 
 
 @dataclass
@@ -32,13 +32,9 @@ class EquiDyn(MatrixTopology):
 
     name: str = "equidyn"
     directed: bool = False
-    eta: float = 0.5
+    eta: float = setting(0.5, above=0, at_most=1)
     seed: int = 0
-    drawn_rounds: int = DRAWN_ROUNDS
-
-    def __post_init__(self) -> None:
-        check_share("topology.eta", self.eta)
-        check_drawn_rounds(self.drawn_rounds)
+    drawn_rounds: int = setting(DRAWN_ROUNDS, at_least=1, at_most=MAX_ROUNDS)
 
     def rounds(self, num_workers: int) -> Rounds:
         """One hop a round."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decentral.errors import check_at_least
+from decentral.settings import setting
 from decentral.topology.drawn import generator_of, usual_degree
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds
@@ -32,11 +32,8 @@ class EquiStatic(MatrixTopology):
 
     name: str = "equistatic"
     directed: bool = False
-    num_hops: int | None = None
+    num_hops: int | None = setting(None, at_least=1)
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_at_least("topology.num_hops", self.num_hops)
 
     def rounds(self, num_workers: int) -> Rounds:
         """The one matrix of all rounds."""

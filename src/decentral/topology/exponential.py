@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.topology.graph import Graph, directed
 from decentral.topology.topology import GraphTopology
 
 
 def powers(base: int, below: int) -> np.ndarray:
-    """1, base, base^2, ... as far as they are smaller than `below`: integers, so none is missed by rounding.
-
-    Raises:
-        ConfigError: the base is smaller than 2.
-    """
-    if base < 2:
-        raise ConfigError(f"topology.base={base} must be at least 2: hops are its powers.")
+    """1, base, base^2, ... as far as they are smaller than `below`: integers, so none is missed by rounding."""
     found, power = [], 1
     while power < below:
         found.append(power)
@@ -35,7 +29,7 @@ class Exponential(GraphTopology):
     """
 
     name: str = "exponential"
-    base: int = field(default=2, metadata={"older": 2})
+    base: int = setting(2, at_least=2, hint="since hops are its powers", older=2)
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """i -> i + b^k modulo n, for all b^k < n; ConfigError unless b >= 2."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.topology.graph import Graph, undirected
 from decentral.topology.topology import GraphTopology
 
@@ -20,12 +21,7 @@ class Grid(GraphTopology):
     """
 
     name: str = "grid"
-    rows: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rows is not None and self.rows < 1:
-            raise ConfigError(f"topology.rows={self.rows} must be at least 1.")
+    rows: int | None = setting(None, at_least=1)
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """Neighbours in a row, and neighbours in a column; ConfigError if `rows` does not divide n."""

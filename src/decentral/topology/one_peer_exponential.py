@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
+from decentral.settings import setting
 from decentral.topology.graph import Graph, directed
 from decentral.topology.topology import GraphTopology
 
@@ -24,11 +25,7 @@ class OnePeerExponential(GraphTopology):
     """
 
     name: str = "one_peer_exponential"
-    neighbors: int = field(default=1, metadata={"older": 1})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least("topology.neighbors", self.neighbors)
+    neighbors: int = setting(1, at_least=1, older=1)
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """Round k: i -> i + 2^k, ..., i + 2^(k+m-1) modulo n, exponents modulo the number D of those with 2^k < n.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.drawn import DRAWN_ROUNDS, check_drawn_rounds, generator_of, usual_degree
+from decentral.settings import setting
+from decentral.topology.drawn import DRAWN_ROUNDS, generator_of, usual_degree
 from decentral.topology.graph import Graph, is_connected, undirected
-from decentral.topology.topology import GraphTopology, Repeating
+from decentral.topology.topology import MAX_ROUNDS, GraphTopology, Repeating
 
 _ATTEMPTS = 1000
 
@@ -37,11 +38,7 @@ class RandomRegular(GraphTopology):
     degree: int | None = None
     changing: bool = False
     seed: int = 0
-    drawn_rounds: int = field(default=DRAWN_ROUNDS, metadata={"when": "changing"})
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_drawn_rounds(self.drawn_rounds)
+    drawn_rounds: int = setting(DRAWN_ROUNDS, at_least=1, at_most=MAX_ROUNDS, when="changing")
 
     def graphs(self, num_workers: int) -> Repeating:
         """The graph of every round; ConfigError where there is no regular (for all rounds: connected) one."""

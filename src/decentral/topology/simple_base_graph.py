@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decentral.errors import check_at_least
+from decentral.settings import setting
 from decentral.topology.base_graph import rounds_of, simple
 from decentral.topology.rounds import Rounds
 from decentral.topology.topology import MatrixTopology
@@ -24,10 +24,7 @@ class SimpleBaseGraph(MatrixTopology):
     """
 
     name: str = "simple_base_graph"
-    neighbors: int = 1
-
-    def __post_init__(self) -> None:
-        check_at_least("topology.neighbors", self.neighbors)
+    neighbors: int = setting(1, at_least=1)
 
     def rounds(self, num_workers: int) -> Rounds:
         """One cycle, repeated."""

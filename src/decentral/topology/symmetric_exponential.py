@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decentral.settings import setting
 from decentral.topology.exponential import powers
 from decentral.topology.graph import Graph, undirected
 from decentral.topology.topology import GraphTopology
@@ -20,7 +21,7 @@ class SymmetricExponential(GraphTopology):
     """
 
     name: str = "symmetric_exponential"
-    base: int = 4
+    base: int = setting(4, at_least=2, hint="since hops are its powers")
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """i -- i + b^k modulo n, for all b^k <= n/2; ConfigError unless b >= 2."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.settings import Settings
+from decentral.settings import Settings, setting
 from decentral.topology.graph import Graph
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds
@@ -95,7 +94,7 @@ class GraphTopology(Topology):
 
     name: str
     weights: Weights = Weights.auto
-    edge_weight: float | None = None
+    edge_weight: float | None = setting(None, above=0)
 
     def __post_init__(self) -> None:
         if self.weights is Weights.constant and self.edge_weight is None:
@@ -107,8 +106,6 @@ class GraphTopology(Topology):
                 f"topology.edge_weight={self.edge_weight:g} is used with topology.weights=constant only, "
                 f"not with topology.weights={self.weights.name}."
             )
-        if not (math.isfinite(self.edge_weight) and self.edge_weight > 0):
-            raise ConfigError(f"topology.edge_weight={self.edge_weight:g} must be a positive number.")
 
     @abstractmethod
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]] | list[tuple[np.ndarray, ...]] | Repeating:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
 from decentral.scheduling.launchers.launcher import Launcher
 from decentral.scheduling.pool import Pool
+from decentral.settings import setting
 
 
 @dataclass
@@ -26,14 +27,13 @@ class Local(Launcher):
     name: str = "local"
     slots: str = "auto"
     runs_per_gpu: str = "auto"
-    retries: int = 2
+    retries: int = setting(2, at_least=0)
 
     def __post_init__(self) -> None:
         for key in ("slots", "runs_per_gpu"):
             value = getattr(self, key)
             if value != "auto" and not (value.isdigit() and int(value) >= 1):
                 raise ConfigError(f"launcher.{key}={value} makes no sense: give a number from 1 upwards, or auto.")
-        check_at_least("launcher.retries", self.retries, 0)
 
     def open(self, results_dir: Path) -> Pool:
         """Nothing is started before the first job; see `LocalPool`."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
 from decentral.host.packages import require
 from decentral.scheduling.launchers.launcher import Launcher
 from decentral.scheduling.pool import Pool
+from decentral.settings import setting
 
 
 @dataclass
@@ -29,18 +29,15 @@ class Ray(Launcher):
 
     name: str = "ray"
     address: str = "auto"
-    cpus: int = 1
-    gpus: float | None = None
-    max_jobs: int = 100
-    retries: int = 2
+    cpus: int = setting(1, at_least=1)
+    gpus: float | None = setting(None, at_least=0)
+    max_jobs: int = setting(100, at_least=1)
+    retries: int = setting(2, at_least=0)
 
     def __post_init__(self) -> None:
-        for key, lowest in {"cpus": 1, "max_jobs": 1, "retries": 0}.items():
-            check_at_least(f"launcher.{key}", getattr(self, key), lowest)
-        gpus = self.gpus or 0.0
-        if not math.isfinite(gpus) or gpus < 0 or (gpus > 1 and gpus != int(gpus)):
+        if self.gpus is not None and self.gpus > 1 and self.gpus != int(self.gpus):
             raise ConfigError(
-                f"launcher.gpus={gpus:g} makes no sense: give a whole number, or a part of a GPU such as 0.25."
+                f"launcher.gpus={self.gpus:g} makes no sense: give a whole number, or a part of a GPU such as 0.25."
             )
         if not self.address:
             raise ConfigError("launcher.address= is empty: use local, auto, HOST:PORT or ray://HOST:10001.")

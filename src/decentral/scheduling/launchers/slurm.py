@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
 from decentral.host.packages import require
 from decentral.scheduling.launchers.launcher import Launcher
 from decentral.scheduling.pool import Pool
+from decentral.settings import setting
 from decentral.store.files import at_home
 
 
@@ -46,23 +47,18 @@ class Slurm(Launcher):
     name: str = "slurm"
     cluster: Where = Where.slurm
     partition: str | None = None
-    time_minutes: int = 240
-    requeues: int = 10
-    grace_s: int = 120
-    gpus: int = 0
-    cpus: int = 4
-    memory_gb: float | None = None
-    max_jobs: int = 100
+    time_minutes: int = setting(240, at_least=1)
+    requeues: int = setting(10, at_least=0)
+    grace_s: int = setting(120, at_least=1)
+    gpus: int = setting(0, at_least=0)
+    cpus: int = setting(4, at_least=1)
+    memory_gb: float | None = setting(None, above=0)
+    max_jobs: int = setting(100, at_least=1)
     setup: list[str] = field(default_factory=list)
     sbatch: list[str] = field(default_factory=list)
-    retries: int = 2
+    retries: int = setting(2, at_least=0)
 
     def __post_init__(self) -> None:
-        least = {"time_minutes": 1, "requeues": 0, "grace_s": 1, "gpus": 0, "cpus": 1, "max_jobs": 1, "retries": 0}
-        for key, lowest in least.items():
-            check_at_least(f"launcher.{key}", getattr(self, key), lowest)
-        if self.memory_gb is not None and not 0 < self.memory_gb < float("inf"):
-            raise ConfigError(f"launcher.memory_gb={self.memory_gb:g} makes no sense: give gigabytes above 0, or null.")
         if self.grace_s >= 60 * self.time_minutes:
             raise ConfigError(
                 f"launcher.grace_s={self.grace_s} is as long as launcher.time_minutes={self.time_minutes}: leave the "
