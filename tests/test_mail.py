@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from decentral.network.asynchronous.mailbox import Mailbox
-from decentral.network.asynchronous.meeting import AllWorkers
 from decentral.network.asynchronous.messages import Message
 from decentral.network.processes import split_workers
 from decentral.network.settings import Carrier, NetworkSettings
@@ -114,26 +113,6 @@ def handle_all(world: World, carrier: Carrier) -> tuple[list[int], list[int]]:
 def test_handlers_get_what_came_before_them_too_and_in_order(worlds, carrier):
     numbers = list(range(50))
     assert worlds(2).call(handle_all, carrier) == [(numbers, numbers)] * 2
-
-
-def average_all(world: World, carrier: Carrier, num_workers: int) -> list[list[float]]:
-    with opened(world, carrier, num_workers) as mailbox:
-        everybody = AllWorkers(mailbox)
-
-        def work(worker: int) -> list[float]:
-            rows = [torch.full((3,), float(worker + 10 * number), dtype=torch.float64) for number in range(30)]
-            return [float(everybody.mean(worker, each, number)[1]) for number, each in enumerate(rows)]
-
-        found = in_threads(mailbox, work)
-        everybody.close()
-    return found
-
-
-@pytest.mark.parametrize(("carrier", "processes"), WORLDS)
-def test_all_workers_get_the_mean_of_all(worlds, carrier, processes):
-    for found in worlds(processes).call(average_all, carrier, 5):
-        for means in found:
-            assert means == pytest.approx([2 + 10 * number for number in range(30)])
 
 
 # -- what goes wrong ---------------------------------------------------------------------------------------------------

@@ -175,27 +175,6 @@ def test_counts_say_how_many_models_are_in_a_message_also_when_messages_are_lost
     assert incomplete > 5
 
 
-# -- loss --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", TOPOLOGIES)
-def test_lost_messages_leave_row_sums_so_that_agreement_stays(build, name):
-    n = TOPOLOGIES[name].n
-    net, x = local(build(name), n, Losses(0.5, seed=2)), torch.ones(n, P, dtype=torch.float64)
-    for round in range(20):
-        x = net.mix(x, round)
-        torch.testing.assert_close(x, torch.ones_like(x), rtol=0, atol=1e-12)
-
-
-def test_messages_are_lost_as_often_as_asked_and_each_on_its_own():
-    losses, pair = Losses(0.3, seed=3), np.arange(50)
-    lost = np.stack([losses.lost(round, 0, pair, pair + 1) for round in range(2000)])
-    assert abs(lost.mean() - 0.3) < 0.01
-    assert np.abs(np.corrcoef(lost.T) - np.eye(50)).max() < 0.1
-    assert np.array_equal(losses.lost(17, 0, pair[5:7], pair[5:7] + 1), lost[17, 5:7])
-    assert not np.array_equal(Losses(0.3, seed=4).lost(17, 0, pair, pair + 1), lost[17])
-
-
 # -- over processes ----------------------------------------------------------------------------------------------------
 
 

@@ -42,11 +42,6 @@ def is_sync(version: int) -> bool:
     return (version + 1) % TAU == 0
 
 
-def ask_first(version: int) -> int:
-    """As a shared draw would: another worker for every version."""
-    return (7 * version + 3) % 4
-
-
 class Site:
     """Groups of all workers, of which this process hosts some; what a worker does, it does in a thread of its own."""
 
@@ -57,14 +52,13 @@ class Site:
         P: int,
         S: int,
         *,
-        start: float = 0.0,
         timeout_s: float = 20.0,
         dynamic: bool = True,
         **rules: Any,
     ) -> None:
         settings = NetworkSettings(transport=carrier, timeout_s=timeout_s)
         self.mailbox = Mailbox.of(settings, split_workers(P, world.size), world.device)
-        rows = torch.full((len(self.mailbox.workers), P), start, dtype=torch.float64)
+        rows = torch.zeros(len(self.mailbox.workers), P, dtype=torch.float64)
         self.everybody = AllWorkers(self.mailbox)
         self.groups = WaitAvoidingGroups(self.mailbox, GroupRules(GroupSchedule(P, S, dynamic), **rules), rows)
 
@@ -72,8 +66,8 @@ class Site:
         with ThreadPoolExecutor(len(self.mailbox.workers)) as pool:
             return list(pool.map(lambda worker: work(self, worker, *arguments), self.mailbox.workers))
 
-    def publish(self, worker: int, row: Tensor, version: int, *, adds: bool = False) -> None:
-        self.groups.publish(worker, version, lambda buffer: buffer.add_(row) if adds else buffer.copy_(row))
+    def publish(self, worker: int, row: Tensor, version: int) -> None:
+        self.groups.publish(worker, version, lambda buffer: buffer.copy_(row))
 
     def close(self) -> None:
         self.groups.close()
@@ -179,79 +173,6 @@ def test_blocking_groups_sum_the_rows_of_the_very_version(worlds):
             assert contributed == used == t
             assert total == [(t + 1.0) * (j // 2 == worker // 2) for j in range(4)]
         assert not any(entry.activated for entry in logs[worker])
-
-
-# -- gradients that accumulate -----------------------------------------------------------------------------------------
-
-
-def accumulate(site: Site, worker: int) -> tuple[list[list[float]], list[int]]:
-    """Worker 3 is slow. After the last version all meet, and what is left in buffers is brought home by one more."""
-    totals, contributed = [], []
-    for t in range(41):
-        time.sleep(0.004 if worker == 3 else 0.0005)
-        if t == 40:
-            site.everybody.mean(worker, torch.zeros(4, dtype=torch.float64), t)
-        site.publish(worker, torch.eye(4, dtype=torch.float64)[worker] * 1.01**t, t, adds=True)
-        if t == 40:
-            site.everybody.mean(worker, torch.zeros(4, dtype=torch.float64), t + 1)
-        joined = site.groups.join(worker, t)
-        totals.append(joined.total.tolist())
-        contributed.append(joined.contributed)
-    return totals, contributed
-
-
-def accumulate_all(world: World, majority: bool) -> list[tuple]:
-    activator = ask_first if majority else None
-    with opened(world, Carrier.auto, 4, 4, empties=True, depth=41, activator=activator) as site:
-        found = site.each(accumulate)
-        log = site.groups.log
-    return [(worker, *each, log[worker]) for worker, each in zip(site.mailbox.workers, found, strict=True)]
-
-
-@pytest.mark.parametrize("majority", [False, True])
-@pytest.mark.parametrize("processes", [2, 4])
-def test_late_gradients_stay_in_the_buffer_until_they_are_taken_once(worlds, processes, majority):
-    found = [each for part in worlds(processes).call(accumulate_all, majority) for each in part]
-    for worker, totals, contributed, log in sorted(found):
-        assert totals == found[0][1]
-        before = -1
-        for total, version in zip(totals, contributed, strict=True):
-            taken = sum(1.01**t for t in range(before + 1, version + 1))
-            assert total[worker] == pytest.approx(taken, rel=1e-12)
-            before = version
-        assert before == 40
-        if majority:
-            assert all(entry.activated <= (worker == ask_first(entry.version)) for entry in log)
-
-
-# -- arrival in a known order ------------------------------------------------------------------------------------------
-
-
-def arrive_in_turn(site: Site, worker: int, gate: Any) -> list[Any]:
-    """Worker 1 comes last, to version 0; all have published their own before version 1."""
-    said = []
-    if worker == 1:
-        gate(0)
-    site.publish(worker, tagged(worker, 0, 2), 0)
-    said.append(site.groups.join(worker, 0))
-    if worker == 0:
-        gate(0)
-    gate(1)
-    site.publish(worker, tagged(worker, 1, 2), 1)
-    gate(2)
-    said.append(site.groups.join(worker, 1))
-    return [(joined.total.tolist(), joined.contributed, joined.used) for joined in said]
-
-
-def controlled(world: World) -> list[Any]:
-    with opened(world, Carrier.auto, 2, 2, start=0.5) as site:
-        return site.each(arrive_in_turn, lambda number: world.barrier())[0]
-
-
-def test_who_comes_after_the_snapshot_is_stale_and_who_was_there_is_fresh(worlds):
-    first, second = worlds(2).call(controlled)
-    assert first == [([1.5, 0.5], 0, 0), ([2, 2], 1, 1)]  # the start row of worker 1 is [.5, .5]
-    assert second == [([1.5, 0.5], -1, 0), ([2, 2], 1, 1)]
 
 
 def test_one_process_and_groups_of_one_need_nobody():

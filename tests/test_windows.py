@@ -23,7 +23,6 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.network.processes import split_workers
 from decentral.network.settings import Carrier, NetworkSettings
-from decentral.network.transports import choose
 from decentral.network.transports.shared_memory import Segments
 from decentral.network.windows.addressed import OneProcessWindow, SharedMemoryWindow
 from decentral.network.windows.choose import open_window
@@ -425,38 +424,11 @@ def test_who_waits_for_a_killed_holder_of_its_row_hears_of_it(pair):
 # -- push-sum with a straggler -----------------------------------------------------------------------------------------
 
 
-@with_small_weights
-def push_sum(world: World, carrier: Carrier) -> list:
-    """Asynchronous push-sum, until all estimates are right; the last worker sleeps ten times as long as the others."""
-    edges = Edges(4, [(i, (i + d) % 4) for i in range(4) for d in (1, 2)])
-    window, own, mean = opened(world, carrier, edges), world.rank, start_values(4).mean(0)
-    errors = Segments([(1,)] * 4, torch.float64).tensors
-    errors[own].fill_(1)
-    world.barrier()
-    while max(float(error) for error in errors) > 1e-10:
-        push(window, edges, own)
-        errors[own].fill_((window.t[0] / window.p[0] - mean).abs().max())
-        time.sleep(0.002 if own == 3 else 0.0002)
-    window.drain()
-    found = [window.t[0].tolist(), float(window.p[0])]
-    window.close()
-    return found
-
-
 def push(window: Window, edges: Edges, worker: int) -> None:
     """One step of push-sum with equal shares."""
     share = 1 / (1 + len(edges.receivers(worker)))
     window.push(worker, dict.fromkeys(edges.receivers(worker), share), self_weight=share)
     window.collect(worker)
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_push_sum_averages_although_one_is_ten_times_slower(worlds, carrier):
-    found = worlds(4).call(push_sum, carrier)
-    x, p = np.array([t for t, _ in found]), np.array([p for _, p in found])
-    assert p.sum() == pytest.approx(4, rel=1e-12)
-    np.testing.assert_allclose(x.sum(0), start_values(4).sum(0).numpy(), rtol=1e-12)
-    np.testing.assert_allclose(x / p[:, None], np.tile(start_values(4).mean(0).numpy(), (4, 1)), rtol=1e-9)
 
 
 @with_small_weights
@@ -503,13 +475,6 @@ def test_a_push_sum_weight_that_vanishes_gives_one_alarm():
 
 
 # -- which window ------------------------------------------------------------------------------------------------------
-
-
-def test_shared_memory_that_cannot_be_had_is_refused_by_name():
-    settings = NetworkSettings(transport=Carrier.shared_memory)
-    with mock.patch.object(choose, "possible", return_value=False), pytest.raises(ConfigError) as refusal:
-        open_window(settings, GRAPHS["ring"], split_workers(N, 2), start_values())
-    assert "network.transport=shared_memory" in str(refusal.value)
 
 
 def chosen_by_itself(world: World, edges: Edges) -> str:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from decentral.network import kernels
 from decentral.network.layout import EdgeLayout
-from decentral.network.mixing import Mixing
 from decentral.network.payload import PayloadVerbs
 from decentral.network.traffic import Traffic
 from decentral.topology.delivery import Delivery, Exchange, Losses, exchange
@@ -335,6 +334,28 @@ class Network(PayloadVerbs, ABC):
             self._count_mean(_row_bytes(x))
         for size, num_messages in zip(_piece_bytes(exchange, x), exchange.num_messages, strict=True):
             self._count(num_messages, size)
+
+
+Begin = Callable[[Tensor, Exchange], Callable[[], object]]
+"""Begins to mix rows in place; what it returns, when called, ends it."""
+
+
+class Mixing:
+    """Rows that are being mixed, from `Network.begin_mix`."""
+
+    def __init__(self, begin: Begin, x: Tensor, exchanges: Sequence[Exchange], halve: bool) -> None:
+        """The exchanges of a round, one after the other; `halve`: (x + the result) / 2 instead of the result."""
+        self._begin, self._x, self._later = begin, x, list(exchanges[1:])
+        self._own = x.clone() if halve else None
+        self._finish = begin(x, exchanges[0]) if exchanges else None
+
+    def wait(self) -> Tensor:
+        """The mixed rows, in the memory of x. To be called once."""
+        if self._finish is not None:
+            self._finish()
+        for later in self._later:
+            self._begin(self._x, later)()
+        return self._x if self._own is None else self._x.add_(self._own).mul_(0.5)
 
 
 def pairings(n: int) -> list[list[tuple[int, int]]]:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from decentral.network.mixing import Mixing
-from decentral.network.network import Network
+from decentral.network.network import Mixing, Network
 from decentral.script.guard import Guard
 from decentral.script.parameters import Bucket, FlatParameters
 
