@@ -48,8 +48,8 @@ class Costs:
     def hop_s(self, i: int, j: int) -> float:
         return self.hop
 
-    def latency_s(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        return np.where(src == dst, 0.0, self.hop)
+    def of(self, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.where(src == dst, 0.0, self.hop), np.zeros(src.shape)
 
     def message_s(self, i: int, j: int, num_bytes: float) -> float:
         return self.message

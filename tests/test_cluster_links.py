@@ -39,7 +39,7 @@ def costs(links: Links = PLAIN, n: int = 4, **changed: Any) -> LinkCosts:
 def exchange(now: list[float], edges: list[tuple[int, int]], num_bytes: Any, **changed: Any) -> list[float]:
     """When everybody is ready, for edges (from, to)."""
     src, dst = np.array(edges, dtype=np.int64).reshape(-1, 2).T
-    return costs(n=len(now), **changed).exchange(np.array(now), src, dst, num_bytes).tolist()
+    return costs(n=len(now), **changed).plan(src, dst).ready(np.array(now), num_bytes).tolist()
 
 
 # -- one message -------------------------------------------------------------------------------------------------------
@@ -111,11 +111,11 @@ def test_arrays_are_what_single_links_are(tmp_path: Path, make: Callable[[Path],
     (tmp_path / "links.csv").write_text(FILE)
     known = costs(make(tmp_path))
     src, dst = np.divmod(np.arange(16), 4)
-    latency, per_byte = known.latency_s(src, dst), known.seconds_per_byte(src, dst)
+    latency, per_byte = known.of(src, dst)
     assert latency.dtype == per_byte.dtype == np.float64
     for i, j, alpha, beta in zip(src.tolist(), dst.tolist(), latency, per_byte, strict=True):
         assert alpha == known.hop_s(i, j) and alpha + 3 * beta == known.message_s(i, j, 3)
-    assert known.latency_s(src[:, None], dst[None, :]).shape == (16, 16)
+    assert known.of(src[:, None], dst[None, :])[0].shape == (16, 16)
 
 
 # -- exchanges ---------------------------------------------------------------------------------------------------------
@@ -149,21 +149,20 @@ def test_times_that_are_handed_over_are_not_changed_and_a_plan_can_be_used_again
     first = plan.ready(now, 3.0)
     assert now.tolist() == [0, 1, 7, 2]
     np.testing.assert_array_equal(plan.ready(now, 3.0), first)
-    np.testing.assert_array_equal(costs().exchange(now, *RING, 3.0), first)
 
 
 def test_what_machines_share_is_as_fast_as_all_of_it_together() -> None:
     shared = dataclasses.replace(TWO_TIERS, shared_gbps=8e-9 / 5)  # 5 s per byte
-    found = costs(shared).exchange(np.zeros(4), *RING, 1.0)
+    found = costs(shared).plan(*RING).ready(np.zeros(4), 1.0)
     np.testing.assert_allclose(found, 3 + 2 * 5)  # two messages leave each machine, and two come in
-    one = costs(shared, ports=Ports.one).exchange(np.zeros(4), *RING, 1.0)
+    one = costs(shared, ports=Ports.one).plan(*RING).ready(np.zeros(4), 1.0)
     np.testing.assert_allclose(one, 3 + 4 * 5)
-    crossing = costs(shared).exchange(np.zeros(4), np.array([1, 0]), np.array([0, 2]), 1.0)
+    crossing = costs(shared).plan(np.array([1, 0]), np.array([0, 2])).ready(np.zeros(4), 1.0)
     # 1 -> 0 stays inside; 0 -> 2 crosses: 1 has no part in that
     np.testing.assert_allclose(crossing, [ALPHA + 5, BETA, 3 + 5, 0])
     fast = dataclasses.replace(shared, shared_gbps=inf)
     np.testing.assert_array_equal(
-        costs(fast).exchange(np.zeros(4), *RING, 1.0), costs(TWO_TIERS).exchange(np.zeros(4), *RING, 1.0)
+        costs(fast).plan(*RING).ready(np.zeros(4), 1.0), costs(TWO_TIERS).plan(*RING).ready(np.zeros(4), 1.0)
     )
 
 
@@ -173,7 +172,7 @@ def test_exchanges_of_many_workers_are_the_maxima_and_sums_of_their_edges() -> N
     now, sizes = rng.uniform(size=n), rng.uniform(size=400)
     for ports in Ports:
         known = costs(TWO_TIERS, n=n, ports=ports)
-        found = known.exchange(now, src, dst, sizes)
+        found = known.plan(src, dst).ready(now, sizes)
         for i in range(n):
             heard = [now[i], *(now[j] + known.hop_s(j, i) for j in src[dst == i].tolist())]
             into, out = (
@@ -304,7 +303,7 @@ def test_in_a_free_cluster_a_step_is_a_second() -> None:
     cluster = named("free")
     assert (cluster.gradient_times(8, 0).seconds(0, 9) == 1).all()
     known = cluster.costs(8)
-    np.testing.assert_array_equal(known.exchange(np.arange(8.0), np.array([0]), np.array([1]), 1e9), np.arange(8.0))
+    np.testing.assert_array_equal(known.plan(np.array([0]), np.array([1])).ready(np.arange(8.0), 1e9), np.arange(8.0))
     assert known.all_reduce_s(8, 1e9) == known.pair_s(0, 1, 1e9) == known.copy_s(1e9) == 0
 
 

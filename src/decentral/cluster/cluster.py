@@ -11,8 +11,8 @@ from decentral.cluster.costs import LinkCosts
 from decentral.cluster.links import Links
 from decentral.cluster.network_changes import ChangingCosts, NetworkChanges
 from decentral.cluster.stragglers import Stragglers
-from decentral.errors import ConfigError, check_at_least
-from decentral.settings import Settings
+from decentral.errors import ConfigError
+from decentral.settings import Settings, setting
 
 
 class WaitsFor(Enum):
@@ -91,10 +91,7 @@ class Machines(VirtualCluster):
     links: Links = field(default_factory=Links)
     network: NetworkChanges = field(default_factory=NetworkChanges, metadata={"older": NetworkChanges()})
     waits_for: WaitsFor = WaitsFor.neighbors
-    num_parameters: int | None = field(default=None, metadata={"older": None})
-
-    def __post_init__(self) -> None:
-        check_at_least("cluster.num_parameters", self.num_parameters)
+    num_parameters: int | None = setting(None, at_least=1, older=None)
 
     def check(self, num_workers: int) -> None:
         """Raise ConfigError for anything that is missing, contradicts something or does not fit n workers."""

@@ -32,24 +32,9 @@ class LinkCosts:
         self.uniform = not self._table and alike
         """Whether all links are alike."""
 
-    def latency_s(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        """The latency of the links src -> dst (integers, any shape): float64."""
-        return self._of(src, dst)[0]
-
-    def seconds_per_byte(self, src: np.ndarray, dst: np.ndarray) -> np.ndarray:
-        """Seconds that each byte takes on the links src -> dst (integers, any shape): float64."""
-        return self._of(src, dst)[1]
-
     def plan(self, src: np.ndarray, dst: np.ndarray) -> Exchange:
-        """What `exchange` works out of the edges alone, for those who have many exchanges along them."""
+        """Exchanges along the edges src -> dst (integers [E])."""
         return Exchange(self, self._links, src, dst)
-
-    def exchange(self, now: np.ndarray, src: np.ndarray, dst: np.ndarray, num_bytes: float | np.ndarray) -> np.ndarray:
-        """When each worker has all its messages, if every worker sends at its own time `now`: see `Exchange.ready`.
-
-        now [n] seconds; src, dst integers [E]; num_bytes of each message, or of all.
-        """
-        return self.plan(src, dst).ready(now, num_bytes)
 
     def all_reduce_s(self, num_workers: int, num_bytes: float) -> float:
         """How long `num_workers` of the workers, who begin together, take for the mean of rows of so many bytes."""
@@ -124,8 +109,8 @@ class LinkCosts:
         L = self._links.workers_per_machine
         return self._links.inside if L > 1 and i // L == j // L else self._links.between
 
-    def _of(self, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The same for arrays."""
+    def of(self, src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Latencies and seconds per byte of the links src -> dst (integers, any shape): float64."""
         src, dst = np.broadcast_arrays(np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64))
         L = self._links.workers_per_machine
         same = src // L == dst // L
@@ -159,7 +144,7 @@ class Exchange:
         if self._order is not None:
             src, dst = src[self._order], dst[self._order]
         self.num_workers, self._src, self._dst = costs.num_workers, src, dst
-        self._latency, self._per_byte = costs.latency_s(src, dst), costs.seconds_per_byte(src, dst)
+        self._latency, self._per_byte = costs.of(src, dst)
         self._starts = np.flatnonzero(np.diff(dst, prepend=-1)) if len(dst) else np.empty(0, dtype=np.int64)
         self._one_port = links.one_port
         self._shared, self._per_machine = links.shared, links.workers_per_machine

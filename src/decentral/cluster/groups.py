@@ -200,7 +200,7 @@ class Meeting:
             return np.zeros(1)
         bits = [1 << b for b in range(int(apart.max()).bit_length())]
         stops = [i ^ (apart & (bit - 1)) for bit in bits] + [self._workers]
-        hops = [self.timeline.costs.latency_s(*ends) for ends in pairwise(stops)]
+        hops = [self.timeline.costs.of(*ends)[0] for ends in pairwise(stops)]
         taken = np.concatenate([hop[apart & bit > 0] for hop, bit in zip(hops, bits, strict=True)])
         if (taken == taken[0]).all():
             return np.asarray(taken[0] * self._ones[apart])
