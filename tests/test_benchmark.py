@@ -138,7 +138,7 @@ def test_what_is_wrong_with_a_file_of_ones_own_is_said(
     path = tmp_path / "benchmark" / file
     path.parent.mkdir(parents=True)
     path.write_text(text)
-    said_ = said(capsys, "scale=smoke", "--plan=quick", "--config-dir", str(tmp_path), status=2)
+    said_ = said(capsys, "scale=smoke", "--plan", "--config-dir", str(tmp_path), status=2)
     assert complaint in " ".join(said_.split())
 
 
@@ -148,7 +148,7 @@ def test_list_names_methods_and_scenarios(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_plan_of_one_method_is_of_that_one_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "scale=smoke", "methods=[relaysgd]", "--plan=quick", f"results_dir={tmp_path}")
+    text = said(capsys, "scale=smoke", "methods=[relaysgd]", "--plan", f"results_dir={tmp_path}")
     assert "RelaySGD" in text and "D-PSGD" not in text
 
 

@@ -112,7 +112,7 @@ def test_code_that_a_stored_run_names_is_not_imported(what: str, run: Path, cana
         decentral.load(run)
     assert list(runs(run.parents[1]).status) == ["done"]
     with pytest.raises(SystemExit):
-        words = ["bluefog_fig5", "scale=smoke", "--plan=quick", f"results_dir={run.parents[1]}", "progress=false"]
+        words = ["bluefog_fig5", "scale=smoke", "--plan", f"results_dir={run.parents[1]}", "progress=false"]
         study_command.main(words)
     unchanged(canary)
     assert evil not in sys.modules

@@ -11,15 +11,19 @@ import pytest
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.measurements.validation.agreement import kendall, sizes
-from decentral.measurements.validation.calibration import Calibration, Case, Costs, calibrate
-from decentral.measurements.validation.cores import computed, shared, work_on_cores
-from decentral.measurements.validation.observed import Method, ObservedTimes
-from decentral.measurements.validation.reaching import Target, simulated_s
-from decentral.measurements.validation.recording import Recording, pace
-from decentral.measurements.validation.replay import known_cluster, links_of
+from decentral.measurements.validation.clock import (
+    Case,
+    Costs,
+    calibrated,
+    computed,
+    known_cluster,
+    links_of,
+    shared,
+    work_on_cores,
+)
+from decentral.measurements.validation.observed import Method, ObservedTimes, Recording, Target, pace
 from decentral.study import catalogue
-from decentral.study.kinds.time_validation import HELD_OUT, TimeValidation
+from decentral.study.kinds.time_validation import HELD_OUT, TimeValidation, kendall
 
 METHODS = {
     "All-reduce": ["algo=allreduce"],
@@ -53,7 +57,6 @@ def synthetic(case: Case, method: str, durations: np.ndarray, costs: Costs) -> R
     from decentral.cluster.costs import LinkCosts
     from decentral.cluster.known import KnownCluster
     from decentral.cluster.spans import Spans
-    from decentral.measurements.validation.replay import links_of
     from decentral.training.timing import timed
 
     n = durations.shape[1]
@@ -91,7 +94,7 @@ def test_the_replay_of_what_the_clock_did_is_what_it_did(method: str) -> None:
     case = case_of(method, 8, *TWO)
     costs = Costs(np.zeros(1), 0.0, 2e-4)
     recording = synthetic(case, method, case.planned(0, 10, 10 + 2 * STEPS), costs)
-    replayed = Calibration({method: costs}).replay(case, recording)
+    replayed = costs.clock(case, recording.durations(), recording.cores)
     assert replayed.step_s == pytest.approx(recording.step_s(case.free_running), rel=1e-9)
     if not case.free_running:
         assert replayed.stale_share == recording.stale_share
@@ -102,11 +105,10 @@ def test_costs_of_even_runs_predict_a_larger_cluster_with_stragglers(method: str
     even, late = case_of(method, 4), case_of(method, 8, *TWO)
     costs = Costs(np.full(1, 1e-3), 2e-3, 4e-4)
     begins, ends = late.warm_up, late.warm_up + 2 * STEPS
-    calibrated = calibrate({method: even}, [synthetic(even, method, even.planned(0, begins, ends) + 1e-3, costs)])
-    found = calibrated.costs[method]
+    found = calibrated(even, [synthetic(even, method, even.planned(0, begins, ends) + 1e-3, costs)])
     assert found.beyond == pytest.approx(np.full(len(found.beyond), 1e-3))
     assert found.work_s == pytest.approx(2e-3, rel=0.3)
-    predicted = calibrated.predict(late, method, 0, CORES)
+    predicted = found.predict(late, 0, CORES)
     truth = costs.clock(late, late.planned(0, begins, ends) + 1e-3, CORES)
     assert predicted.step_s == pytest.approx(truth.step_s, rel=0.01)
 
@@ -125,11 +127,10 @@ def test_gradients_are_counted_until_the_first_worker_is_done() -> None:
     assert pace([[0.0], [0.0]], [[1.0], [4.0]]) == pytest.approx(2 / 1.25)
 
 
-def test_orders_and_errors_in_numbers() -> None:
-    assert kendall([1, 2, 3], [2, 4, 9]) == 1 and kendall([1, 2, 3], [3, 2, 1]) == -1
-    assert kendall([1, 2, 3, 4], [1, 2, 4, 3]) == pytest.approx(4 / 6)
-    assert np.isnan(kendall([1, 1], [1, 2]))
-    assert sizes([-1.0, 3.0, 2.0]) == pytest.approx((2.0, 2.9)) and sizes([]) is None
+def test_orders_in_numbers() -> None:
+    assert kendall([(1, 2), (2, 4), (3, 9)]) == 1 and kendall([(1, 3), (2, 2), (3, 1)]) == -1
+    assert kendall([(1, 1), (2, 2), (3, 4), (4, 3)]) == pytest.approx(4 / 6)
+    assert np.isnan(kendall([(1, 1), (1, 2)])) and np.isnan(kendall([(1, 1)]))
 
 
 def study(**more: Any) -> TimeValidation:
@@ -212,9 +213,9 @@ def test_time_to_a_target_is_simulated_time_when_it_is_first_seen_to_be_reached(
     digits = ["task=images", "data=digits", "model=mlp", "partition=iid", "batch_size=32"]
     config = config_of(method, 4, *digits)
     cluster = known_cluster(np.full((3, 4), 2.0), links_of(config, 0.0, 0.0))
-    assert simulated_s(config, 0, cluster, Target(1e-9, 5, 20)) == pytest.approx(10.0)
-    assert np.isnan(simulated_s(config, 0, cluster, Target(1.0, 2, 3)))
-    later = simulated_s(config, 0, cluster, Target(0.8, 5, 100))
+    assert Target(1e-9, 5, 20).simulated_s(config, cluster) == pytest.approx(10.0)
+    assert np.isnan(Target(1.0, 2, 3).simulated_s(config, cluster))
+    later = Target(0.8, 5, 100).simulated_s(config, cluster)
     assert 10.0 < later < 200.0 and later % 10.0 == pytest.approx(0.0)
 
 

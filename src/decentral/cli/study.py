@@ -131,19 +131,17 @@ def checked_cells(chosen: ChosenStudy) -> list[Cell]:
 
 def _report_again(chosen: ChosenStudy) -> int:
     """From the runs, if all of them are here, else from what was collected before."""
-    first_jobs: list[str] = []
     try:
         cells = checked_cells(chosen)
         source = Unfinished(cells)
         complete = not source.pending()
-        first_jobs = [job.id for cell in cells for job in cell.jobs()]
     except ConfigError:  # the data are not on this machine, say
         if not (chosen.directory / "values.csv").exists():
             raise
     else:
         if complete:
             collect_results(chosen, cells, source, time.monotonic(), None)
-    say(reported(chosen, first_jobs).summary())
+    say(reported(chosen).summary())
     return 0
 
 
@@ -212,7 +210,7 @@ def collect_results(
     if left and earlier.get("complete") and not in_parts:
         say(f"{chosen.directory} keeps its complete results, of commit {str(earlier.get('git_commit'))[:12]}.")
         return
-    facts |= {"digest": collect.digest(chosen.definition, source.finished), **collect.setup(chosen.definition)}
+    facts |= {"digest": collect.digest(chosen.definition, source.finished), "setup": collect.setup(chosen.definition)}
     collect.collect(chosen.study, cells, chosen.directory, facts)
     for remark in dict.fromkeys(remark for cell in cells for remark in cell.remarks()):
         say(f"Note:     {remark}")
@@ -223,17 +221,14 @@ def _time_of(cells: Sequence[Cell]) -> float:
     return sum({value.run: value.wall_s for cell in cells for value in cell.values()}.values())
 
 
-def reported(chosen: ChosenStudy, first_jobs: Sequence[str] = ()) -> Made:
-    """Make the report and the pages from what was collected. Raises ConfigError if nothing was.
-
-    `first_jobs`: ids of the jobs with which the study begins, where they are known.
-    """
+def reported(chosen: ChosenStudy) -> Made:
+    """Make the report and the pages from what was collected. Raises ConfigError if nothing was."""
     from decentral.report.make import make, report_pages
 
     if not (chosen.directory / "values.csv").exists():
         raise ConfigError(f"{chosen.directory} has no results yet: run {chosen.command} first.")
     at_this_scale = catalogue.settings(chosen.name, chosen.scale, chosen.config_dir)
-    if not collect.refresh(chosen.study, chosen.directory, at_this_scale, chosen.definition, first_jobs):
+    if not collect.refresh(chosen.study, chosen.directory, at_this_scale, chosen.definition):
         say(
             f"Note:     the results in {chosen.directory} are of an earlier definition of {chosen.name}, and keep its "
             f"words; {chosen.command} brings them up to date."

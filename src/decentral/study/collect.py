@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -75,27 +75,17 @@ def collect(study: Study, cells: Sequence[Cell], directory: Path, facts: dict[st
     write_json(directory / "study.json", {**facts, **_described(study), "labels": labels, **metrics, **counts, **files})
 
 
-def refresh(
-    study: Study,
-    directory: Path,
-    at_this_scale: list[str],
-    definition: dict[str, Any],
-    first_jobs: Collection[str] = (),
-) -> bool:
+def refresh(study: Study, directory: Path, at_this_scale: list[str], definition: dict[str, Any]) -> bool:
     """Let study.json say what the study's file says now (captions, claims, tolerances, departures); True if it may.
 
     It may not where the values are of another definition of the study: they keep its words, and study.json says so.
-    The jobs that the study begins with, where they are known, tell whether settings that are spelled in another way
-    still are the same. What was collected before study.json had a `setup` is known by its settings alone.
     """
-    facts, ours = read_facts(directory), setup(definition)
+    facts = read_facts(directory)
     if not facts:  # there is nothing to bring up to date: a report says what is wrong
         return True
-    whole = facts["setup"] == ours["setup"] if "setup" in facts else facts.get("base") == definition.get("base")
-    respelled = facts.get("rules", ours["rules"]) == ours["rules"] and _begins(first_jobs, directory)
-    current = whole or respelled
+    current = bool(facts.get("setup") == setup(definition))
     if current:
-        new = {**facts, **_described(study), **ours, "at_this_scale": at_this_scale}
+        new = {**facts, **_described(study), "at_this_scale": at_this_scale}
         new.pop("earlier_definition", None)
     else:
         new = {**facts, "earlier_definition": True}
@@ -104,26 +94,17 @@ def refresh(
     return current
 
 
-def setup(definition: dict[str, Any]) -> dict[str, str]:
-    """What of a study's definition decides its runs and values, all but its words, 12 hexadecimal digits each: `setup`
-    for the whole, `rules` for what no job shows (seeds, what is measured and tuned), without the settings of runs."""
+def setup(definition: dict[str, Any]) -> str:
+    """12 hexadecimal digits for what of a study's definition decides its runs and values: all but its words."""
     decides = {key: value for key, value in definition.items() if key not in _WORDS}
-    return {
-        "setup": digest(_without(decides, ("because",)), []),
-        "rules": digest(_without(decides, ("because", "base")), []),
-    }
+    return digest(_without(decides, "because"), [])
 
 
-def _without(value: Any, keys: Collection[str]) -> Any:
-    """The same without these keys, wherever they stand."""
+def _without(value: Any, gone: str) -> Any:
+    """The same without this key, wherever it stands."""
     if isinstance(value, dict):
-        return {key: _without(one, keys) for key, one in value.items() if key not in keys}
-    return [_without(one, keys) for one in value] if isinstance(value, list | tuple) else value
-
-
-def _begins(first_jobs: Collection[str], directory: Path) -> bool:
-    """Whether all of them, and there are some, are among the runs of the collected values."""
-    return bool(first_jobs) and set(first_jobs) <= runs_of_values(directory)
+        return {key: _without(one, gone) for key, one in value.items() if key != gone}
+    return [_without(one, gone) for one in value] if isinstance(value, list | tuple) else value
 
 
 def runs_of_values(directory: Path) -> set[str]:

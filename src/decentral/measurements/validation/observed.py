@@ -1,20 +1,24 @@
-"""Real runs between processes, of which it is kept when each worker did what."""
+"""Real runs between processes with one worker each: when each worker did what, and how long they train to a target."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+import numpy as np
+
 from decentral.config.identity import identity
 from decentral.config.schema import Config
+from decentral.errors import ConfigError, check_at_least
 from decentral.host.devices import num_cores
 from decentral.measurements.computation import InProcesses
-from decentral.measurements.validation.recording import Recording
 
 if TYPE_CHECKING:
+    from decentral.cluster.cluster import VirtualCluster
     from decentral.network.world import World
     from decentral.training.assemble import Run
 
@@ -31,33 +35,120 @@ class Method(NamedTuple):
 
 @dataclass
 class ObservedRuns(InProcesses):
-    """Carries out each method between processes with one worker each, round after round, in the same processes. A line
-    for each run."""
+    """Carries out each method, round after round, in the same processes; round r has seed + r. A line for each run."""
 
     methods: Sequence[Method] = ()
     rounds: int = 1
+
+    def parameters(self) -> dict[str, Any]:
+        """Methods and rounds."""
+        methods = [[name, identity(config), config.network.transport.name] for name, config in self.methods]
+        return {"methods": methods, "rounds": self.rounds}
 
     def parts(self) -> list[dict[str, Any]]:
         """Round by round."""
         return [{"method": name, "round": number} for number in range(self.rounds) for name, _ in self.methods]
 
-    def config_of(self, method: str) -> Config:
-        """The configuration of a method."""
+    def config_of(self, method: str, round: int = 0) -> Config:
+        """The configuration of a method in a round."""
         (config,) = (one.config for one in self.methods if one.name == method)
-        return config
+        return replace(config, seed=config.seed + round)
+
+
+# -- when each worker did what -----------------------------------------------------------------------------------------
+
+
+class Recording(NamedTuple):
+    """When the workers of a run did what, in seconds since all began together."""
+
+    method: str
+    round: int
+    steps: int
+    cores: int
+    """That all workers shared."""
+    ended_s: list[float]
+    """When each worker had taken its last step."""
+    first: list[int]
+    """The number of each worker's first gradient here: before it, it had taken so many."""
+    begin_s: list[list[float]]
+    """[n][gradient] when each gradient began, sleep included."""
+    end_s: list[list[float]]
+    waited_s: list[float]
+    """How long each worker waited for others."""
+    ages: dict[int, int]
+    """How many contributions to sums of groups were so many versions old; {} where there are no groups."""
+    operations: list[dict[str, Any]]
+    """All others than gradients, see `training.operations`."""
+
+    @classmethod
+    def of(cls, line: Mapping[str, Any]) -> Recording:
+        """From a line."""
+        known = {name: line[name] for name in cls._fields if name != "ages"}
+        return cls(**known, ages={int(age): count for age, count in line["ages"].items()})
+
+    @property
+    def stale_share(self) -> float | None:
+        """Of the contributions to sums of groups, the share that was not of the version that was summed."""
+        return stale_share(self.ages)
+
+    def durations(self) -> np.ndarray:
+        """How long gradients took: float64 [T, n], T the most that a worker took. Who took fewer has its own ones again
+        from the first on."""
+        own = [np.subtract(ends, begins) for begins, ends in zip(self.begin_s, self.end_s, strict=True)]
+        most = max(map(len, own))
+        return np.stack([np.resize(one, most) for one in own], axis=1)
+
+    def beyond(self, planned: np.ndarray) -> np.ndarray:
+        """How much longer each gradient took than `planned` [T, n], by the number of the gradient: float64 [all]."""
+        found = []
+        for i, (begins, ends) in enumerate(zip(self.begin_s, self.end_s, strict=True)):
+            numbers = self.first[i] + np.arange(len(begins))
+            found.append(np.subtract(ends, begins) - planned[numbers, i])
+        return np.concatenate(found)
+
+    def work_s(self) -> float:
+        """Seconds for each gradient in which a worker neither computes it nor waits: for updates and copies, mean."""
+        found = []
+        for begins, ends, until, waited in zip(self.begin_s, self.end_s, self.ended_s, self.waited_s, strict=True):
+            gradients = sum(end - begin for begin, end in zip(begins, ends, strict=True))
+            found.append((until - begins[0] - gradients - waited) / len(begins))
+        return max(0.0, float(np.mean(found)))
+
+    def step_s(self, free_running: bool) -> float:
+        """Seconds in which the workers take as many gradients as there are workers: see `pace`, or, where all take the
+        same number of steps, the time of the last of all divided by that number."""
+        return pace(self.begin_s, self.end_s) if free_running else max(self.ended_s) / self.steps
+
+
+def pace(begin_s: list[list[float]], end_s: list[list[float]]) -> float:
+    """n T / G: T when the first worker has ended its last gradient, G how many gradients all have taken by then, of
+    which one that goes on counts by the part that is over.
+
+    >>> pace([[0.0, 1.0], [0.0, 2.0]], [[1.0, 2.0], [2.0, 4.0]])
+    1.3333333333333333
+    """
+    until = min(ends[-1] for ends in end_s)
+    taken = 0.0
+    for begins, ends in zip(begin_s, end_s, strict=True):
+        for begin, end in zip(begins, ends, strict=True):
+            taken += min(1.0, max(0.0, (until - begin) / (end - begin)))
+    return len(begin_s) * until / taken
+
+
+def stale_share(ages: Mapping[int, int]) -> float | None:
+    """The share of contributions that are older than what they contribute to; None if there are none."""
+    contributions = sum(ages.values())
+    return sum(count for age, count in ages.items() if age > 0) / contributions if contributions else None
 
 
 @dataclass
 class ObservedTimes(ObservedRuns):
-    """When each worker did what.
+    """When each worker did what: a line is a `Recording`.
 
     Workers sleep as long as their cluster says that a gradient takes, and have zeros for a gradient of `num_parameters`
     numbers; or, where that is None, they sleep for the straggler's delay and compute gradients of the configured task.
-    Of each method `rounds` runs are observed, round r with seed + r: `steps` steps after `warm_up` steps in which
-    nobody sleeps. Both should be multiples of all periods, such as tau, that the methods have: then step t of what is
-    observed is like step t of a run.
-
-    A line of observed.jsonl for each run: see `Recording`.
+    Of each run `steps` steps are observed after `warm_up` steps in which nobody sleeps. Both should be multiples of all
+    periods, such as tau, that the methods have: then step t of what is observed is like step t of a run.
     """
 
     steps: int = 40
@@ -68,63 +159,52 @@ class ObservedTimes(ObservedRuns):
     lines: ClassVar[str] = "observed.jsonl"
 
     def parameters(self) -> dict[str, Any]:
-        """Methods, steps and what is slept."""
-        return {
-            "methods": [[name, identity(config), config.network.transport.name] for name, config in self.methods],
-            "steps": self.steps,
-            "warm_up": self.warm_up,
-            "rounds": self.rounds,
-            "num_parameters": self.num_parameters,
-        }
+        """Also steps, and what is slept."""
+        own = {"steps": self.steps, "warm_up": self.warm_up, "num_parameters": self.num_parameters}
+        return super().parameters() | own
 
     def part(self, world: World, method: str, round: int) -> dict[str, Any]:
-        """The times of a run."""
-        config = self.config_of(method)
-        own = replace(config, seed=config.seed + round, steps=self.warm_up + self.steps)
-        return run_observed(own, world, self)
+        """One run."""
+        from decentral.measurements.timing import Still, advance, let_sleep
+        from decentral.training.assemble import assemble
+        from decentral.training.between_processes import ThreadedStepper
 
-    def recordings(self) -> list[Recording]:
-        """What has been observed so far."""
-        return [Recording.of(line) for line in self.found()]
+        config, sleeps = self.config_of(method, round), self.num_parameters is not None
+        task = Still(dimension=self.num_parameters) if self.num_parameters is not None else config.task
+        steps = self.warm_up + self.steps
+        run = assemble(replace(config, steps=steps, task=task, record_operations=True), world)
+        run.oracle.clock = run.net.clock = None  # nobody asks for simulated time here
+        try:
+            let_sleep(run, None)
+            advance(run, self.warm_up)
+            before, waited_before = _ages(run), run.net.waited_s
+            let_sleep(run, all=sleeps)
+            zero_ns = _latest_ns(world, time.monotonic_ns())
+            recorded = run.oracle.recorded
+            assert recorded is not None
+            recorded.begin(zero_ns)
+            world.barrier()
+            ended_s = (advance(run, self.steps) - zero_ns) * 1e-9
+            operations = [*recorded.found, *run.stepper.operations()]
+            operations = [one for one in operations if one.get("begin_s", one.get("at_s", 0.0)) >= 0]
+            waited_s = run.net.waited_s - waited_before
+            if isinstance(run.stepper, ThreadedStepper):
+                waited_s = sum(one["end_s"] - one["begin_s"] for one in operations if one["what"] in _WAITS)
+            own = json.dumps({"ended_s": ended_s, "waited_s": waited_s, "operations": operations}).encode()
+            parts = [json.loads(part) for part in world.collect_any(own)]
+            ages = {age: count - before.get(age, 0) for age, count in _ages(run).items()}
+            return _line(parts, ages, run.net.n, self.steps)
+        finally:
+            run.close()
 
-
-def run_observed(config: Config, world: World, job: ObservedTimes) -> dict[str, Any]:
-    """One run; on the leader what its line says."""
-    from decentral.measurements.timing import Still, advance, let_sleep
-    from decentral.training.assemble import assemble
-    from decentral.training.between_processes import ThreadedStepper
-
-    task = config.task if job.num_parameters is None else Still(dimension=job.num_parameters)
-    run = assemble(replace(config, task=task, record_operations=True), world)
-    run.oracle.clock = run.net.clock = None  # nobody asks for simulated time here
-    try:
-        let_sleep(run, None)
-        advance(run, job.warm_up)
-        before, waited_before = _ages(run), run.net.waited_s
-        let_sleep(run, all=job.num_parameters is not None)
-        zero_ns = _together(world)
-        recorded = run.oracle.recorded
-        assert recorded is not None
-        recorded.begin(zero_ns)
-        world.barrier()
-        ended_s = (advance(run, job.steps) - zero_ns) * 1e-9
-        operations = [*recorded.found, *run.stepper.operations()]
-        operations = [one for one in operations if (one["begin_s"] if "begin_s" in one else one["at_s"]) >= 0]
-        waited_s = run.net.waited_s - waited_before
-        if isinstance(run.stepper, ThreadedStepper):
-            waited_s = sum(one["end_s"] - one["begin_s"] for one in operations if one["what"] in _WAITS)
-        own = json.dumps({"ended_s": ended_s, "waited_s": waited_s, "operations": operations}).encode()
-        parts = [json.loads(part) for part in world.collect_any(own)]
-        ages = {age: count - before.get(age, 0) for age, count in _ages(run).items()}
-        return _line(parts, ages, run.net.n, job.steps) if world.leader else {}
-    finally:
-        run.close()
+    def recordings(self, method: str) -> list[Recording]:
+        """What has been observed of a method so far."""
+        return [Recording.of(line) for line in self.found() if line["method"] == method]
 
 
-def _together(world: World) -> int:
-    """When the last process has come here, by the clock that the processes of a host share, in nanoseconds."""
-    times = world.collect(time.monotonic_ns().to_bytes(8, "big"))
-    return max(int.from_bytes(one, "big") for one in times)
+def _latest_ns(world: World, ns: int) -> int:
+    """The most of what all processes say, by the clock that the processes of a host share."""
+    return max(int.from_bytes(one, "big") for one in world.collect(ns.to_bytes(8, "big")))
 
 
 def _ages(run: Run) -> dict[int, int]:
@@ -135,10 +215,9 @@ def _ages(run: Run) -> dict[int, int]:
 
 def _line(parts: list[dict[str, Any]], ages: dict[int, int], n: int, steps: int) -> dict[str, Any]:
     """What all processes have kept; see `Recording`."""
-    operations = [one for part in parts for one in part["operations"]]
     gradients: list[list[dict[str, Any]]] = [[] for _ in range(n)]
     others: list[dict[str, Any]] = []
-    for one in operations:
+    for one in (one for part in parts for one in part["operations"]):
         (gradients[one["worker"]] if one["what"] == "gradient" else others).append(one)
     return {
         "steps": steps,
@@ -151,3 +230,94 @@ def _line(parts: list[dict[str, Any]], ages: dict[int, int], n: int, steps: int)
         "ages": {str(age): count for age, count in sorted(ages.items()) if count},
         "operations": others,
     }
+
+
+# -- how long they train to a target -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    """When models are good enough.
+
+    accuracy       what the test accuracy of the workers has to be on average, a fraction of 1
+    every_steps    after how many steps that is looked at: then all real workers wait for each other
+    at_most_steps  who has not reached it by then never does
+    """
+
+    accuracy: float = 0.9
+    every_steps: int = 20
+    at_most_steps: int = 200
+
+    def __post_init__(self) -> None:
+        if not 0 < self.accuracy <= 1:
+            raise ConfigError(f"target.accuracy={self.accuracy:g} makes no sense: it has to be above 0 and at most 1.")
+        check_at_least("target.every_steps", self.every_steps)
+        check_at_least("target.at_most_steps", self.at_most_steps, self.every_steps)
+
+    def seconds(self, config: Config, world: World) -> float | None:
+        """Train until it is reached: how many seconds that took, simulated ones in one process; None for never."""
+        from decentral.measurements.timing import advance
+        from decentral.training.assemble import assemble
+        from decentral.training.evaluation import evaluate
+
+        run = assemble(replace(config, steps=self.at_most_steps), world)
+        if world.distributed:
+            run.oracle.clock = run.net.clock = None  # the real one counts
+        stepper, spent_ns = run.stepper, 0
+        try:
+            for first in range(0, self.at_most_steps, self.every_steps):
+                world.barrier()
+                began = time.monotonic_ns()
+                ended = advance(run, min(self.every_steps, self.at_most_steps - first))
+                spent_ns += _latest_ns(world, ended - began)
+                losses = run.oracle.take_losses()
+                found = evaluate(run.problem, stepper.models, run.net, losses, world.rank, world.size)
+                if found.metrics[0].name != "accuracy":
+                    raise ConfigError(f"a target for the accuracy is given, but task={run.config.task.name} has none.")
+                if found.workers[:, 0].mean() >= self.accuracy:
+                    return 1e-9 * spent_ns if stepper.simulated_s is None else stepper.simulated_s
+            return None
+        finally:
+            run.close()
+
+    def simulated_s(self, config: Config, cluster: VirtualCluster) -> float:
+        """Simulated seconds with a method in this cluster; nan for never."""
+        import torch
+
+        from decentral.network.world import World
+
+        alone = replace(config, processes="1", cluster=cluster, record_operations=False)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with torch.no_grad():
+                found = self.seconds(alone, World(0, 1, torch.device("cpu")))
+        finally:
+            torch.set_num_threads(threads)
+        return math.nan if found is None else found
+
+
+@dataclass
+class ObservedTargets(ObservedRuns):
+    """Trains with each method until the target is reached. Stragglers sleep, and gradients are computed.
+
+    A line has {"seconds": of training, without evaluations; null for never}.
+    """
+
+    target: Target = Target()
+
+    folder: ClassVar[str] = "observed_targets"
+    lines: ClassVar[str] = "reached.jsonl"
+
+    def parameters(self) -> dict[str, Any]:
+        """Also the target."""
+        return super().parameters() | {"target": list(vars(self.target).values())}
+
+    def part(self, world: World, method: str, round: int) -> dict[str, Any]:
+        """How long it trained."""
+        return {"seconds": self.target.seconds(self.config_of(method, round), world)}
+
+    def seconds(self, method: str) -> list[float]:
+        """Of each round; nan for never."""
+        found = [line["seconds"] for line in self.found() if line["method"] == method]
+        return [math.nan if one is None else float(one) for one in found]

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from decentral.config.composition import compose_all
 from decentral.errors import ConfigError, check_at_least
 from decentral.measurements.computation import check_losses
 from decentral.measurements.gradient_times import cluster_of
-from decentral.measurements.validation.agreement import Compared, kendall, sizes
-from decentral.measurements.validation.calibration import Calibration, Case, calibrate
-from decentral.measurements.validation.observed import Method, ObservedTimes
-from decentral.measurements.validation.reaching import ObservedTargets, Target, simulated_s
-from decentral.measurements.validation.recording import Recording
-from decentral.measurements.validation.replay import Simulated
+from decentral.measurements.validation.clock import Case, Costs, Simulated, calibrated
+from decentral.measurements.validation.observed import Method, ObservedTargets, ObservedTimes, Recording, Target
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value, title_of
 from decentral.scheduling.job import Job
-from decentral.store import RunStore, Status
+from decentral.store import Status
 from decentral.study.rows import Row
 from decentral.study.study import Cell, Study
 
@@ -54,13 +53,13 @@ class Setting:
     """
 
     stragglers: str = ""
-    compute: str = "sleep"
+    compute: str = SLEEP
     base: list[str] = field(default_factory=list)
     processes: list[int] = field(default_factory=list)
 
 
 class Place(NamedTuple):
-    """Where methods are observed side by side."""
+    """Where all methods are observed: what a gradient is, how many processes, which machines."""
 
     compute: str
     processes: int
@@ -123,9 +122,11 @@ class TimeValidation(Study):
         """The names of the rows."""
         return [title_of({"method": row.method, "topology": row.topology}) for row in self.rows]
 
-    def places(self) -> list[Place]:
+    def places(self) -> dict[Place, Setting]:
         """All of them."""
-        return [Place(one.compute, n, one.stragglers) for one in self.settings for n in one.processes or self.processes]
+        return {
+            Place(one.compute, n, one.stragglers): one for one in self.settings for n in one.processes or self.processes
+        }
 
     def calibration_of(self, compute: str) -> Place:
         """Where the costs of it come from."""
@@ -137,24 +138,22 @@ class TimeValidation(Study):
 
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Place by place, method by method; then what all of them say together."""
-        jobs: dict[Place, ObservedTimes] = {}
-        for setting in self.settings:
-            for n in setting.processes or self.processes:
-                place = Place(setting.compute, n, setting.stragglers)
-                jobs[place] = self._job(place, setting, overrides, config_dir)
-        targets = {
-            place: ObservedTargets(job.config, job.labels | {"to": "the target"}, job.methods, self.rounds, self.target)
-            for place, job in jobs.items()
-            if place.compute != SLEEP and place != self.calibration_of(place.compute)
-        }
-        found = _Validation(self, jobs, targets)
-        cells: list[Cell] = [
-            ObservedCell(self._labels(row, place), found, place) for place in jobs for row in self.rows
-        ]
-        cells += [SummaryCell(self._labels(row, None), found) for row in self.rows]
-        all_methods = Row(method=ALL)
-        cells += [RankCell(self._labels(all_methods, place), found, place) for place in jobs if found.held_out(place)]
-        return [*cells, SummaryCell(self._labels(all_methods, None), found)]
+        places = self.places()
+        jobs = {place: self._job(place, setting, overrides, config_dir) for place, setting in places.items()}
+        held_out = [place for place in places if place != self.calibration_of(place.compute)]
+        targets = {}
+        for place in (place for place in held_out if place.compute != SLEEP):
+            labels: Labels = {"method": f"{place.words}, to the target"}
+            targets[place] = ObservedTargets(jobs[place].config, labels, jobs[place].methods, self.rounds, self.target)
+        found = _Validation(self, jobs, targets, held_out)
+        named = list(zip(self.rows, self.methods, strict=True))
+        cells: list[Cell] = []
+        for place in places:
+            cells += [found.cell(row, place, partial(found.observed, place, name)) for row, name in named]
+        cells += [found.cell(row, None, partial(found.summary, [name])) for row, name in named]
+        together = Row(method=ALL)
+        cells += [found.cell(together, place, partial(found.ranked, place)) for place in held_out]
+        return [*cells, found.cell(together, None, partial(found.summary, self.methods))]
 
     def _job(self, place: Place, setting: Setting, overrides: Sequence[str], config_dir: str | None) -> ObservedTimes:
         own = [f"num_workers={place.processes}", f"processes={place.processes}", "restarts=0", "device=cpu"]
@@ -163,222 +162,175 @@ class TimeValidation(Study):
         for config in configs:
             check_losses(config)
             cluster_of(config)
-        methods = tuple(Method(name, config) for name, config in zip(self.methods, configs, strict=True))
+        methods = [Method(name, config) for name, config in zip(self.methods, configs, strict=True)]
         size = self.num_parameters if place.compute == SLEEP else None
         return ObservedTimes(configs[0], {"method": place.words}, methods, self.rounds, self.steps, self.warm_up, size)
 
-    @staticmethod
-    def _labels(row: Row, place: Place | None) -> Labels:
-        known: dict[str, Any] = place._asdict() if place else dict.fromkeys(Place._fields, HELD_OUT)
-        case = place.words if place else HELD_OUT
-        return {"method": row.method, "topology": row.topology, "case": case, **known}
+
+@dataclass
+class ValidationCell(Cell):
+    """What its jobs say together, once all of them are done."""
+
+    labels: Labels
+    needed: list[Job]
+    read: Callable[[], Iterable[Value]]
+    rounds: int
+
+    def jobs(self) -> list[Job]:
+        """All that it reads."""
+        return self.needed
+
+    def values(self) -> list[Value]:
+        """With its labels."""
+        if any(job.finished() is not Status.done for job in self.needed):
+            return []
+        return [value._replace(labels=self.labels) for value in self.read()]
+
+    def meanings(self) -> dict[str, Meaning]:
+        """See above."""
+        return _MEANINGS
+
+    def wanted(self) -> int:
+        """A value for each round, where there is one place."""
+        return self.rounds
+
+
+class Compared(NamedTuple):
+    """A run as it was observed, as the clock replays it, and as it was predicted."""
+
+    observed: Simulated
+    replayed: Simulated
+    predicted: Simulated
+
+    def error(self, clock: Simulated) -> float:
+        """Of a time per step, in percent of the observed one; above 0: too slow."""
+        return 100 * (clock.step_s / self.observed.step_s - 1)
+
+    @property
+    def stale_error(self) -> float | None:
+        """Predicted less observed share of stale contributions, in percentage points; None where there are none."""
+        if self.predicted.stale_share is None or self.observed.stale_share is None:
+            return None
+        return 100 * (self.predicted.stale_share - self.observed.stale_share)
 
 
 class _Validation:
-    """What the jobs of a study say together."""
+    """What the jobs of a study say; what takes long is worked out once."""
 
     def __init__(
         self,
         study: TimeValidation,
         jobs: Mapping[Place, ObservedTimes],
         targets: Mapping[Place, ObservedTargets],
+        held_out: Sequence[Place],
     ) -> None:
-        self.study, self.jobs, self.targets = study, jobs, targets
-        self._calibrations: dict[str, Calibration] = {}
-        self._compared: dict[tuple[Place, str], list[Compared]] = {}
-        self._to_target: dict[tuple[Place, str], list[tuple[float, float]]] = {}
-        self._recordings: dict[Place, dict[str, list[Recording]]] = {}
+        self.study, self.jobs, self.targets, self.held_out = study, jobs, targets, held_out
+        self.compared = cache(self._compared)
+        self.to_target = cache(self._to_target)
+        self.costs = cache(self._costs)
 
-    def held_out(self, place: Place) -> bool:
-        """Whether no cost comes from there."""
-        return place != self.study.calibration_of(place.compute)
+    def cell(self, row: Row, place: Place | None, read: Callable[[], Iterable[Value]]) -> ValidationCell:
+        """In one place, or (None) in all of them."""
+        known: dict[str, Any] = place._asdict() if place else dict.fromkeys(Place._fields, HELD_OUT)
+        case = place.words if place else HELD_OUT
+        labels: Labels = {"method": row.method, "topology": row.topology, "case": case, **known}
+        jobs: list[Job] = [*self.jobs.values(), *self.targets.values()]
+        if place:
+            jobs = [self.jobs[place], self.jobs[self.study.calibration_of(place.compute)]]
+            jobs += [self.targets[place]] if place in self.targets else []
+        needed = list({job.id: job for job in jobs}.values())
+        return ValidationCell(labels, needed, read, self.study.rounds if place else 0)
 
-    def needed(self, place: Place) -> list[Job]:
-        """The jobs of a place, and the one that its costs come from."""
-        jobs: list[Job] = [self.jobs[place], self.jobs[self.study.calibration_of(place.compute)]]
-        jobs += [self.targets[place]] if place in self.targets else []
-        return list({job.id: job for job in jobs}.values())
+    def _case(self, place: Place, method: str) -> tuple[Case, list[Recording]]:
+        return Case.of(self.jobs[place], method), self.jobs[place].recordings(method)
 
-    def compared(self, place: Place, method: str) -> list[Compared]:
-        """Each run of a method there; nothing before both jobs are done."""
-        if any(job.finished() is not Status.done for job in self.needed(place)):
-            return []
-        if (place, method) not in self._compared:
-            calibration, case = self._calibration(place.compute), Case.of(self.jobs[place], method)
-            self._compared[place, method] = [
-                Compared(
-                    one.round,
-                    Simulated(one.step_s(case.free_running), one.stale_share),
-                    calibration.replay(case, one),
-                    calibration.predict(case, method, one.round, one.cores),
-                )
-                for one in self._recorded(place)[method]
-            ]
-        return self._compared[place, method]
+    def _costs(self, compute: str, method: str) -> Costs:
+        return calibrated(*self._case(self.study.calibration_of(compute), method))
 
-    def to_target(self, place: Place, method: str) -> list[tuple[float, float]]:
+    def _compared(self, place: Place, method: str) -> list[Compared]:
+        """Each run of a method there."""
+        (case, recordings), costs = self._case(place, method), self.costs(place.compute, method)
+        return [
+            Compared(
+                Simulated(one.step_s(case.free_running), one.stale_share),
+                costs.clock(case, one.durations(), one.cores),
+                costs.predict(case, one.round, one.cores),
+            )
+            for one in recordings
+        ]
+
+    def _to_target(self, place: Place, method: str) -> list[tuple[float, float]]:
         """For each round: observed and predicted seconds to the target, nan for never; nothing where none is trained
-        for, or before all jobs of the place are done."""
-        if place not in self.targets or any(job.finished() is not Status.done for job in self.needed(place)):
+        for."""
+        if place not in self.targets:
             return []
-        if (place, method) not in self._to_target:
-            calibration, target = self._calibration(place.compute), self.study.target
-            case, cores = Case.of(self.jobs[place], method), self._recorded(place)[method][0].cores
-            self._to_target[place, method] = [
-                (
-                    observed,
-                    simulated_s(
-                        case.config,
-                        number,
-                        calibration.cluster(case, method, number, cores, 0, target.at_most_steps),
-                        target,
-                    ),
-                )
-                for number, observed in enumerate(self.targets[place].seconds(method))
-            ]
-        return self._to_target[place, method]
+        (case, recordings), target = self._case(place, method), self.study.target
+        pairs = []
+        for number, seconds in enumerate(self.targets[place].seconds(method)):
+            steps, cores = target.at_most_steps, recordings[0].cores
+            cluster = self.costs(place.compute, method).predicted_cluster(case, number, cores, 0, steps)
+            config = self.targets[place].config_of(method, number)
+            pairs.append((seconds, target.simulated_s(config, cluster)))
+        return pairs
 
-    def all_jobs(self) -> list[Job]:
-        """Of all places."""
-        return [*self.jobs.values(), *self.targets.values()]
-
-    def ready(self) -> bool:
-        """Whether all jobs are done."""
-        return all(job.finished() is Status.done for job in self.all_jobs())
-
-    def _calibration(self, compute: str) -> Calibration:
-        if compute not in self._calibrations:
-            place = self.study.calibration_of(compute)
-            cases = {name: Case.of(self.jobs[place], name) for name in self.study.methods}
-            recordings = [one for of_method in self._recorded(place).values() for one in of_method]
-            self._calibrations[compute] = calibrate(cases, recordings)
-        return self._calibrations[compute]
-
-    def _recorded(self, place: Place) -> dict[str, list[Recording]]:
-        if place not in self._recordings:
-            found: dict[str, list[Recording]] = {name: [] for name in self.study.methods}
-            for one in self.jobs[place].recordings():
-                found[one.method].append(one)
-            self._recordings[place] = found
-        return self._recordings[place]
-
-
-@dataclass
-class _PlaceCell(Cell):
-    """What was observed in one place."""
-
-    labels: Labels
-    found: _Validation
-    place: Place
-
-    def jobs(self) -> list[Job]:
-        """Its own, and the one from which costs come."""
-        return self.found.needed(self.place)
-
-    def wanted(self) -> int:
-        """A value for each round."""
-        return self.found.study.rounds
-
-    def meanings(self) -> dict[str, Meaning]:
-        """See above."""
-        return _MEANINGS
-
-
-@dataclass
-class ObservedCell(_PlaceCell):
-    """One method in one place, for all rounds."""
-
-    def values(self) -> list[Value]:
+    def observed(self, place: Place, method: str) -> Iterator[Value]:
         """For each round: the error, then the times."""
-        job, study = self.found.jobs[self.place], self.found.study
+        job = self.jobs[place]
         values = []
-        for one in self.found.compared(self.place, _title(self.labels)):
+        for number, one in enumerate(self.compared(place, method)):
             numbers = {
-                ERROR: one.error,
-                REPLAY_ERROR: one.replay_error,
+                ERROR: one.error(one.predicted),
+                REPLAY_ERROR: one.error(one.replayed),
                 OBSERVED: 1e3 * one.observed.step_s,
                 REPLAYED: 1e3 * one.replayed.step_s,
                 PREDICTED: 1e3 * one.predicted.step_s,
             }
             if one.observed.stale_share is not None and one.stale_error is not None:
                 numbers |= {STALE: 100 * one.observed.stale_share, STALE_ERROR: one.stale_error}
-            values += [Value(self.labels, number, metric, one.round, run=job.id) for metric, number in numbers.items()]
-        for number, (observed, predicted) in enumerate(self.found.to_target(self.place, _title(self.labels))):
-            run = self.found.targets[self.place].id
-            for metric, number_of in ((OBSERVED_TO_TARGET, observed), (PREDICTED_TO_TARGET, predicted)):
-                status = Status.done if math.isfinite(number_of) else NOT_REACHED
-                values.append(Value(self.labels, number_of, metric, number, run=run, status=status))
-        spent = float((RunStore.peek(job.directory) or {}).get("wall_s", 0.0)) / len(study.rows)
-        return [value._replace(wall_s=spent / len(values)) for value in values]
+            values += [Value({}, value, metric, number, run=job.id) for metric, value in numbers.items()]
+        for number, pair in enumerate(self.to_target(place, method)):
+            for metric, value in zip((OBSERVED_TO_TARGET, PREDICTED_TO_TARGET), pair, strict=True):
+                status = "done" if math.isfinite(value) else NOT_REACHED
+                values.append(Value({}, value, metric, number, run=self.targets[place].id, status=status))
+        spent_s = job.wall_s() / len(self.study.rows)
+        yield from (value._replace(wall_s=spent_s / len(values)) for value in values)
 
-
-@dataclass
-class SummaryCell(Cell):
-    """One method, or all of them, in all places that are held out, once they are all there."""
-
-    labels: Labels
-    found: _Validation
-
-    def jobs(self) -> list[Job]:
-        """All."""
-        return self.found.all_jobs()
-
-    def meanings(self) -> dict[str, Meaning]:
-        """See above."""
-        return _MEANINGS
-
-    def values(self) -> list[Value]:
-        """Median and 95th percentile of errors, over places, rounds and methods; and the mean of Kendall's tau."""
-        if not self.found.ready():
-            return []
-        own = _title(self.labels)
-        methods = [name for name in self.found.study.methods if own in (name, ALL)]
-        places = [place for place in self.found.jobs if self.found.held_out(place)]
-        compared = [one for place in places for method in methods for one in self.found.compared(place, method)]
+    def summary(self, methods: Sequence[str]) -> Iterator[Value]:
+        """Median and 95th percentile of errors, over all held-out places, rounds and methods; of several methods also
+        the mean of Kendall's tau."""
+        compared = [one for place in self.held_out for method in methods for one in self.compared(place, method)]
+        errors = [one.error(one.predicted) for one in compared]
+        replayed = [one.error(one.replayed) for one in compared]
         stale = [one.stale_error for one in compared if one.stale_error is not None]
         numbers: dict[str, float] = {}
-        for names, errors in (
-            ((MEDIAN, P95), [one.error for one in compared]),
-            ((REPLAY_MEDIAN, REPLAY_P95), [one.replay_error for one in compared]),
-            ((STALE_MEDIAN,), stale),
-        ):
-            if found := sizes(errors):
-                numbers |= dict(zip(names, found, strict=False))
-        if self.labels["method"] == ALL and places:
-            numbers[TAU] = statistics.fmean(tau for place in places for tau in ranks(self.found, place))
-            to_target = [tau for place in places for tau in ranks_to_target(self.found, place)]
-            numbers |= {TAU_TO_TARGET: statistics.fmean(to_target)} if to_target else {}
-        return [Value(self.labels, number, metric, 0) for metric, number in numbers.items()]
+        for (median, p95), found in (((MEDIAN, P95), errors), ((REPLAY_MEDIAN, REPLAY_P95), replayed)):
+            if found:
+                numbers |= {median: float(np.median(np.abs(found))), p95: float(np.quantile(np.abs(found), 0.95))}
+        if stale:
+            numbers[STALE_MEDIAN] = float(np.median(np.abs(stale)))
+        if methods == self.study.methods and self.held_out:
+            taus: dict[str, list[float]] = {}
+            for value in (value for place in self.held_out for value in self.ranked(place)):
+                taus.setdefault(value.metric, []).append(value.value)
+            numbers |= {metric: statistics.fmean(found) for metric, found in taus.items()}
+        yield from (Value({}, number, metric, 0) for metric, number in numbers.items())
+
+    def ranked(self, place: Place) -> Iterator[Value]:
+        """Whether methods are predicted to be as fast as each other in the order in which they are, for each round: by
+        time per step, and by time to the target of the methods that reach it both for real and by the clock."""
+        methods = self.study.methods
+        for number, of_round in enumerate(zip(*(self.compared(place, one) for one in methods), strict=True)):
+            pairs = [(one.predicted.step_s, one.observed.step_s) for one in of_round]
+            yield Value({}, kendall(pairs), TAU, number)
+        rounds = zip(*(self.to_target(place, one) for one in methods), strict=True)
+        reached = [[pair for pair in of_round if all(map(math.isfinite, pair))] for of_round in rounds]
+        for number, pairs in enumerate(pairs for pairs in reached if len(pairs) > 1):
+            yield Value({}, kendall(pairs), TAU_TO_TARGET, number)
 
 
-@dataclass
-class RankCell(_PlaceCell):
-    """Whether methods are predicted to be as fast as each other in the order in which they are, in one place."""
+def kendall(pairs: Sequence[tuple[float, float]]) -> float:
+    """Kendall's tau-b: 1 where both have the same order, -1 where one is the other backwards; nan of fewer than two, or
+    where one of them does not tell any two apart."""
+    from scipy.stats import kendalltau
 
-    def values(self) -> list[Value]:
-        """For each round."""
-        found = {TAU: ranks(self.found, self.place), TAU_TO_TARGET: ranks_to_target(self.found, self.place)}
-        return [
-            Value(self.labels, tau, name, number) for name, taus in found.items() for number, tau in enumerate(taus)
-        ]
-
-
-def _title(labels: Labels) -> str:
-    """The method of a cell."""
-    return title_of({name: labels[name] for name in ("method", "topology")})
-
-
-def ranks(found: _Validation, place: Place) -> list[float]:
-    """Kendall's tau of all methods by predicted and observed time per step, for each round."""
-    by_method = [found.compared(place, name) for name in found.study.methods]
-    return [
-        kendall([one.predicted.step_s for one in of_round], [one.observed.step_s for one in of_round])
-        for of_round in zip(*by_method, strict=True)
-    ]
-
-
-def ranks_to_target(found: _Validation, place: Place) -> list[float]:
-    """The same by time to the target, of the methods that reach it both for real and by the clock."""
-    by_method = [found.to_target(place, name) for name in found.study.methods]
-    rounds = [[pair for pair in of_round if all(map(math.isfinite, pair))] for of_round in zip(*by_method, strict=True)]
-    return [kendall(*zip(*pairs, strict=True)) for pairs in rounds if len(pairs) > 1]
+    return float(kendalltau(*zip(*pairs, strict=True)).statistic) if len(pairs) > 1 else math.nan

@@ -1,0 +1,318 @@
+"""What the clock makes of times that were observed: they are replayed, and predicted with costs from even runs.
+
+Work that all workers have to do is done on the cores that they share. A gradient takes several slices of the
+scheduler's time: all who compute at a moment share the cores. Updates and copies take less than one: who comes first is
+served first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm
+from decentral.cluster.cluster import VirtualCluster
+from decentral.cluster.costs import LinkCosts
+from decentral.cluster.known import KnownCluster
+from decentral.cluster.links import CollectiveName, Links
+from decentral.config.schema import Config
+from decentral.measurements.validation.observed import pace, stale_share
+from decentral.randomness import uniform
+
+if TYPE_CHECKING:
+    from decentral.measurements.validation.observed import ObservedTimes, Recording
+
+_PURPOSE = "validation: beyond what is planned"
+_MOST_S, _LEAST_S = 0.05, 1e-9
+_LATENCIES_S = (0.0, 1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3, 3.2e-3, 6.4e-3)
+"""Of word that a version has begun."""
+_ROW_BYTES = 4
+"""Of the rows that are simulated: one number in float32."""
+
+
+def bisected(low: float, high: float, halvings: int, below: Callable[[float], bool]) -> tuple[float, float]:
+    """Halve the interval so often, where what is looked for is above each place that is `below`."""
+    for _ in range(halvings):
+        middle = (low + high) / 2
+        low, high = (middle, high) if below(middle) else (low, middle)
+    return low, high
+
+
+# -- cores -------------------------------------------------------------------------------------------------------------
+
+
+def computed(sleeps: np.ndarray, work_s: np.ndarray, cores: int, drifting: bool) -> np.ndarray:
+    """How long gradients take, seconds [T, n]: a worker sleeps for `sleeps`, and then has `work_s` seconds of a core to
+    compute, both [T, n]. Whenever more workers compute than there are cores, each has an equal share of them.
+
+    Workers begin a step together; or, where they are `drifting`, each begins its next one when its last one is there.
+
+    >>> computed(np.array([[0.0, 0.0, 1.0]]), np.array([[2.0, 2.0, 1.0]]), 1, False).tolist()
+    [[4.5, 4.5, 4.0]]
+    """
+    if drifting:
+        return np.diff(_computed_at(sleeps, work_s, cores), axis=0, prepend=0.0)
+    return np.concatenate([_computed_at(*rows, cores) for rows in zip(sleeps[:, None], work_s[:, None], strict=True)])
+
+
+def _computed_at(sleeps: np.ndarray, work_s: np.ndarray, cores: int) -> np.ndarray:
+    """When each gradient is there [T, n], if all workers begin their first one at 0."""
+    steps, n = sleeps.shape
+    done = np.zeros_like(sleeps)
+    now = served = 0.0  # how long a worker has had a core that has computed all the time
+    awake = [(float(sleeps[0, i]), i, 0) for i in range(n)]
+    computing: list[tuple[float, int, int]] = []
+    heapq.heapify(awake)
+    while awake or computing:
+        pace = min(1.0, cores / len(computing)) if computing else 1.0
+        ends = now + (computing[0][0] - served) / pace if computing else math.inf
+        if awake and awake[0][0] < ends:
+            begins, i, t = heapq.heappop(awake)
+            served += (begins - now) * pace
+            now = begins
+            heapq.heappush(computing, (served + float(work_s[t, i]), i, t))
+            continue
+        served, i, t = heapq.heappop(computing)
+        now = done[t, i] = ends
+        if t + 1 < steps:
+            heapq.heappush(awake, (now + float(sleeps[t + 1, i]), i, t + 1))
+    return done
+
+
+def shared(durations: np.ndarray, work_s: float, cores: int, drifting: bool) -> np.ndarray:
+    """`durations` [T, n] of gradients, each with `work_s` seconds of work after it, which one of the cores does: who
+    comes first has the first core that is free.
+
+    Workers begin a step together; or, where they are `drifting`, each begins its next one when its work is done.
+
+    >>> shared(np.array([[1.0, 1.0, 4.0]]), 0.5, 1, False).tolist()
+    [[1.5, 2.0, 4.5]]
+    """
+    if not drifting:
+        return np.stack([_served(row, work_s, cores) for row in durations])
+    steps, n = durations.shape
+    done = np.zeros_like(durations)
+    free = [0.0] * cores
+    waiting = [(float(durations[0, i]), i, 0) for i in range(n)]
+    heapq.heapify(waiting)
+    while waiting:
+        ready, i, t = heapq.heappop(waiting)
+        done[t, i] = max(ready, heapq.heappop(free)) + work_s
+        heapq.heappush(free, float(done[t, i]))
+        if t + 1 < steps:
+            heapq.heappush(waiting, (float(done[t, i] + durations[t + 1, i]), i, t + 1))
+    return np.diff(done, axis=0, prepend=0.0)
+
+
+def work_on_cores(durations: np.ndarray, seconds: float, cores: int, drifting: bool) -> float:
+    """The work of each step for which workers take `seconds` longer on average, waiting for a core included."""
+
+    def short(work_s: float) -> bool:
+        return float((shared(durations, work_s, cores, drifting) - durations).mean()) < seconds
+
+    return bisected(0.0, max(seconds, 0.0), 30, short)[1]
+
+
+def _served(ready: np.ndarray, work_s: float, cores: int) -> np.ndarray:
+    free = [0.0] * cores
+    done = np.empty_like(ready)
+    for i in np.argsort(ready, kind="stable"):
+        done[i] = max(float(ready[i]), heapq.heappop(free)) + work_s
+        heapq.heappush(free, float(done[i]))
+    return done
+
+
+# -- the clock ---------------------------------------------------------------------------------------------------------
+
+
+def runs_freely(config: Config) -> bool:
+    """Whether workers take different numbers of gradients."""
+    return isinstance(config.algo, AsynchronousAlgorithm) and config.algo.free_running
+
+
+class Simulated(NamedTuple):
+    """What the clock says of a run."""
+
+    step_s: float
+    stale_share: float | None
+
+
+def links_of(config: Config, latency_s: float, transfer_s: float) -> Links:
+    """Links with a latency, on which a row takes so long to get through besides. Methods in rounds are given the
+    all-reduce of the memory that processes share, asynchronous ones a butterfly, as they have it."""
+    asynchronous = isinstance(config.algo, AsynchronousAlgorithm)
+    collective = CollectiveName.recursive_doubling if asynchronous else CollectiveName.direct
+    gbps = 8e-9 * _ROW_BYTES / transfer_s if transfer_s else math.inf
+    return Links(latency_s=latency_s, bandwidth_gbps=gbps, copy_gbps=math.inf, collective=collective)
+
+
+def known_cluster(durations: np.ndarray, links: Links) -> KnownCluster:
+    """Where gradients take `durations` [T, n] seconds, and rows travel as if they had one number."""
+    n = durations.shape[1]
+    return KnownCluster(durations, LinkCosts(links.open(n), n), num_parameters=1)
+
+
+def simulated(config: Config, steps: int, cluster: KnownCluster) -> Simulated:
+    """So many steps of a method in this cluster, with rows of one number.
+
+    Of methods in which workers take different numbers of gradients, time and gradients are counted until the first
+    worker is done, as they are where a run is observed.
+    """
+    from decentral.cluster.spans import Spans
+    from decentral.training.timing import timed
+
+    n = cluster.links.num_workers
+    alone = replace(config, processes="1", cluster=cluster, record_operations=False, steps=steps)
+    spans = Spans(n) if runs_freely(config) else None
+    found = timed(alone, steps, 1, spans)
+    if spans is None:
+        return Simulated(found.simulated_s / steps, stale_share(found.ages))
+    begins: list[list[float]] = [[] for _ in range(n)]
+    ends: list[list[float]] = [[] for _ in range(n)]
+    for span in spans.found:
+        if span.kind == "compute":
+            begins[span.worker].append(span.begin_s)
+            ends[span.worker].append(span.end_s)
+    return Simulated(pace(begins, ends), None)
+
+
+# -- costs -------------------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """A method in a job: how its runs are configured, and what the clock needs to know of the job."""
+
+    config: Config
+    steps: int
+    warm_up: int
+    sleeps: bool
+    """Whether all of a gradient's time is slept, or only a straggler's delay."""
+    free_running: bool
+    """Whether workers take different numbers of gradients."""
+
+    @classmethod
+    def of(cls, job: ObservedTimes, name: str) -> Case:
+        """From the job and the method's name."""
+        config = job.config_of(name)
+        return cls(config, job.steps, job.warm_up, job.num_parameters is not None, runs_freely(config))
+
+    def planned(self, round_number: int, first: int, last: int) -> np.ndarray:
+        """How long workers were to sleep before gradients first ... last - 1 of a round: float64 [last - first, n]."""
+        cluster, n = self.config.cluster, self.config.num_workers
+        assert isinstance(cluster, VirtualCluster) and n is not None
+        times = cluster.gradient_times(n, self.config.seed + round_number)
+        return times.seconds(first, last) if self.sleeps else times.delays(first, last)
+
+
+class Costs(NamedTuple):
+    """What a method costs beside sleep, in seconds, from even runs.
+
+    beyond      how much longer than what was slept each gradient took; where gradients are computed: the work of a core
+                that each of them is
+    work_s      of a core, for each gradient: updates and copies
+    latency_s   of a message
+    transfer_s  of a row on a link, beside the latency
+    rest_s      for each gradient, if the clock takes longer even without these two (below 0), or if they make no
+                difference to it
+    """
+
+    beyond: np.ndarray
+    work_s: float
+    latency_s: float = 0.0
+    transfer_s: float = 0.0
+    rest_s: float = 0.0
+
+    def cluster(self, case: Case, durations: np.ndarray, cores: int) -> KnownCluster:
+        """Where gradients take so long [T, n], and everything else what it costs this method."""
+        busy = shared(durations, self.work_s, cores, case.free_running)
+        links = links_of(case.config, self.latency_s, self.transfer_s)
+        return known_cluster(np.maximum(busy + self.rest_s, _LEAST_S), links)
+
+    def predicted_cluster(self, case: Case, number: int, cores: int, first: int, num_steps: int) -> KnownCluster:
+        """What is configured for gradients `first` to first + num_steps - 1 of a round, with these costs."""
+        planned = case.planned(number, first, first + num_steps)
+        places = np.arange(planned.shape[0])[:, None], np.arange(planned.shape[1])[None, :]
+        drawn = uniform(case.config.seed + number, _PURPOSE, *places) * len(self.beyond)
+        beyond = self.beyond[drawn.astype(np.int64)]
+        durations = planned + beyond if case.sleeps else computed(planned, beyond, cores, case.free_running)
+        return self.cluster(case, np.maximum(durations, _LEAST_S), cores)
+
+    def predict(self, case: Case, number: int, cores: int) -> Simulated:
+        """The clock with what was configured for a round, and what these costs say of all else."""
+        cluster = self.predicted_cluster(case, number, cores, case.warm_up, 2 * case.steps)
+        return simulated(case.config, case.steps, cluster)
+
+    def clock(self, case: Case, durations: np.ndarray, cores: int) -> Simulated:
+        """What the clock says of it."""
+        return simulated(case.config, case.steps, self.cluster(case, durations, cores))
+
+
+def calibrated(case: Case, recordings: Sequence[Recording]) -> Costs:
+    """Of one method, from its runs in one even cluster.
+
+    Latency and transfer cannot be told apart by the time of a step alone. Where contributions can be
+    stale, both are fitted: with a longer latency, word of a version comes later, and fewer are. Else all is latency."""
+    beyond = [
+        one.beyond(case.planned(one.round, 0, max(one.first) + len(one.durations()))) * _share_of_a_core(case, one)
+        for one in recordings
+    ]
+    work = [work_on_cores(one.durations(), one.work_s(), one.cores, case.free_running) for one in recordings]
+    free = Costs(np.concatenate(beyond), float(np.mean(work)))
+    if any(one.stale_share is None for one in recordings):
+        costs = free._replace(latency_s=_fitted_s(case, recordings, lambda seconds: free._replace(latency_s=seconds)))
+    else:
+        tried = [_with_transfer(case, recordings, free._replace(latency_s=seconds)) for seconds in _LATENCIES_S]
+        costs = min(tried, key=lambda one: _unlike(case, recordings, one))
+    return costs._replace(rest_s=_missing_s(case, recordings, costs))
+
+
+def _share_of_a_core(case: Case, recording: Recording) -> float:
+    """Of the time that gradients took in an even run, the share in which a worker had a core; 1 where it slept."""
+    if case.sleeps:
+        return 1.0
+    durations = recording.durations()
+
+    def short(share: float) -> bool:
+        found = computed(np.zeros_like(durations), share * durations, recording.cores, case.free_running)
+        return bool(found.mean() < durations.mean())
+
+    return bisected(0.0, 1.0, 14, short)[1]
+
+
+def _missing_s(case: Case, recordings: Sequence[Recording], costs: Costs) -> float:
+    """By how much the clock's steps are shorter than the observed ones, on average."""
+    steps = [one.step_s(case.free_running) - costs.clock(case, one.durations(), one.cores).step_s for one in recordings]
+    return float(np.mean(steps))
+
+
+def _unlike(case: Case, recordings: Sequence[Recording], costs: Costs) -> tuple[float, float]:
+    """How far the clock is from what was observed: in steps, to 0.1 %, then in shares of stale contributions."""
+    clocks = [costs.clock(case, one.durations(), one.cores) for one in recordings]
+    shares = [
+        (one.stale_share or 0.0) - (clock.stale_share or 0.0) for one, clock in zip(recordings, clocks, strict=True)
+    ]
+    steps = np.mean([one.step_s(case.free_running) for one in recordings])
+    return round(abs(_missing_s(case, recordings, costs)) / float(steps), 3), abs(float(np.mean(shares)))
+
+
+def _with_transfer(case: Case, recordings: Sequence[Recording], costs: Costs) -> Costs:
+    """These costs, and the transfer that goes with them."""
+    seconds = _fitted_s(case, recordings, lambda seconds: costs._replace(transfer_s=seconds))
+    return costs._replace(transfer_s=seconds)
+
+
+def _fitted_s(case: Case, recordings: Sequence[Recording], costs: Callable[[float], Costs]) -> float:
+    """The latency or transfer with which the clock takes as long as was observed; 0 if it takes longer without any, or
+    if it makes no difference."""
+
+    def short(seconds: float) -> bool:
+        return _missing_s(case, recordings, costs(seconds)) > 0
+
+    if not short(0.0) or short(_MOST_S):
+        return 0.0
+    return sum(bisected(0.0, _MOST_S, 14, short)) / 2
