@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from decentral.measurements.advice.coding import in_means
 from decentral.measurements.advice.machine import Machine, MeasuredLinks, fitted
 from decentral.measurements.advice.methods import METHODS, Case, InMeans, Overlapped
 from decentral.measurements.advice.text import text
-from decentral.measurements.advice.workload import Passes, backward_share, layout_of
+from decentral.measurements.advice.workload import Passes, layout_of
 from decentral.registry import components
 from decentral.training.timing import timed
 
@@ -63,14 +62,6 @@ def test_an_all_reduce_is_hidden_behind_the_backward_pass_but_for_the_last_bucke
     assert ddp.predict(slow).step_s == pytest.approx(0.1 + 0.2 / 4 + 4 * bucket_s)
     nothing_hidden = ddp.predict(slow._replace(backward=0.0))
     assert nothing_hidden.step_s == pytest.approx(0.3 + 4 * bucket_s)
-
-
-def test_overlap_is_never_slower_than_an_all_reduce_after_the_gradient_in_one_bucket():
-    delayed = ["cluster.stragglers.mode=exactly", "cluster.stragglers.count=1", "cluster.stragglers.delay_s=0.2"]
-    given = case(on(1e-4, 0.01, *delayed), "algo=allreduce")
-    after = timed(given.config, 8, P)
-    assert Overlapped("DDP", ()).predict(given).step_s == pytest.approx(after.step_s)
-    assert after.step_s > 0.5  # everybody waits for the one that is delayed
 
 
 @pytest.mark.parametrize(
@@ -167,14 +158,6 @@ def test_latency_and_bandwidth_follow_from_two_exchanges_and_the_collective_from
         assert taken == pytest.approx(seconds["mean large"])
 
 
-def test_the_backward_share_is_a_share_whatever_the_noise():
-    assert [backward_share(3.0, 1.0), backward_share(1.0, 1.2), backward_share(1.0, 0.0)] == [
-        pytest.approx(2 / 3),
-        0,
-        1,
-    ]
-
-
 @pytest.mark.slow
 def test_the_error_is_that_of_steps_between_as_many_workers_as_processes(monkeypatch: pytest.MonkeyPatch):
     """Two processes whose ring takes 0.1 + 0.01 s for a step; 8 workers are what is asked for."""
@@ -210,22 +193,6 @@ def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: 
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_the_table_says_what_was_not_checked_and_json_says_the_same(capsys: pytest.CaptureFixture[str]):
-    given = (*MODEL, "num_workers=4", "cluster=even")
-    code, out, told = command(capsys, *given)
-    assert code == 0 and "not checked" in out and "predicting: WAGMA ..." in told and CAUTION in out
-    code, out, _ = command(capsys, *given, "--json")
-    found = json.loads(out)
-    assert code == 0 and found["cluster"] == "even" and found["measured"] is None
-    assert all(each["error"] is None and each["step_s"] >= 0.16 for each in found["methods"])
-
-
-def test_help_says_what_is_measured(capsys: pytest.CaptureFixture[str]):
-    code, out, err = command(capsys, "--help")
-    assert (code, err) == (0, "") and "for about 30 s" in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -248,9 +215,3 @@ def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], arguments
     assert (code, out) == (2, "")
     assert err.startswith("decentral-advise: ") and err.count("\n") == 1
     assert any(part in err for part in told.split("|"))
-
-
-def test_another_number_of_workers_is_another_case():
-    given = case(on(1e-3, 1), "algo=allreduce")
-    more = given._replace(config=replace(given.config, num_workers=16))
-    assert Overlapped("DDP", ()).predict(more).step_s > Overlapped("DDP", ()).predict(given).step_s

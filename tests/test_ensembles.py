@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from decentral.measurements.quadratics.ensemble import Ensemble, Stack, draw
 from decentral.measurements.quadratics.rules import Member, Rated
 from decentral.measurements.search import Simulation, check_ensemble
 from decentral.store import Status
-from decentral.store.lines import LineFile
 from decentral.tasks.problems.least_squares import random_problem
 from decentral.training.assemble import local_network
 
@@ -117,12 +115,6 @@ def test_the_stack_gives_gradient_and_suboptimality_of_every_problem() -> None:
         assert float(stack.suboptimality(x)[number]) == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_problems_without_heterogeneity_draw_the_same_numbers_as_those_with() -> None:
-    """The authors draw directions before the optimum in any case, so that x* does not depend on zeta2."""
-    with_, without = (random_problem(4, 3, 0.5, 1.0, zeta2, 10.0, 7) for zeta2 in (0.1, 0.0))
-    torch.testing.assert_close(with_.optimum(), without.optimum(), rtol=1e-9, atol=1e-9)
-
-
 def test_a_simulation_keeps_the_curve_of_every_tree_and_goes_on_after_a_kill(tmp_path: Path) -> None:
     config = configure(
         *QUADRATICS, "num_workers=32", "algo=relaysgd", "topology=spanning_tree", f"results_dir={tmp_path}"
@@ -145,24 +137,6 @@ def test_a_simulation_keeps_the_curve_of_every_tree_and_goes_on_after_a_kill(tmp
     assert sorted(simulation.trajectories()) == sorted(courses)
 
 
-def test_the_lines_of_an_ensemble_are_written_together_and_what_is_there_is_not_computed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = configure(*QUADRATICS, "num_workers=4", "algo=dpsgd", "topology=ring", f"results_dir={tmp_path}")
-    simulation = Simulation(config, {}, (Rated(0, 0.1, 0.2), Rated(1, 0.1, 0.1)), steps=2)
-    simulation.directory.mkdir(parents=True)
-    shown: list[tuple[float, str]] = []
-    with closing(LineFile(simulation.directory / simulation.lines)) as lines:
-        together: list[int] = []
-        append = lines.append
-        monkeypatch.setattr(lines, "append", lambda *values: (together.append(len(values)), append(*values)))
-        assert simulation.work(lines, lambda: False, lambda *words: shown.append(words))
-        assert together == [2] and shown == [(1.0, "graph 1 of 1")]
-        append(lines.known[0])  # a writer that was killed has left a line that there is twice now
-        monkeypatch.setattr(Ensemble, "advance", lambda *_: pytest.fail("it computes"))
-        assert simulation.work(lines, lambda: False, lambda *words: None)
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -173,13 +147,6 @@ def test_the_lines_of_an_ensemble_are_written_together_and_what_is_there_is_not_
 def test_what_cannot_be_an_ensemble_is_refused(overrides: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         check_ensemble(config_of(*overrides))
-
-
-def test_another_task_is_refused() -> None:
-    config = configure("task=mean_estimation", "algo=relay_mean", "topology=chain", "num_workers=4")
-    config.task.can_be_ensemble = True  # which no task can say of itself
-    with pytest.raises(ConfigError, match=r"task=mean_estimation .* only task=quadratics can"):
-        check_ensemble(config)
 
 
 def test_the_facts_of_two_graphs_are_two_jobs_even_for_an_algorithm_that_needs_no_graph() -> None:

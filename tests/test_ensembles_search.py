@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import os
 import statistics
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from decentral.measurements.quadratics.ensemble import Ensemble
 from decentral.measurements.quadratics.rules import Fastest, Outcome, Plateau, Rule, Trial
 from decentral.measurements.search import Search
 from decentral.store import RunStore, Status
-from decentral.store.lines import LineFile
 
 TEN_SEEDS = list(range(10))
 SMALL = ("task=quadratics", "task.dimension=10", "task.singular_min=0.5", "task.initial_distance=100", "num_workers=6")
@@ -66,17 +64,6 @@ def test_six_workers_take_the_published_number_of_steps(
     assert found == pytest.approx(mean, abs=0.25 if isinstance(mean, int) else 1e-9)
 
 
-def test_the_rate_that_is_returned_is_the_one_that_was_fastest(tmp_path: Path) -> None:
-    """The authors' code returns half of it."""
-    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:2])
-    search.carry_out()
-    for member, tuned in search.tuned().items():
-        lines = [line for line in search.found() if line["seed"] == member.seed and line["lr"] == tuned.lr]
-        assert [(line["outcome"], line["step"]) for line in lines] == [("reached", tuned.step)]
-        assert not tuned.at_edge
-        assert 1 < tuned.lr < 2
-
-
 def test_fastest_halves_until_it_is_there_and_then_bisects() -> None:
     def respond(lr: float, best_step: int | None) -> Trial:
         if lr > 3:
@@ -101,12 +88,6 @@ def test_plateau_finds_the_largest_rate_whose_plateau_is_low_enough() -> None:
     best, _ = answer(Plateau(start_lr=10, target=1e-6), respond)
     assert best is not None
     assert 1e-6 / 1.1 < best.error < 1e-6
-
-
-def test_a_search_gives_up_after_thirty_trials() -> None:
-    best, tried = answer(Fastest(), lambda lr, best_step: Trial(lr, Outcome.diverged, 1, math.nan))
-    assert best is None
-    assert len(tried) == 30
 
 
 @pytest.mark.parametrize(
@@ -180,14 +161,6 @@ def test_a_search_that_was_killed_goes_on_with_the_trials_it_knows(
     assert told(disturbed) == told(undisturbed)
 
 
-def test_a_finished_search_is_not_carried_out_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:1])
-    search.carry_out()
-    monkeypatch.setattr(Ensemble, "advance", lambda *_: pytest.fail("it computes"))
-    assert search.carry_out() is Status.done
-    assert search.wall_s() > 0
-
-
 def test_an_interrupted_search_says_so_and_keeps_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from decentral.host.interrupt import Interrupt
 
@@ -226,25 +199,6 @@ def test_a_damaged_line_among_the_trials_is_named_with_what_to_do(tmp_path: Path
     with pytest.raises(ConfigError, match=f"line 1 of .* is damaged: delete the folder {search.directory}"):
         search.carry_out()
     assert (RunStore.peek(search.directory) or {})["failure"] == "refused"
-
-
-def test_a_trial_for_which_the_disk_has_no_room_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = LineFile(tmp_path / "trials.jsonl")
-    lines.append({"lr": math.inf})
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda file, content: write(file, content[:5]))
-    with pytest.raises(OSError, match="No space"):
-        lines.append({"lr": 0.25})
-    monkeypatch.undo()
-    lines.append({"lr": 0.5})
-    assert lines.known == [{"lr": math.inf}, {"lr": 0.5}]
-    lines.close()
-
-
-def test_a_search_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
-    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:1])
-    with RunStore.open(search.directory, search.id, "{}"), pytest.raises(ConfigError, match="being written"):
-        search.carry_out()
 
 
 def test_the_id_is_what_is_computed(tmp_path: Path) -> None:

@@ -11,10 +11,8 @@ import pytest
 from configure import configure
 from decentral.errors import ConfigError
 from decentral.measurements.fish_school import (
-    BEHAVIOURS,
     CURVES,
     ERROR,
-    GAP,
     NEAREST,
     FishSchool,
     School,
@@ -114,19 +112,6 @@ def test_weights_that_do_not_fit_the_graph_are_refused(W: list) -> None:
 # How a fish swims
 
 
-def test_fish_flee_from_what_they_believe_if_it_is_near() -> None:
-    x = np.array([[1.0, 0.0], [0.0, 20.0]])
-    wish = BEHAVIOURS["escape"](School(speed=0.5, danger=14), x, np.zeros((2, 2)))
-    np.testing.assert_allclose(wish, [[0.5, 0.0], [0.0, 0.0]], atol=1e-12)
-
-
-def test_fish_go_to_the_circle_and_around_it() -> None:
-    school = School(speed=1.0, ring=9, spacing=5)
-    wish = BEHAVIOURS["encircle"](school, np.array([[30.0, 0.0], [9.0, 0.0], [2.0, 0.0]]), np.zeros((3, 2)))
-    assert wish[0, 0] == pytest.approx(-1) and wish[1, 0] == pytest.approx(0) and wish[2, 0] == pytest.approx(1)
-    assert (wish[:, 1] > 0).all()
-
-
 def test_neighbours_that_are_too_near_drift_apart_and_nobody_is_faster_than_the_fastest() -> None:
     x = np.array([[0.0, 0.0], [1.0, 0.0], [50.0, 0.0]])
     near, still = neighbours(x, 5.0), np.zeros((3, 2))
@@ -134,17 +119,6 @@ def test_neighbours_that_are_too_near_drift_apart_and_nobody_is_faster_than_the_
     assert v[0, 0] < 0 < v[1, 0] and (v[2] == 0).all()
     fast = swim(School(speed=0.8), x, near, 100 * np.ones((3, 2)), still)
     np.testing.assert_allclose(np.linalg.norm(fast, axis=1), 0.8)
-
-
-def test_the_predator_swims_to_the_origin_and_stays() -> None:
-    school = School(predator_from=-30, predator_speed=4)
-    assert [school.predator(k)[0] for k in (0, 5, 7, 8, 99)] == [-30, -10, -2, 0, 0]
-
-
-@pytest.mark.parametrize("setting", [{"radius": 0.0}, {"gamma": 0.0}, {"agility": 1.5}])
-def test_a_school_that_makes_no_sense_is_refused(setting: dict) -> None:
-    with pytest.raises(ConfigError, match=f"school.{next(iter(setting))}="):
-        School(**setting)
 
 
 # What the school knows
@@ -210,13 +184,6 @@ def test_the_study_has_numbers_for_every_seed_and_places_for_the_first(tmp_path:
     placed = [one for one in curves if one.worker]
     assert {one.seed for one in placed} == {3} and {one.worker for one in placed} == {*map(str, range(12)), "predator"}
     assert {tuple(point.at["step"] for point in one.points) for one in placed} == {(0, 10)}
-
-
-def test_only_a_school_that_encircles_has_a_widest_gap(tmp_path: Path) -> None:
-    for cell in catalogue.load("bluefog_fish_school", "smoke").cells([f"results_dir={tmp_path}"]):
-        (job,) = cell.jobs()
-        job.carry_out()
-        assert (GAP in {one.metric for one in cell.values()}) == (cell.labels["behaviour"] == "encircle")
 
 
 @pytest.fixture

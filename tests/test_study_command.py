@@ -91,18 +91,6 @@ def test_what_cannot_be_done_is_refused_in_one_sentence_before_anything_starts(
     assert not results.exists()
 
 
-def test_plan_says_how_much_there_is_to_do_and_computes_nothing(folder: Path, tmp_path: Path, capsys):
-    results = tmp_path / "results"
-    arguments = ["two", "--config-dir", folder, f"results_dir={results}", "progress=false"]
-    assert study(*arguments, "--plan") == 0
-    assert "2 jobs known today (0 done, 2 to do)" in capsys.readouterr().out
-    assert not results.exists()
-    assert study(*arguments) == 0
-    capsys.readouterr()
-    assert study(*arguments, "--plan") == 0
-    assert "(2 done, 0 to do)" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_other_settings_are_another_study_with_a_directory_of_its_own(folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false"]
@@ -138,31 +126,12 @@ def test_a_study_that_takes_times_is_another_one_where_it_is_computed_in_another
         assert (other.directory == usual.directory) == (override in does_not)
 
 
-def test_the_command_in_the_results_is_the_one_that_was_given(folder: Path, tmp_path: Path):
-    arguments = ["--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
-    assert study("two", *arguments, "study.title=Two words", "lr=0.01") == 0
-    facts = json.loads(next((tmp_path / "r" / "mine" / "two").glob("*/study.json")).read_text())
-    command = facts["command"]
-    assert "'study.title=Two words'" in command and "lr=0.01" in command and "--config-dir" in command
-    assert facts["changed"] == ["lr=0.01", 'study.title="Two words"']
-
-
 def test_a_pattern_leaves_out_studies_without_the_scale(folder: Path, tmp_path: Path, capsys):
     (folder / "study" / "twofold.yaml").write_text(STUDY.replace("smoke: {}, small: {base: [steps=30]}", "smoke: {}"))
     arguments = ["--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false"]
     assert study("two*", *arguments) == 0
     assert "twofold is left out" in capsys.readouterr().out
     assert study("twofold", *arguments) == 2
-
-
-def test_what_was_finished_by_another_study_is_collected(folder: Path, tmp_path: Path, capsys):
-    """Runs that are shared: when they are all finished, but by others, the results are made all the same."""
-    (folder / "study" / "twin.yaml").write_text(STUDY)
-    arguments = ["--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
-    assert study("two", *arguments) == 0
-    assert study("twin", *arguments) == 0
-    assert (tmp_path / "r" / "mine" / "twin" / "smoke" / "table.md").exists()
-    assert "nothing was computed.\nIts results are collected from them." in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -322,11 +291,6 @@ def test_a_study_with_a_mistake_in_it_is_refused_before_anything_starts(
     assert not (tmp_path / "results").exists()
 
 
-def test_the_plan_of_a_study_at_the_papers_size_says_what_it_needs(tmp_path: Path, capsys):
-    assert study("relaysum_table5", "scale=paper", f"results_dir={tmp_path}", "--plan") == 0
-    assert "Needs:    CIFAR-10 and about" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_collected_files_that_were_damaged_later_are_written_anew(folder: Path, tmp_path: Path):
     arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
@@ -355,30 +319,6 @@ def test_metrics_that_lost_their_end_after_the_run_are_not_judged_by_what_is_lef
         assert f"{metrics} has lost its end" in said and f"Delete the folder {metrics.parent}" in said
 
 
-def test_a_file_in_the_place_of_the_runs_is_refused_before_anything_starts(folder: Path, tmp_path: Path, capsys):
-    (tmp_path / "r").mkdir()
-    (tmp_path / "r" / "runs").write_text("")
-    assert study("two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}") == 2
-    assert f"{tmp_path / 'r' / 'runs'} is a file: choose another folder" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_what_is_computed_again_has_the_time_of_this_computation_alone(folder: Path, tmp_path: Path):
-    import shutil
-
-    arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
-    assert study(*arguments) == 0
-    path = tmp_path / "r" / "mine" / "two" / "smoke" / "study.json"
-    path.write_text(path.read_text().replace('"wall_s": ', '"wall_s": 9999'))
-    yaml = folder / "study" / "two.yaml"
-    yaml.write_text(yaml.read_text().replace("seeds: [1]", "seeds: [1, 2]"))  # more of it
-    assert study(*arguments) == 0
-    assert json.loads(path.read_text())["wall_s"] > 9999
-    shutil.rmtree(tmp_path / "r" / "runs")
-    assert study(*arguments) == 0
-    assert json.loads(path.read_text())["wall_s"] < 9999
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("option", [(), ("--report",)])
 def test_provenance_is_that_of_the_runs_however_late_the_report_is_made(option, folder: Path, tmp_path: Path):
@@ -401,14 +341,6 @@ def test_provenance_is_that_of_the_runs_however_late_the_report_is_made(option, 
     assert facts["reported"] > facts["ended"] and facts["wall_s"] == wall_s
     page = (made.parents[1] / "README.md").read_text()
     assert "commits commit0, commit1" in page and "1 of them on A GPU" in page
-
-
-def test_a_study_begins_before_it_ends(folder: Path, tmp_path: Path):
-    assert study("two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke") == 0
-    facts = json.loads((tmp_path / "r" / "mine" / "two" / "smoke" / "study.json").read_text())
-    runs = [json.loads(path.read_text()) for path in (tmp_path / "r" / "runs").glob("*/provenance.json")]
-    assert facts["started"] == min(run["started"] for run in runs) <= facts["ended"] <= facts["reported"]
-    assert facts["machines"] == [{"cores": runs[0]["cores"], "cpu": runs[0]["cpu"], "runs": len(runs)}]
 
 
 def git(*words: str) -> str:
@@ -436,15 +368,6 @@ def test_a_study_and_a_report_change_no_tracked_file(folder: Path, tmp_path: Pat
         report_command([])
     assert exit.value.code == 0
     assert note not in capsys.readouterr().out and git("status", "--porcelain") == ""
-
-
-def test_a_report_of_nothing_says_where_the_published_results_are(tmp_path: Path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as exit:
-        report_command([])
-    said = capsys.readouterr().err
-    assert exit.value.code == 2 and "results_dir=results/own holds no results yet" in said
-    assert "give results_dir=results for the reports of what is there" in said
 
 
 def test_the_evidence_is_made_by_one_explicit_command():

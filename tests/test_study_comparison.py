@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -84,20 +83,6 @@ def test_powers_of_two_go_down_as_well_and_take_the_smaller_of_equals():
     assert choice == Choice(0.1, False)
 
 
-def test_a_search_that_ends_early_says_that_its_best_rate_lies_at_the_edge():
-    tried, choice = search(PowersOfTwo(at_most=4), lambda lr: lr)
-    assert choice == Choice(pytest.approx(0.4), True)
-    assert len(tried) == 4
-
-
-def test_a_search_never_tries_more_rates_than_it_may():
-    scores = {0.1: 0.0, 0.4: 1.0, 1.6: 0.0}  # both neighbours of the best are unknown
-    assert PowersOfTwo(at_most=4).wanted(scores, 0.1) == [0.2]
-    assert PowersOfTwo(times=0.5).wanted({}, 0.1) == [0.025, 0.05, 0.1]
-    assert PowersOfTwo(at_most=5).wanted(scores, 0.1) == [0.2, 0.8]
-    assert PowersOfTwo(at_most=4).chosen({**scores, 0.2: 0.0}) == Choice(0.4, True)
-
-
 def test_a_rate_that_diverges_is_a_worse_neighbour():
     _, choice = search(PowersOfTwo(), lambda lr: lr if lr < 0.15 else math.nan)
     assert choice == Choice(0.1, False)
@@ -138,27 +123,6 @@ def test_a_rate_with_which_a_seed_diverges_does_not_count_and_neither_does_the_n
     assert {value.lr for value in cell.values() if value.chosen} == {0.1}
 
 
-def test_runs_at_a_rate_that_was_given_up_stay_among_the_values(tmp_path):
-    (cell,) = cells_of(tmp_path, tune={"rule": "grid", "values": [0.1, 0.2]}, tune_base=["steps=2"])
-    finish_all(cell, lambda lr, seed: lr, lambda lr, seed: lr == 0.2 and seed == 2)
-    given_up = [value for value in cell.values() if value.lr == 0.2]
-    assert sorted((value.seed, value.status, value.chosen) for value in given_up) == [
-        (1, "done", False),  # of the search
-        (1, "done", False),
-        (2, "diverged", False),
-    ]
-    assert {value.lr for value in cell.values() if value.chosen} == {0.1}
-
-
-def test_a_run_at_a_rate_that_is_given_up_is_not_started_any_more(tmp_path):
-    (cell,) = cells_of(tmp_path, tune={"rule": "grid", "values": [0.1, 0.2]}, seeds=[1, 2, 3])
-    for job in cell.jobs():
-        finish(job, job.config.lr)
-    second, third = (job for job in cell.jobs() if job.config.seed in (2, 3))
-    finish(second, 0.5, diverged=True)
-    assert third.id not in {job.id for job in cell.jobs()}
-
-
 def test_a_damaged_run_that_counts_has_no_number_and_a_remark(tmp_path):
     (cell,) = cells_of(tmp_path)
     first, second = cell.jobs()
@@ -190,17 +154,6 @@ def test_a_search_waits_for_a_damaged_run_to_be_computed_anew(tmp_path):
     (again,) = cells_of(tmp_path, **values)
     finish_all(again, lambda lr, seed: 0.9)
     assert [value.lr for value in again.values() if value.chosen] == [0.2] and not again.remarks()
-
-
-def test_a_comparison_decides_its_columns_and_a_rate_that_it_tunes():
-    def decided(**values) -> set[str]:
-        return catalogue.study_from("test", {"kind": "comparison", "rows": [ROW], **values}).decided_keys()
-
-    assert decided() == {"seed", "run_dir"}
-    assert decided(tune={"rule": "powers_of_two"}) == {"seed", "run_dir", "lr"}
-    columns = {"drop": [0, 0.1], "lr": [0.1]}
-    known = decided(columns=columns, keys={"drop": "network.drop_probability"})
-    assert known == {"seed", "run_dir", "lr", "network.drop_probability"}
 
 
 def test_choices_from_the_users_folder_reach_the_runs_and_their_commands(tmp_path):
@@ -263,27 +216,6 @@ def test_the_chosen_rate_is_the_value_of_a_study_of_rates_and_comes_with_the_eff
     finish_all(accuracies, lambda lr, seed: 1 - lr if lr >= 0.1 else 0.0)
     found = [(value.metric, value.value, value.seed) for value in rates.values()]
     assert found == [("learning rate", 0.1, 1), ("effective learning rate", pytest.approx(0.1 / 1.5), 1)]
-
-
-def test_rates_have_to_be_given_for_every_value_of_the_first_column(tmp_path):
-    with pytest.raises(ConfigError, match="as many lrs"):
-        cells_of(tmp_path, rows=[ROW | {"lrs": [0.1]}], columns={"alpha": [1, 0.1]})
-
-
-@pytest.mark.slow
-def test_tables_and_figures_of_the_same_runs_share_them(tmp_path):
-    @cache
-    def ids(name: str, scale: str) -> set[str]:
-        study = catalogue.load(name, scale)
-        return {job.id for cell in study.cells([f"results_dir={tmp_path}"]) for job in cell.jobs()}
-
-    for scale in ("small", "paper"):
-        assert ids("relaysum_table10", scale) == ids("relaysum_table1", scale)
-        assert ids("relaysum_table5", scale) <= ids("relaysum_table1", scale)
-        assert ids("relaysum_fig4", scale) <= ids("relaysum_table1", scale)
-        assert ids("thesis_fig5_3", scale) <= ids("thesis_fig5_2", scale)
-        tables = [ids(f"thesis_tableA_{number}", scale) for number in (1, 2, 3)]
-        assert ids("thesis_fig5_2", scale) <= set.union(*tables)
 
 
 def test_the_thesis_studies_run_what_its_experiment_says(tmp_path):

@@ -107,18 +107,6 @@ def test_a_ratio_is_that_of_the_same_round_and_cpu_time_is_shared_out(tmp_path: 
     assert next(iter(found)) == WALL_MS
 
 
-def test_the_parameters_are_what_the_times_depend_on(tmp_path: Path) -> None:
-    def id_of(**more: Any) -> str:
-        (job,) = cells_of(tmp_path, **more)[0].jobs()
-        return job.id
-
-    ring = {**ROWS[1], "base": ["topology=ring", "topology.direction=right"]}
-    carried = ["task=quadratics", "algo=dpsgd", "network.transport=shared_memory"]
-    changes = [{"rows": [*ROWS[:1], ring, *ROWS[2:]]}, {"base": carried}, {"rounds": 3}, {"megabytes": [1]}]
-    assert len({id_of(), *(id_of(**change) for change in changes)}) == 5
-    assert id_of() == id_of(title="another")
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
@@ -148,8 +136,3 @@ def test_a_confidence_band_is_that_of_student(tmp_path: Path) -> None:
     assert line.low is not None and line.high is not None and line.y == [3, 2]
     assert line.low == pytest.approx([3 - half, 2], rel=1e-4) and line.high == pytest.approx([3 + half, 2], rel=1e-4)
     assert results.spec.repeats == "round"
-
-
-def test_a_gpu_is_refused_where_the_times_are_those_of_the_cpu(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="device=cuda:1 cannot be used"):
-        study().cells(["device=cuda:1"])

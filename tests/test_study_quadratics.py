@@ -86,11 +86,6 @@ def test_it_runs_at_scale_smoke_and_then_has_nothing_to_do(figure: str, tmp_path
     assert bool(curves) == bool(list((tmp_path / "out").glob("curves.csv*")))
 
 
-@pytest.mark.parametrize("figure", FIGURES)
-def test_it_is_defined_at_scale_small_too(figure: str) -> None:
-    assert load(figure, "small").report == load(figure, "paper").report
-
-
 def values_of(figure: str, folder: Path, **changes: object) -> dict[tuple[object, ...], Value]:
     """What a study at scale=paper finds with some of its keys replaced; by the values of its labels."""
     study = load(figure, "paper")
@@ -122,15 +117,6 @@ def test_figure_10_has_the_published_plateau_of_relaysgd_grad(tmp_path: Path) ->
     assert ends[0] == pytest.approx(7.337735926317589e-11, rel=1e-3)
     assert ends[0.01] == pytest.approx(2.0265183017786903e-08, rel=1e-6)
     assert ends[1] == pytest.approx(8.653164309535555e-07, rel=1e-6)
-
-
-def test_figure_3_counts_the_vectors_of_a_step(tmp_path: Path) -> None:
-    labels = [cell.labels for cell in cells_of("fig3", "paper", tmp_path)]
-    assert {(each["method"], each["vectors_per_step"]) for each in labels} == {
-        ("D-PSGD", 178),
-        ("Exact Diffusion", 178),
-        ("RelaySGD", 62),
-    }
 
 
 def test_the_noise_is_not_part_of_a_search_and_seeds_share_their_problem(tmp_path: Path) -> None:
@@ -171,20 +157,6 @@ def test_a_wrong_study_is_refused(figure: str, change: dict[str, object], words:
         type(study)(**{**vars(study), **change}).cells([f"results_dir={tmp_path}"])
 
 
-@pytest.mark.parametrize(
-    ("figure", "decided", "open_to_the_user"),
-    [
-        ("fig7_rates", {"seed", "lr", "num_workers", "task.zeta2", "task.problem", "task.problem_seed"}, {"algo"}),
-        ("fig8", {"seed", "lr", "task.zeta2", "task.problem", "task.problem_seed"}, {"num_workers", "task.noise"}),
-        ("fig5", {"num_workers", "lr"}, {"topology"}),
-        ("fig9", {"num_workers", "run_dir"}, {"lr"}),
-    ],
-)
-def test_a_study_says_which_keys_it_decides_itself(figure: str, decided: set[str], open_to_the_user: set[str]) -> None:
-    keys = load(figure, "smoke").decided_keys()
-    assert decided <= keys and not open_to_the_user & keys
-
-
 def test_a_member_for_which_no_rate_reaches_the_target_has_no_number_and_is_not_called_diverged(tmp_path: Path) -> None:
     study = load("fig7_rates", "smoke")
     search = {"rule": "fastest", "start_lr": 0.001, "target": 1e-6, "max_steps": 20, "test_points": 10}
@@ -205,18 +177,3 @@ def test_a_curve_for_which_no_rate_was_found_has_ended_without_a_number(tmp_path
     values = cell.values()
     assert {value.seed for value in values} == set(cell.study.seeds) and cell.curves() == []
     assert {(value.status, value.lr, math.isnan(value.value)) for value in values} == {("not reached", None, True)}
-
-
-def test_facts_of_lost_messages_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"network\.drop_probability=0\.1 cannot be used"):
-        load("fig6", "smoke").cells(["network.drop_probability=0.1"])
-
-
-@pytest.mark.parametrize("figure", ["fig7_rates", "fig8", "fig6", "fig9"])
-def test_choices_from_the_users_folder_can_be_used(figure: str, tmp_path: Path) -> None:
-    (tmp_path / "conf" / "optim").mkdir(parents=True)
-    (tmp_path / "conf" / "optim" / "mine.yaml").write_text("defaults: [schema/sgd@_here_, _self_]\nweight_decay: 0.5\n")
-    study = load(figure, "smoke")
-    overrides, folder = ["optim=mine", f"results_dir={tmp_path}"], str(tmp_path / "conf")
-    jobs = [job for cell in study.cells(overrides, folder) for job in cell.jobs()]
-    assert jobs and all(job.config.optim.weight_decay == 0.5 for job in jobs)  # type: ignore[attr-defined]

@@ -87,16 +87,6 @@ def test_the_numbers_are_ratios_of_the_same_seed(tmp_path: Path) -> None:
     assert cells[1].meanings().keys() == numbers.keys()
 
 
-def test_the_parameters_are_what_the_times_depend_on(tmp_path: Path) -> None:
-    def id_of(**more: Any) -> str:
-        return cells_of(tmp_path, **more)[0].jobs()[0].id
-
-    gloo = {**ROWS[1], "base": [*ROWS[1]["base"], "network.transport=torch"]}
-    changes: list[dict[str, Any]] = [{"rows": [ROWS[0], gloo, ROWS[2]]}, {"base": FREE}, {"steps": 6}, {"warm_up": 4}]
-    assert len({id_of(), id_of(seeds=[2]), *(id_of(**change) for change in changes)}) == 6
-    assert id_of() == id_of(title="another")
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [

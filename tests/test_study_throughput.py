@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from decentral.scheduling.job import Demand
 from decentral.scheduling.slots import Slots
 from decentral.store import RunStore, Status
 from decentral.store.files import read_json
-from decentral.store.lines import LineFile
 from decentral.study import catalogue
 from waiting import until
 
@@ -41,17 +39,6 @@ def check_values(cell):
     assert all(value.value > 0 for value in (*speeds, *ratios))
     assert {value.published for value in speeds} == {"model_averaging|full|ResNet-50, 8 GPUs"}
     assert {value.published for value in ratios} == {""}
-
-
-def test_one_process_times_itself(tmp_path):
-    cell = cells_of(tmp_path)[0]
-    (job,) = cell.jobs()
-    assert cell.values() == []
-    assert job.carry_out() is Status.done and job.finished() is Status.done
-    check_values(cell)
-    before = (job.directory / "iterations.jsonl").read_text()
-    job.carry_out()
-    assert (job.directory / "iterations.jsonl").read_text() == before
 
 
 def test_a_job_that_was_killed_goes_on_after_the_iterations_that_it_has(tmp_path):
@@ -100,17 +87,6 @@ def test_times_of_two_devices_are_not_mixed(tmp_path):
         job.carry_out()
 
 
-def test_one_process_shows_every_iteration_and_stops_after_one(tmp_path):
-    job = replace(cells_of(tmp_path)[0].jobs()[0], warm_up=0, iterations=5, steps=1)
-    job.directory.mkdir(parents=True)
-    shown: list[tuple[float, str]] = []
-    with closing(LineFile(job.directory / job.lines)) as lines:
-        assert not job.work(lines, lambda: len(shown) == 2, lambda *words: shown.append(words))
-        assert shown == [(0.2, "iteration 1 of 5"), (0.4, "iteration 2 of 5")]
-        assert job.work(lines, lambda: False, lambda *words: None)
-    assert [line["iteration"] for line in job.found()] == [0, 1, 2, 3, 4]
-
-
 def test_several_processes_stop_after_an_iteration_and_what_they_have_done_is_shown(tmp_path, monkeypatch):
     monkeypatch.setattr("decentral.measurements.throughput._FOLLOW_S", 0.05)
     monkeypatch.setattr("decentral.measurements.computation._STATUS_EVERY_S", 0.0)
@@ -127,15 +103,6 @@ def test_several_processes_stop_after_an_iteration_and_what_they_have_done_is_sh
     assert [line["iteration"] for line in job.found()] == list(range(len(job.found())))
 
 
-def test_the_provenance_and_the_lines_say_on_what_it_was_measured(tmp_path, monkeypatch):
-    (job,) = cells_of(tmp_path, "processes=2")[0].jobs()
-    assert (job.provenance()["devices"], job.provenance()["processes"]) == (["cpu"], 2)
-    monkeypatch.setattr("decentral.runtime.devices.num_gpus", lambda: 2)
-    facts = replace(job, config=replace(job.config, device="cuda")).provenance()
-    assert facts["devices"] == ["cuda:0", "cuda:1"]
-    assert facts["tf32"] is False and facts["cudnn_benchmark"] is True
-
-
 def test_on_a_gpu_cudnn_chooses_by_time():
     before = torch.backends.cudnn.benchmark
     with cudnn_by_times(torch.device("cpu")):
@@ -143,13 +110,6 @@ def test_on_a_gpu_cudnn_chooses_by_time():
     with cudnn_by_times(torch.device("cuda")):
         assert torch.backends.cudnn.benchmark is True
     assert torch.backends.cudnn.benchmark == before
-
-
-def test_how_many_processes_there_are_is_part_of_the_question(tmp_path):
-    (one,), (two,) = (cells_of(tmp_path, f"processes={count}")[0].jobs() for count in (1, 2))
-    assert one.id != two.id
-    with pytest.raises(ConfigError, match="processes=auto"):
-        cells_of(tmp_path, "processes=auto")
 
 
 def test_a_job_that_takes_times_has_the_machine_to_itself():
@@ -164,13 +124,6 @@ def test_a_job_that_takes_times_has_the_machine_to_itself():
     assert slots.seat(other, 1) is None
     slots.free(alone, residents)
     assert slots.seat(other, 1) is not None
-
-
-def test_what_carries_rows_is_part_of_the_question(tmp_path):
-    carriers = ("auto", "torch", "shared_memory")
-    jobs = [cells_of(tmp_path, f"network.transport={carrier}")[0].jobs()[0] for carrier in carriers]
-    assert len({job.id for job in jobs}) == 3
-    assert "transports" not in jobs[0].parameters(), "the ids of earlier results stay"
 
 
 def test_columns_are_settings_of_methods_and_baseline_alike(tmp_path):

@@ -174,28 +174,10 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> No
         study(**changes)
 
 
-def test_without_simulated_machines_nothing_can_be_slept(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cluster=none has no simulated time"):
-        study(base=["task=quadratics"], settings=[{"stragglers": "even"}]).cells([f"results_dir={tmp_path}"])
-
-
-@pytest.mark.parametrize("drifting", [False, True])
-def test_with_a_core_for_each_worker_a_gradient_takes_its_sleep_and_its_work(drifting):
-    sleeps, work_s = np.random.default_rng(0).random((2, 6, 3))
-    np.testing.assert_allclose(computed(sleeps, work_s, 3, drifting), sleeps + work_s)
-
-
 def test_who_computes_at_the_same_time_shares_the_cores_equally():
     """Two cores: three begin at 0 with 2/3 of a core each; at 3 the first is done, and the others have one each."""
     found = computed(np.array([[0.0, 0.0, 0.0, 5.0]]), np.array([[2.0, 3.0, 4.0, 1.0]]), 2, False)
     np.testing.assert_allclose(found, [[3.0, 4.0, 5.0, 6.0]])
-
-
-def test_drifting_workers_on_one_core_keep_it_busy_until_all_their_work_is_done():
-    work_s = np.random.default_rng(1).random((50, 4))
-    durations = computed(np.zeros((50, 4)), work_s, 1, True)
-    assert durations.sum(0).max() == pytest.approx(work_s.sum())
-    assert (durations >= work_s - 1e-9).all()
 
 
 def test_a_worker_that_sleeps_leaves_its_core_to_the_others():

@@ -110,7 +110,7 @@ def over_a_slow_link(size: int, effort: Effort) -> tuple[Table, list[Target]]:
     link, sparse = f"network.bandwidth_gbps={gbps}", ("compress=artopk", f"compress.keep={_KEEP}")
     common = ("algo=allreduce", "network.collective=ring", "lr=0.001")
     configs = configs_of([(*common, link), (*common, link, *sparse), (*common, *sparse)], processes)
-    setups = {name: Step(config, size) for name, config in zip((_DENSE, _SPARSE, _WORK), configs, strict=True)}
+    setups = {name: partial(Step, config, size) for name, config in zip((_DENSE, _SPARSE, _WORK), configs, strict=True)}
     (found,) = in_group(processes, [Turns(setups, effort.at_most(3), warm_up=1)])
     seconds = {name: found.wall.median(name) for name in setups}
     model = modelled(size, processes, gbps)

@@ -149,11 +149,11 @@ def averaging(effort: Effort) -> Findings:
     for numbers in (round(size * 1_000_000 / 4) for size in sizes):
         setups: dict[str, Setup] = {
             ALLREDUCE: partial(all_reduce, numbers),
-            "all-reduce as the network's mean": Verb(configs[0], numbers, "mean"),
+            "all-reduce as the network's mean": partial(Verb, configs[0], numbers, "mean"),
             COPY: partial(copy, numbers),
         }
         for label, config in zip(settings, configs, strict=True):
-            setups[label] = Verb(config, numbers, "mix")
+            setups[label] = partial(Verb, config, numbers, "mix")
             setups[RAW.format(label)] = partial(PointToPoint, config, numbers)
         repeats = effort.repeats(max(1, REPEATED // numbers))
         turns.append(Turns(setups, effort.rounds, repeats, warm_up=configs[-1].topology.schedule(processes).period))
@@ -214,7 +214,7 @@ def collectives(effort: Effort) -> Findings:
     configs = configs_of([("algo=allreduce", f"network.collective={name}") for name in names], processes)
     for name, config in zip(names, configs, strict=True):
         for carrier, told in _CARRIERS.items():
-            setups[f"{name}, {told}"] = Verb(carried(config, carrier), numbers, "mean")
+            setups[f"{name}, {told}"] = partial(Verb, carried(config, carrier), numbers, "mean")
     (found,) = in_group(processes, [Turns(setups, effort.at_most(5), warm_up=1)])
     rows: list[dict[str, Any]] = []
     for label in setups:
@@ -316,7 +316,7 @@ def exchange_rows(
     for each, config, numbers in cases:
         raw = partial(all_reduce, numbers) if each.verb == "mean" else partial(PointToPoint, config, numbers)
         setups: dict[str, Setup] = {"raw": raw}
-        setups |= {carrier: Verb(carried(config, carrier), numbers, each.verb) for carrier in _CARRIERS}
+        setups |= {carrier: partial(Verb, carried(config, carrier), numbers, each.verb) for carrier in _CARRIERS}
         repeats = effort.repeats(max(1, REPEATED // numbers))
         turns.append(Turns(setups, effort.rounds if repeats > 1 else effort.at_most(3), repeats))
     found = in_group(size, turns)
@@ -355,9 +355,9 @@ def relay_rows(
         BYTES: partial(PointToPoint, relaysgd, numbers),
         COPY: partial(copy, numbers),
         "one all_reduce (gloo), no SGD": partial(all_reduce, numbers),
-        STEP_ALLREDUCE: Step(carried(allreduce, "torch"), numbers),
-        _OVER_GLOO: Step(carried(relaysgd, "torch"), numbers),
-        _SHARED: Step(carried(relaysgd, "shared_memory"), numbers),
+        STEP_ALLREDUCE: partial(Step, carried(allreduce, "torch"), numbers),
+        _OVER_GLOO: partial(Step, carried(relaysgd, "torch"), numbers),
+        _SHARED: partial(Step, carried(relaysgd, "shared_memory"), numbers),
         _THESIS: partial(ThesisRelay, thesis, shapes, False),
         f"{_THESIS}, freed memory is kept": partial(ThesisRelay, thesis, shapes, True),
     }

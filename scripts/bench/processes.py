@@ -249,7 +249,7 @@ def nobody_waits(effort: Effort) -> Findings:
     size = Size(4, 1_000, 10, 0.004, 0.002) if effort.quick else Size()
     rounds = effort.at_most(2)
     setups = {
-        label: Sleeping(sleeping(size, settings, rounds), size.steps, _TAU)
+        label: partial(Sleeping, sleeping(size, settings, rounds), size.steps, _TAU)
         for label, settings in (_COMPARED if effort.quick else _WAITING).items()
     }
     (found,) = in_group(size.processes, [Turns(setups, rounds, warm_up=0)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
 from decentral.config.identity import component_identity
@@ -96,7 +97,7 @@ class ExchangeTimes(Measurement):
         from decentral.measurements.timing import Turns, Verb, in_group
 
         numbers = round(megabytes * BYTES_PER_MB / _BYTES_PER_NUMBER)
-        setups = {str(each.labels["method"]): Verb(each.config, numbers, each.verb) for each in self.column}
+        setups = {str(each.labels["method"]): partial(Verb, each.config, numbers, each.verb) for each in self.column}
         (found,) = in_group(self.n, [Turns(setups, self.rounds, warm_up=self.warm_up)])
         return {"wall_s": found.wall.seconds, "cpu_s": found.cpu.seconds}
 

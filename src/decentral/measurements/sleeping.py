@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from decentral.config.identity import component_identity, identity
@@ -87,7 +88,7 @@ class SleepingSteps(Measurement):
         total = self.warm_up + self.steps
         configs = {str(each.labels["method"]): replace(each.config, seed=seed, steps=total) for each in self.column}
         setups = {
-            name: Sleeping(replace(config, task=Still(dimension=size)), self.steps, self.warm_up)
+            name: partial(Sleeping, replace(config, task=Still(dimension=size)), self.steps, self.warm_up)
             for name, config in configs.items()
         }
         (found,) = in_group(self.n, [Turns(setups, rounds=1, warm_up=0)])

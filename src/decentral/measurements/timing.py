@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from decentral.training.assemble import Run
 
     Setup = Callable[[World], "Work"]
-    """Makes a work in each process, together with the others; it can be pickled."""
+    """Makes a work in each process, together with the others; it can be pickled: partial(Verb, config, 100, "mix")."""
 
 _TIMES = "times.json"
 
@@ -243,20 +243,7 @@ def _sent_by(net: Any) -> tuple[int, int]:
 # -- works: a verb, a step, steps of workers that sleep ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Verb:
-    """One of the network's verbs on a row of so many numbers."""
-
-    config: Config
-    num_coordinates: int
-    verb: str
-
-    def __call__(self, world: World) -> Work:
-        """For the worker of this process."""
-        return _Verb(self.config, self.num_coordinates, self.verb, world)
-
-
-class _OnNetwork(Work):
+class OnNetwork(Work):
     """A work that uses the network of a configuration."""
 
     def __init__(self, config: Config, world: World) -> None:
@@ -265,50 +252,40 @@ class _OnNetwork(Work):
         self.net = open_network(config, world, loses=False)
 
     def sent(self) -> tuple[int, int]:
+        """See `Work`."""
         return _sent_by(self.net)
 
     def close(self) -> None:
+        """See `Work`."""
         self.net.close()
 
 
-class _Verb(_OnNetwork):
+class Verb(OnNetwork):
+    """One of the network's verbs on a row of so many numbers: mix, relay or mean."""
+
     def __init__(self, config: Config, num_coordinates: int, verb: str, world: World) -> None:
         import torch
 
         super().__init__(config, world)
-        self.t, self.x = 0, torch.ones(1, num_coordinates)
-        self.carry = {"mix": self._mix, "relay": self._relay, "mean": self._mean}[verb]
+        self.verb, self.t, self.x = verb, 0, torch.ones(1, num_coordinates)
         if verb == "relay":
             self.m, self.out = self.net.no_messages(self.x), torch.zeros_like(self.x)
 
     def __call__(self) -> None:
-        self.carry()
+        """Once, with what the last one gave."""
+        if self.verb == "mix":
+            self.x = self.net.mix(self.x, self.t)
+        elif self.verb == "mean":
+            self.x = self.net.mean(self.x)
+        else:
+            self.m = self.net.relay(self.x, self.m, self.t)
+            self.out = self.net.collect(self.m, self.x, out=self.out)
         self.t += 1
 
-    def _mix(self) -> None:
-        self.x = self.net.mix(self.x, self.t)
 
-    def _relay(self) -> None:
-        self.m = self.net.relay(self.x, self.m, self.t)
-        self.out = self.net.collect(self.m, self.x, out=self.out)
-
-    def _mean(self) -> None:
-        self.x = self.net.mean(self.x)
-
-
-@dataclass(frozen=True)
-class Step:
+class Step(OnNetwork):
     """The algorithm's own step with a gradient that is there already."""
 
-    config: Config
-    num_coordinates: int
-
-    def __call__(self, world: World) -> Work:
-        """For the worker of this process."""
-        return _Step(self.config, self.num_coordinates, world)
-
-
-class _Step(_OnNetwork):
     def __init__(self, config: Config, num_coordinates: int, world: World) -> None:
         import torch
 
@@ -320,6 +297,7 @@ class _Step(_OnNetwork):
         self.stepper = Stepper(algorithm, self.net, ready(num_coordinates), torch.ones(1, num_coordinates))
 
     def __call__(self) -> None:
+        """Once."""
         self.stepper.step()
 
 
@@ -370,33 +348,22 @@ class Still(Quadratics):
         return Nothing(self.dimension)
 
 
-@dataclass(frozen=True)
-class Sleeping:
+class Sleeping(Stepping):
     """A method between processes, whose workers sleep for all of what the cluster says that a gradient takes.
 
     A call is `steps` steps, from a pause to the next one. Before the first one there are `warm_up` steps without sleep.
     """
 
-    config: Config
-    steps: int
-    warm_up: int
-
-    def __call__(self, world: World) -> Work:
-        """This process's part."""
+    def __init__(self, config: Config, steps: int, warm_up: int, world: World) -> None:
         from decentral.training.assemble import assemble
 
-        run = assemble(self.config, world)
-        advance(run, self.warm_up)
-        let_sleep(run, all=True)
-        return _Steps(run, self.steps)
-
-
-class _Steps(Stepping):
-    def __init__(self, run: Run, steps: int) -> None:
-        super().__init__(run)
+        super().__init__(assemble(config, world))
         self.steps = steps
+        advance(self.run, warm_up)
+        let_sleep(self.run, all=True)
 
     def __call__(self) -> None:
+        """So many steps."""
         advance(self.run, self.steps)
 
 

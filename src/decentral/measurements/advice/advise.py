@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.composition import compose, compose_each
 from decentral.errors import ConfigError
+from decentral.host.devices import num_cores
 from decentral.measurements.advice.machine import Machine, measure
 from decentral.measurements.advice.methods import METHODS, Case, Method, Prediction
 from decentral.measurements.advice.workload import ASSUMED_BACKWARD, check_passes, layout_of, measured_alone
+from decentral.measurements.timing import host
 
 if TYPE_CHECKING:
     from decentral.compression.row_layout import RowLayout
@@ -186,23 +188,12 @@ def has_cluster(words: Sequence[str]) -> bool:
 
 
 def _measured_machine(words: Sequence[str], processes: int | None, config_dir: str | None, tell: Tell) -> Machine:
-    from decentral.host.devices import num_cores
-
     described = [word for word in words if not word.startswith(("network.", "cluster="))]
     base = compose([*described, "algo=allreduce", "cluster=free"], config_dir)
     check_passes(base)
     size = processes or max(2, num_cores())
-    host = [
-        "task=quadratics",
-        "task.zeta2=0",
-        "algo=dpsgd",
-        "topology=ring",
-        "restarts=0",
-        "progress=false",
-        "device=cpu",
-    ]
     network = [word for word in words if word.startswith("network.")]
-    ring = compose([*host, *network, f"num_workers={size}", f"processes={size}"], config_dir)
+    ring = compose([*host("dpsgd", "ring"), *network, f"num_workers={size}", f"processes={size}"], config_dir)
     layout = layout_of(base)
     began = time.monotonic()
     tell(f"measuring passes of model={base.model.name} with batch_size={base.batch_size}")

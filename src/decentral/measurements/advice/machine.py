@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.algorithms.allreduce import AllReduce
@@ -95,9 +96,12 @@ def _measured_links(host: Config, size: int) -> MeasuredLinks:
     """From rows of a megabyte; or larger ones, where these take no longer than next to nothing does."""
     seconds, large = dict[str, float](), 0
     for large in _LARGE:
-        works: dict[str, Setup] = {"copy": _Copy(large)}
+        works: dict[str, Setup] = {"copy": partial(_Copy, large)}
         for verb in ("mix", "mean"):
-            works |= {f"{verb} small": Verb(host, _SMALL, verb), f"{verb} large": Verb(host, large, verb)}
+            works |= {
+                f"{verb} small": partial(Verb, host, _SMALL, verb),
+                f"{verb} large": partial(Verb, host, large, verb),
+            }
         (found,) = in_group(size, [Turns(works, _ROUNDS, repeats=_EXCHANGES, warm_up=1)])
         seconds = {name: found.wall.median(name) for name in works}
         if seconds["mix large"] > _TELLING * seconds["mix small"]:
@@ -113,20 +117,15 @@ def _exchanges_s(links: MeasuredLinks, size: int, num_parameters: int) -> float:
 
 
 def _steps(config: Config, host: Config, num_parameters: int) -> dict[str, Setup]:
-    one_pass = Pass(replace(config, device="cpu"))
+    on_cpu = replace(config, device="cpu")
+    works: dict[str, Setup] = {"pass": partial(Pass, on_cpu, True), "forward": partial(Pass, on_cpu, False)}
     one_peer = replace(host, topology=OnePeerExponential())
-    sparse = {
-        name: replace(host, algo=AllReduce(), compress=kind(keep=_KEEP))
-        for name, kind in (("topk", TopK), ("artopk", ARTopK))
-    }
-    return {
-        "pass": one_pass,
-        "forward": replace(one_pass, backward=False),
-        "allreduce": Both(one_pass, Verb(host, num_parameters, "mean")),
-        "dpsgd": Both(one_pass, Verb(host, num_parameters, "mix")),
-        "one_peer": Both(one_pass, Verb(one_peer, num_parameters, "mix")),
-        **{name: Both(one_pass, Step(each, num_parameters)) for name, each in sparse.items()},
-    }
+    for name, there, verb in (("allreduce", host, "mean"), ("dpsgd", host, "mix"), ("one_peer", one_peer, "mix")):
+        works[name] = partial(Both, works["pass"], partial(Verb, there, num_parameters, verb))
+    for name, kind in (("topk", TopK), ("artopk", ARTopK)):
+        sparse = replace(host, algo=AllReduce(), compress=kind(keep=_KEEP))
+        works[name] = partial(Both, works["pass"], partial(Step, sparse, num_parameters))
+    return works
 
 
 def fitted(seconds: Mapping[str, float], num_processes: int, large: int) -> MeasuredLinks:
@@ -147,18 +146,10 @@ def fitted(seconds: Mapping[str, float], num_processes: int, large: int) -> Meas
     return MeasuredLinks(latency, 8e-9 / per_byte, copy_gbps, min(away, key=away.__getitem__))
 
 
-@dataclass(frozen=True)
-class _Copy:
+class _Copy(Work):
     """Copies of a row of so many numbers within memory."""
 
-    num_coordinates: int
-
-    def __call__(self, world: World) -> Work:
-        return _Copying(self.num_coordinates)
-
-
-class _Copying(Work):
-    def __init__(self, num_coordinates: int) -> None:
+    def __init__(self, num_coordinates: int, world: World) -> None:
         import torch
 
         self.x = torch.ones(num_coordinates)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.cluster.cluster import VirtualCluster
@@ -34,15 +33,12 @@ class Passes(NamedTuple):
 
 def described(config: Config) -> DataDescription:
     """The data, as their files say, or else as they are known to be. Raises ConfigError if neither is possible."""
-    found: DataDescription | None
     try:
-        found = config.data.inspect()
+        return config.data.inspect()
     except ConfigError:
-        found = config.data.nominal()
-        if found is None:
+        if (found := config.data.nominal()) is None:
             raise
-    assert found is not None
-    return found
+        return found
 
 
 def layout_of(config: Config) -> RowLayout:
@@ -65,20 +61,10 @@ def layout_of(config: Config) -> RowLayout:
     return RowLayout(tuple(named), tuple(tuple(parameter.shape) for parameter in named.values()))
 
 
-@dataclass(frozen=True)
-class Pass:
-    """A forward and, unless told otherwise, a backward pass of the configured model on a batch of random examples."""
+class Pass(Work):
+    """A forward and perhaps a backward pass of the configured model on a batch of random examples."""
 
-    config: Config
-    backward: bool = True
-
-    def __call__(self, world: World) -> Work:
-        """In this process."""
-        return _Pass(self.config, self.backward)
-
-
-class _Pass(Work):
-    def __init__(self, config: Config, backward: bool) -> None:
+    def __init__(self, config: Config, backward: bool, world: World | None = None) -> None:
         import torch
 
         data = described(config)
@@ -95,6 +81,7 @@ class _Pass(Work):
             self.y = torch.randint(data.num_classes, (config.batch_size,))
 
     def __call__(self) -> None:
+        """Once."""
         import torch
         from torch.nn.functional import cross_entropy
 
@@ -106,29 +93,21 @@ class _Pass(Work):
                 loss.backward()  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True)
-class Both:
+class Both(Work):
     """One work, and then another one."""
 
-    first: Setup
-    then: Setup
-
-    def __call__(self, world: World) -> Work:
-        """In this process."""
-        return _Both(self.first(world), self.then(world))
-
-
-class _Both(Work):
-    def __init__(self, first: Work, then: Work) -> None:
-        self.first, self.then = first, then
+    def __init__(self, first: Setup, then: Setup, world: World) -> None:
+        self.works = first(world), then(world)
 
     def __call__(self) -> None:
-        self.first()
-        self.then()
+        """Once."""
+        for work in self.works:
+            work()
 
     def close(self) -> None:
-        self.first.close()
-        self.then.close()
+        """See `Work`."""
+        for work in self.works:
+            work.close()
 
 
 def check_passes(config: Config) -> None:
@@ -159,7 +138,7 @@ def measured_alone(config: Config, limit_s: float) -> Passes:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        whole, forward = _Pass(config, True), _Pass(config, False)
+        whole, forward = Pass(config, True), Pass(config, False)
         began = time.monotonic()
         first_s = _seconds(whole)
         if 3 * first_s > limit_s:

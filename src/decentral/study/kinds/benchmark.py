@@ -11,10 +11,9 @@ from decentral.config.composition import compose_all
 from decentral.config.schema import Config
 from decentral.measurements.training_run import TrainingRun
 from decentral.measurements.values import Meaning, Value
-from decentral.store import Status
 from decentral.study.benchmark import Method, Scenario, methods, scenarios
 from decentral.study.kinds.comparison import Comparison, ComposedRun, TunedCell
-from decentral.study.measure import DAMAGED, Measured
+from decentral.study.measure import Measured
 from decentral.study.study import Cell, Study
 from decentral.study.tuning.rule import Grid
 
@@ -41,19 +40,9 @@ class BenchmarkCell(TunedCell):
         """The earlier, the better."""
         return dict.fromkeys(METRICS.values(), Meaning(larger_is_better=False))
 
-    def _score(self, jobs: list[TrainingRun]) -> float | None:
-        """Mean over the seeds of a number from 0 to 2: above 1 if the target is reached, and the larger the earlier;
-        below 1 if not, and the larger the better the last value is."""
-        results = [self._result(job) for job in jobs]
-        known = [result for result in results if result is not None and result.status != DAMAGED]
-        if len(known) < len(results):
-            return None
-        if any(result.status == Status.diverged for result in known):
-            return math.nan
-        scores = [self._early(result, job) for result, job in zip(known, jobs, strict=True)]
-        return sum(scores) / len(scores)
-
-    def _early(self, result: Measured, job: TrainingRun) -> float:
+    def _good(self, result: Measured, job: TrainingRun) -> float:
+        """From 0 to 2: above 1 if the target is reached, and the larger the earlier; below 1 if not, and the larger the
+        better the last value is."""
         if math.isfinite(result.value):
             return 1 + 1 / (1 + result.value)
         last = replace(self.measure, to_reach=None, axis="step").of(job.directory).score

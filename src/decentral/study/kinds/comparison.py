@@ -54,34 +54,29 @@ class TunedCell(Cell):
 
     def jobs(self) -> list[Job]:
         """Those of the search so far, then those of the seeds."""
-        jobs, choice, _ = self._search()
-        if choice is not None:
-            jobs += self._counting(choice.lr)
-        return list({job.id: job for job in jobs}.values())
+        jobs, choice = self._search()
+        counting = self._counting(choice.lr) if choice is not None else []
+        return list({job.id: job for job in [*jobs, *counting]}.values())
 
     def to_come(self) -> list[Job]:
         """The seeds, while the search goes on: with the rate that it began with."""
-        _, choice, _ = self._search()
+        _, choice = self._search()
         return list(self._counting(self.final.config.lr)) if choice is None else []
 
     def values(self) -> list[Value]:
         """One for each finished run, and those of `also`; only the seeds with the chosen rate count."""
-        jobs, choice, _ = self._search()
-        final = {job.id for job in self._counting(choice.lr)} if choice is not None else set()
-        found: dict[str, Value] = {}
-        for job in [*jobs, *(self._counting(choice.lr) if choice is not None else [])]:
-            measured = self._result(job)
-            if measured is not None:
-                at_edge = choice is not None and choice.at_edge and job.id in final
-                found[job.id] = self._value(job, measured, job.id in final, at_edge)
-        return [*found.values(), *self._also(final)]
-
-    def _also(self, final: set[str]) -> list[Value]:
-        """What else the runs that count are looked at for."""
-        jobs = [job for job in self._made.values() if job.id in final and self._result(job) is not None]
-        jobs = list({job.id: job for job in jobs}.values())
-        found = [self._value(job, own.of(job.directory), True, False) for own in self.study.also for job in jobs]
-        return [value._replace(published="") for value in found]
+        jobs, choice = self._search()
+        counting = self._counting(choice.lr) if choice is not None else []
+        final = {job.id for job in counting}
+        done = {job.id: job for job in [*jobs, *counting] if self._result(job) is not None}
+        found = []
+        for job in done.values():
+            counts, at_edge = job.id in final, choice is not None and choice.at_edge
+            found.append(self._value(job, self._measured[job.id], counts, at_edge and counts))
+        for own in self.study.also:
+            other = [self._value(job, own.of(job.directory), True, False) for job in done.values() if job.id in final]
+            found += [value._replace(published="") for value in other]
+        return found
 
     def meanings(self) -> dict[str, Meaning]:
         """As the runs say."""
@@ -99,25 +94,20 @@ class TunedCell(Cell):
 
     def curves(self) -> list[Curve]:
         """Of the chosen runs."""
-        _, choice, _ = self._search()
+        _, choice = self._search()
         if choice is None or not self.study.curves:
             return []
-        done = [job for job in self._counting(choice.lr) if self._status(job) in (Status.done, NOT_REACHED)]
-        return [
-            curve
-            for job in done
-            for own in self._drawn()
-            for curve in own.curves(job.directory, self.study.curves, self.labels, job.config.seed)
-        ]
+        drawn = {(own.split, own.metric): own for own in (*self.study.also, self.measure) if own.to_reach is None}
+        drawn.pop((self.measure.split, self.measure.metric), None)
+        found = []
+        for job in self._counting(choice.lr):
+            if self._status(job) in (Status.done, NOT_REACHED):
+                for own in (self.measure, *drawn.values()):
+                    found += own.curves(job.directory, self.study.curves, self.labels, job.config.seed)
+        return found
 
-    def _drawn(self) -> list[Measure]:
-        """What has curves: what counts, and other metrics."""
-        known = {(own.split, own.metric): own for own in (*self.study.also, self.measure) if own.to_reach is None}
-        key = self.measure.split, self.measure.metric
-        return [self.measure, *(own for other, own in known.items() if other != key)]
-
-    def _search(self) -> tuple[list[TrainingRun], Choice | None, dict[float, float]]:
-        """The jobs that led to what is known, the choice if the search is over, and the scores so far.
+    def _search(self) -> tuple[list[TrainingRun], Choice | None]:
+        """The jobs that led to what is known, and the choice if the search is over.
 
         Among the jobs are the runs that counted until their rate was given up.
         """
@@ -128,44 +118,37 @@ class TunedCell(Cell):
             rates = self.rule.wanted(tried, self.final.config.lr)
             if rates:
                 searches = len(rates) > 1 or bool(tried)  # a single given rate needs no runs of its own
-                tuning = {lr: self._runs(True, lr, self.study.tune_seeds) for lr in rates} if searches else {}
+                tuning = {lr: self._runs(True, lr, self.study.tune_seeds) if searches else [] for lr in rates}
                 jobs += [job for runs in tuning.values() for job in runs]
-                scores = {lr: self._score(tuning.get(lr, [])) if searches else 0.0 for lr in rates}
-                if any(score is None for score in scores.values()):
-                    return jobs, None, tried
-                tried |= {lr: score for lr, score in scores.items() if score is not None}
+                scores = {lr: self._score(runs) if searches else 0.0 for lr, runs in tuning.items()}
+                known = {lr: score for lr, score in scores.items() if score is not None}
+                if len(known) < len(rates):
+                    return jobs, None
+                tried |= known
                 continue
             choice = self.rule.chosen(tried)
-            if choice is None:
-                return jobs, self._smallest(tried), tried
-            if not searches or not self.study.retreat or not self._some_seed_diverged(choice.lr):
-                return jobs, choice, tried
-            jobs += [job for job in self._counting(choice.lr) if self._result(job) is not None]
+            if choice is None:  # where every rate diverged, the smallest stands for the cell
+                return jobs, Choice(min(tried), at_edge=True)
+            if not searches or not self.study.retreat:
+                return jobs, choice
+            counting = self._counting(choice.lr)
+            if all(self._status(job) != Status.diverged for job in counting):
+                return jobs, choice
+            jobs += [job for job in counting if self._result(job) is not None]
             tried[choice.lr] = math.nan
 
-    def _smallest(self, tried: dict[float, float]) -> Choice:
-        """Where every rate diverged, the smallest stands for the cell."""
-        return Choice(min(tried), at_edge=True)
-
     def _runs(self, tuning: bool, lr: float, seeds: list[int]) -> list[TrainingRun]:
-        return [self._run(tuning, lr, seed) for seed in seeds]
-
-    def _run(self, tuning: bool, lr: float, seed: int) -> TrainingRun:
-        key = tuning, lr, seed
-        if key not in self._made:
-            composed = self.tuning if tuning else self.final
-            config = replace(composed.config, lr=lr, seed=seed)
-            command = run_command([*composed.overrides, f"lr={lr!r}", f"seed={seed}"], composed.config_dir)
-            self._made[key] = TrainingRun(config, f"{self.title}, lr {lr:g}, seed {seed}", command=command)
-        return self._made[key]
+        composed = self.tuning if tuning else self.final
+        for seed in seeds:
+            if (tuning, lr, seed) not in self._made:
+                config = replace(composed.config, lr=lr, seed=seed)
+                command = run_command([*composed.overrides, f"lr={lr!r}", f"seed={seed}"], composed.config_dir)
+                title = f"{title_of(self.labels)}, lr {lr:g}, seed {seed}"
+                self._made[tuning, lr, seed] = TrainingRun(config, title, command=command)
+        return [self._made[tuning, lr, seed] for seed in seeds]
 
     def _counting(self, lr: float) -> list[TrainingRun]:
         return self._runs(False, lr, self.study.seeds)
-
-    @property
-    def title(self) -> str:
-        """What its jobs' titles begin with."""
-        return title_of(self.labels)
 
     def _result(self, job: TrainingRun) -> Measured | None:
         if job.id not in self._measured and job.finished() is not None:
@@ -180,10 +163,11 @@ class TunedCell(Cell):
             return None
         if any(result.status == Status.diverged for result in known):
             return math.nan
-        return sum(result.score for result in known) / len(known)
+        return sum(self._good(result, job) for result, job in zip(known, jobs, strict=True)) / len(known)
 
-    def _some_seed_diverged(self, lr: float) -> bool:
-        return any(self._status(job) == Status.diverged for job in self._counting(lr))
+    def _good(self, result: Measured, job: TrainingRun) -> float:
+        """Larger is better."""
+        return result.score
 
     def _status(self, job: TrainingRun) -> str | None:
         found = self._result(job)
@@ -291,7 +275,7 @@ class Comparison(Study):
                 rule=rule,
                 study=self,
                 measure=replace(self.measure, worker=row.worker or self.measure.worker),
-                published=self._published(row, point),
+                published=published_key(row.published, self.setting, **point),
             )
             for (row, point), counting, searching in zip(settings, final, tuning, strict=True)
         ]
@@ -310,9 +294,6 @@ class Comparison(Study):
         if len(row.lrs) != len(self.columns.get(first, [])):
             raise ConfigError(f"rows: {row.method} needs as many lrs as {first or 'the first column'} has values.")
         return row.lrs[self.columns[first].index(point[first])]
-
-    def _published(self, row: ComparisonRow, point: dict[str, Any]) -> str:
-        return published_key(row.published, self.setting, **point)
 
 
 def _composed(commands: list[list[str]], config_dir: str | None) -> list[ComposedRun]:
