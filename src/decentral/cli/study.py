@@ -47,8 +47,8 @@ Everything else is passed on to every run, as for decentral-run: device=cuda, da
 launcher=slurm launcher.partition=gpu ... A key of the study itself has study. in front: 'study.seeds=[1,2]'.
 What changes the numbers makes a study of its own, in a folder beside the original.
 
---plan estimates the time from finished runs of the same kind (the same method, model and data, with as many workers),
-of this study or of others in results_dir: give it again when a few are done.
+--plan estimates the time from finished runs of the study, of the same kind (method, model and data, as many workers)
+first: give it again when a few are done.
 Options: --config-dir FOLDER for studies of your own in FOLDER/study/, and for your own algorithms, models, ... there;
 tab completion: decentral-run --help.
 """
@@ -96,7 +96,7 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         if word:
             warn(word)
     if options.plan:
-        say(plan(chosen.name, chosen.scale, cells, config.launcher, chosen.results_dir))
+        say(plan(chosen.name, chosen.scale, cells, config.launcher))
         if chosen.study.needs:
             say(f"Needs:    {chosen.study.needs}.")
         return 0

@@ -7,7 +7,7 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Callable
-from contextlib import closing, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -181,18 +181,22 @@ class Computation(Job):
 
 
 class InProcesses(Computation):
-    """A computation in a process for each worker, all of which work at a line together."""
+    """A computation in several processes, by default one for each worker, all of which work at a line together."""
 
     one_per_worker: ClassVar[bool] = True
 
+    def opened(self, config: Config, world: World, known: list[dict[str, Any]]) -> AbstractContextManager[Any]:
+        """What a process needs for all lines; the leader is told which ones are known."""
+        return nullcontext()
+
     @abstractmethod
-    def part(self, world: World, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def part(self, world: World, opened: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """One process's part of the line that begins so; on the leader the rest of the line."""
 
     def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
         """In new processes, whose leader adds the lines."""
-        keys = self.parts()
-        show(len(lines.known) / len(keys), f"{len(keys)} parts")
+        parts = self.parts()
+        show(len(lines.known) / len(parts), f"{len(parts)} parts")
         return in_processes(self.config, self.directory, partial(_take_part, job=self)) is Status.done
 
 
@@ -200,21 +204,23 @@ def _take_part(config: Config, world: World, directory: Path, *, job: InProcesse
     """One process's part; the leader adds the lines. SIGTERM stops all of them after a line."""
     import torch
 
-    torch.set_num_threads(1)
+    if job.one_per_worker:
+        torch.set_num_threads(1)
     with (
         torch.no_grad(),
         Interrupt() as interrupt,
         closing(LineFile(directory / job.lines)) if world.leader else nullcontext() as lines,
     ):
         known = lines.known if lines is not None else []
-        for key in job.parts():
-            if world.agree(int(any(key.items() <= line.items() for line in known))):
-                continue
-            if world.any(interrupt.requested)[0]:
-                return Status.interrupted
-            found = job.part(world, **key)
-            if lines is not None:
-                lines.append({**key, **found})
+        with job.opened(config, world, known) as opened:
+            for key in job.parts():
+                if world.agree(int(any(key.items() <= line.items() for line in known))):
+                    continue
+                if world.any(interrupt.requested)[0]:
+                    return Status.interrupted
+                found = job.part(world, opened, **key)
+                if lines is not None:
+                    lines.append({**key, **found})
     return Status.done
 
 

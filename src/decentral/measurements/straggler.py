@@ -192,7 +192,7 @@ class Straggler(InProcesses, Race):
         super().check()
         self.config = replace(self.config, processes=str(self.n), device="cpu")
 
-    def part(self, world: World, seed: int, slowdown: float, asynchronous: bool) -> dict[str, Any]:
+    def part(self, world: World, opened: None, seed: int, slowdown: float, asynchronous: bool) -> dict[str, Any]:
         """This process hosts one worker."""
         x = starts(self.n, self.dimension, seed)
         pauses = [self.pause_s] * (self.n - 1) + [self.pause_s * slowdown]

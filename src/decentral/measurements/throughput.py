@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import math
 import platform
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from decentral.config.identity import identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
-from decentral.host.interrupt import Interrupt
-from decentral.measurements.computation import Show, Stop
+from decentral.measurements.computation import InProcesses
 from decentral.measurements.measurement import Measurement
 from decentral.measurements.values import Labels, Value
 from decentral.network.settings import Carrier
 from decentral.runtime.devices import device_kind
-from decentral.runtime.launch import in_processes
 from decentral.scheduling.job import Demand
-from decentral.store import Status
-from decentral.store.lines import LineFile
 
 if TYPE_CHECKING:
     import torch
@@ -35,11 +28,10 @@ if TYPE_CHECKING:
     from decentral.training.assemble import Run
 
 IMAGES, RATIO = "throughput (images/s)", "ratio to all-reduce"
-_FOLLOW_S = 2.0  # how often to look how far other processes are
 
 
 @dataclass
-class Throughput(Measurement):
+class Throughput(InProcesses, Measurement):
     """Times one configuration and a baseline in turn, iteration by iteration, so that a slow machine is slow for both.
 
     All processes begin an iteration together, and it ends when the last of them has finished on its device; the first
@@ -64,6 +56,7 @@ class Throughput(Measurement):
 
     folder: ClassVar[str] = "throughput"
     lines: ClassVar[str] = "iterations.jsonl"
+    one_per_worker: ClassVar[bool] = False
     decides: ClassVar[frozenset[str]] = frozenset()
     timed: ClassVar[frozenset[str]] = frozenset({"device", "processes", "network.transport"})
 
@@ -122,34 +115,38 @@ class Throughput(Measurement):
         devices = [f"cuda:{number}" for number in range(self.processes)] if kind == "cuda" else ["cpu"]
         return collect(devices, self.processes) | _arithmetic(self.config, kind)
 
-    def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
-        """In this process, or in `processes` new ones."""
-        if self.processes == 1:
-            part = partial(_measure, job=self, stop=stop, show=self._shown(show))
-            return in_processes(self.config, self.directory, part) is Status.done
-        with self._followed(show):
-            return in_processes(self.config, self.directory, partial(_measure_beside, job=self)) is Status.done
-
-    def _shown(self, show: Show) -> Callable[[int], None]:
-        return lambda done: show(done / self.iterations, f"iteration {done} of {self.iterations}")
+    def parts(self) -> list[dict[str, Any]]:
+        """Iteration by iteration."""
+        return [{"iteration": number} for number in range(self.iterations)]
 
     @contextmanager
-    def _followed(self, show: Show) -> Iterator[None]:
-        """Show what other processes have written, while this one waits for them."""
-        over = threading.Event()
+    def opened(self, config: Config, world: World, known: list[dict[str, Any]]) -> Iterator[tuple[Run, Run]]:
+        """The baseline and the run, warmed up. Raises ConfigError if another device did some of the iterations."""
+        from decentral.training.assemble import assemble
 
-        def follow() -> None:
-            while not over.wait(_FOLLOW_S):
-                with suppress(OSError, ConfigError):  # it is news, no more
-                    self._shown(show)(len(self.found()))
+        here = _where(config, world)["device"]
+        other = {line.get("device", here) for line in known} - {here}
+        if other:
+            raise ConfigError(
+                f"{self.directory / self.lines} has times of {' and '.join(sorted(other))}, this is {here}: go on "
+                f"there, or delete {self.directory} to measure all of them here."
+            )
+        assert self.held_against is not None
+        with cudnn_by_times(world.device):
+            runs = assemble(self.held_against, world), assemble(config, world)
+            for run in runs:
+                timed(run, self.warm_up)
+            yield runs
+            for run in runs:
+                run.close()
 
-        thread = threading.Thread(target=follow, daemon=True, name="follow iterations")
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+    def part(self, world: World, opened: tuple[Run, Run], iteration: int) -> dict[str, Any]:
+        """First one, then the other; in the next iteration the other way around."""
+        seconds = {place: timed(opened[place], self.steps) for place in ((0, 1) if iteration % 2 == 0 else (1, 0))}
+        config = opened[1].config
+        images = opened[1].net.n * config.batch_size * self.steps
+        speeds = {"images_per_s": images / seconds[1], "baseline_images_per_s": images / seconds[0]}
+        return {**speeds, **_where(config, world)}
 
     @property
     def compared(self) -> str:
@@ -164,46 +161,6 @@ class Throughput(Measurement):
                 ratio = speed / baseline if baseline > 0 else math.nan
                 value = speed if metric == IMAGES else ratio
                 yield Value(labels, value, metric, int(line["iteration"]), lr=self.config.lr)
-
-
-def _measure_beside(config: Config, world: World, directory: Path, *, job: Throughput) -> Status:
-    """One process's part where there are several: SIGTERM stops all of them after an iteration."""
-    with Interrupt() as interrupt:
-        return _measure(config, world, directory, job=job, stop=lambda: interrupt.requested, show=lambda _: None)
-
-
-def _measure(
-    config: Config, world: World, directory: Path, *, job: Throughput, stop: Stop, show: Callable[[int], None]
-) -> Status:
-    """One process's part; the leader adds a line for each iteration. Raises ConfigError if another device did some of
-    the iterations."""
-    import torch
-
-    from decentral.training.assemble import assemble
-
-    assert job.held_against is not None
-    with (
-        torch.no_grad(),
-        cudnn_by_times(world.device),
-        closing(LineFile(directory / job.lines)) if world.leader else nullcontext() as lines,
-    ):
-        known = _known(lines, config, world) if lines is not None else 0
-        runs = [assemble(job.held_against, world), assemble(config, world)]
-        for run in runs:
-            timed(run, job.warm_up)
-        for number in range(world.agree(known), job.iterations):
-            if world.any(stop())[0]:
-                return Status.interrupted
-            order = (0, 1) if number % 2 == 0 else (1, 0)
-            seconds = {place: timed(runs[place], job.steps) for place in order}
-            if lines is not None:
-                images = runs[1].net.n * config.batch_size * job.steps
-                speeds = {"images_per_s": images / seconds[1], "baseline_images_per_s": images / seconds[0]}
-                lines.append({"iteration": number, **speeds, **_where(config, world)})
-                show(number + 1)
-        for run in runs:
-            run.close()
-    return Status.done
 
 
 @contextmanager
@@ -222,18 +179,6 @@ def cudnn_by_times(device: torch.device) -> Iterator[None]:
 def _arithmetic(config: Config, kind: str) -> dict[str, Any]:
     """How it is computed on a GPU, for the records."""
     return {"tf32": config.precision is Precision.tf32, "cudnn_benchmark": True} if kind == "cuda" else {}
-
-
-def _known(lines: LineFile, config: Config, world: World) -> int:
-    """How many iterations there are already. Raises ConfigError if another device did them: times do not mix."""
-    here, known = _where(config, world)["device"], lines.known
-    other = {line.get("device", here) for line in known} - {here}
-    if other:
-        raise ConfigError(
-            f"{lines.path} has times of {' and '.join(sorted(other))}, this is {here}: go on there, or delete "
-            f"{lines.path.parent} to measure all of them here."
-        )
-    return len(known)
 
 
 def timed(run: Run, steps: int) -> float:

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from decentral.config.files import read
-from decentral.errors import ConfigError
 from decentral.host import devices
-from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.job import Job
 from decentral.scheduling.launchers.launcher import Launcher
-from decentral.store import RunStore, Status, find_runs
+from decentral.store import RunStore
 from decentral.store.files import read_json
 from decentral.study.progress import Unfinished
 from decentral.study.study import Cell
 from decentral.terminal.text import aligned, duration
 
 _LISTED = 60  # more cells than that are only counted
-_MOST_READ = 100  # stored runs of other studies
 
 
 class _Entry(NamedTuple):
@@ -36,7 +31,7 @@ class _Entry(NamedTuple):
         return [*(job for job in self.known if job.finished() is None), *self.to_come]
 
 
-def plan(name: str, scale: str, cells: Sequence[Cell], launcher: Launcher, results_dir: Path) -> str:
+def plan(name: str, scale: str, cells: Sequence[Cell], launcher: Launcher) -> str:
     """A line for each cell and sentences on the whole; rows add up to the total, for a job of several cells is counted
     in the first of them."""
     source = Unfinished(cells)
@@ -52,7 +47,7 @@ def plan(name: str, scale: str, cells: Sequence[Cell], launcher: Launcher, resul
         f"done, {len(pending)} to do{f', {begun} of them begun' if begun else ''}){more if to_come else ''}."
     )
     if left:
-        lines.append(_time(left, [source.jobs[id] for id in source.finished], launcher, results_dir))
+        lines.append(_time(left, [source.jobs[id] for id in source.finished], launcher))
     return "\n".join(lines)
 
 
@@ -87,17 +82,15 @@ def _table(entries: Sequence[_Entry]) -> str:
 # -- time --------------------------------------------------------------------------------------------------------------
 
 
-def _time(left: Sequence[Job], done: Iterable[Job], launcher: Launcher, results_dir: Path) -> str:
-    """How long the jobs take that are left, by those that are done: of this study, and other runs in the same folder.
-
-    Of one kind first (the same method, network, data and length), then of any in this study.
-    """
+def _time(left: Sequence[Job], done: Iterable[Job], launcher: Launcher) -> str:
+    """How long the jobs take that are left, by those of this study that are done: of one kind first (the same method,
+    network, data and length), then of any."""
     by_kind: dict[str, list[float]] = {}
-    for job in [*done, *_other_runs(left, results_dir)]:
+    for job in done:
         if (seconds := _core_seconds(job)) is not None:
             by_kind.setdefault(job.kind, []).append(seconds)
     words, at_once = _places(launcher, left)
-    of_all = [seconds for job in done for seconds in by_kind.get(job.kind, [])]
+    of_all = [seconds for found in by_kind.values() for seconds in found]
     total, unknown = 0.0, 0
     for job in left:
         known = by_kind.get(job.kind, of_all)
@@ -117,22 +110,6 @@ def _core_seconds(job: Job) -> float | None:
     processes = max(1, int(origin.get("processes") or 1))
     cores = min(processes, int(origin.get("cores") or processes))
     return cores * float(facts["wall_s"]) if facts.get("wall_s") else None
-
-
-def _other_runs(left: Sequence[Job], results_dir: Path) -> list[Job]:
-    """The newest finished runs in the folder, if runs are left."""
-    if not results_dir.is_dir() or not any(isinstance(job, TrainingRun) for job in left):
-        return []
-    found: list[Job] = []
-    runs = [run.path for run in find_runs(results_dir) if run.status is Status.done]
-    for path in runs[-_MOST_READ:]:
-        try:
-            config = read(path / "config.yaml")
-        except (ConfigError, OSError, ValueError):  # of another version, or somebody's own
-            continue
-        config.run_dir = str(path)
-        found.append(TrainingRun(config))
-    return found
 
 
 def _places(launcher: Launcher, left: Sequence[Job]) -> tuple[str, int]:

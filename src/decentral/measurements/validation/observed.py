@@ -163,7 +163,7 @@ class ObservedTimes(ObservedRuns):
         own = {"steps": self.steps, "warm_up": self.warm_up, "num_parameters": self.num_parameters}
         return super().parameters() | own
 
-    def part(self, world: World, method: str, round: int) -> dict[str, Any]:
+    def part(self, world: World, opened: None, method: str, round: int) -> dict[str, Any]:
         """One run."""
         from decentral.measurements.timing import Still, advance, let_sleep
         from decentral.training.assemble import assemble
@@ -313,7 +313,7 @@ class ObservedTargets(ObservedRuns):
         """Also the target."""
         return super().parameters() | {"target": list(vars(self.target).values())}
 
-    def part(self, world: World, method: str, round: int) -> dict[str, Any]:
+    def part(self, world: World, opened: None, method: str, round: int) -> dict[str, Any]:
         """How long it trained."""
         return {"seconds": self.target.seconds(self.config_of(method, round), world)}
 
