@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from decentral.config.composition import conf_directory
-from decentral.config.own_files import read_yaml
 from decentral.config.parsing import build
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components, own
+from decentral.study.catalogue import read_mapping
 from decentral.study.measure import Measure
 
 
@@ -76,7 +75,9 @@ class Scenario:
     @property
     def reduced(self) -> Scenario:
         """As at scale=smoke: `base` is appended to, all else is replaced."""
-        return _scenario(self.name, {**_values(self), **self.smoke, "base": [*self.base, *self.smoke.get("base", [])]})
+        changes = {**self.smoke, "base": [*self.base, *self.smoke.get("base", [])], "smoke": {}}
+        reduced: Scenario = _built(Scenario, self.name, {**vars(self), **changes})
+        return reduced
 
 
 def methods(names: list[str] | None = None, mine: bool = True) -> list[Method]:
@@ -86,16 +87,14 @@ def methods(names: list[str] | None = None, mine: bool = True) -> list[Method]:
     An algorithm without a line, such as one of one's own, is a method with its defaults and its usual topology. Raises
     ConfigError for a name that is neither, and for a line that is not right.
     """
-    known: dict[str, dict[str, Any]] = {}
+    known: dict[str, Any] = {}
     theirs: list[str] = []
     for folder in _folders():
         file = folder / "methods.yaml"
-        theirs = []
-        for name, values in _read(file).items():
-            if name in known:
-                raise ConfigError(f"{file}: {name} is the name of one of ours: give it another one.")
-            known[name] = _mapping(values, f"{file}: {name}")
-            theirs.append(name)
+        theirs = list(read_mapping(file)) if file.exists() else []
+        if twice := known.keys() & set(theirs):
+            raise ConfigError(f"{file}: {min(twice)} is the name of one of ours: give it another one.")
+        known |= read_mapping(file) if theirs else {}
     if own.folder() is None or not mine:
         theirs = []
     algorithms = components("algorithms")
@@ -104,7 +103,7 @@ def methods(names: list[str] | None = None, mine: bool = True) -> list[Method]:
         if name not in known and name not in algorithms:
             raise ConfigError(f"methods=[{name}] does not exist.{suggest(name, {*known, *algorithms})}")
         values = known.get(name) or {"title": name, "base": [f"algo={name}"]}
-        found.append(build(Method, {"name": name, **values}, f"method {name}"))
+        found.append(_built(Method, name, values))
     return found
 
 
@@ -122,7 +121,7 @@ def scenarios(names: list[str]) -> list[Scenario]:
     for name in dict.fromkeys([*names, *theirs]):
         if name not in files:
             raise ConfigError(f"scenarios=[{name}] does not exist.{suggest(name, files)}")
-        found.append(_scenario(name, _read(files[name])))
+        found.append(_built(Scenario, name, read_mapping(files[name])))
     return found
 
 
@@ -130,30 +129,12 @@ def _files() -> dict[str, Path]:
     return {path.stem: path for folder in _folders() for path in sorted((folder / "scenario").glob("*.yaml"))}
 
 
-def _scenario(name: str, values: dict[str, Any]) -> Scenario:
-    scenario: Scenario = build(Scenario, {"name": name, **values}, f"scenario {name}")
-    return scenario
-
-
-def _values(scenario: Scenario) -> dict[str, Any]:
-    return {key: value for key, value in asdict(scenario).items() if key != "smoke"}
+def _built(cls: type, name: str, values: Any) -> Any:
+    return build(
+        cls, {"name": name, **values} if isinstance(values, dict) else values, f"{cls.__name__.lower()} {name}"
+    )
 
 
 def _folders() -> list[Path]:
     mine = own.folder()
     return [conf_directory() / "benchmark", *([mine / "benchmark"] if mine is not None else [])]
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return _parsed(file, file.stat().st_mtime_ns) if file.exists() else {}
-
-
-@cache
-def _parsed(file: Path, changed: int) -> dict[str, Any]:
-    return _mapping(read_yaml(file), str(file))
-
-
-def _mapping(values: Any, where: str) -> dict[str, Any]:
-    if not isinstance(values, dict):
-        raise ConfigError(f"{where} has to hold keys and values.")
-    return values

@@ -82,14 +82,18 @@ def _read(name: str, config_dir: str | None) -> dict[str, Any]:
     file = next((path for path in found if path.is_file()), None)
     if file is None:
         raise ConfigError(f"there is no study {name}.{suggest(name, names(config_dir))}")
-    values = deepcopy(_parsed(file, file.stat().st_mtime_ns, file.stat().st_size))
+    values = read_mapping(file)
     model = values.pop("like", None)
     return _merged(_read(str(model), config_dir), values) if model else values
 
 
+def read_mapping(file: Path) -> dict[str, Any]:
+    """The keys and values in a YAML file, which is parsed once as long as it stays as it is. Raises ConfigError."""
+    return deepcopy(_parsed(file, file.stat().st_mtime_ns, file.stat().st_size))
+
+
 @cache
 def _parsed(file: Path, changed_ns: int, size: int) -> dict[str, Any]:
-    """What is in a file as it is now; a report asks for a study several times, so copy it before changing it."""
     values = read_yaml(file)
     if not isinstance(values, dict):
         raise ConfigError(f"{file} has to hold keys and values.")
