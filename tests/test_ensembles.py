@@ -1,10 +1,14 @@
-"""An ensemble of quadratics is many ordinary runs at once, and its members do not disturb each other."""
+"""An ensemble of quadratics is many ordinary runs at once; and the search for their learning rates."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,11 +20,13 @@ from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.measurements.facts import GraphFacts
 from decentral.measurements.quadratics.ensemble import Ensemble, Stack, draw
-from decentral.measurements.quadratics.rules import Member, Rated
-from decentral.measurements.search import Simulation, check_ensemble
-from decentral.store import Status
+from decentral.measurements.quadratics.rules import Fastest, Member, Outcome, Plateau, Rated, Rule, Trial
+from decentral.measurements.search import Search, Simulation, check_ensemble
+from decentral.store import RunStore, Status
 from decentral.tasks.problems.least_squares import random_problem
 from decentral.training.assemble import local_network
+
+# -- ensembles ------------------------------------------------------------------------------------------------------
 
 MEMBERS = [Member(0, 0.1), Member(3, 0.1), Member(0, 1.0)]
 RATES = [0.05, 0.2, 0.1]
@@ -156,3 +162,201 @@ def test_the_facts_of_two_graphs_are_two_jobs_even_for_an_algorithm_that_needs_n
     ring, chain = (fact("algo=allreduce", f"topology={name}") for name in ("ring", "chain"))
     assert ring.id != chain.id
     assert "topology" not in fact("algo=relaysgd", "topology=chain").parameters()  # it is part of the identity
+
+
+# -- ensembles search -----------------------------------------------------------------------------------------------
+
+TEN_SEEDS = list(range(10))
+SMALL = ("task=quadratics", "task.dimension=10", "task.singular_min=0.5", "task.initial_distance=100", "num_workers=6")
+
+
+def search_of(
+    folder: Path, *overrides: str, seeds: list[int] = TEN_SEEDS, search: dict[str, Any] | None = None
+) -> Search:
+    config = configure(*SMALL, *overrides, f"results_dir={folder}", "seed=0", "lr=0")
+    return Search(config, {}, seeds=seeds, zeta2=[0.01], search=search or {})
+
+
+def answer(rule: Rule, respond: Any) -> tuple[Trial | None, list[float]]:
+    """What a search finds and which rates it tries, if `respond(lr, best_step)` says how a trial ends."""
+    search, tried = rule.search(), []
+    try:
+        proposal = next(search)
+        while True:
+            tried.append(proposal.lr)
+            proposal = search.send(respond(proposal.lr, proposal.best_step))
+    except StopIteration as ended:
+        return ended.value, tried
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mean"),
+    [
+        (("algo=relaysgd", "topology=chain"), 20.8),
+        (("algo=relaysgd", "topology=bt"), 15.2),
+        (("algo=d2", "topology=ring"), 19.6),
+        (("algo=gradient_tracking", "topology=ring"), 49),
+        (("algo=gradient_tracking", "topology=bt"), 156),
+        (("algo=sgp", "algo.rounds=2", "topology=one_peer_exponential"), 107.9),
+        (("algo=allreduce", "topology=complete"), 8.9),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
+)
+def test_six_workers_take_the_published_number_of_steps(
+    overrides: tuple[str, ...], mean: float, tmp_path: Path
+) -> None:
+    """Figure 2 at n = 6, zeta2 = 0.01, mean over ten random problems; two of the seven are rounded to whole steps."""
+    search = search_of(tmp_path, *overrides)
+    assert search.carry_out() is Status.done
+    found = statistics.fmean(tuned.step for tuned in search.tuned().values())
+    assert found == pytest.approx(mean, abs=0.25 if isinstance(mean, int) else 1e-9)
+
+
+def test_fastest_halves_until_it_is_there_and_then_bisects() -> None:
+    def respond(lr: float, best_step: int | None) -> Trial:
+        if lr > 3:
+            return Trial(lr, Outcome.diverged, 1, math.nan)
+        step = round(100 / lr) if lr < 2.7 else 1000
+        late = best_step is not None and step > 10 * best_step
+        return Trial(lr, Outcome.late if late else Outcome.reached, step, 1e-7)
+
+    best, tried = answer(Fastest(start_lr=10), respond)
+    assert tried[:6] == [20, 10, 5, 2.5, 1.25, 3.125]  # halved, until one that is slower; then the middle of 1.25 and 5
+    assert best is not None
+    assert best.lr == pytest.approx(2.7, abs=0.2)
+    assert best.step == min(round(100 / lr) if lr < 2.7 else 1000 for lr in tried if lr <= 3)
+
+
+def test_plateau_finds_the_largest_rate_whose_plateau_is_low_enough() -> None:
+    def respond(lr: float, best_step: int | None) -> Trial:
+        if lr > 1:
+            return Trial(lr, Outcome.diverged, 1, math.inf)
+        return Trial(lr, Outcome.plateau, round(10 / lr), 1e-4 * lr**2)
+
+    best, _ = answer(Plateau(start_lr=10, target=1e-6), respond)
+    assert best is not None
+    assert 1e-6 / 1.1 < best.error < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("rule", "errors", "best_step", "outcome"),
+    [
+        (Fastest(), [1.0, 9e-7], None, Outcome.reached),
+        (Fastest(), [1.0, 9e-7], 1, Outcome.reached),  # late, but there
+        (Fastest(), [1.0, 0.5], 1, Outcome.late),
+        (Fastest(), [1.0, 1.1], None, Outcome.diverged),
+        (Fastest(), [1.0, math.nan], None, Outcome.diverged),
+        (Fastest(), [1.0, 0.5, 0.6], None, Outcome.rising),
+        (Fastest(), [1.0, 0.5, 0.5, 0.5], None, Outcome.plateau),
+        (Fastest(), [1.0, 0.5], None, None),
+        (Plateau(), [1.0, 9e-7], None, None),
+        (Plateau(), [1.0, 9e-7, 9e-7, 9e-7], None, Outcome.plateau),
+        (Plateau(), [1.0, 1e-7, 2e-7], None, None),  # rising below the target is no failure
+        (Plateau(), [1.0, 0.5, 0.6], None, Outcome.rising),
+        (Plateau(), [1.0, 0.5], 1, Outcome.late),
+    ],
+)
+def test_a_trial_ends_where_the_paper_ends_it(
+    rule: Rule, errors: list[float], best_step: int | None, outcome: Outcome | None
+) -> None:
+    ended = rule.judge(11, errors, best_step)
+    assert (ended.outcome if ended else None) == outcome
+
+
+def test_every_step_is_looked_at_first_and_then_about_every_hundredth() -> None:
+    grid = Fastest(max_steps=20_000).grid()
+    assert grid[:90] == list(range(1, 91))
+    assert all(later / sooner < 1.02 for sooner, later in itertools.pairwise(grid) if sooner > 100)
+    assert grid[-1] < 20_000
+
+
+def told(search: Search) -> list[tuple[object, ...]]:
+    """The trials, but for the error: its last digits depend on who else was in the ensemble."""
+    return sorted((line["seed"], line["lr"], line["outcome"], line["step"]) for line in search.found())
+
+
+class Killed(BaseException):
+    """In place of a kill: nothing catches it."""
+
+
+def test_a_search_that_was_killed_goes_on_with_the_trials_it_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides, seeds = ("algo=d2", "topology=ring"), TEN_SEEDS[:3]
+    undisturbed = search_of(tmp_path / "a", *overrides, seeds=seeds)
+    undisturbed.carry_out()
+    disturbed = search_of(tmp_path / "b", *overrides, seeds=seeds)
+    assert disturbed.id == undisturbed.id
+    lines, advance, calls = disturbed.directory / disturbed.lines, Ensemble.advance, [0]
+
+    def dying(ensemble: Ensemble, step: int) -> None:
+        calls[0] += 1
+        if calls[0] in (40, 150, 300):
+            raise Killed
+        advance(ensemble, step)
+
+    monkeypatch.setattr(Ensemble, "advance", dying)
+    kills = 0
+    while disturbed.finished() is None:
+        try:
+            disturbed.carry_out()
+        except Killed:
+            kills += 1
+            with open(lines, "ab") as file:
+                file.write(b'{"seed": 0, "zet')  # the line that it was writing
+    assert kills == 3
+    assert disturbed.tuned() == undisturbed.tuned()
+    assert told(disturbed) == told(undisturbed)
+
+
+def test_an_interrupted_search_says_so_and_keeps_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from decentral.host.interrupt import Interrupt
+
+    monkeypatch.setattr(Interrupt, "__enter__", lambda self: setattr(self, "requested", True) or self)
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:2])
+    assert search.carry_out() is Status.interrupted
+    assert (RunStore.peek(search.directory) or {})["status"] == "interrupted"
+    assert search.finished() is None
+    with pytest.raises(ConfigError, match="has lost trials"):
+        search.tuned()
+    monkeypatch.undo()
+    assert search.carry_out() is Status.done
+
+
+def test_a_search_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:1])
+    monkeypatch.setattr(Ensemble, "advance", full)
+    spent = []
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space"):
+            search.carry_out()
+        facts = RunStore.peek(search.directory) or {}
+        assert (facts["status"], facts["failure"]) == ("failed", "disk_full")
+        spent.append(facts["spent_s"])
+    assert 0 < spent[0] < spent[1], "the time of all attempts together"
+
+
+def test_a_damaged_line_among_the_trials_is_named_with_what_to_do(tmp_path: Path) -> None:
+    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:1])
+    with RunStore.open(search.directory, search.id, "{}"):
+        pass
+    (search.directory / search.lines).write_text('{"seed": 0, "zet\n')
+    with pytest.raises(ConfigError, match=f"line 1 of .* is damaged: delete the folder {search.directory}"):
+        search.carry_out()
+    assert (RunStore.peek(search.directory) or {})["failure"] == "refused"
+
+
+def test_the_id_is_what_is_computed(tmp_path: Path) -> None:
+    one = search_of(tmp_path, "algo=d2", "topology=ring")
+    assert one.id == search_of(tmp_path / "elsewhere", "algo=d2", "topology=ring").id
+    others = [
+        search_of(tmp_path, "algo=d2", "topology=ring", seeds=TEN_SEEDS[:5]),
+        search_of(tmp_path, "algo=d2", "topology=ring", search={"target": 1e-5}),
+        search_of(tmp_path, "algo=d2", "topology=ring", search={"rule": "plateau"}),
+        search_of(tmp_path, "algo=relaysgd", "topology=chain"),
+    ]
+    assert len({one.id, *(other.id for other in others)}) == 5
+    assert json.dumps(one.parameters())
