@@ -11,6 +11,7 @@ from decentral.config.identity import component_identity
 from decentral.errors import ConfigError
 from decentral.measurements.measurement import Measurement
 from decentral.measurements.timeline import baseline_of
+from decentral.measurements.timing import Turns, Verb, in_group
 from decentral.measurements.values import Labels, Value
 
 WALL_MS, CPU_MS = "wall time (ms)", "CPU time per worker (ms)"
@@ -94,8 +95,6 @@ class ExchangeTimes(Measurement):
 
     def line(self, megabytes: float) -> dict[str, Any]:
         """In new processes."""
-        from decentral.measurements.timing import Turns, Verb, in_group
-
         numbers = round(megabytes * BYTES_PER_MB / _BYTES_PER_NUMBER)
         setups = {str(each.labels["method"]): partial(Verb, each.config, numbers, each.verb) for each in self.column}
         (found,) = in_group(self.n, [Turns(setups, self.rounds, warm_up=self.warm_up)])

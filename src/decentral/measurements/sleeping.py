@@ -13,6 +13,7 @@ from decentral.measurements.computation import check_losses
 from decentral.measurements.gradient_times import cluster_of
 from decentral.measurements.measurement import Measurement
 from decentral.measurements.timeline import STEP, THROUGHPUT, baseline_of
+from decentral.measurements.timing import Sleeping, Still, Turns, in_group
 from decentral.measurements.values import Labels, Meaning, Value
 
 BY_CLOCK, ERROR = "time per step by the clock (s)", "clock's time against the measured one (%)"
@@ -80,7 +81,6 @@ class SleepingSteps(Measurement):
 
     def line(self, seed: int) -> dict[str, Any]:
         """As above."""
-        from decentral.measurements.timing import Sleeping, Still, Turns, in_group
         from decentral.training.timing import timed
 
         size = cluster_of(self.config).num_parameters

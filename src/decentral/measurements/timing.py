@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.row_layout import RowLayout
+from decentral.config.composition import compose
+from decentral.runtime.launch import in_processes
 from decentral.store import Status
 from decentral.store.files import read_json, write_json
 from decentral.tasks.quadratics import Quadratics
@@ -148,9 +150,6 @@ def in_group(size: int, turns: Sequence[Turns]) -> list[Together]:
 
     Raises `failures.RunFailed` if one of the processes fails, ConfigError if one of them refuses its part.
     """
-    from decentral.config.composition import compose
-    from decentral.runtime.launch import in_processes
-
     config = compose([*host("allreduce", "complete"), f"num_workers={size}", f"processes={size}"])
     with tempfile.TemporaryDirectory() as folder:
         in_processes(config, Path(folder), partial(take_turns, turns=list(turns)))

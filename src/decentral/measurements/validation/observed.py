@@ -16,6 +16,7 @@ from decentral.config.schema import Config
 from decentral.errors import ConfigError, check_at_least
 from decentral.host.devices import num_cores
 from decentral.measurements.computation import InProcesses
+from decentral.measurements.timing import Still, advance, let_sleep
 
 if TYPE_CHECKING:
     from decentral.cluster.cluster import VirtualCluster
@@ -165,7 +166,6 @@ class ObservedTimes(ObservedRuns):
 
     def part(self, world: World, opened: None, method: str, round: int) -> dict[str, Any]:
         """One run."""
-        from decentral.measurements.timing import Still, advance, let_sleep
         from decentral.training.assemble import assemble
         from decentral.training.between_processes import ThreadedStepper
 
@@ -256,7 +256,6 @@ class Target:
 
     def seconds(self, config: Config, world: World) -> float | None:
         """Train until it is reached: how many seconds that took, simulated ones in one process; None for never."""
-        from decentral.measurements.timing import advance
         from decentral.training.assemble import assemble
         from decentral.training.evaluation import evaluate
 
