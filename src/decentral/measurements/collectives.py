@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 from decentral.cluster import collectives
-from decentral.errors import ConfigError, check_at_least, suggest
+from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Measurement
 from decentral.measurements.values import Labels, Meaning, Value
+from decentral.settings import setting
 
 FACTOR, SECONDS = "factor", "seconds of an exchange"
 _DENSE, _HALF = 4.0, 2.0
@@ -108,7 +109,7 @@ class CollectiveFacts(Measurement):
 
     name: str = "collective_facts"
     scheme: str = ""
-    num_workers: list[int] = field(default_factory=list)
+    num_workers: list[int] = setting([], at_least=4, hint="below which a tree is a ring")
 
     folder: ClassVar[str] = "collective_facts"
     lines: ClassVar[str] = "facts.jsonl"
@@ -119,8 +120,6 @@ class CollectiveFacts(Measurement):
         known = [*SCHEMES, *CROSSOVERS]
         if self.scheme and self.scheme not in known:
             raise ConfigError(f"scheme={self.scheme} is unknown.{suggest(self.scheme, known)}")
-        if not self.num_workers or min(self.num_workers) < 4:
-            raise ConfigError(f"num_workers={self.num_workers}: give numbers from 4 on, below which a tree is a ring.")
 
     def parameters(self) -> dict[str, Any]:
         """The scheme and the numbers of workers."""
@@ -161,11 +160,11 @@ class CollectiveMap(Measurement):
 
     name: str = "collective_map"
     scheme: str = ""
-    num_parameters: int = 25_557_032
-    num_workers: list[int] = field(default_factory=list)
-    keep: list[float] = field(default_factory=list)
-    latency_ms: list[float] = field(default_factory=list)
-    gbps: list[float] = field(default_factory=list)
+    num_parameters: int = setting(25_557_032, at_least=1)
+    num_workers: list[int] = setting([], at_least=2)
+    keep: list[float] = setting([], above=0, at_most=1)
+    latency_ms: list[float] = setting([], above=0)
+    gbps: list[float] = setting([], above=0)
 
     folder: ClassVar[str] = "collective_map"
     lines: ClassVar[str] = "seconds.jsonl"
@@ -174,15 +173,11 @@ class CollectiveMap(Measurement):
     meanings: ClassVar[dict[str, Meaning]] = {SECONDS: Meaning(False, "s")}
 
     def __post_init__(self) -> None:
-        check_at_least("num_parameters", self.num_parameters)
         if self.scheme and self.scheme not in SCHEMES:
             raise ConfigError(f"scheme={self.scheme} is unknown.{suggest(self.scheme, SCHEMES)}")
-        for key, numbers in self._places().items():
-            least = 1 if key == "num_workers" else 0
-            if not numbers or min(numbers) <= least:
-                raise ConfigError(f"{key}={numbers} makes no sense: give numbers above {least}.")
-        if max(self.keep) > 1:
-            raise ConfigError(f"keep={self.keep} makes no sense: a share is at most 1.")
+        empty = [key for key, numbers in self._places().items() if not numbers]
+        if empty:
+            raise ConfigError(f"{empty[0]}=[] makes no map: give numbers.")
 
     def _places(self) -> dict[str, list[Any]]:
         return {key: getattr(self, key) for key in ("num_workers", "keep", "latency_ms", "gbps")}

@@ -13,6 +13,7 @@ from decentral.measurements.measurement import Measurement
 from decentral.measurements.timeline import baseline_of
 from decentral.measurements.timing import Turns, Verb, in_group
 from decentral.measurements.values import Labels, Value
+from decentral.settings import setting
 
 WALL_MS, CPU_MS = "wall time (ms)", "CPU time per worker (ms)"
 BYTES_PER_MB = 1_000_000
@@ -36,10 +37,10 @@ class ExchangeTimes(Measurement):
 
     name: str = "exchanges"
     verb: Literal["mix", "mean"] = "mix"
-    megabytes: list[float] = field(default_factory=list)
+    megabytes: list[float] = setting([], above=0)
     baseline: str = ""
-    rounds: int = 10
-    warm_up: int = 2
+    rounds: int = setting(10, at_least=1)
+    warm_up: int = setting(2, at_least=0)
     column: Sequence[ExchangeTimes] = field(default=(), metadata={"inner": True})
     """All rows with as many workers."""
 
@@ -48,12 +49,6 @@ class ExchangeTimes(Measurement):
     decides: ClassVar[frozenset[str]] = frozenset({"num_workers", "processes"})
     timed: ClassVar[frozenset[str]] = frozenset({"network.transport"})
     one_per_worker: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1 or self.warm_up < 0:
-            raise ConfigError(f"rounds={self.rounds} has to be at least 1, and warm_up={self.warm_up} at least 0.")
-        if min(self.megabytes, default=1) <= 0:
-            raise ConfigError(f"megabytes={self.megabytes} have to be above 0.")
 
     def check(self) -> None:
         """Processes on the CPU."""

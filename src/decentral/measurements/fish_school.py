@@ -15,11 +15,11 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from decentral.errors import ConfigError, suggest
 from decentral.measurements.computation import check_losses
 from decentral.measurements.measurement import Measurement
 from decentral.measurements.values import Curve, Labels, Value, in_steps
 from decentral.randomness import normal, uniform
+from decentral.settings import Settings, setting
 from decentral.topology.graph import Graph
 from decentral.topology.weights import Weights, mixing_matrix
 
@@ -31,28 +31,24 @@ _PLACES = ("place x", "place y", "heading", "estimate x", "estimate y")
 
 
 @dataclass
-class School:
+class School(Settings, where="school"):
     """What is the same for all fish and all rounds."""
 
-    radius: float = 5.0  # fish nearer than this are neighbours
-    spacing: float = 5.0  # how far apart neighbours like to be
-    width: float = 10.0  # radius of the disc around 0 in which they are at the start
-    speed: float = 0.8  # the most that a fish swims in a round
-    danger: float = 14.0  # a fish that believes the predator nearer than this flees (escape)
-    ring: float = 9.0  # how far from the predator the circle is that the fish form (encircle)
+    radius: float = setting(5.0, above=0)  # fish nearer than this are neighbours
+    spacing: float = setting(5.0, above=0)  # how far apart neighbours like to be
+    width: float = setting(10.0, above=0)  # radius of the disc around 0 in which they are at the start
+    speed: float = setting(0.8, above=0)  # the most that a fish swims in a round
+    danger: float = setting(14.0, above=0)  # a fish that believes the predator nearer than this flees (escape)
+    ring: float = setting(9.0, above=0)  # how far from the predator the circle is that the fish form (encircle)
     distance_noise: float = 0.3  # standard deviation of a measured distance, as a part of it
     angle_noise: float = 0.3  # standard deviation of a measured direction, in radians
-    gamma: float = 0.5  # step size of the estimates
-    agility: float = 0.4  # how much of its velocity a fish chooses anew; the rest is its neighbours' mean
+    gamma: float = setting(0.5, above=0, at_most=1)  # step size of the estimates
+    agility: float = setting(
+        0.4, above=0, at_most=1
+    )  # share of its velocity that is its own; the rest is its neighbours'
     togetherness: float = 0.1  # how strongly it keeps its spacing
     predator_from: float = -30.0  # where the predator is in round 0, on the first axis
     predator_speed: float = 1.0  # how far it swims in a round, towards 0, where it stays
-
-    def __post_init__(self) -> None:
-        for key in ("radius", "spacing", "width", "speed", "danger", "ring", "gamma", "agility"):
-            most = 1.0 if key in ("gamma", "agility") else math.inf
-            if not 0 < getattr(self, key) <= most:
-                raise ConfigError(f"school.{key}={getattr(self, key):g} makes no sense: it has to be in (0, {most:g}].")
 
     def predator(self, k: int) -> np.ndarray:
         """Where the predator is in round k: [2]."""
@@ -87,8 +83,8 @@ class FishSchool(Measurement):
 
     name: str = "fish_school"
     seeds: list[int] = field(default_factory=list)
-    behaviour: str = "escape"
-    sharing: str = "neighbours"
+    behaviour: str = setting("escape", choices=("escape", "encircle"))
+    sharing: str = setting("neighbours", choices=("neighbours", "nobody", "everybody"))
     school: School = field(default_factory=School)
     rounds: int = 100
     pictures: list[int] = field(default_factory=list)
@@ -98,9 +94,6 @@ class FishSchool(Measurement):
     row_labels: ClassVar[tuple[str, ...]] = ("method", "behaviour")
 
     def __post_init__(self) -> None:
-        for key, known in (("sharing", SHARING), ("behaviour", BEHAVIOURS)):
-            if getattr(self, key) not in known:
-                raise ConfigError(f"{key}={getattr(self, key)} does not exist.{suggest(getattr(self, key), known)}")
         self.pictures = [k for k in self.pictures if k <= self.rounds]
 
     def check(self) -> None:

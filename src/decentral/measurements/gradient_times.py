@@ -10,9 +10,10 @@ import numpy as np
 
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.schema import Config
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
 from decentral.measurements.measurement import Measurement
 from decentral.measurements.values import Curve, Labels, Point, Value
+from decentral.settings import setting
 
 SHARE = "gradients that take no longer (%)"
 _QUANTILES = {"median (s)": 50, "95 % take at most (s)": 95, "least (s)": 0, "most (s)": 100}
@@ -29,13 +30,10 @@ class GradientTimes(Measurement):
 
     name: str = "gradient_times"
     seeds: list[int] = field(default_factory=lambda: [1])
-    steps: int = 1000
+    steps: int = setting(1000, at_least=1)
 
     folder: ClassVar[str] = "gradient_times"
     lines: ClassVar[str] = "quantiles.jsonl"
-
-    def __post_init__(self) -> None:
-        check_at_least("steps", self.steps)
 
     def check(self) -> None:
         """There has to be a cluster."""

@@ -9,10 +9,11 @@ from typing import ClassVar, Self
 from decentral.measurements.computation import Computation
 from decentral.measurements.values import Curve, Labels, Meaning, Value
 from decentral.scheduling.job import Job
+from decentral.settings import Settings
 
 
 @dataclass
-class Measurement(Computation):
+class Measurement(Settings, Computation):
     """One row of a study at one column. Its further fields are settings: keys of the study's YAML, and of its rows.
 
     A study composes the configuration from its base, the row and the column, and makes the measurement and its cells.

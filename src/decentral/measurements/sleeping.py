@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any, ClassVar, Self
 
 from decentral.config.identity import component_identity, identity
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
 from decentral.measurements.computation import check_losses
 from decentral.measurements.gradient_times import cluster_of
 from decentral.measurements.measurement import Measurement
 from decentral.measurements.timeline import STEP, THROUGHPUT, baseline_of
 from decentral.measurements.timing import Sleeping, Still, Turns, in_group
 from decentral.measurements.values import Labels, Meaning, Value
+from decentral.settings import setting
 
 BY_CLOCK, ERROR = "time per step by the clock (s)", "clock's time against the measured one (%)"
 
@@ -37,8 +38,8 @@ class SleepingSteps(Measurement):
     name: str = "sleeping"
     baseline: str = ""
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
-    steps: int = 20
-    warm_up: int = 10
+    steps: int = setting(20, at_least=1)
+    warm_up: int = setting(10, at_least=1)
     column: Sequence[SleepingSteps] = field(default=(), metadata={"inner": True})
     """All rows with as many workers."""
 
@@ -46,10 +47,6 @@ class SleepingSteps(Measurement):
     lines: ClassVar[str] = "steps.jsonl"
     decides: ClassVar[frozenset[str]] = frozenset({"lr", "num_workers", "processes", "steps"})
     one_per_worker: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_at_least("steps", self.steps)
-        check_at_least("warm_up", self.warm_up)
 
     def check(self) -> None:
         """Processes whose time the clock knows, too."""

@@ -23,6 +23,7 @@ from decentral.measurements.gradient_times import cluster_of
 from decentral.measurements.measurement import Measurement
 from decentral.measurements.values import NOT_REACHED, Curve, Labels, Point, Value
 from decentral.network.settings import Carrier
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,11 +56,11 @@ class Race(Measurement):
     dimension    of the vectors
     """
 
-    slowdowns: list[float] = field(default_factory=list)
+    slowdowns: list[float] = setting([], at_least=1)
     seeds: list[int] = field(default_factory=list)
-    pause_s: float = 0.005
-    duration_s: float = 4.0
-    target: float = 1e-6
+    pause_s: float = setting(0.005, above=0)
+    duration_s: float = setting(4.0, above=0)
+    target: float = setting(1e-6, above=0)
     dimension: int = 1000
 
     lines: ClassVar[str] = "races.jsonl"
@@ -68,13 +69,6 @@ class Race(Measurement):
     timed: ClassVar[frozenset[str]] = frozenset({"network.transport"})
     axis: ClassVar[str] = "wall_s"
     """Where seconds belong."""
-
-    def __post_init__(self) -> None:
-        for key in ("pause_s", "duration_s", "target"):
-            if getattr(self, key) <= 0:
-                raise ConfigError(f"{key}={getattr(self, key):g} makes no sense: it has to be above 0.")
-        if not all(slowdown >= 1 for slowdown in self.slowdowns):
-            raise ConfigError(f"slowdowns={self.slowdowns} have to be at least 1.")
 
     def check(self) -> None:
         """Somebody has to wait, on one graph."""

@@ -20,6 +20,7 @@ from decentral.measurements.values import Labels, Value
 from decentral.network.settings import Carrier
 from decentral.runtime.devices import device_kind
 from decentral.scheduling.job import Demand
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -47,9 +48,9 @@ class Throughput(InProcesses, Measurement):
 
     name: str = "throughput"
     baseline: list[str] = field(default_factory=list)
-    warm_up: int = 10
-    iterations: int = 10
-    steps: int = 10
+    warm_up: int = setting(10, at_least=0)
+    iterations: int = setting(10, at_least=1)
+    steps: int = setting(10, at_least=1)
     compares: Literal["speed", "ratio"] = "speed"
     held_against: Config | None = field(default=None, metadata={"inner": True})
     """The baseline."""
@@ -59,10 +60,6 @@ class Throughput(InProcesses, Measurement):
     one_per_worker: ClassVar[bool] = False
     decides: ClassVar[frozenset[str]] = frozenset()
     timed: ClassVar[frozenset[str]] = frozenset({"device", "processes", "network.transport"})
-
-    def __post_init__(self) -> None:
-        if min(self.iterations, self.steps) < 1 or self.warm_up < 0:
-            raise ConfigError(f"iterations={self.iterations} and steps={self.steps} have to be at least 1.")
 
     @classmethod
     def variants(cls, base: list[str], settings: dict[str, Any]) -> dict[str, list[str]]:

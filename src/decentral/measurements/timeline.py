@@ -9,12 +9,13 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 from decentral.cluster.cluster import Machines
 from decentral.cluster.spans import write_spans
 from decentral.config.identity import component_identity
-from decentral.errors import ConfigError, check_at_least, suggest
+from decentral.errors import ConfigError, suggest
 from decentral.measurements.computation import Computation, check_losses
 from decentral.measurements.gradient_times import cluster_of
 from decentral.measurements.measurement import Measurement
 from decentral.measurements.values import Labels, Meaning, Value
 from decentral.scheduling.job import Job
+from decentral.settings import setting
 from decentral.store.files import csv_text, write_text
 
 THROUGHPUT, STEP, WAITING = "throughput (steps/s)", "time per step (s)", "waiting share (%)"
@@ -41,16 +42,13 @@ class Timeline(Measurement):
     name: str = "timeline"
     baseline: str = ""
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
-    steps: int = 200
+    steps: int = setting(200, at_least=1)
     compares: Literal["speed-up", "throughput"] = "speed-up"
     reference: Timeline | None = field(default=None, metadata={"inner": True})
     """The baseline at the same column."""
 
     folder: ClassVar[str] = "simulated_time"
     lines: ClassVar[str] = "times.jsonl"
-
-    def __post_init__(self) -> None:
-        check_at_least("steps", self.steps)
 
     def check(self) -> None:
         """Time has to be known, and the size of messages."""
@@ -157,10 +155,10 @@ class TimelineMap(Measurement):
     """
 
     name: str = "timeline_map"
-    slowdowns: list[float] = field(default_factory=list)
-    gbps: list[float] = field(default_factory=list)
+    slowdowns: list[float] = setting([], above=1)
+    gbps: list[float] = setting([], above=0)
     seeds: list[int] = field(default_factory=lambda: [1])
-    steps: int = 100
+    steps: int = setting(100, at_least=1)
 
     folder: ClassVar[str] = "times_over_links"
     lines: ClassVar[str] = "times.jsonl"
@@ -168,11 +166,8 @@ class TimelineMap(Measurement):
     meanings: ClassVar[dict[str, Meaning]] = {STEP: Meaning(False, "s")}
 
     def __post_init__(self) -> None:
-        check_at_least("steps", self.steps)
-        for key, least in (("slowdowns", 1.0), ("gbps", 0.0)):
-            numbers = getattr(self, key)
-            if not numbers or min(numbers) <= least:
-                raise ConfigError(f"{key}={numbers} makes no sense: give numbers above {least:g}.")
+        if not self.slowdowns or not self.gbps:
+            raise ConfigError(f"slowdowns={self.slowdowns} and gbps={self.gbps} make no map: give numbers for both.")
 
     def check(self) -> None:
         """There have to be machines."""

@@ -10,12 +10,13 @@ from decentral.config.composition import conf_directory
 from decentral.config.parsing import build
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components, own
+from decentral.settings import Settings, setting
 from decentral.study.catalogue import read_mapping
 from decentral.study.measure import Measure
 
 
 @dataclass
-class Method:
+class Method(Settings):
     """A line of methods.yaml: an algorithm with its topology and the settings that are not its defaults.
 
     title      as tables and figures show it
@@ -28,15 +29,11 @@ class Method:
     title: str
     base: list[str]
     with_sgd: list[str] = field(default_factory=list)
-    times: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.times < float("inf"):
-            raise ConfigError(f"method {self.name}: times={self.times:g} has to be above 0.")
+    times: float = setting(1.0, above=0)
 
 
 @dataclass
-class Scenario:
+class Scenario(Settings):
     """A file of scenario/: a task on a cluster, what has to be reached, and what may be spent for it.
 
     title        what it is, in one line

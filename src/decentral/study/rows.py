@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
+from decentral.settings import Settings
+
 
 @dataclass
-class Row:
+class Row(Settings):
     """A method, or whatever else a study has in its rows.
 
     method, topology    as tables and figures show them

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from decentral.measurements.values import Curve, Labels, Meaning, Value
 from decentral.scheduling.job import Job
+from decentral.settings import Settings
 from decentral.study.wording import counted
 
 
@@ -62,7 +63,7 @@ def _counted(value: Any, number: int) -> Any:
 
 
 @dataclass
-class Study(ABC):
+class Study(Settings, ABC):
     """A dataclass whose fields are the keys of conf/study/<name>.yaml; `kind: <name of the class>` chooses it there."""
 
     name: str = ""

@@ -17,6 +17,7 @@ from decentral.errors import ConfigError, check_at_least
 from decentral.host.devices import num_cores
 from decentral.measurements.computation import InProcesses
 from decentral.measurements.timing import Still, advance, let_sleep
+from decentral.settings import Settings, setting
 
 if TYPE_CHECKING:
     from decentral.cluster.cluster import VirtualCluster
@@ -236,7 +237,7 @@ def _line(parts: list[dict[str, Any]], ages: dict[int, int], n: int, steps: int)
 
 
 @dataclass(frozen=True)
-class Target:
+class Target(Settings, where="target"):
     """When models are good enough.
 
     accuracy       what the test accuracy of the workers has to be on average, a fraction of 1
@@ -244,14 +245,11 @@ class Target:
     at_most_steps  who has not reached it by then never does
     """
 
-    accuracy: float = 0.9
-    every_steps: int = 20
+    accuracy: float = setting(0.9, above=0, at_most=1)
+    every_steps: int = setting(20, at_least=1)
     at_most_steps: int = 200
 
     def __post_init__(self) -> None:
-        if not 0 < self.accuracy <= 1:
-            raise ConfigError(f"target.accuracy={self.accuracy:g} makes no sense: it has to be above 0 and at most 1.")
-        check_at_least("target.every_steps", self.every_steps)
         check_at_least("target.at_most_steps", self.at_most_steps, self.every_steps)
 
     def seconds(self, config: Config, world: World) -> float | None:

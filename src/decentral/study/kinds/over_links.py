@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -14,11 +13,12 @@ from decentral.cluster.links import CollectiveName
 from decentral.cluster.network_changes import Mode as Changes
 from decentral.cluster.stragglers import Mode
 from decentral.config.schema import Config
-from decentral.errors import ConfigError, check_between
+from decentral.errors import ConfigError
 from decentral.measurements.computation import without_seed_and_rate
 from decentral.measurements.link_factors import LinkFactors
 from decentral.measurements.values import Labels, Meaning, Value
 from decentral.scheduling.job import Job
+from decentral.settings import setting
 from decentral.store import Status
 from decentral.study.kinds.comparison import Comparison, ComparisonRow, TunedCell
 from decentral.study.study import Cell
@@ -33,7 +33,7 @@ class LinkRow(ComparisonRow):
     overlap     share of a gradient's time during which an exchange goes on beside it, from 0 to 1
     """
 
-    overlap: float = 0.0
+    overlap: float = setting(0.0, at_least=0, at_most=1)
 
 
 @dataclass
@@ -47,8 +47,6 @@ class LinkCell(TunedCell):
 
     factors: LinkFactors | None = None
     overlap: float = 0.0
-    gbps: tuple[float, ...] = ()
-    latency_ms: tuple[float, ...] = ()
 
     def jobs(self) -> list[Job]:
         """Those of the comparison, and the one that says C and a."""
@@ -82,14 +80,14 @@ class LinkCell(TunedCell):
 
     def _times(self, steps: float, seconds: float, known: dict[str, float]) -> Iterator[tuple[float, float, float]]:
         """(Gbit/s, ms, seconds to the target) of a run that took so many steps and seconds; nan where it never did."""
-        cluster = self.final.config.cluster
-        assert isinstance(cluster, Machines)
+        cluster, study = self.final.config.cluster, self.study
+        assert isinstance(cluster, Machines) and isinstance(study, OverLinks)
         links = cluster.links
         assert links.latency_s is not None and links.bandwidth_gbps is not None
         gradient_s, latencies = known["gradient_s"], known["latencies"]
         volume = (seconds - steps * (gradient_s + latencies * links.latency_s)) * links.bandwidth_gbps / 8e-9
-        for latency_ms in self.latency_ms:
-            for gbps in self.gbps:
+        for latency_ms in study.latency_ms:
+            for gbps in study.gbps:
                 exchange = steps * latencies * 1e-3 * latency_ms + volume * 8e-9 / gbps
                 yield gbps, latency_ms, steps * gradient_s + max(0.0, exchange - self.overlap * steps * gradient_s)
 
@@ -105,16 +103,12 @@ class OverLinks(Comparison):
     name: str = "over_links"
     cell: ClassVar[type[TunedCell]] = LinkCell
     rows: list[LinkRow] = field(default_factory=list)  # type: ignore[assignment]
-    gbps: list[float] = field(default_factory=list)
-    latency_ms: list[float] = field(default_factory=list)
+    gbps: list[float] = setting([], above=0)
+    latency_ms: list[float] = setting([], above=0)
 
     def __post_init__(self) -> None:
-        for row in self.rows:
-            check_between("overlap", row.overlap, 0.0, 1.0)
-        for key in ("gbps", "latency_ms"):
-            numbers = getattr(self, key)
-            if not numbers or min(numbers) <= 0 or not all(map(math.isfinite, numbers)):
-                raise ConfigError(f"{key}={numbers} makes no sense: give finite numbers above 0.")
+        if not self.gbps or not self.latency_ms:
+            raise ConfigError(f"gbps={self.gbps} and latency_ms={self.latency_ms} make no map: give numbers for both.")
         if self.measure.to_reach is None or self.measure.axis != "step":
             raise ConfigError("measure has to be steps to a target here: give to_reach, and axis: step.")
         if self.columns:
@@ -129,7 +123,7 @@ class OverLinks(Comparison):
             _check(config)
             cell.labels |= {BANDWIDTH: "", LATENCY: ""}
             cell.factors = LinkFactors(without_seed_and_rate(config), {"method": row.method, "latencies": ""})
-            cell.overlap, cell.gbps, cell.latency_ms = row.overlap, tuple(self.gbps), tuple(self.latency_ms)
+            cell.overlap = row.overlap
         return cells
 
 

@@ -12,13 +12,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from decentral.config.composition import compose_all
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
 from decentral.measurements.computation import check_losses
 from decentral.measurements.gradient_times import cluster_of
 from decentral.measurements.validation.clock import Case, Costs, Simulated, calibrated
 from decentral.measurements.validation.observed import Method, ObservedTargets, ObservedTimes, Recording, Target
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value, title_of
 from decentral.scheduling.job import Job
+from decentral.settings import setting
 from decentral.store import Status
 from decentral.study.rows import Row
 from decentral.study.study import Cell, Study
@@ -92,18 +93,16 @@ class TimeValidation(Study):
     processes: list[int] = field(default_factory=lambda: [4, 8])
     settings: list[Setting] = field(default_factory=list)
     calibrated: Setting = field(default_factory=lambda: Setting("even", processes=[4]))
-    num_parameters: int = 250_000
-    steps: int = 40
+    num_parameters: int = setting(250_000, at_least=1)
+    steps: int = setting(40, at_least=1)
     warm_up: int = 30
-    rounds: int = 1
+    rounds: int = setting(1, at_least=1)
     seed: int = 1
     target: Target = field(default_factory=Target)
 
     timed: ClassVar[frozenset[str]] = frozenset({"network.transport"})
 
     def __post_init__(self) -> None:
-        for key in ("steps", "rounds", "num_parameters"):
-            check_at_least(key, getattr(self, key))
         if len(self.calibrated.processes) != 1:
             raise ConfigError(
                 f"calibrated.processes={self.calibrated.processes} has to be one number: costs come from one size, "

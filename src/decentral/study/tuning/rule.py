@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from decentral.errors import ConfigError
+from decentral.settings import Settings, setting
 
 Scores = Mapping[float, float]
 """Learning rate -> score, larger is better; nan where a run diverged."""
@@ -21,7 +22,7 @@ class Choice(NamedTuple):
     at_edge: bool
 
 
-class Rule(ABC):
+class Rule(Settings, ABC, where="tune"):
     """A dataclass whose fields are its configuration."""
 
     @abstractmethod
@@ -62,10 +63,10 @@ class Grid(Rule):
     """Try all of `values` and take the best, as the thesis does. A best one at either end is reported as such."""
 
     name: str = "grid"
-    values: list[float] = field(default_factory=list)
+    values: list[float] = setting([], above=0)
 
     def __post_init__(self) -> None:
-        if not self.values or min(self.values) <= 0:
+        if not self.values:
             raise ConfigError(f"tune.values={self.values} has to be a list of learning rates above 0.")
 
     def wanted(self, tried: Scores, start: float) -> list[float]:
@@ -83,17 +84,9 @@ class PowersOfTwo(Rule):
     """
 
     name: str = "powers_of_two"
-    factor: float = 2.0
-    at_most: int = 10
-    times: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.factor <= 1:
-            raise ConfigError(f"tune.factor={self.factor:g} makes no sense: it has to be above 1.")
-        if self.at_most < 3:
-            raise ConfigError(f"tune.at_most={self.at_most} makes no sense: it takes 3 rates to sandwich one.")
-        if not (math.isfinite(self.times) and self.times > 0):
-            raise ConfigError(f"tune.times={self.times:g} makes no sense: it has to be above 0.")
+    factor: float = setting(2.0, above=1)
+    at_most: int = setting(10, at_least=3, hint="to sandwich one")
+    times: float = setting(1.0, above=0)
 
     def wanted(self, tried: Scores, start: float) -> list[float]:
         """The first three, then the neighbours of the best."""
