@@ -80,8 +80,8 @@ def test_a_target_that_is_never_got_to_is_never_got_to_anywhere(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("base", "settings", "said"),
     [
-        ([], {"gbps": []}, "gbps=.. makes no sense"),
-        ([], {"latency_ms": [0]}, "latency_ms=.0.0. makes no sense"),
+        ([], {"gbps": []}, "gbps=.. and latency_ms=.* make no map"),
+        ([], {"latency_ms": [0]}, "latency_ms=0 makes no sense"),
         ([], {"measure": MEASURE | {"axis": "epoch"}}, "steps to a target"),
         ([], {"columns": {"alpha": [1]}}, "columns=.'alpha'. cannot be used"),
         (["algo=dpsgd", "topology=ring", "compress=none"], {}, "algo has to be allreduce"),

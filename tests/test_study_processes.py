@@ -120,7 +120,7 @@ def test_a_ratio_is_that_of_the_same_round_and_cpu_time_is_shared_out(tmp_path: 
         ({"rows": [ROWS[0], ROWS[0]]}, "rows: two have the same method"),
         ({"columns": {"num_workers": [1]}}, "needs several workers"),
         ({"megabytes": [0]}, "above 0"),
-        ({"rounds": 0}, "rounds=0 has to be at least 1"),
+        ({"rounds": 0}, "rounds=0 makes no sense: it has to be at least 1"),
         ({"rows": [{**ROWS[0], "verb": "median"}]}, "verb='median' does not fit"),
     ],
 )

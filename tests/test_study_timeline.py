@@ -176,8 +176,8 @@ def test_the_time_of_a_step_at_each_place_follows_by_hand(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("base", "settings", "said"),
     [
-        (MAP_SLOW, {"slowdowns": [1]}, "slowdowns=.1.0. makes no sense: give numbers above 1"),
-        (MAP_SLOW, {"gbps": []}, "gbps=.. makes no sense"),
+        (MAP_SLOW, {"slowdowns": [1]}, "slowdowns=1 makes no sense: it has to be above 1"),
+        (MAP_SLOW, {"gbps": []}, "gbps=.. make no map"),
         (MAP_SLOW, {"steps": 0}, "steps=0 makes no sense"),
         (["cluster=none"], {}, "cluster"),
         ([*MAP_SLOW, "cluster.num_parameters=null"], {}, "cluster.num_parameters is not given"),
