@@ -6,7 +6,6 @@ import json
 import math
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -200,6 +199,8 @@ def push_sum(
     config: Config, world: World, pauses: list[float], duration_s: float, x: Tensor
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Asynchronous push-sum for x [n, d]: this worker's entry, and what has become of the sums of p and x."""
+    import torch.distributed as dist
+
     from decentral.network.windows.choose import open_window
     from decentral.network.windows.slots import Edges
 
@@ -207,17 +208,19 @@ def push_sum(
     edges = Edges.of(config.rounds().mixing(0)[0].graph)
     share = 1 / (1 + len(edges.receivers(i)))
     window = open_window(config.network, edges, [range(j, j + 1) for j in range(n)], x[i : i + 1])
-    with _closing(window):
-        log, seconds = Log(), _stop_watch(world)
-        while seconds() < duration_s:
-            time.sleep(pauses[i])
-            window.accumulate(i, dict.fromkeys(edges.receivers(i), share), share)
-            window.collect(i)
-            now = seconds()
-            log.note(now, error(window.t / window.p[0], mean), float(window.p[0]))
-        window.drain()
-        end = error(window.t / window.p[0], mean)
-        total_p, total_x = _total(window.p.clone()), _total(window.t[0].clone())
+    log, seconds = Log(), _stop_watch(world)
+    while seconds() < duration_s:
+        time.sleep(pauses[i])
+        window.accumulate(i, dict.fromkeys(edges.receivers(i), share), share)
+        window.collect(i)
+        now = seconds()
+        log.note(now, error(window.t / window.p[0], mean), float(window.p[0]))
+    window.drain()
+    end = error(window.t / window.p[0], mean)
+    total_p, total_x = window.p.clone(), window.t[0].clone()
+    for total in (total_p, total_x):
+        dist.all_reduce(total)
+    window.close()  # when all is well: a process that fails does not wait for the others
     return log.entry(end), {"p_error": abs(float(total_p[0]) - n), "mass_error": _mass_error(total_x, x)}
 
 
@@ -225,19 +228,22 @@ def in_rounds(
     config: Config, world: World, pauses: list[float], duration_s: float, x: Tensor
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Synchronous averaging of x [n, d], which lasts as long as the slowest worker needs for its turns."""
+    import torch.distributed as dist
+
     from decentral.network.processes import join
     from decentral.topology.delivery import Losses
 
     i, mean = world.rank, x.mean(0)
     net = join(config.rounds(), Losses(0.0, 0), world.device, i, world.size, config.network)
-    with _closing(net):
-        own, log, seconds = x[i : i + 1].clone(), Log(), _stop_watch(world)
-        for t in range(math.ceil(duration_s / pauses[-1])):
-            time.sleep(pauses[i])
-            own = net.mix(own, t)
-            now = seconds()
-            log.note(now, error(own, mean))
-        total = _total(own[0].clone())
+    own, log, seconds = x[i : i + 1].clone(), Log(), _stop_watch(world)
+    for t in range(math.ceil(duration_s / pauses[-1])):
+        time.sleep(pauses[i])
+        own = net.mix(own, t)
+        now = seconds()
+        log.note(now, error(own, mean))
+    total = own[0].clone()
+    dist.all_reduce(total)
+    net.close()
     return log.entry(error(own, mean)), {"p_error": 0.0, "mass_error": _mass_error(total, x)}
 
 
@@ -246,21 +252,6 @@ def _stop_watch(world: World) -> Any:
     world.barrier()
     began = time.perf_counter()
     return lambda: round(time.perf_counter() - began, 6)
-
-
-@contextmanager
-def _closing(thing: Any) -> Iterator[None]:
-    """Close it, when all is well: a process that fails does not wait for the others."""
-    yield
-    thing.close()
-
-
-def _total(values: Tensor) -> Tensor:
-    """The sum over all processes."""
-    import torch.distributed as dist
-
-    dist.all_reduce(values)
-    return values
 
 
 # -- simulated ---------------------------------------------------------------------------------------------------------
