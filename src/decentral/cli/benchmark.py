@@ -93,7 +93,7 @@ def _carry_out_command(arguments: list[str]) -> int:
     parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
     if options.plan:
         launcher = studies.for_this_machine(chosen).launcher
-        say(plan("decentral-benchmark", chosen.scale, selected, launcher, chosen.results_dir))
+        say(plan("decentral-benchmark", chosen.scale, selected, launcher))
         return 0
     everything = _with_known(chosen, cells, selected)
     if options.report:
