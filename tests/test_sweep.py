@@ -100,7 +100,7 @@ def test_finished_cells_of_a_grid_are_skipped_and_a_finished_grid_is_left_alone_
 
     check = (
         "import sys; from decentral.cli.run import main\ntry: main()\n"
-        "finally: assert not {'torch', 'pandas', 'matplotlib'} & set(sys.modules)"
+        "finally: assert 'torch' not in sys.modules"
     )
     again = subprocess.run([sys.executable, "-c", check, "-m", *grid], capture_output=True, text=True)
     assert (again.returncode, again.stderr) == (0, "")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from decentral.errors import ConfigError as ConfigError
+    from decentral.report.runs_table import table as table
     from decentral.script.joining import join as join
     from decentral.script.loading import load as load
     from decentral.script.loading import runs as runs
@@ -36,6 +37,7 @@ _HOMES = {
     "join": "decentral.script.joining",
     "load": "decentral.script.loading",
     "runs": "decentral.script.loading",
+    "table": "decentral.report.runs_table",
     "train": "decentral.script.training",
     "wrap": "decentral.script.wrap",
 }

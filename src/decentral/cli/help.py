@@ -35,6 +35,7 @@ decentral-run trains n workers with a decentralized algorithm, on one machine or
 _OPTIONS = """\
 Options
   -m, --multirun          run every combination of values such as lr=0.05,0.1
+  --save-study NAME       with -m: write the sweep as a study, FOLDER/study/NAME.yaml (docs/studies.md)
   --config-dir FOLDER     choices of your own: FOLDER/experiment/mine.yaml is experiment=mine; algo=, model=, ...
                           of your own are FOLDER/algorithms/mine.py, ... (docs/own_components.md)
   --cfg job               print the composed configuration instead of running (with --resolve: without references)

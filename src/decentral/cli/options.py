@@ -83,5 +83,6 @@ class RunOptions(Options):
         super().__init__("decentral-run")
         self.add_argument("--version", action="store_true")
         self.add_argument("-m", "--multirun", action="store_true")
+        self.add_argument("--save-study", metavar="NAME")
         self.add_argument("-c", "--cfg", choices=["job"])
         self.add_argument("--resolve", action="store_true")

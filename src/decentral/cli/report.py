@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,15 +13,17 @@ from decentral.cli.study_arguments import OWN_RESULTS, PUBLISHED_RESULTS
 from decentral.errors import ConfigError, suggest
 from decentral.report.figures.output import KEYS as FIGURES
 from decentral.report.figures.output import output
-from decentral.store.files import at_home
+from decentral.store.files import at_home, check_name
 from decentral.terminal.console import say
 
 _HELP = """\
 decentral-report [NAME ...] [scale=smoke|small|laptop|paper] [results_dir=PATH] [figures.KEY=VALUE ...]
                  [--config-dir FOLDER]
+decentral-report runs --rows KEY,... [--columns KEY] [--best KEY] [--over KEY] [--metric NAME] [--worker WHO]
+                 [--where KEY=VALUE ...] [--name NAME] [results_dir=PATH] [figures.KEY=VALUE ...]
 
-Makes the tables, figures and verdicts of all studies that have results (or of those named), and the pages:
-results_dir/README.md, the scoreboard, and a README.md for each paper. It runs nothing: decentral-study does.
+The first form makes the tables, figures and verdicts of all studies that have results (or of those named), and the
+pages: results_dir/README.md, the scoreboard, and a README.md for each paper. It runs nothing: decentral-study does.
 As for that command, the usual results_dir is results/own, which git ignores; results has the published ones.
 
 Figures for a paper: decentral-report relaysum_fig2 figures.title=false figures.width=column figures.format=pdf
@@ -32,6 +35,21 @@ figures.format=[png,svg,pdf] one or several (the usual ones: [png,svg]); fonts a
 
 The same results give the same files. Formats that are not named keep the files that they have.
 --config-dir FOLDER is for claims and figures of your own, in FOLDER/claims/ and FOLDER/figures/.
+
+The second form makes a table and figures of any runs in results_dir (here: results), whatever started them, in
+results_dir/tables/NAME: mean ± standard deviation over seeds, as Markdown, CSV and LaTeX. Settings are named as on the
+command line. results_dir may also be the folder of a study's results, results/PAPER/STUDY/SCALE.
+
+--rows KEY,...     settings that tell the rows apart: algo,topology
+--columns KEY      a column for each value of this setting: alpha
+--best KEY         take its best value in each cell, by the mean: lr. * marks a best value at the edge of those tried.
+--over KEY         what repeats a run: seed (the usual one)
+--metric NAME      accuracy, or 'train loss' (the usual one: what the runs are judged by)
+--worker WHO       worst (the usual one), mean, averaged, or a number
+--where KEY=VALUE  only runs with this setting; may be given several times
+--name NAME        of the table (the usual one: algo_by_alpha)
+
+decentral-report runs --rows algo --columns alpha --best lr
 Exit status: 0 done, 1 failed (a full disk, say), 2 refused, 130 interrupted.
 """
 _KEYS = ("results_dir", "scale", *FIGURES)
@@ -49,22 +67,55 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _carry_out_command(arguments: list[str]) -> int:
     parser = Options("decentral-report", _KEYS)
+    table = {"rows": "", "columns": "", "best": "", "over": "seed", "metric": "", "worker": "worst", "name": ""}
+    for name, usual in table.items():
+        parser.add_argument(f"--{name}", default=usual)
+    parser.add_argument("--where", action="append", default=[])
     options = parser.begin(arguments, _HELP)
     if options is None:
         return 0
-    _carry_out(options.words)
+    names = [word for word in options.words if "=" not in word]
+    settings = _settings([word for word in options.words if "=" in word])
+    given = [name for name, usual in table.items() if getattr(options, name) != usual] + ["where"] * bool(options.where)
+    if names == ["runs"]:
+        _tabulate(options, settings)
+    elif given:
+        raise ConfigError(f"--{given[0]} is for tables of runs: decentral-report runs --rows KEY.")
+    else:
+        _carry_out(names, settings)
     return 0
 
 
-def _carry_out(arguments: list[str]) -> None:
-    from decentral.study import SCALES
-
-    names = [argument for argument in arguments if "=" not in argument]
-    pairs = (argument.split("=", 1) for argument in arguments if "=" in argument)
+def _settings(words: Sequence[str]) -> dict[str, str]:
+    pairs = (word.split("=", 1) for word in words)
     settings = {key: value.strip("'\"") for key, value in pairs}  # quoted, as Hydra wants it of the other commands
     for key in settings:
         if key not in _KEYS:
             raise ConfigError(f"decentral-report has no setting '{key}'.{suggest(key, _KEYS)}")
+    return settings
+
+
+def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
+    """The table of stored runs."""
+    from decentral.report.make import make
+    from decentral.report.runs_table import Layout, collect_runs
+
+    rows = [key for key in options.rows.split(",") if key]
+    if not rows:
+        raise ConfigError("--rows is missing: name the settings that tell rows apart, for example --rows algo.")
+    layout = Layout(rows, *(getattr(options, key) for key in ("columns", "best", "over", "metric", "worker", "where")))
+    source = at_home(settings.get("results_dir", "results"))
+    name = options.name or layout.name
+    check_name(name, "--name")
+    directory = (Path("results") if (source / "values.csv").is_file() else source) / "tables" / name
+    check_writable("results_dir", str(directory), directory)
+    collect_runs(source, layout, directory)
+    say(make(directory, output(settings)).summary())
+
+
+def _carry_out(names: list[str], settings: dict[str, str]) -> None:
+    from decentral.study import SCALES
+
     scale = settings.get("scale", "")
     if scale and scale not in SCALES:
         raise ConfigError(f"scale={scale} does not exist.{suggest(scale, SCALES)}")

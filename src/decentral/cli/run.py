@@ -43,7 +43,9 @@ def _carry_out_command(arguments: list[str]) -> int:
     if options.multirun:
         from decentral.cli.sweep import sweep
 
-        return sweep(options.words, options.config_dir)
+        return sweep(options.words, options.config_dir, options.save_study)
+    if options.save_study:
+        raise ConfigError("--save-study belongs to -m, which starts the runs of a study.")
     config = compose(options.words, options.config_dir)
     if config.launcher.name != "local" and not under_torchrun():
         from decentral.cli.sweep import submit

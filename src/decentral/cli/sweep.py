@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
 
+_LISTED = 12  # runs, up to which each has a line beside the table of means
+
+
 class Combination(NamedTuple):
     """One run of a sweep."""
 
@@ -35,8 +38,10 @@ class Combination(NamedTuple):
     config: Config
 
 
-def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
+def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | None = None) -> int:
     """Every combination; those that are refused or fail do not stop the others. Returns the exit status.
+
+    `save_study` is a name: in the end, the study that does the same is written into the user's folder.
 
     All are composed before the first one starts, so that files that are edited meanwhile do not change later runs.
     """
@@ -67,6 +72,14 @@ def sweep(overrides: Sequence[str], config_dir: str | None) -> int:
     if any(one.config.launcher != accepted[0].config.launcher for one in accepted):
         raise ConfigError("launcher= is one for all runs of a sweep: give it, and its settings, one value.")
     statuses = _carry_out(accepted, config_dir)
+    if save_study:
+        from decentral.report.runs_table import layout_of
+        from decentral.study.from_sweep import write_study
+
+        folder, layout = Path(config_dir or "conf"), layout_of(_values(accepted))
+        runs = [(one.words, run_directory(one.config)) for one in accepted]
+        path = write_study(save_study, runs, layout.rows, layout.columns, folder)
+        say(f"Study:    {path}  (decentral-study {save_study} scale=laptop --config-dir {folder})")
     return exit_status([REFUSED] * refused + statuses)
 
 
@@ -116,12 +129,48 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
         with board("sweep", config.progress) as shown:
             tally = schedule(Fixed(unfinished), config.launcher, at_home(config.results_dir), shown)
         ended, interrupted = {one.job.id: one for one in tally.ended}, tally.interrupted
-    say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}")
+    table = _table(combinations)
+    if not table or len(runs) <= _LISTED:
+        say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}")
+    if table:
+        say(f"\n{table}")
     for one in ended.values():
         if one.failure is not None:
             report_error(failure_line(one))
     statuses = [0] * before + [_status(one) for one in ended.values()]
     return [*statuses, INTERRUPTED] if interrupted else statuses
+
+
+def _values(combinations: Sequence[Combination]) -> dict[str, list[str]]:
+    """The values of each key, in the order in which they were given."""
+    found: dict[str, list[str]] = {}
+    for one in combinations:
+        for word in one.words:
+            key, _, value = word.lstrip("+").partition("=")
+            if value not in found.setdefault(key, []):
+                found[key].append(value)
+    return found
+
+
+def _table(combinations: Sequence[Combination]) -> str:
+    """The table of the whole sweep: mean ± standard deviation over seeds, at the best learning rate; '' where nothing
+    is repeated or searched. Its files lie in results_dir/tables."""
+    from decentral.report.make import make
+    from decentral.report.runs_table import collect_runs, layout_of
+
+    values = _values(combinations)
+    layout = layout_of(values)
+    if not layout.best and len(values.get("seed", [])) < 2:
+        return ""
+    directory = at_home(combinations[0].config.results_dir) / "tables" / layout.name
+    try:
+        collect_runs([run_directory(one.config) for one in combinations], layout, directory)
+        made = make(directory)
+    except ConfigError as error:
+        return f"Note:     there is no table of means: {error}"
+    again = f"decentral-report runs --rows {','.join(layout.rows)}"
+    again += f" --columns {layout.columns}" * bool(layout.columns) + f" --best {layout.best}" * bool(layout.best)
+    return f"{made.summary()}\nNext:     {again}  (--metric, --worker, --where: any other table)"
 
 
 def _job(one: Combination, title: str, config_dir: str | None) -> TrainingRun:

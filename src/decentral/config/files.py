@@ -83,3 +83,19 @@ def from_dict(values: dict[str, Any], trust: bool = False) -> Config:
     for node, cls in NODES.items():
         values[node] = build(cls, values.get(node, {}), node)
     return build(Config, values, "")
+
+
+def run_settings(directory: Path) -> dict[str, Any]:
+    """Every setting of a run as on the command line: `algo`, `algo.fill`, `lr`; none where they cannot be read."""
+    try:
+        values = read_yaml(directory / "config.yaml")
+    except ConfigError:
+        return {}
+    found: dict[str, Any] = {}
+    for key, value in values.items() if isinstance(values, dict) else ():
+        if not isinstance(value, dict):
+            found[key] = value
+            continue
+        found |= {key: value["name"]} if "name" in value else {}
+        found |= {f"{key}.{part}": one for part, one in value.items() if part != "name"}
+    return found

@@ -43,8 +43,8 @@ class Made:
     def summary(self) -> str:
         """The first table and what it is about, the verdicts counted, and where everything is, for a terminal."""
         facts = self.results.facts
-        scale = f"scale={self.results.scale}" + (" (changed)" if self.results.changes else "")
-        head = f"{self.results.study}, {scale}: {facts.get('title') or facts.get('item') or ''}"
+        scale = f", scale={self.results.scale}" * bool(self.results.scale) + " (changed)" * bool(self.results.changes)
+        head = f"{self.results.study}{scale}: {facts.get('title') or facts.get('item') or ''}"
         blocks = [head.rstrip(": "), _about(self.results), tables.as_text(self.results)]
         lines = [
             f"{words}{self._told(kind)}"
@@ -130,8 +130,10 @@ def _about(results: Results) -> str:
     words = f"{heading[:1].upper()}{heading[1:]}"
     if any(one.std is not None for one in cells):
         words += f": mean ± standard deviation over {results.spec.repeats}s"
-    if len(found) > 1:
+    if len(found) > 2:
         words += f"; the first of {len(found)} tables in table.md"
+    if any(one.at_edge for one in cells):
+        words += ". * The best learning rate lies at the edge of those that were tried"
     return textwrap.fill(f"{words}.", _WIDTH)
 
 

@@ -146,15 +146,17 @@ def cell(entry: Entry | None, grid: Grid, table: Table) -> str:
 
 
 def as_text(results: Results) -> str:
-    """The first table, for a terminal; '' if there is none."""
+    """The first table, and the second where there are no more than two, for a terminal; '' if there is none."""
     table, found = results.spec.table, grids(results)
-    if table is None or not found:
-        return ""
-    lines = _heads(found[0], table)
-    for row in found[0].rows:
-        cells = [cell(found[0].cells.get((row, column)), found[0], table) for column in found[0].columns]
-        lines.append([*row_words(row, table), *cells])
-    return aligned(lines, left=len(table.rows))
+    blocks: list[str] = []
+    for grid in found if len(found) <= 2 else found[:1]:
+        assert table is not None
+        lines = _heads(grid, table)
+        for row in grid.rows:
+            cells = [cell(grid.cells.get((row, column)), grid, table) for column in grid.columns]
+            lines.append([*row_words(row, table), *cells])
+        blocks += [f"{_capital(grid.heading)}:"] * bool(blocks) + [aligned(lines, left=len(table.rows))]
+    return "\n\n".join(blocks)
 
 
 def as_csv(results: Results) -> str:

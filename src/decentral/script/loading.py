@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from decentral.config.composition import folders_of
-from decentral.config.files import read
-from decentral.config.own_files import read_yaml
+from decentral.config.files import read, run_settings
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision, cast
 from decentral.host.caller import left_as_found
@@ -89,7 +88,7 @@ def load(
     status = str((RunStore.peek(directory) or {}).get("status", "unknown"))
     if status == Status.running and not is_locked(directory / LOCK):
         status = str(Status.interrupted)
-    settings, metrics = _settings(directory), pd.DataFrame(read_metrics(directory))
+    settings, metrics = run_settings(directory), pd.DataFrame(read_metrics(directory))
     if status != "done" or settings.get("save") == "none" or not _has_networks(settings):
         return Trained(directory, status, settings, metrics, [], None)
     stored = load_models(directory, recorded_id(directory)).models
@@ -168,7 +167,7 @@ def runs(results_dir: str | Path = "results") -> pd.DataFrame:
     rows = []
     for found in find_runs(at_home(results_dir)):
         row: dict[str, Any] = {"id": found.run_id, "status": str(found.status), "directory": str(found.path)}
-        rows.append(row | _settings(found.path) | _last(found.path))
+        rows.append(row | run_settings(found.path) | _last(found.path))
     return pd.DataFrame(rows)
 
 
@@ -181,21 +180,6 @@ def _directory(run: str | Path, results_dir: str | Path) -> Path:
         if os.path.isfile(path / "config.yaml"):
             return path
     raise ConfigError(f"{run} is no run: there is no config.yaml in it, and none in {' or '.join(map(str, folders))}.")
-
-
-def _settings(directory: Path) -> dict[str, Any]:
-    try:
-        values = read_yaml(directory / "config.yaml")
-    except ConfigError:
-        return {}
-    found: dict[str, Any] = {}
-    for key, value in values.items() if isinstance(values, dict) else ():
-        if not isinstance(value, dict):
-            found[key] = value
-            continue
-        found |= {key: value["name"]} if "name" in value else {}
-        found |= {f"{key}.{part}": one for part, one in value.items() if part != "name"}
-    return found
 
 
 def _last(directory: Path) -> dict[str, Any]:

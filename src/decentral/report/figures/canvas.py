@@ -245,7 +245,7 @@ def _subtitle(results: Results, middle: str) -> str:
     """Which item of which paper, at which scale, and what a line is."""
     name = paper(str(results.facts.get("paper") or "")).short
     item = str(results.facts.get("item") or "")
-    scale = f"scale={results.scale}" + (" (changed)" if results.changes else "")
+    scale = f"scale={results.scale}" * bool(results.scale) + " (changed)" * bool(results.changes)
     parts = [f"{name}, {item}".strip(", "), scale, middle]
     return "  \N{MIDDLE DOT}  ".join(part for part in parts if part)
 

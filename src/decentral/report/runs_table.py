@@ -1,0 +1,321 @@
+"""A table of any stored runs: settings in its rows and columns, the best of one setting, mean ± std over another.
+
+    decentral-report runs --rows algo --columns alpha --best lr --over seed --metric accuracy --worker worst
+
+What it writes is what a study writes, study.json, values.csv and curves.csv, so that everything a report makes of a
+study is made of it: the table as Markdown, CSV and LaTeX, bold type where a lead is more than noise, and figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pandas
+
+from decentral.config.files import run_settings
+from decentral.errors import ConfigError, suggest
+from decentral.registry import component
+from decentral.report.entries import plain
+from decentral.report.results import read
+from decentral.report.tables import as_csv
+from decentral.store import AXES, Metric, RunStore, Status, find_runs, read_metadata, read_metrics
+from decentral.store.files import at_home, write_json, write_text
+from decentral.study.measure import DAMAGED, Measure
+
+_FREE = frozenset(
+    (
+        *("results_dir", "run_dir", "device", "processes", "execution", "launcher", "logger", "progress", "rerun"),
+        *("save", "checkpoint_every_s", "restarts", "max_combinations", "record_operations", "evaluation"),
+    )
+)
+"""Settings in which runs that are averaged may differ."""
+_LOG_FROM_RATIO = 10
+_MOST_COLUMNS = 8
+_VALUES = (
+    *("value", "seed", "rate", "chosen", "at_edge", "status"),
+    *("worst", "mean", "averaged", "published", "run", "wall_s"),
+)
+_OWN = (*_VALUES, "metric", "label", "meaning", "remark", "measure", "directory", "speed", "speed_unit")
+"""Columns that are no settings."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a table of runs shows; settings are named as on the command line (`algo`, `lr`, `network.drop_probability`).
+
+    rows, columns   settings that tell its rows apart, and the setting that has a column for each value ('': none)
+    best            the setting whose best value is taken in every cell, by the mean over `over`; '': none. A value with
+                    which a run diverges does not count, unless all do.
+    over            the setting that repeats a run: the mean, and the standard deviation with n - 1; '': none
+    metric          'accuracy', or with its split 'train loss'; '': what the runs are judged by
+    worker          whose model counts: worst, mean, averaged, or a number
+    where           'key=value': only runs with that setting
+    """
+
+    rows: Sequence[str]
+    columns: str = ""
+    best: str = ""
+    over: str = "seed"
+    metric: str = ""
+    worker: str = "worst"
+    where: Sequence[str] = ()
+
+    @property
+    def labels(self) -> list[str]:
+        """The settings in rows and columns."""
+        return [*self.rows, *([self.columns] if self.columns else [])]
+
+    @property
+    def name(self) -> str:
+        """For example 'algo_by_alpha'."""
+        return "_".join(self.rows) + (f"_by_{self.columns}" if self.columns else "")
+
+
+def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path) -> None:
+    """Write the values of runs into `directory`, as a study writes them: `report.make` makes a table of them.
+
+    `source` is a folder of results, that of a study, whose collected values are taken, or the directories of some runs.
+    Raises ConfigError if there are no runs, if they have no such setting or metric, or if runs that differ in something
+    else would share a cell.
+    """
+    if isinstance(source, Path) and (source / "values.csv").is_file():
+        frame, metrics = _study_frame(source, layout)
+    else:
+        frame, metrics = _runs_frame(source, layout)
+    layout = _resolved(layout, frame)
+    if isinstance(source, Path) and "directory" in frame:  # runs lie there in no order
+        frame = frame.sort_values(layout.rows, key=_in_order, kind="stable")
+    metric = next(iter(metrics))
+    if layout.best:
+        frame = _with_best(frame, layout, bool(metrics[metric]["larger_is_better"]))
+    _refuse_mixed_cells(frame[frame["chosen"]], layout)
+    if layout.over not in ("", "seed"):
+        frame["seed"] = pandas.factorize(frame[layout.over])[0]
+    values = frame[[*layout.labels, *_VALUES]].assign(metric=metric)
+    if "speed" in frame:
+        speed = f"throughput ({frame['speed_unit'].iloc[0]})"
+        beside = {"value": frame["speed"], "at_edge": False, "worst": "", "mean": "", "averaged": ""}
+        values = pandas.concat([values, values.assign(metric=speed, **beside)])
+    facts = {
+        "study": directory.name,
+        "scale": "",
+        "title": f"{metric[:1].upper()}{metric[1:]} by {', '.join(layout.labels)}",
+        "labels": layout.labels,
+        "layout": asdict(layout),
+        "metrics": metrics,
+        "report": {
+            "table": {"rows": list(layout.rows), "columns": layout.columns, "format": _format(frame, metrics[metric])},
+            "figures": _figures(frame, layout, metric),
+            "repeats": layout.over or "run",
+        },
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    write_text(directory / "values.csv", values.to_csv(index=False))
+    if "directory" in frame:
+        write_text(directory / "curves.csv", _curves(frame, layout, metric).to_csv(index=False))
+    write_json(directory / "study.json", facts)
+
+
+def _runs_frame(source: Path | Sequence[Path], layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any]]:
+    """A row for each run that is done or has diverged, with all its settings; and what its metric is."""
+    rows, metrics = [], {}
+    for path in [run.path for run in find_runs(source)] if isinstance(source, Path) else source:
+        settings, facts = run_settings(path), RunStore.peek(path) or {}
+        if facts.get("status") not in (Status.done, Status.diverged) or not _wanted(settings, layout.where):
+            continue
+        known = read_metadata(path, {(row["split"], row["metric"]) for row in read_metrics(path)})
+        measure = Measure(*_metric(layout.metric, known, path), worker=layout.worker)
+        found = measure.of(path)
+        metrics[found.label] = found.meaning._asdict()
+        numbers = found._asdict() | {"run": facts.get("run_id", ""), "seed": settings.get("seed", 0)}
+        rows.append(settings | numbers | _speed(settings, facts) | {"directory": path, "measure": measure})
+    if not rows:
+        which = f" with {' and '.join(layout.where)}" if layout.where else ""
+        place = source if isinstance(source, Path) else "this sweep"
+        raise ConfigError(f"{place} has no finished runs{which}: run decentral-run first, or name another folder.")
+    if all(row["status"] == DAMAGED for row in rows):
+        raise ConfigError(rows[0]["remark"])
+    if len(metrics) > 1:
+        raise ConfigError(f"these runs are judged by {' and '.join(metrics)}: choose with --metric or --where.")
+    frame = pandas.DataFrame(rows).assign(chosen=True, at_edge=False, rate=math.nan, published="")
+    return frame, metrics
+
+
+def table(
+    results_dir: str | Path = "results",
+    *,
+    rows: str | Sequence[str],
+    columns: str = "",
+    best: str = "",
+    over: str = "seed",
+    metric: str = "",
+    worker: str = "worst",
+    where: str | Sequence[str] = (),
+) -> pandas.DataFrame:
+    """The numbers of a table of stored runs, a row for each cell; `decentral-report runs` prints and draws the same.
+
+    Its columns are the settings in `rows` and `columns`, then metric, mean, std (n - 1), runs, diverged, rates (the
+    chosen values of `best`) and at_edge: whether one of these lies at the edge of what was tried. `table(...).pivot`
+    gives it any other shape. `results_dir` is a folder of results, or that of a study; the settings are those of
+    `Layout`. Raises ConfigError as `collect_runs` does.
+
+    >>> decentral.table(rows="algo", columns="alpha", best="lr")  # doctest: +SKIP
+    """
+    named = [[one] if isinstance(one, str) else list(one) for one in (rows, where)]
+    layout = Layout(named[0], columns, best, over, metric, worker, named[1])
+    with TemporaryDirectory() as folder:
+        collect_runs(at_home(results_dir), layout, Path(folder))
+        return pandas.read_csv(StringIO(as_csv(read(Path(folder)))))
+
+
+def layout_of(values: Mapping[str, Sequence[Any]]) -> Layout:
+    """The table of a sweep over these values of settings, in the order in which the user gave them.
+
+    Seeds are averaged and the best learning rate is taken, where something else differs, too. The last of the others is
+    in the columns, if it has few values.
+    """
+    varied = [key for key, own in values.items() if len(own) > 1]
+    rest = [key for key in varied if key not in ("seed", "lr")]
+    best = "lr" if "lr" in varied and rest else ""
+    rows = rest or [key for key in varied if key != "seed"] or ["algo"]
+    columns = rows.pop() if len(rows) > 1 and len(values[rows[-1]]) <= _MOST_COLUMNS else ""
+    return Layout(rows, columns, best)
+
+
+def _in_order(column: pandas.Series) -> pandas.Series:
+    """Numbers by size, anything else by its letters."""
+    numbers = pandas.to_numeric(column, errors="coerce")
+    return column.astype(str) if numbers.isna().any() else numbers
+
+
+def _metric(wanted: str, known: dict[tuple[str, str], Metric], run: Path) -> tuple[str, str]:
+    """The split and name of the first metric of a run that is called so; by default what it is judged by."""
+    words = wanted.replace("_", " ")
+    found = [key for key, metric in known.items() if words in ("", metric.words, metric.name.replace("_", " "))]
+    if not found:
+        raise ConfigError(f"--metric={wanted} is not in {run}.{suggest(wanted, [m.words for m in known.values()])}")
+    return found[0]
+
+
+def _speed(settings: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """How fast a run was, while it trained: in examples where there are some, else in steps."""
+    steps, wall_s = facts.get("step", 0), float(facts.get("wall_s", 0.0))
+    if not wall_s:
+        return {"speed": math.nan, "speed_unit": "steps/s"}
+    task = component("tasks", str(settings.get("task")))
+    if "model" not in getattr(task, "uses", ()):
+        return {"speed": steps / wall_s, "speed_unit": "steps/s"}
+    examples = steps * settings["num_workers"] * settings["batch_size"] * settings.get("accumulate", 1)
+    return {"speed": examples / wall_s, "speed_unit": "examples/s"}
+
+
+def _wanted(settings: dict[str, Any], where: Sequence[str]) -> bool:
+    """Whether a run has all of these settings, each given as key=value."""
+    pairs = (one.partition("=") for one in where)
+    return all(plain(settings.get(key, "")) == plain(value) for key, _, value in pairs)
+
+
+def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[str, Any]]:
+    """The values that a study has collected, of its first metric or the one that is asked for; rates are chosen."""
+    found = read(folder)
+    names = list(dict.fromkeys(found.values["metric"]))
+    words = layout.metric.replace("_", " ")
+    metric = next((name for name in names if words in name), None)
+    if metric is None:
+        raise ConfigError(f"--metric={layout.metric} is not in {folder}.{suggest(layout.metric, names)}")
+    frame = found.values[found.values["metric"] == metric].assign(lr=found.values["rate"])
+    if layout.worker in ("worst", "mean", "averaged"):
+        frame = frame.assign(value=frame[layout.worker].fillna(frame["value"]))
+    frame = frame[[_wanted(dict(row), layout.where) for _, row in frame.iterrows()]]
+    unit = "%" if found.spec.table and found.spec.table.format == "percent" else ""
+    meaning = {"larger_is_better": found.larger_is_better(metric), "unit": unit, "chance": found.chance_of(metric)}
+    return (frame[frame["chosen"]] if layout.best == "lr" else frame), {metric: meaning}
+
+
+def _resolved(layout: Layout, frame: pandas.DataFrame) -> Layout:
+    """With the names of settings as the runs have them. Raises ConfigError for those that they do not have."""
+
+    def named(option: str, key: str) -> str:
+        ending = [name for name in frame.columns if name == key or name.endswith(f".{key}")]
+        if not key or key in ending:
+            return key
+        if len(ending) != 1:
+            raise ConfigError(f"{option} {key} is no setting of these runs.{suggest(key, frame.columns)}")
+        return str(ending[0])
+
+    rows = [named("--rows", key) for key in layout.rows]
+    found = replace(layout, rows=rows, columns=named("--columns", layout.columns), best=named("--best", layout.best),
+                    over=named("--over", layout.over))  # fmt: skip
+    twice = [key for key in found.labels if [*found.labels, found.best, found.over].count(key) > 1]
+    if twice:
+        raise ConfigError(f"{twice[0]} is named twice: a setting is in rows, in columns, or it is best or over.")
+    return found
+
+
+def _with_best(frame: pandas.DataFrame, layout: Layout, larger_is_better: bool) -> pandas.DataFrame:
+    """The same with `chosen` for the runs with the best value of `best` in each cell, and whether it lies at the edge
+    of those that were tried."""
+    parts = []
+    for _, cell in frame.groupby(layout.labels, sort=False, dropna=False):
+        lost = cell["value"].isna() | (cell["status"] == Status.diverged)
+        scores = cell["value"].mask(lost).groupby(cell[layout.best]).agg(lambda values: values.mean(skipna=False))
+        tried = sorted(scores.index)
+        ranked = scores.dropna().sort_values(ascending=not larger_is_better, kind="stable")
+        best = ranked.index[0] if len(ranked) else tried[0]
+        numbers = all(isinstance(value, int | float) for value in tried)
+        at_edge = numbers and len(tried) > 1 and best in (tried[0], tried[-1])
+        rate = cell[layout.best] if numbers else math.nan
+        parts.append(cell.assign(chosen=cell[layout.best] == best, at_edge=at_edge, rate=rate))
+    return pandas.concat(parts)
+
+
+def _refuse_mixed_cells(chosen: pandas.DataFrame, layout: Layout) -> None:
+    """Raise ConfigError where runs of one cell differ in a setting that the layout does not name, or are repeated."""
+    named = {*layout.labels, layout.best, layout.over}
+    settings = [key for key in chosen.columns if key not in named and key.partition(".")[0] not in (*_FREE, *_OWN)]
+    for _, cell in chosen.groupby(layout.labels, sort=False, dropna=False):
+        text = cell[settings].astype(str)
+        for key in settings:
+            if text[key].nunique() > 1:
+                values = ", ".join(text[key].unique()[:3])
+                raise ConfigError(
+                    f"runs of one cell differ in {key} ({values}): name it in --rows, or choose with --where {key}=..."
+                )
+
+
+def _format(frame: pandas.DataFrame, meaning: dict[str, Any]) -> str:
+    values = frame["value"].abs().dropna()
+    if meaning["unit"] == "%":
+        return "percent"
+    return "scientific" if len(values) and values.median() < 0.01 else "plain"
+
+
+def _figures(frame: pandas.DataFrame, layout: Layout, metric: str) -> list[dict[str, Any]]:
+    """The values over the columns, where these are numbers, and the metric over epochs."""
+    common: dict[str, Any] = {"lines": list(layout.rows), "spread": "std", "metric": metric, "ylabel": metric}
+    found: list[dict[str, Any]] = []
+    places = pandas.to_numeric(frame[layout.columns], errors="coerce") if layout.columns else pandas.Series([math.nan])
+    if places.notna().all() and places.nunique() > 1:
+        logx = bool(places.min() > 0 and places.max() >= _LOG_FROM_RATIO * places.min())
+        found.append({"name": "values", "kind": "scaling", "x": layout.columns, "logx": logx, **common})
+    if "directory" in frame:
+        curves = {"kind": "curves", "worker": layout.worker, "x": "epoch", "panels": layout.columns}
+        found.append({"name": "curves", **curves, **common})
+    return found
+
+
+def _curves(frame: pandas.DataFrame, layout: Layout, metric: str) -> pandas.DataFrame:
+    """A line for each evaluation of the chosen runs."""
+    rows = []
+    for run in frame[frame["chosen"]].to_dict("records"):
+        labels = {label: run[label] for label in layout.labels}
+        for curve in run["measure"].curves(run["directory"], [layout.worker], labels, run["seed"]):
+            head = {**labels, "metric": metric, "worker": curve.worker, "seed": run["seed"]}
+            rows += [{**head, **point.at, "value": point.value} for point in curve.points]
+    return pandas.DataFrame(rows, columns=[*layout.labels, "metric", "worker", "seed", *AXES, "value"])
