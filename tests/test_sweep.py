@@ -98,10 +98,7 @@ def test_finished_cells_of_a_grid_are_skipped_and_a_finished_grid_is_left_alone_
     assert len(find_runs(Path("results"))) == 9
     assert not any(written_twice(run.path) for run in find_runs(Path("results")))
 
-    check = (
-        "import sys; from decentral.cli.run import main\ntry: main()\n"
-        "finally: assert 'torch' not in sys.modules"
-    )
+    check = "import sys; from decentral.cli.run import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     again = subprocess.run([sys.executable, "-c", check, "-m", *grid], capture_output=True, text=True)
     assert (again.returncode, again.stderr) == (0, "")
     assert "9 of 9 runs were done before; nothing was computed" in again.stdout
