@@ -200,7 +200,6 @@ def test_a_changed_gain_is_a_reason_to_explore() -> None:
         (["compress=topk", "compress.adapt=knee", *LINKS, "algo=choco", "topology=ring"], "algo=choco is none"),
         (["compress=topk", "compress.adapt=knee", "compress.candidates=[]"], "give at least one share"),
         (["compress=topk", "compress.candidates=[0.1,2]"], "give at least one share"),
-        (["compress=topk", "compress.explore_steps=0"], "compress.explore_steps=0 makes no sense"),
         (
             ["compress=topk", "compress.adapt=knee", *LINKS, "simulate=timeline", "steps=9"],
             "simulate=timeline has none",
@@ -293,7 +292,6 @@ def test_between_processes_links_are_measured_for_real(start, transport: str) ->
         (["processes=1"], "network.measure=true has nothing to measure: within one process nothing crosses"),
         (["algo=wagma", *LINKS], "network.measure=true is for methods in rounds"),
         (["simulate=timeline", *LINKS], "network.measure=true is for runs that train"),
-        (["network.measure_every_steps=0", *LINKS], "network.measure_every_steps=0 makes no sense"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(further: list[str], told: str) -> None:

@@ -185,7 +185,6 @@ def test_a_matrix_may_depend_on_data():
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["communication.every=0"], "communication.every=0 makes no sense"),
         (["communication.workers_per_machine=3"], "communication.workers_per_machine=3 does not divide num_workers=16"),
         (["topology=dbt", "communication.workers_per_machine=2"], "needs one graph of machines, but topology=dbt is 2"),
         (["communication.global_every=50000", "communication.every=7"], "repeat after 350000 steps only"),

@@ -93,12 +93,6 @@ def test_the_weight_of_a_move_is_one_minus_beta_unless_said(start):
     assert np.abs(other - default).max() > 1e-3
 
 
-@pytest.mark.parametrize("a", ["0", "1.5", "-0.1", "nan"])
-def test_the_weight_of_a_move_is_above_0_and_at_most_1(a: str):
-    with pytest.raises(ConfigError, match=rf"algo\.a={a} makes no sense: it has to be in \(0, 1\]"):
-        compose([*SMALL, "algo=qg_dpsgd", f"algo.a={a}"])
-
-
 @pytest.mark.parametrize(("algo", "field"), [("qg_dpsgd", "a"), ("gradient_tracking", "mode")])
 def test_runs_from_before_a_setting_keep_their_ids(algo: str, field: str):
     assert field not in identity(configure(*SMALL, f"algo={algo}", "topology=ring"))["algo"]

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 from functools import lru_cache
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_type_hints
 
 from decentral.config.own_files import read_yaml
+from decentral.config.parsing import words
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components
@@ -259,30 +259,16 @@ def _unknown(key: str, error: Any) -> str:
 
 def _wanted(error: Any) -> str | None:
     """'it has to be a whole number, such as 16', from the type of the field that refused a value."""
-    if not dataclasses.is_dataclass(error.object_type):  # an element of a list
-        return f"it has to be {_kind(error.ref_type)}" if _kind(error.ref_type) else None
-    hint = get_type_hints(error.object_type).get(str(error.key))
-    kind = _kind(hint)
-    if kind is None:
+    hint, default = error.ref_type, None
+    if dataclasses.is_dataclass(error.object_type):  # else an element of a list
+        hint = get_type_hints(error.object_type).get(str(error.key), Any)
+        default = getattr(error.object_type, str(error.key), None)
+    if hint is Any:
         return None
-    field = next(f for f in dataclasses.fields(error.object_type) if f.name == error.key)
-    default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+    wanted = f"it has to be {words(hint)}"
     if isinstance(hint, type) and issubclass(hint, Enum):
         close = suggest(str(error.value), hint.__members__)
-        return f"it has to be {kind}" + (f" (did{close[4:]})" if "Did" in close else "")
-    if isinstance(default, int | float | list) and not isinstance(default, bool):
-        return f"it has to be {kind}, such as {default if isinstance(default, list) else f'{default:g}'}"
-    return f"it has to be {kind}"
-
-
-def _kind(hint: Any) -> str | None:
-    """A type in words."""
-    inner = [arg for arg in get_args(hint) if arg is not NoneType]
-    if getattr(hint, "__origin__", None) is list:
-        return f"a list of {'whole ' if inner == [int] else ''}{'words' if inner == [str] else 'numbers'}"
-    if inner:
-        kind = _kind(inner[0])
-        return kind and f"{kind}, or null"
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return f"one of {', '.join(hint.__members__)}"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint)
+        return f"{wanted} (did{close[4:]})" if "Did" in close else wanted
+    if isinstance(default, int | float) and not isinstance(default, bool):
+        return f"{wanted}, such as {default:g}"
+    return wanted
