@@ -8,7 +8,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 read -ra pythons <<<"${PYTHONS:-3.11 3.12 3.13}"
 read -ra torches <<<"${TORCHES:-lowest newest}"
-read -ra tests <<<"${TESTS:-tests/test_reference.py tests/test_conformance_optimum.py tests/test_network.py tests/test_cli.py tests/test_optim.py}"
+read -ra tests <<<"${TESTS:-tests/test_reference.py tests/test_conformance.py tests/test_network.py tests/test_cli.py tests/test_optim.py}"
 folder=$(mktemp -d "${TMPDIR:-/tmp}/decentral-matrix.XXXXXX")
 trap 'rm -rf "$folder"' EXIT
 

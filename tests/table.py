@@ -1,6 +1,6 @@
 """The one table of the conformance tests: every algorithm, topology, task and optimizer, and what is true of it.
 
-A new component joins all of `test_conformance_*.py` by being listed here, once; until then
+A new component joins all of `test_conformance.py` by being listed here, once; until then
 `test_every_component_is_listed` fails.
 """
 
