@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.data.description import DataDescription, ImageData, LabelledTokens, NextTokens
@@ -21,6 +22,8 @@ class Model(Settings, ABC, where="model"):
     name: str
     takes: ClassVar[type[DataDescription]]
     """The kind of data."""
+    facts: Mapping[str, Any] = {}
+    """What the provenance of a run says of it."""
 
     def check(self, data: DataDescription) -> None:
         """Raise a `ConfigError` if this model cannot take the data, quickly and without torch."""

@@ -31,9 +31,11 @@ class PlainModel(Plain, Model):
 
         Its numbers are as exact as they were made. It is in train mode, but for parts of it that were not.
         """
-        import torch
+        return self.tried(self.made(data), data)
 
-        from decentral.gradients.passes.module_state import copied
+    def made(self, data: LabelledData) -> nn.Module:
+        """What the class makes. Raises ConfigError if it is no module."""
+        import torch
 
         given = (data.num_classes, data.shape[0] if data.shape else 1, prod(data.shape), data.shape)
         known = self.settings()
@@ -41,6 +43,12 @@ class PlainModel(Plain, Model):
             original = self.target()(**known, **taken(self.target(), dict(zip(GIVEN, given, strict=True))))
         if not isinstance(original, torch.nn.Module):
             raise ConfigError(f"model={self.name} has to be a torch.nn.Module, or return one, not {_type(original)}.")
+        return original
+
+    def tried(self, original: nn.Module, data: LabelledData) -> nn.Module:
+        """A copy of what was made, as `build` returns it."""
+        from decentral.gradients.passes.module_state import copied
+
         check(original, self.name)
         module = copied(original).cpu()
         kept = [part for part in module.modules() if module.training and not part.training]

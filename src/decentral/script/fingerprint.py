@@ -64,6 +64,20 @@ def fingerprint(value: Any, name: str) -> tuple[str, str]:
     return walk.digest.hexdigest()[:16], ""
 
 
+def trail(module: nn.Module) -> list[list[str]]:
+    """Pairs (where, digest so far) of what decides the outputs of `module` beside what its `state_dict` replaces.
+
+    The first pair that differs from that of another module says where they differ. What cannot be compared by value
+    counts as equal.
+    """
+    walk = _Walk(type(module).__name__, of_code=True)
+    walk._put(release("os"), release("torch"))
+    walk._mark("the version of Python or torch")
+    with suppress(Exception):  # nested too deeply: what comes before it counts
+        walk.whole(module)
+    return walk.trail
+
+
 def content(tensor: Tensor) -> Any:
     """The bytes of a dense tensor, as a flat array."""
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
@@ -74,12 +88,15 @@ class _Walk:
     """A fingerprint on its way.
 
     digest    of what was met so far
+    trail     that digest in hexadecimal digits, after each module and each piece of code, with its place
     _met      id -> number and object (kept, so that its id is not given to another one)
     _waiting  code and classes, whose contents come last: they refer to each other too deeply for a recursion
     """
 
-    def __init__(self, name: str) -> None:
-        self.digest = hashlib.sha256()
+    def __init__(self, name: str, of_code: bool = False) -> None:
+        """of_code: leave out tensors that are attributes of modules, and what cannot be compared."""
+        self.digest, self.trail = hashlib.sha256(), list[list[str]]()
+        self._of_code, self._passed_over = of_code, [_UnknownError] if of_code else []
         self._path = [name]
         self._met: dict[int, tuple[int, Any]] = {}
         self._storages: dict[int, int] = {}
@@ -98,9 +115,12 @@ class _Walk:
                 self._entries(enumerate(hooks.values()))
         for module in (torch, nn.functional, nn.init):
             self._patches(vars(module), "")
+        self._mark("torch, by hooks or replaced functions")
         while self._waiting:
             self._path, contents = self._waiting.pop(0)
-            contents()
+            with suppress(*self._passed_over):
+                contents()
+            self._mark(f"the code of {self._where()}")
         if self._reads_environment:
             self._entries((word, os.environ[word]) for word in sorted(self._words & os.environ.keys()))
 
@@ -135,8 +155,13 @@ class _Walk:
             self._path.pop()
 
     def _unknown(self, what: str) -> None:
-        where = "".join(self._path).replace("._modules.", ".")
-        raise _UnknownError(f"{where} {what} cannot be compared by value")
+        raise _UnknownError(f"{self._where()} {what} cannot be compared by value")
+
+    def _where(self) -> str:
+        return "".join(self._path).replace("._modules.", ".")
+
+    def _mark(self, where: str) -> None:
+        self.trail.append([where, self.digest.hexdigest()[:8]])
 
     def _later(self, contents: Callable[[], None]) -> None:
         if self._waiting is None:
@@ -149,7 +174,7 @@ class _Walk:
     def _entries(self, entries: Iterable[tuple[Any, Any]]) -> None:
         """Names, or keys, with values, in this order."""
         for name, value in entries:
-            with self._at(name):
+            with self._at(name), suppress(*self._passed_over):
                 self.add(name)
                 self.add(value)
         self._put("end")
@@ -279,8 +304,14 @@ class _Walk:
             kept[name] = [(places[key], hook) for key, hook in one.items()]  # the keys are numbers of this process
         if id(module) in self._modes and "training" in kept:
             kept["training"] = "as all" if kept["training"] == self._modes[id(module)] else "otherwise"
+        if self._of_code:
+            left_out = {"training", "_parameters", "_buffers"} | {
+                n for n, one in kept.items() if isinstance(one, Tensor)
+            }
+            kept = {name: value for name, value in kept.items() if name not in left_out}
         self._entries((name, value) for name, value in kept.items() if name not in _NOISE)
         self._slots(module)
+        self._mark(f"the attributes of {self._where()}")
 
     # -- code ----------------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
 from decentral.models.plain import PlainModel, check
 from decentral.randomness import seeded
-from decentral.script.fingerprint import fingerprint
+from decentral.script.fingerprint import fingerprint, trail
 from decentral.terminal.console import warn
 
 if TYPE_CHECKING:
@@ -44,13 +44,17 @@ class GivenModel(PlainModel):
             check(model, cls.name)
         found = cls(content=compared(model, getattr(model, "__name__", type(model).__name__)))
         vars(found)["_make"] = (lambda: model) if isinstance(model, nn.Module) else model
+        if isinstance(model, nn.Module):
+            vars(found)["facts"] = {"code": trail(model)}
         return found
 
     def look_at(self, data: LabelledData) -> None:
         """What a class or function makes counts, too: it may depend on files, or on what else the code does not say."""
         with seeded(0, "look at model"):
-            made = self.build(data)
+            original = self.made(data)
+            made = self.tried(original, data)
         self.content = compared((self.content, made), type(made).__name__)
+        vars(self)["facts"] = {"code": trail(original)}
 
     def target(self) -> Callable[..., Any]:  # type: ignore[override]
         """What makes the module."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from decentral.gradients.precision import Precision, cast
 from decentral.host.caller import left_as_found
 from decentral.registry import component
 from decentral.store import RunStore, Status, find_runs, read_metrics
-from decentral.store.files import at_home, is_locked
+from decentral.store.files import at_home, is_locked, read_json
 from decentral.store.metadata import read_metadata
 from decentral.store.models import AVERAGED, load_models
 from decentral.store.ownership import LOCK, recorded_id
@@ -77,14 +78,26 @@ def load(
     """The models, metrics and settings of a run: its directory, or its id in `results_dir`, or in its
     folder `own`, where studies are.
 
-    `model` is what it was trained with, if that was given to `train` as an object; `config_dir` the folder with its
-    components of one's own. Nothing that is read is executed, unless `trust` lets it import the `module:Name` that the
-    run names as its model or data.
+    `model` is what it was trained with, if that was given to `train` as an object: a warning says where its code or its
+    attributes differ from those of the run. `config_dir` is the folder with its components of one's own. Nothing that
+    is read is executed, unless `trust` lets it import the `module:Name` that the run names as its model or data.
 
     Raises ConfigError if there is no such run, or if the file with its models is missing, damaged or of another run.
     """
     folders_of(str(config_dir) if config_dir else None)
     directory = _directory(run, results_dir)
+    found = found_in(directory, lambda settings: _maker(directory, settings, model, trust))
+    if found.averaged is not None and model is not None and (where := _differs(model, directory)):
+        warnings.warn(
+            f"model= differs from what {directory} was trained with, in {where}: its outputs may not be those of the "
+            "run.",
+            stacklevel=2,
+        )
+    return found
+
+
+def found_in(directory: Path, maker: Callable[[Mapping[str, Any]], Callable[[], nn.Module]]) -> Trained:
+    """What is in the directory of a run; `maker` returns for its settings what makes a module as it was trained."""
     status = str((RunStore.peek(directory) or {}).get("status", "unknown"))
     if status == Status.running and not is_locked(directory / LOCK):
         status = str(Status.interrupted)
@@ -95,7 +108,7 @@ def load(
     workers = sorted((name for name in stored if name != AVERAGED), key=lambda name: int(name[len("worker") :]))
     precision = Precision.fp64 if settings.get("precision") == "fp64" else Precision.fp32
     with left_as_found():
-        make = _maker(directory, settings, model, trust)
+        make = maker(settings)
         models = [_with(make(), stored[name], precision) for name in (*workers, AVERAGED)]
     return Trained(directory, status, settings, metrics, models[:-1], models[-1])
 
@@ -130,6 +143,20 @@ def _maker(
         return found
 
     return make
+
+
+def _differs(model: nn.Module | Callable[..., nn.Module], directory: Path) -> str:
+    """Where its code and attributes are not those of the run; "" if nowhere, or if the run has not stored them."""
+    import torch
+
+    from decentral.script.fingerprint import trail
+
+    stored = (read_json(directory / "provenance.json") or {}).get("code")
+    if not isinstance(stored, list):
+        return ""
+    with left_as_found():
+        now = trail(model if isinstance(model, torch.nn.Module) else _called(model))
+    return next((one[0] for one, then in zip(now, [*stored, *now], strict=False) if one != then), "")
 
 
 def _called(model: Callable[..., nn.Module]) -> nn.Module:

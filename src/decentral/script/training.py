@@ -18,7 +18,7 @@ from decentral.errors import ConfigError
 from decentral.host.caller import left_as_found
 from decentral.registry import component
 from decentral.runtime.launch import launch
-from decentral.script.loading import Trained, load
+from decentral.script.loading import Trained, found_in
 from decentral.store import Status
 from decentral.terminal.console import is_leader, say
 
@@ -114,8 +114,8 @@ def train(
         )
     if outcome.done_before and is_leader():
         say(f"Run {run_id(config)} is done already: reused from {outcome.directory}; rerun=True computes it again.")
-    made_again = partial(config.model.build, config.task.describe(config)) if "model" in config.task.uses else None
-    found = load(outcome.directory, model=made_again, config_dir=config_dir)
+    made_again = partial(config.model.build, config.task.describe(config))
+    found = found_in(outcome.directory, lambda settings: made_again)
     return replace(found, reused=outcome.done_before)
 
 
