@@ -15,6 +15,7 @@ from decentral.config.own_files import check_yaml
 from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError
 from decentral.registry import blame, component, find, own
+from decentral.terminal.console import is_leader, warn
 
 _Finished = TypeVar("_Finished")
 
@@ -96,6 +97,9 @@ def compose(overrides: Sequence[str], config_dir: str | None = None, made: Mappi
     (found,) = compose_each([overrides], config_dir, made)
     if isinstance(found, ConfigError):
         raise found
+    words = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
+    if "epochs" in words and found.steps is not None and is_leader():
+        warn(f"epochs={words['epochs']} does not count beside steps={found.steps}: leave one of them out.")
     return found
 
 

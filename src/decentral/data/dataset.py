@@ -96,6 +96,10 @@ class Loaded(ABC):
         numbers = torch.arange(self.num_test) if chosen is None else chosen
         return self.test_examples(numbers.split(batch_size)[part::parts])
 
+    def not_finite(self) -> tuple[str, ...]:
+        """A sentence for each split in which examples are known to hold NaN or infinite numbers."""
+        return ()
+
     @abstractmethod
     def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets, as above, for each of these batches: LongTensors [b] of numbers in the test set."""

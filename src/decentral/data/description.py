@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 
@@ -36,11 +36,13 @@ class LabelledData(DataDescription):
 
     shape         of one example
     num_classes   labels are 0 ... num_classes - 1
+    first_class   the smallest label that there is
     """
 
     kind: ClassVar[str] = "labelled examples"
     shape: tuple[int, ...]
     num_classes: int
+    first_class: int = field(default=0, repr=False, compare=False)
 
     def batch_shape(self, size: int) -> tuple[int, ...]:
         """[size, *shape]."""

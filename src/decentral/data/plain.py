@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _SPLITS = ("training", "test")
+_MOST_NAMED = 5  # labels in a sentence
 _MOST_CLASSES = 1_000_000  # that there may be beyond the examples
 
 
@@ -65,6 +66,17 @@ class PlainData(Plain, DataSet):
         """Of the examples and labels that were looked at, whichever files they come from."""
         return "".join(look.digest for look in self._sets().looks)
 
+    def notes(self) -> tuple[str, ...]:
+        """Which classes the training data lack."""
+        sets, found = self._sets(), list[str]()
+        train, test = (set(look.labels.tolist()) for look in sets.looks)
+        if lacking := sorted(test - train):
+            labels = ", ".join(map(str, lacking[:_MOST_NAMED])) + ", ..." * (len(lacking) > _MOST_NAMED)
+            found.append(f"data={self.name}: no training example has the label {labels}, which test examples have")
+        if first := sets.description.first_class:
+            found.append(f"data={self.name}: the smallest label is {first}, but labels count from 0: subtract {first}")
+        return tuple(found)
+
     def _sets(self) -> Sets:
         settings = {name: by_content(value) for name, value in self.settings().items()}
         known = json.dumps([self.plain_name, settings], sort_keys=True, default=str)
@@ -101,13 +113,14 @@ class PlainData(Plain, DataSet):
         shape, largest, known = looks[0].shape, int(max(look.labels.max() for look in looks)), sum(map(len, made))
         if largest > _MOST_CLASSES and largest > known:
             raise ConfigError(
-                f"data={self.name}: a label is {largest:,} in only {known:,} examples: labels are 0, 1, 2, ..."
+                f"data={self.name}: a label is {largest:,} in only {known:,} examples: labels count from 0, as 0, 1, 2."
             )
         classes = (getattr(made[0], "classes", None) or ()) if looks[0].agrees else ()
         kind: Any = ImageData if len(shape) == 3 else LabelledData
         description = kind(
             shape=shape,
             num_classes=max(len(classes), largest + 1),
+            first_class=int(min(look.labels.min() for look in looks)),
             num_train=len(looks[0].labels),
             num_test=len(looks[1].labels),
         )

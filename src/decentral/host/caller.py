@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,10 +37,12 @@ def left_as_found() -> Iterator[None]:
     ):
         if device.type != "cpu":
             torch.set_default_device(None)
+        inside = torch.get_default_device().type != "cpu"  # of a `with torch.device`, which is not the default
         try:
-            yield
+            with torch.device("cpu") if inside else nullcontext():
+                yield
         finally:
-            if device.type != "cpu":
+            if device.type != "cpu" and not inside:
                 torch.set_default_device(device)
             torch.set_num_threads(threads)
             os.environ.pop(_THREADS, None) if told is None else os.environ.update({_THREADS: told})

@@ -24,6 +24,8 @@ class Model(Settings, ABC, where="model"):
     """The kind of data."""
     facts: Mapping[str, Any] = {}
     """What the provenance of a run says of it."""
+    notes: tuple[str, ...] = ()
+    """What a reader of the metrics has to know of it, once it has been built."""
 
     def check(self, data: DataDescription) -> None:
         """Raise a `ConfigError` if this model cannot take the data, quickly and without torch."""

@@ -85,10 +85,18 @@ class PlainModel(Plain, Model):
                 ) from error
             found = list(logits.shape) if isinstance(logits, torch.Tensor) else _type(logits)
             if not isinstance(found, list) or len(found) != 2 or found[0] != 2 or found[1] < data.num_classes:
+                way = (
+                    f"labels count from 0, and the smallest here is {data.first_class}"
+                    if data.first_class
+                    else "let it take num_classes as a parameter, which is then the number of classes of the data"
+                )
                 raise ConfigError(
                     f"model={self.name} has to give a number for each of the {data.num_classes} classes, "
-                    f"[2, {data.num_classes}] for two examples, but it gives {found}: let it take num_classes as a "
-                    "parameter, which is then the number of classes of the data."
+                    f"[2, {data.num_classes}] for two examples, but it gives {found}: {way}."
+                )
+            if found[1] > data.num_classes:
+                vars(self)["notes"] = (
+                    f"model={self.name} has {found[1]} outputs, but the labels are 0 to {data.num_classes - 1}",
                 )
             with torch.enable_grad():
                 leaves = _leaves(module(torch.zeros(2, *data.shape, dtype=torch.float32)))
@@ -170,9 +178,10 @@ def _refused_attribute(module: nn.Module) -> str | None:
 def _refused_tensor(module: nn.Module) -> str | None:
     import torch
 
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            return f"its {name} is on the device meta, without numbers: make the module on the CPU"
     for name, parameter in module.named_parameters():
-        if parameter.is_meta:
-            return f"its parameter {name} is on the device meta, without numbers: make the module on the CPU"
         strided = parameter.layout == torch.strided
         if parameter.requires_grad and not (parameter.is_floating_point() and strided):
             kind = str(parameter.dtype if strided else parameter.layout).removeprefix("torch.")

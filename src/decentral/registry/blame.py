@@ -6,24 +6,28 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 
 import decentral
 from decentral.errors import ConfigError
-from decentral.registry import installed, own
+from decentral.registry import installed
+from decentral.registry.sources import SITES
 
 _PACKAGE = Path(decentral.__file__).resolve().parent
+_STDLIB = Path(traceback.__file__).resolve().parent
+_TYPED = ("<stdin>", "<ipython")
 
 
 def is_own(file: str) -> bool:
-    """Whether a source file belongs to a component of one's own."""
+    """Whether a source file is the user's: not ours, not Python's, and of no package without components."""
     if file.startswith("<"):
-        return False
+        return file.startswith(_TYPED)
     path = Path(file).resolve()
     if path.is_relative_to(_PACKAGE):
         return False
     if any(path.is_relative_to(root) for root in installed.roots()):
         return True
-    return "site-packages" not in path.parts and any(path.is_relative_to(root) for root in own.roots())
+    return SITES.isdisjoint(path.parts) and not path.is_relative_to(_STDLIB)
 
 
 def place(error: BaseException) -> str | None:
@@ -47,6 +51,22 @@ def shown(file: str | Path) -> str:
         return str(path.relative_to(Path.cwd()))
     except (ValueError, OSError):
         return str(path)
+
+
+def shorten(error: BaseException) -> None:
+    """Leave only the user's frames in the traceback of an exception, and in those of its causes."""
+    if (cause := error.__cause__ or error.__context__) is not None:
+        shorten(cause)
+    steps, error.__traceback__ = list(_steps(error.__traceback__)), None
+    for step in reversed(steps):
+        if is_own(step.tb_frame.f_code.co_filename):
+            error.__traceback__ = TracebackType(error.__traceback__, step.tb_frame, step.tb_lasti, step.tb_lineno)
+
+
+def _steps(step: TracebackType | None) -> Iterator[TracebackType]:
+    while step is not None:
+        yield step
+        step = step.tb_next
 
 
 @contextmanager

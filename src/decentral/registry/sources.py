@@ -18,7 +18,7 @@ from decentral.registry import own
 from decentral.registry.installed import is_installed
 
 _OURS = "decentral"
-_SITES = {"site-packages", "dist-packages"}
+SITES = {"site-packages", "dist-packages"}
 _PYTHON = f"python {sys.version_info.major}.{sys.version_info.minor}"
 _DIGEST = "_decentral_source"  # in a module of one's own: what its source was when it was imported
 
@@ -56,7 +56,7 @@ def freeze(module: str) -> str:
 def _released(module: str, file: Path) -> str | None:
     """The version of a package that is installed, and made by others (torchvision, say): all of it has one."""
     top = module.partition(".")[0]
-    if _SITES.isdisjoint(file.parts) or is_own(module):
+    if SITES.isdisjoint(file.parts) or is_own(module):
         return None
     try:
         return f"{top} {importlib.metadata.version(top)}"
@@ -88,7 +88,7 @@ def _release(top: str, file: str) -> str:
     path = Path(file).resolve()
     if top == _OURS:
         return f"{top} {vars(sys.modules[top])['__version__']}"
-    if _SITES.isdisjoint(path.parts):
+    if SITES.isdisjoint(path.parts):
         return _PYTHON if path.is_relative_to(Path(os.__file__).resolve().parent) else ""
     try:
         return f"{top} {importlib.metadata.version(top)}"
@@ -177,7 +177,7 @@ def _folder_of(top: str, root: Path) -> Path | None:
     """The folder in which a module of one's own is found: what was started from, or another one of Python's path."""
     if top == _OURS:
         return None
-    if root.name not in _SITES and any((root / name).exists() for name in (top, f"{top}.py")):
+    if root.name not in SITES and any((root / name).exists() for name in (top, f"{top}.py")):
         return root
     with contextlib.suppress(ImportError, ValueError):
         found = None if installed(top) else importlib.util.find_spec(top)

@@ -29,7 +29,7 @@ def summary(run_dir: Path) -> str:
     if facts.get("reason") not in (None, "", facts.get("status")):
         blocks[0] += f" ({facts['reason']})"
     blocks.append(_table(curves) if curves.series else "No metrics were recorded.")
-    notes = [f"Note:     {note}" for note in facts.get("notes", [])]
+    notes = [f"Note:     {note}" for note in [*facts.get("notes", []), *facts.get("suspects", [])]]
     blocks.append("\n".join([*notes, *_costs(curves, facts), *_how(run_dir), *_places(run_dir), _next(run_dir, facts)]))
     return "\n\n".join(blocks)
 
@@ -260,6 +260,8 @@ def _next(run_dir: Path, facts: dict[str, Any]) -> str:
     if facts.get("status") in ("done", "diverged"):
         seed = read_config(run_dir).get("seed")
         kept = [word for word in arguments if not word.startswith(("seed=", "run_dir=", "progress="))]
+        if facts.get("suspects"):
+            return f"Next:     {_command(kept)}  (with examples that are finite)"
         if facts.get("status") == "diverged":
             lr = min(read_config(run_dir).get("lr", Config.lr) / 4, Config.lr)  # a quarter of 1e6 is no better
             kept = [word for word in kept if not word.startswith("lr=")]

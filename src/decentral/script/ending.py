@@ -19,10 +19,10 @@ import decentral
 from decentral.errors import ConfigError
 from decentral.host.torchrun import place, under_torchrun
 from decentral.network import presence
+from decentral.registry import blame
 from decentral.script.handle import is_hinted
 
 _PACKAGE = Path(decentral.__file__).resolve().parent
-_STDLIB = Path(traceback.__file__).parent
 _STORE_S = 2.0  # that a rank waits for torchrun, to hear whether another has spoken
 
 
@@ -76,7 +76,7 @@ def _leave(rank: int) -> None:
 
 def sentence(error: BaseException) -> str:
     """Which rank was where, what it ran into, and what to do about it."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _is_library(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if blame.is_own(frame.filename)]
     where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
     rank = f"rank {dist.get_rank()}" if dist.is_initialized() else f"rank {place().rank}" if under_torchrun() else ""
     told = [", ".join(word for word in (rank, where) if word), str(error), *getattr(error, "__notes__", [])]
@@ -88,12 +88,6 @@ def _is_refusal(error: BaseException) -> bool:
     """Whether the package itself says that a call came at the wrong time, say after `close`."""
     frames = traceback.extract_tb(error.__traceback__)
     return isinstance(error, RuntimeError) and Path(frames[-1].filename).resolve().is_relative_to(_PACKAGE)
-
-
-def _is_library(file: str) -> bool:
-    path = Path(file)
-    of_python = path.is_relative_to(_STDLIB) or "site-packages" in path.parts
-    return (file.startswith("<") and file != "<stdin>") or of_python or path.resolve().is_relative_to(_PACKAGE)
 
 
 def _is_first() -> bool:

@@ -20,7 +20,7 @@ from decentral.host.caller import left_as_found
 from decentral.registry import component
 from decentral.store import RunStore, Status, find_runs, read_metrics
 from decentral.store.files import at_home, is_locked, read_json
-from decentral.store.metadata import read_metadata
+from decentral.store.metadata import AXES, read_metadata
 from decentral.store.models import AVERAGED, load_models
 from decentral.store.ownership import LOCK, recorded_id
 
@@ -56,14 +56,23 @@ class Trained:
 
         if self.metrics.empty:
             raise ConfigError(f"{self.directory} has no metrics yet: it is {self.status}.")
-        name = metric or next(iter(read_metadata(self.directory).values())).name
-        of_models = self.metrics[(self.metrics.metric == name) & (self.metrics.split != "train")]
+        known = list(read_metadata(self.directory, zip(self.metrics.split, self.metrics.metric, strict=True)).values())
+        shown = next((one for one in known if one.split != "train" and metric in (None, one.name)), None)
+        if shown is None:
+            names = ", ".join(dict.fromkeys(one.name for one in known if one.split != "train"))
+            raise ConfigError(f"metric={metric} is not among the metrics of {self.directory}: {names}.")
+        rows = self.metrics[(self.metrics.metric == shown.name) & (self.metrics.split == shown.split)]
         _, axes = plt.subplots(figsize=(6, 4))
         for worker, style in (("worst", "-"), ("mean", "--"), ("averaged", ":")):
-            curve = of_models[of_models.worker == worker]
-            axes.plot(curve[x], curve.value, style, label=worker)
+            curve = rows[rows.worker == worker]
+            axes.plot(curve[x], curve.value * (100 if shown.percent else 1), style, label=worker)
         algo, topology = self.settings["algo"], self.settings["topology"]
-        axes.set(xlabel=x, ylabel=name, title=f"{algo} on {topology}, {self.settings['num_workers']} workers")
+        unit = f" ({shown.unit})" if shown.unit else ""
+        axes.set(
+            xlabel=AXES.get(x, x),
+            ylabel=f"{shown.words}{unit}",
+            title=f"{algo} on {topology}, {self.settings['num_workers']} workers",
+        )
         axes.legend()
         return axes
 
@@ -98,6 +107,7 @@ def load(
 
 def found_in(directory: Path, maker: Callable[[Mapping[str, Any]], Callable[[], nn.Module]]) -> Trained:
     """What is in the directory of a run; `maker` returns for its settings what makes a module as it was trained."""
+    directory = Path(os.path.abspath(directory))
     status = str((RunStore.peek(directory) or {}).get("status", "unknown"))
     if status == Status.running and not is_locked(directory / LOCK):
         status = str(Status.interrupted)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, wraps
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from decentral.config.composition import compose, folders_of
 from decentral.config.files import plain
@@ -16,10 +17,11 @@ from decentral.config.identity import run_id
 from decentral.config.overrides import literal
 from decentral.errors import ConfigError
 from decentral.host.caller import left_as_found
-from decentral.registry import component
+from decentral.registry import blame, component
 from decentral.runtime.launch import launch
 from decentral.script.loading import Trained, found_in
-from decentral.store import Status
+from decentral.store import RunStore, Status
+from decentral.store.failures import RunFailed
 from decentral.terminal.console import is_leader, say
 
 if TYPE_CHECKING:
@@ -31,6 +33,32 @@ _ARGUMENTS = {"model": "the first argument", "data": "train_data", "results_dir"
 """Settings that are given to `train` otherwise."""
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _in_frames_of_the_user(function: Callable[P, T]) -> Callable[P, T]:
+    """The function; what fails in the user's code fails with the frames of that code alone, and a note that says so."""
+
+    @wraps(function)
+    def call(*arguments: P.args, **settings: P.kwargs) -> T:
+        try:
+            return function(*arguments, **settings)
+        except Exception as error:
+            place, refused = blame.place(error), isinstance(error, ConfigError | RunFailed)
+            if (place is None and not refused) or os.environ.get("DECENTRAL_TRACEBACK"):
+                raise
+            if not refused:
+                error.add_note(
+                    f"raised at {place}, in code that decentral.train called (DECENTRAL_TRACEBACK=1: all frames)"
+                )
+            blame.shorten(error)
+            raise
+
+    return call
+
+
+@_in_frames_of_the_user
 @left_as_found()
 def train(
     model: nn.Module | Callable[..., nn.Module] | str,
@@ -62,7 +90,9 @@ def train(
     that diverges is warned of. Its id depends on the settings, on all that decides what the model computes (see
     docs/own_components.md), on all examples and labels.
 
-    Raises ConfigError for what cannot be, and KeyboardInterrupt after Ctrl-C: the run keeps a checkpoint.
+    Raises ConfigError for what cannot be, whose `__cause__` is what your own code raised, if it did; any other
+    exception of your code as it is, with your frames (DECENTRAL_TRACEBACK=1: all of them) and the place in a note; and
+    KeyboardInterrupt after Ctrl-C: the run keeps a checkpoint.
     """
     import torch
 
@@ -108,14 +138,19 @@ def train(
     if outcome.status is Status.interrupted:
         raise KeyboardInterrupt(f"the run has a checkpoint in {outcome.directory}: the same call resumes it")
     if outcome.status is Status.diverged:
+        suspects = (RunStore.peek(outcome.directory) or {}).get("suspects")
+        way = "; ".join(suspects) if suspects else f"try a smaller rate than lr={config.lr:g}"
         warnings.warn(
-            f"the run diverged, so that it has metrics but no models: try a smaller rate than lr={config.lr:g}",
-            stacklevel=3,  # above the decorator
+            f"the run diverged, so that it has metrics but no models: {way}",
+            stacklevel=4,  # above the decorators
         )
     if outcome.done_before and is_leader():
         say(f"Run {run_id(config)} is done already: reused from {outcome.directory}; rerun=True computes it again.")
     made_again = partial(config.model.build, config.task.describe(config))
     found = found_in(outcome.directory, lambda settings: made_again)
+    if config.progress and not outcome.done_before and is_leader():
+        call = f"decentral.load({str(found.directory)!r}{', model=...' if made else ''})"
+        say(f"Result: {found.directory}; result.plot() draws it, {call} reads it again.")
     return replace(found, reused=outcome.done_before)
 
 

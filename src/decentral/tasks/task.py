@@ -152,6 +152,10 @@ class Problem(ABC):
         """
         return statistics
 
+    def suspects(self) -> tuple[str, ...]:
+        """What in the data may have made the run diverge, a sentence each; asked for once it has."""
+        return ()
+
     def keep_seconds(self) -> list[float] | None:
         """A list of how long each gradient [r] of the last call of `gradient` took, from now on; None where gradients
         of several workers are computed together, or nobody can tell."""

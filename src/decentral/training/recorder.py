@@ -72,7 +72,8 @@ class Recorder:
         """Freeze what the run is made of, before the first step."""
         if not self.world.leader:
             return
-        for message in [*r.rejected, *(note for note in r.problem.notes if "execution=loop" in note)]:
+        told = "execution=loop", f"data={self.config.data.name}: ", f"model={self.config.model.name} has "
+        for message in [*r.rejected, *(note for note in r.problem.notes if any(words in note for words in told))]:
             print(message, flush=True)
         self.begun = True
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
@@ -169,6 +170,8 @@ class Recorder:
             *(self.config.topology.notes() if r.algorithm.uses_topology else ()),
         ]:
             facts["notes"] = notes
+        if status is Status.diverged and (suspects := r.problem.suspects()):
+            facts["suspects"] = list(suspects)
         self.store.set_status(status, step=step, epoch=step / r.problem.steps_per_epoch, **facts)
         if status in (Status.done, Status.diverged):
             self.store.remove_checkpoints()

@@ -37,6 +37,7 @@ class Look(NamedTuple):
     shared      examples lie where others have lain: they are copied when they are read
     agrees      the labels are those that an attribute tells, if there is one
     inputs      [N, ...] all examples, if they are tensors in memory
+    odd         the first of the examples that were read, but are not finite; -1 if none is
     digest      of what was looked at; '' if it is another one when it is read again
     """
 
@@ -46,6 +47,7 @@ class Look(NamedTuple):
     shared: bool
     agrees: bool
     inputs: Tensor | None
+    odd: int
     digest: str
 
 
@@ -111,6 +113,15 @@ class MapStyle(Loaded):
                 return found
             self._kept[number] = found
         return self._kept[number]
+
+    def not_finite(self) -> tuple[str, ...]:
+        """See `Loaded`; of the examples that were read for the look, or that lie in memory."""
+        found = []
+        for look in self._looks:
+            odd = look.odd if look.inputs is None else _first_odd(look.inputs)
+            if odd >= 0:
+                found.append(f"{look.where}: example {odd} holds NaN or infinite numbers")
+        return tuple(found)
 
     def close(self) -> None:
         """Forget the test examples."""
@@ -184,7 +195,8 @@ def look_at(data: Any, where: str, whole: bool) -> Look:
     if inputs is not None:
         _check_digits(inputs, f"{where}: an example")
     agrees = known is None or np.array_equal(known[places], labels)
-    digest = hashlib.sha256(str(copies[0].dtype).encode())
+    digest, odd = hashlib.sha256(str(copies[0].dtype).encode()), _first_odd(copies)
+    odd = places[odd] if odd >= 0 else odd
     if known is not None and agrees and (inputs is not None or not whole):
         for one in copies if inputs is None else [inputs]:
             digest.update(_bytes(one))
@@ -195,11 +207,14 @@ def look_at(data: Any, where: str, whole: bool) -> Look:
             for number in range(len(data)):
                 (one,), _, found[number : number + 1] = _read(data, [number], where, copies[0].shape)
                 digest.update(_bytes(one))
+                odd = number if odd < 0 and not one.isfinite().all() else odd
                 advance(1)
         agrees = known is None or np.array_equal(known, found)
     digest.update(found.tobytes())
     shared = not all(map(_alike, read, copies))
-    return Look(where, found, tuple(copies[0].shape), shared, agrees, inputs, digest.hexdigest()[:16] if steady else "")
+    return Look(
+        where, found, tuple(copies[0].shape), shared, agrees, inputs, odd, digest.hexdigest()[:16] if steady else ""
+    )
 
 
 def _read(
@@ -216,6 +231,11 @@ def _read(
         if read[-1].shape != (shape if shape is not None else read[0].shape):
             raise _of_another_shape(where, number, read[-1].shape, shape or read[0].shape)
     return read, copies, labels
+
+
+def _first_odd(examples: Sequence[Tensor] | Tensor) -> int:
+    """The number of the first example that is not finite; -1 if all are."""
+    return next((number for number, one in enumerate(examples) if not one.isfinite().all()), -1)
 
 
 def _check_digits(examples: Tensor, what: str) -> None:
@@ -242,9 +262,11 @@ def _class(label: Any, number: int, where: str) -> int:
     shape = list(getattr(label, "shape", ()))
     said = f"a label of shape {shape}" if shape else f"the label {label!r:.40}"
     way = ": of a one-hot label give label.argmax()" if shape else ""
+    if isinstance(label, float):
+        way = ": give int(label), or labels.long() of a tensor" if label >= 0 and label.is_integer() else ""
     raise ConfigError(
-        f"{where}: example {number} has {said}, but labels have to be whole numbers from 0 upwards, one for each "
-        f"example{way}."
+        f"{where}: example {number} has {said}, but labels have to be whole numbers (integers) from 0 upwards, one for "
+        f"each example{way}."
     )
 
 
@@ -274,10 +296,10 @@ def _pair(data: Any, number: int, where: str) -> tuple[Any, Any]:
     try:
         pair = data[number]
     except Exception as error:
-        if blame.place(error) is not None:
-            raise
+        place = blame.place(error)
         raise ConfigError(
-            f"{where}: example {number} of {len(data)} cannot be read: {blame.sentence(error)}."
+            f"{where}: example {number} of {len(data)} cannot be read{f' ({place})' if place else ''}: "
+            f"{blame.sentence(error)}."
         ) from error
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         kind = type(pair).__name__ + (f" of {len(pair)}" if isinstance(pair, tuple | list) else "")

@@ -91,7 +91,11 @@ class Supervised(Problem):
         self._streams: dict[int | None, _Stream] = {}
         self._copies: bool | None = None
         """Whether modules write into the test examples, so that each gets a copy; None: nobody knows yet."""
-        self.notes = (*config.data.notes(), *note(template, f"{statistics_examples} training {info.kind}"))
+        self.notes = (
+            *config.data.notes(),
+            *config.model.notes,
+            *note(template, f"{statistics_examples} training {info.kind}"),
+        )
 
     def prepare_batches(self) -> None:
         """Say who draws what: `indices` (of each of the n workers), `order`, and `steps_per_epoch`."""
@@ -170,6 +174,10 @@ class Supervised(Problem):
         if isinstance(inputs, list):
             return [self._as_exact(one) for one in inputs]
         return inputs.to(self.dtype) if isinstance(inputs, Tensor) and inputs.is_floating_point() else inputs
+
+    def suspects(self) -> tuple[str, ...]:
+        """Training or test examples that are not finite."""
+        return self.data.not_finite()
 
     def keep_seconds(self) -> list[float] | None:
         """Those of the passes, where workers have theirs one by one."""
