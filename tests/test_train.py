@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -216,6 +217,142 @@ def test_it_can_be_loaded_with_its_module(tmp_path, digits):
         decentral.load(result.directory, model=nn.Linear(3, 3))
 
 
+class Edited(nn.Sequential):
+    """A module whose forward, attribute, helper or hook is edited after training."""
+
+    slope = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.slope * x)
+
+
+def lazy() -> nn.Module:
+    return Edited(nn.Flatten(), nn.LazyLinear(10))
+
+
+def rewritten(self: Edited, x: torch.Tensor) -> torch.Tensor:
+    return super(Edited, self).forward(self.slope * x + 1)
+
+
+@pytest.mark.parametrize("given", ["module", "function"])
+def test_other_code_or_attributes_than_those_of_the_run_are_warned_of(tmp_path, digits, monkeypatch, given):
+    module = lazy()
+    result = decentral.train(module if given == "module" else lazy, *digits, results_dir=tmp_path, **SHORT)
+    for same in (module, lazy(), lazy):
+        decentral.load(result.directory, model=same)  # warnings are errors
+    steeper, hooked = lazy(), lazy()
+    steeper.slope = 2.0
+    hooked.register_forward_hook(lambda mod, args, out: 2 * out)
+    for other in (steeper, hooked):
+        with pytest.warns(UserWarning, match="trained with, in the attributes of Edited: its outputs may not be those"):
+            decentral.load(result.directory, model=other)
+    monkeypatch.setattr(Edited, "forward", rewritten)
+    with pytest.warns(UserWarning, match=r"in the code of Edited"):
+        decentral.load(result.directory, model=lazy)
+    provenance = result.directory / "provenance.json"
+    provenance.write_text(provenance.read_text().replace('"code"', '"of_an_older_version"'))
+    decentral.load(result.directory, model=lazy)
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale, self.inner = scale, net()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(self.scale * x)
+
+
+class OwnError(Exception):
+    """As a user's code raises it."""
+
+
+class Failing(Scaled):
+    """Fails after so many passes."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(1.0)
+        self.error, self.passes = error, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        if self.passes > 6:
+            raise self.error
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("error", [OwnError("no"), ZeroDivisionError("no"), RuntimeError("no")])
+def test_an_exception_in_ones_own_code_comes_with_its_place_and_ones_own_frames_alone(tmp_path, digits, error):
+    with pytest.raises((OwnError, ZeroDivisionError, ConfigError)) as found:
+        decentral.train(Failing(error), *digits, results_dir=tmp_path, **SHORT)
+    cause = found.value.__cause__ if isinstance(error, RuntimeError) else found.value
+    assert type(cause) is type(error)
+    frames = traceback.extract_tb(cause.__traceback__)
+    assert frames[-1].name == "forward" and all(frame.filename == __file__ for frame in frames if frame.name != "call")
+    told = " ".join([str(found.value), *found.value.__notes__])
+    assert f"test_train.py, line {frames[-1].lineno}" in told and "in step" in told
+
+
+def test_an_item_that_cannot_be_read_is_named_with_the_line_that_reads_it(tmp_path):
+    data = Examples(48, lambda number: (torch.zeros(6), 1 // (40 - number) * 0))
+    with pytest.raises(ConfigError, match=r"example 40 of 48 cannot be read \(.*test_train.py, line \d+\): ZeroDiv"):
+        decentral.train(nn.Linear(6, 3), data, data, results_dir=tmp_path, **SHORT)
+
+
+def with_nan(data: TensorDataset, value: float) -> TensorDataset:
+    images = data.tensors[0].clone()
+    images[3, 0, 0, 0] = value
+    return TensorDataset(images, data.tensors[1])
+
+
+@pytest.mark.parametrize("way", ["training", "test", "infinite", "items"])
+def test_a_run_that_diverges_for_its_data_says_so(tmp_path, digits, way):
+    odd = with_nan(digits[way == "test"], float("inf" if way == "infinite" else "nan"))
+    odd = Examples(len(odd), odd.__getitem__) if way == "items" else odd
+    data = (digits[0], odd) if way == "test" else (odd, digits[1])
+    split = "test" if way == "test" else "training"
+    with pytest.warns(UserWarning, match=rf"data=given \({split}\): example 3 holds NaN or infinite numbers$"):
+        decentral.train(net(), *data, results_dir=tmp_path, **(SHORT | {"lr": 0.01, "epochs": 2, "steps": None}))
+
+
+def labels_of(data: TensorDataset, label: Callable[[torch.Tensor], torch.Tensor]) -> TensorDataset:
+    return TensorDataset(data.tensors[0], label(data.tensors[1]))
+
+
+def test_what_is_odd_about_labels_outputs_and_lengths_is_said_in_a_line(tmp_path, digits, capsys):
+    few = labels_of(digits[0], lambda labels: labels % 8)
+    decentral.train(lambda: net(12), few, digits[1], "epochs=3", results_dir=tmp_path, **SHORT)
+    said = capsys.readouterr()
+    assert "data=given: no training example has the label 8, 9, which test examples have\n" in said.out
+    assert "model=given has 12 outputs, but the labels are 0 to 9\n" in said.out
+    assert "warning: epochs=3 does not count beside steps=8: leave one of them out.\n" in said.err
+    from_1 = [labels_of(data, lambda labels: labels + 1) for data in digits]
+    with pytest.raises(ConfigError, match=r"gives .2, 10.: labels count from 0, and the smallest here is 1"):
+        decentral.train(net(), *from_1, results_dir=tmp_path, **SHORT)
+    decentral.train(lambda: net(11), *from_1, results_dir=tmp_path, **SHORT)
+    assert "data=given: the smallest label is 1, but labels count from 0: subtract 1\n" in capsys.readouterr().out
+
+
+def on_meta(part: str) -> nn.Module:
+    module = net()
+    module.register_buffer("b", torch.zeros(3, device="meta" if part == "b" else "cpu"))
+    return module.to("meta") if part == "1.weight" else module
+
+
+@pytest.mark.parametrize("part", ["1.weight", "b"])
+def test_modules_without_numbers_are_refused(tmp_path, digits, part):
+    with pytest.raises(ConfigError, match=rf"its {part} is on the device meta, without numbers: make the module on"):
+        decentral.train(lambda: on_meta(part), *digits, results_dir=tmp_path, **SHORT)
+
+
+def test_within_another_device_training_is_on_its_own(tmp_path, digits):
+    module = net()
+    with torch.device("meta"):
+        result = decentral.train(module, *digits, results_dir=tmp_path, **SHORT)
+        assert torch.zeros(1).is_meta
+    assert not torch.zeros(1).is_meta and not result.averaged[1].weight.is_meta
+
+
 def test_what_loads_a_run_is_called_without_arguments_and_has_to_be_what_can_be(tmp_path, digits):
     result = decentral.train(lambda num_classes: net(num_classes), *digits, results_dir=tmp_path, **SHORT)
     with pytest.raises(ConfigError, match=r"model=make is called without arguments here, but: missing .*num_classes"):
@@ -246,7 +383,19 @@ def test_what_is_ours_goes_by_name(tmp_path):
     result = decentral.train("mlp", "digits", results_dir=tmp_path, **SHORT)
     assert result.settings["model"] == "mlp" and result.settings["data"] == "digits"
     axes = result.plot(x="bytes_sent")
-    assert axes.get_ylabel() == "accuracy" and len(axes.lines) == 3
+    assert axes.get_ylabel() == "test accuracy (%)" and len(axes.lines) == 3
+    worst = result.metrics.query("worker == 'worst' and metric == 'accuracy'").value
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), 100 * worst)
+    with pytest.raises(ConfigError, match=r"metric=speed is not among the metrics of .*: accuracy, loss"):
+        result.plot("speed")
+
+
+def test_a_result_is_named_and_found_from_every_folder(tmp_path, digits, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    result = decentral.train(net(), *digits, results_dir="runs", **(SHORT | {"progress": True}))
+    assert f"Result: {result.directory}; result.plot() draws it" in capsys.readouterr().out
+    monkeypatch.chdir("/")
+    assert len(result.plot().lines) == 3
 
 
 @pytest.mark.parametrize(
@@ -336,15 +485,6 @@ def shifted(data: TensorDataset) -> TensorDataset:
     return TensorDataset(images, (labels + 1) % 10)
 
 
-class Scaled(nn.Module):
-    def __init__(self, scale: float) -> None:
-        super().__init__()
-        self.scale, self.inner = scale, net()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(self.scale * x)
-
-
 class Halved(Scaled):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(0.5 * self.scale * x)
@@ -409,8 +549,9 @@ def test_what_a_function_has_from_around_it_and_what_modules_hold_make_other_run
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        ([0.5, 1.5, 0.0, 1.0], "labels have to be whole numbers from 0 upwards"),
-        ([0, 1, 2, 10**9], "a label is 1,000,000,000 in only 8 examples: labels are 0, 1, 2"),
+        ([0.5, 1.5, 0.0, 1.0], r"labels have to be whole numbers \(integers\) from 0 upwards"),
+        ([0, 1, 2.0, 1], r"example 2 has the label 2.0, .*: give int\(label\), or labels.long\(\) of a tensor"),
+        ([0, 1, 2, 10**9], "a label is 1,000,000,000 in only 8 examples: labels count from 0, as 0, 1, 2"),
     ],
 )
 def test_labels_that_are_none_are_refused(labels, said):

@@ -232,7 +232,7 @@ class Endless(IterableDataset):
     ("data", "said"),
     [
         (Endless(), "have to be a map-style data set, with len.. and .index., not a Endless"),
-        (labelled(lambda number: 1.0), "example 0 has the label 1.0, but labels have to be whole numbers from 0"),
+        (labelled(lambda number: 1.0), "example 0 has the label 1.0, but labels have to be whole numbers .* from 0"),
         (
             labelled(lambda number: -1 if number == 17 else 0),
             "example 17 has the label -1, but labels have to be whole",

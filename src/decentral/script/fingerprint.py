@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as for_all_modules
 from torch.nn.parameter import is_lazy
+from torch.utils.hooks import RemovableHandle
 
 from decentral.registry.sources import installed, release
 
@@ -305,13 +306,14 @@ class _Walk:
         if id(module) in self._modes and "training" in kept:
             kept["training"] = "as all" if kept["training"] == self._modes[id(module)] else "otherwise"
         if self._of_code:
-            left_out = {"training", "_parameters", "_buffers"} | {
-                n for n, one in kept.items() if isinstance(one, Tensor)
-            }
-            kept = {name: value for name, value in kept.items() if name not in left_out}
+            replaced = Tensor | RemovableHandle  # by load_state_dict, and by each registration
+            left_out = _NOISE | {"training", "_parameters", "_buffers", "_modules"}
+            own = {name: value for name, value in kept.items() if name not in left_out}
+            self._entries((name, value) for name, value in own.items() if not isinstance(value, replaced))
+            self._mark(f"the attributes of {self._where()}")
+            kept = {"_modules": kept["_modules"]}
         self._entries((name, value) for name, value in kept.items() if name not in _NOISE)
         self._slots(module)
-        self._mark(f"the attributes of {self._where()}")
 
     # -- code ----------------------------------------------------------------------------------------------------------
 
