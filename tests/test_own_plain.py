@@ -295,7 +295,7 @@ def test_examples_are_read_the_same_way_whoever_reads_them(module: str) -> None:
         (("model=cnn", "data={}:noisy"), "model=cnn is for images, but this data= has labelled examples"),
         (("data={}:one",), "has to return two data sets, (train, test), not a Noisy."),
         (("data={}:words",), "torchvision's data sets take transform=ToTensor()"),
-        (("data={}:breaks",), ".py, line 75): OSError: no such disk."),
+        (("data={}:breaks",), ".py, line 75: OSError: no such disk."),
         (("algo={}:Net",), "does not exist"),
     ],
 )
