@@ -18,8 +18,7 @@ from matplotlib.figure import Figure
 import handmade
 from configure import configure
 from decentral.cli import run as command
-from decentral.cli.single import carry_out
-from decentral.cli.timelines import work_out
+from decentral.cli.single import carry_out, work_out
 from decentral.cluster.spans import Span, read_spans, write_spans
 from decentral.config.identity import run_directory, run_id
 from decentral.config.schema import Config

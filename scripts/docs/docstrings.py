@@ -118,9 +118,7 @@ def settings_table(prefix: str, settings: Sequence[Setting]) -> str:
     """Settings as the command line takes them, with their usual values."""
     rows = ["| setting | usually | what it does |", "|---|---|---|"]
     for setting in settings:
-        about = cell(setting.about)
-        if setting.members:
-            named = ", ".join(f"`{member}`" for member in setting.members)
-            about = f"{about}<br>One of {named}." if about else f"One of {named}."
+        values = f"{setting.values[0].upper()}{setting.values[1:]}." if setting.values else ""
+        about = "<br>".join(filter(None, [cell(setting.about), values]))
         rows.append(f"| `{prefix}.{setting.name}` | `{setting.value or ' '}` | {about} |")
     return "\n".join(rows)

@@ -1,12 +1,13 @@
-"""One run: launched, drawn, and summed up."""
+"""One run: launched, drawn, and summed up; or what its steps take in a virtual cluster."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from decentral.cli.folders import check_directory
-from decentral.cli.timelines import work_out
+from decentral.cli.folders import check_directory, check_writable
+from decentral.config.checks import check_lengths
 from decentral.config.identity import run_directory
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
@@ -80,3 +81,33 @@ def _by_other_code(directory: Path) -> str:
         if then.get(key) and now.get(key) and then[key] != now[key]:
             return f" (by {what} {then[key][:12]}, this is {now[key][:12]}; rerun=true computes it again)"
     return ""
+
+
+def work_out(timelines: Sequence[tuple[str, Config]]) -> int:
+    """Work out all of (title, configuration), draw and print what was found; returns the exit status."""
+    from decentral.measurements.timeline import SimulatedTimeline
+    from decentral.report import timelines as report
+    from decentral.store import RunStore, Status
+
+    for _, config in timelines:
+        check_lengths(config)
+    if not is_leader():
+        return 0
+    jobs = [SimulatedTimeline(config, {"method": title}) for title, config in timelines]
+    for job in jobs:
+        check_writable("results_dir", job.config.results_dir, job.directory)
+        if job.config.rerun and job.finished() is not None:
+            RunStore.forget(job.directory, job.id)
+        if len(jobs) > 1:
+            say(f"{job.title} ...")
+        if job.carry_out() is Status.interrupted:
+            return INTERRUPTED
+        report.draw(job.directory)
+    if len(jobs) == 1:
+        say(report.text(jobs[0].directory))
+        return 0
+    say("\n" + report.table([(job.title, job.directory) for job in jobs]))
+    say(f"\nPictures, and what each worker did: {jobs[0].directory.parent}/ID")
+    for job in jobs:
+        say(f"  {job.id}  {job.title}")
+    return 0

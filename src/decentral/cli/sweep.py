@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.cli.folders import check_directory
-from decentral.cli.single import carry_out
-from decentral.cli.timelines import work_out
+from decentral.cli.single import carry_out, work_out
 from decentral.config.composition import compose, compose_each, conf_directory, folders_of
 from decentral.config.identity import run_directory
 from decentral.config.overrides import checked

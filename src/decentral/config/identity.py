@@ -36,11 +36,10 @@ def identity(config: Config) -> dict[str, Any]:
     A component of one's own counts with its source, and settings of it that name files by what is in them. Groups that
     the task or the algorithm does not use are left out too, and with them keys with metadata `group`.
     A field with metadata `content` is a path and counts by what lies there, which for a folder may be `files_digest` of
-    the component; one with metadata `volatile` does not
-    count. One with
-    metadata `older` is younger than results that people have: it counts unless it has this value, which is what runs
-    did before the field was there, or one of `the_same`, which make no other run. An algorithm whose formula is
-    another one than it was says so by its `revision`.
+    the component; one with metadata `volatile` does not count. One with metadata `older` is younger than results that
+    people have: it counts unless it has this value, which is what runs did before the field was there, or one of
+    `the_same`, which make no other run. An algorithm whose formula is another one than it was says so by its
+    `revision`.
     A field with metadata `when` counts as its default where that attribute of the same component is false or empty: it
     is not looked at then. So do the rate and the optimizer for an algorithm that only averages samples.
     """
