@@ -108,7 +108,7 @@ def test_the_commands_of_the_other_pages_can_be_read() -> None:
             assert chosen_studies([word for word in words if not word.startswith("--")])
         else:
             options = RunOptions().parse_intermixed_args(words)
-            assert checked(options.overrides, folders_of(options.config_dir), several=options.multirun)
+            assert checked(options.words, folders_of(options.config_dir), several=options.multirun)
 
 
 def filled(mark: str) -> str:
