@@ -342,7 +342,10 @@ def test_one_of_ones_own_is_chosen_from_a_folder(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["compress=topk", "compress.index_bytes=2"], "compress.index_bytes=2 makes no sense: an index is an integer"),
+        (
+            ["compress=topk", "compress.index_bytes=2"],
+            "compress.index_bytes=2 makes no sense: it has to be one of 4, 8",
+        ),
         (["compress=threshold", "compress.keep=0.1"], "compress=threshold has no setting 'keep'"),
         (["compress=randomk", "compress.unbiased=true"], "compress.unbiased=true sends P / k times the value"),
         (["compress.keep=0.1"], "compress=none has no settings"),

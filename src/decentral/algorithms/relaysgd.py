@@ -7,9 +7,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.algorithms.relaysgd_thesis import average_of_arrived, check_initial_count
+from decentral.algorithms.relaysgd_thesis import average_of_arrived
 from decentral.compression.compressor import Takes
+from decentral.errors import ConfigError
 from decentral.optim.rows import add, copy
+from decentral.settings import setting
 from decentral.topology.facts import mean_delay
 from decentral.topology.requirements import Need
 
@@ -71,7 +73,7 @@ class RelaySGD(Algorithm):
     fill: Fill = Fill.auto
     overlap: bool = False
     correct_lr: bool = False
-    initial_count: int = 0
+    initial_count: int = setting(0, choices=(0, 1))
     needs: ClassVar[frozenset[Need]] = frozenset({Need.tree})
 
     class State(NamedTuple):
@@ -86,7 +88,8 @@ class RelaySGD(Algorithm):
         opt: Buffers
 
     def __post_init__(self) -> None:
-        check_initial_count(self.initial_count, divides_by_count=self.fill is Fill.count)
+        if self.initial_count and self.fill is not Fill.count:
+            raise ConfigError("algo.initial_count=1 is the thesis' way to count: it goes with algo.fill=count only.")
 
     @property
     def takes(self) -> Takes:

@@ -21,20 +21,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from decentral.errors import ConfigError
-
 if TYPE_CHECKING:
     from torch import Tensor
 
     from decentral.network.network import Network
-
-
-def check_initial_count(initial_count: int, divides_by_count: bool) -> None:
-    """Raises ConfigError unless it is 0, or 1 together with fill=count."""
-    if initial_count not in (0, 1):
-        raise ConfigError(f"algo.initial_count={initial_count} makes no sense: it is 0, or 1 as in the thesis.")
-    if initial_count and not divides_by_count:
-        raise ConfigError("algo.initial_count=1 is the thesis' way to count: it goes with algo.fill=count only.")
 
 
 def average_of_arrived(y: Tensor, m: Tensor, n_i: Tensor, net: Network, out: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 from decentral.compression.compressor import Collectives, Compressor
 from decentral.compression.ratio import Ratio
-from decentral.compression.sparse import check_index_bytes, check_indices, index_type
+from decentral.compression.sparse import check_indices, index_type
 from decentral.settings import setting
 
 if TYPE_CHECKING:
@@ -64,16 +64,12 @@ class ARTopK(Ratio, Compressor):
     """
 
     name: str = "artopk"
-    index_bytes: int = 4
+    index_bytes: int = setting(4, choices=(4, 8))
     select: Select = Select.star
     var_stat: Statistic = setting(Statistic.norm, when="compares")
     window_steps: int = setting(25, at_least=1, when="compares")
     smoothing: float = setting(0.001, at_least=0, below=1, when="compares")
     wait_for_window: bool = setting(False, when="compares")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_index_bytes(self.index_bytes)
 
     @property
     def compares(self) -> bool:

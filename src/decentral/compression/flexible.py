@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from decentral.compression.artopk import ARTopK
 from decentral.compression.compressor import Collectives
 from decentral.compression.ratio import Ratio
-from decentral.compression.sparse import check_index_bytes
 from decentral.compression.topk import TopK
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -45,12 +45,8 @@ class Flexible(Ratio, _Ways):
     """
 
     name: str = "flexible"
-    index_bytes: int = 4
+    index_bytes: int = setting(4, choices=(4, 8))
     chooses: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_index_bytes(self.index_bytes)
 
     def bound(self, layout: RowLayout, seed: int, steps_per_epoch: float = 1.0) -> Self:
         """See `Compressor.bound`."""

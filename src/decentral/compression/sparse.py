@@ -10,6 +10,7 @@ from decentral.compression.address import Address
 from decentral.compression.compressor import Encoder
 from decentral.compression.ratio import Ratio
 from decentral.errors import ConfigError
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     import torch
@@ -31,11 +32,7 @@ class Sparse(Encoder):
 
     name: str
     error_feedback: bool = True
-    index_bytes: int = 4
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_index_bytes(self.index_bytes)
+    index_bytes: int = setting(4, choices=(4, 8))
 
     def bound(self, layout: RowLayout, seed: int, steps_per_epoch: float = 1.0) -> Self:
         """See `Compressor.bound`. Raises ConfigError where indices of 4 bytes are too short."""
@@ -82,15 +79,6 @@ class Sparse(Encoder):
 
     def _index_type(self) -> torch.dtype:
         return index_type(self.index_bytes)
-
-
-def check_index_bytes(index_bytes: int) -> None:
-    """Raises ConfigError if there are no such integers."""
-    if index_bytes not in (4, 8):
-        raise ConfigError(
-            f"compress.index_bytes={index_bytes} makes no sense: an index is an integer of 4 bytes, or of 8 as in the "
-            "authors' code."
-        )
 
 
 def check_indices(layout: RowLayout, index_bytes: int) -> None:
