@@ -27,25 +27,6 @@ def suggest(wrong: str, known: Iterable[str]) -> str:
     return f" Choose one of: {', '.join(names)}."
 
 
-def check_range(key: str, value: float, low: float, high: float) -> None:
-    """Refuse a value outside [low, high)."""
-    if not low <= value < high:
-        limits = f"at least {low:g}" if high == float("inf") else f"in [{low:g}, {high:g})"
-        raise ConfigError(f"{key}={value:g} makes no sense: it has to be {limits}.")
-
-
-def check_between(key: str, value: float, low: float, high: float) -> None:
-    """Refuse a value outside [low, high]."""
-    if not low <= value <= high:
-        raise ConfigError(f"{key}={value:g} makes no sense: it has to be from {low:g} to {high:g}.")
-
-
-def check_share(key: str, value: float) -> None:
-    """Refuse a value outside (0, 1]."""
-    if not 0 < value <= 1:
-        raise ConfigError(f"{key}={value:g} makes no sense: it has to be above 0 and at most 1.")
-
-
 def check_at_least(key: str, value: float | None, least: int = 1) -> None:
     """Refuse a number below `least`; null is no number."""
     if value is not None and value < least:

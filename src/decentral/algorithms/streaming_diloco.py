@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.diloco import outer_step
-from decentral.errors import ConfigError, check_range
+from decentral.errors import ConfigError
 from decentral.optim.rows import add, scale, sub
 from decentral.settings import setting
 from decentral.topology.rounds import Rounds, Split, slices
@@ -42,7 +42,7 @@ class StreamingDiLoCo(Algorithm):
     name: str = "streaming_diloco"
     period_steps: int = setting(50, at_least=1)
     fragments: int = setting(5, at_least=1)
-    delay_steps: int = 0
+    delay_steps: int = setting(0, at_least=0)
     own_share: float = setting(0.0, at_least=0, below=1)
     outer_lr: float = setting(0.7, at_least=0)
     outer_momentum: float = setting(0.9, at_least=0, below=1)
@@ -67,7 +67,11 @@ class StreamingDiLoCo(Algorithm):
                 f"synchronised every period_steps / fragments steps; use algo.period_steps="
                 f"{-(-self.period_steps // self.fragments) * self.fragments}."
             )
-        check_range("algo.delay_steps", self.delay_steps, 0, self.every)
+        if self.delay_steps >= self.every:
+            raise ConfigError(
+                f"algo.delay_steps={self.delay_steps} makes no sense: it has to be below {self.every}, the steps "
+                "between two parts."
+            )
 
     @property
     def every(self) -> int:

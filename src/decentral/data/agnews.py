@@ -11,8 +11,9 @@ import numpy as np
 from decentral.data.text_rows import Row, read_rows
 from decentral.data.texts import Corpus, Part, TextFiles
 from decentral.data.tokens import TextTokens
-from decentral.errors import ConfigError, check_at_least
+from decentral.errors import ConfigError
 from decentral.randomness import numpy_generator
+from decentral.settings import setting
 from decentral.store.files import at_home
 
 _CLASSES = 4
@@ -39,12 +40,7 @@ class AGNews(TextFiles):
     name: str = "agnews"
     tokens: TextTokens = TextTokens.bpe
     vocabulary: int = 8000
-    from_test: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.from_test is not None:
-            check_at_least("data.from_test", self.from_test, _CLASSES)
+    from_test: int | None = setting(None, at_least=_CLASSES)
 
     def files(self) -> list[Path]:
         """train.csv and test.csv, or the latter alone."""
