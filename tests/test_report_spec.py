@@ -12,7 +12,7 @@ import pytest
 from decentral.errors import ConfigError
 from decentral.report.spec import parse
 from decentral.study import catalogue
-from decentral.study.wording import counted
+from decentral.study.study import counted
 
 GOOD: dict[str, Any] = {
     "caption": "Stands alone.",

@@ -95,8 +95,8 @@ class Measure:
             nothing = math.nan if self.when_diverged is None else self.when_diverged
             return Measured(nothing, nothing, nothing, nothing, *about)
         try:
-            known.check_whole(directory, facts.get("step"))
-            measured = Measured(*known.numbers(directory), *about)
+            rows = known.whole(directory, facts.get("step"))
+            measured = Measured(*known.numbers(directory, rows), *about)
         except ConfigError as error:
             return Measured(math.nan, math.nan, math.nan, math.nan, DAMAGED, *about[1:], str(error))
         unreached = self.to_reach is not None and math.isnan(measured.value)
@@ -107,7 +107,7 @@ class Measure:
         'counted' (whoever counts)."""
         known = _Known.of(replace(self, at={}, to_reach=None), directory)
         lines: dict[str, list[Point]] = {}
-        for row in sorted(known.rows(directory), key=lambda row: row["step"]):
+        for row in sorted(known.own(read_metrics(directory)), key=lambda row: row["step"]):
             worker = str(row["worker"])
             names = [worker] if worker in workers or ("each" in workers and isinstance(row["worker"], int)) else []
             names += ["counted"] if "counted" in workers and worker == self.worker else []
@@ -157,20 +157,17 @@ class _Known:
         """In percent, if that is the unit."""
         return value * (100 if self.percent else 1)
 
-    def rows(self, directory: Path) -> Rows:
-        """The rows of the metric. Raises ConfigError if the file is damaged."""
-        return self._own(read_metrics(directory))
-
-    def _own(self, rows: Rows) -> Rows:
+    def own(self, rows: Rows) -> Rows:
+        """Those of the metric."""
         key = self.measure.split, self.measure.metric
         return [row for row in rows if (row["split"], row["metric"]) == key]
 
-    def check_whole(self, directory: Path, steps: int | None) -> None:
-        """Refuse the metrics of a run that has taken these steps, if they lack its last evaluation or a part of it: the
-        file was cut off later. Raises ConfigError."""
+    def whole(self, directory: Path, steps: int | None) -> Rows:
+        """The rows of the metric of a run that has taken these steps. Raises ConfigError if they lack its last
+        evaluation or a part of it: the file was cut off later."""
         every = read_metrics(directory)
         last = max((row["step"] for row in every), default=steps)
-        rows = self._own(every)
+        rows = self.own(every)
         missing = _workers_at(min, rows) - _workers_at(max, rows)
         if missing or (steps is not None and last is not None and last < steps):
             raise ConfigError(
@@ -178,10 +175,11 @@ class _Known:
                 + (f", without worker {next(iter(missing))} there" if missing else "")
                 + f". Delete the folder {directory} and give the command again, which computes it anew."
             )
+        return rows
 
-    def numbers(self, directory: Path) -> tuple[float, float, float, float]:
+    def numbers(self, directory: Path, rows: Rows) -> tuple[float, float, float, float]:
         """What counts, worst, mean, averaged. Raises ConfigError if the run does not have them."""
-        own, rows = self.measure, self.rows(directory)
+        own = self.measure
         what = f"{directory} has no {own.split} {own.metric}"
         if not rows:
             raise ConfigError(f"{what}, which the study is about: use a task that measures it.")

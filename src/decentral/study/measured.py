@@ -17,8 +17,7 @@ from decentral.measurements.values import Curve, Labels, Meaning, Value
 from decentral.published import key as published_key
 from decentral.scheduling.job import Job
 from decentral.store import RunStore, Status
-from decentral.study.rows import overrides_of, points
-from decentral.study.study import Cell, Study
+from decentral.study.study import Cell, Study, overrides_of, points
 
 
 @dataclass

@@ -1,16 +1,17 @@
-"""The contract of a study: cells that say what they still need, and what came out."""
+"""The contract of a study: cells that say what they still need, and what came out; the rows and columns of its YAML."""
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, ClassVar
 
 from decentral.measurements.values import Curve, Labels, Meaning, Value
 from decentral.scheduling.job import Job
 from decentral.settings import Settings
-from decentral.study.wording import counted
 
 
 class Cell(ABC):
@@ -53,8 +54,47 @@ class Cell(ABC):
         return 0
 
 
+@dataclass
+class Row(Settings):
+    """A method, or whatever else a study has in its rows.
+
+    method, topology    as tables and figures show them
+    base                overrides of its runs
+    published           'algorithm|topology' of its numbers in the published table; '' if there are none
+    """
+
+    method: str = ""
+    topology: str = ""
+    base: list[str] = field(default_factory=list)
+    published: str = ""
+
+
+def points(columns: Mapping[str, list[Any]], only: Mapping[str, list[Any]]) -> list[dict[str, Any]]:
+    """Label -> value for every combination of values; `only` replaces the values of some labels."""
+    values = {label: only.get(label, listed) for label, listed in columns.items()}
+    return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
+
+
+def overrides_of(point: Mapping[str, Any], keys: Mapping[str, str]) -> list[str]:
+    """What a combination says to decentral-run; `keys` has the keys of labels that are not called like theirs.
+
+    A label without a value, '', says nothing: what it stands for does not exist in that row.
+    """
+    return [f"{keys.get(label, label)}={value}" for label, value in point.items() if value != ""]
+
+
+_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+_PLACE = re.compile(r"\{n ([^{}]+)\}")
+
+
+def counted(text: str, number: int) -> str:
+    """The text with 'three seeds' or 'one seed' in the place of '{n seeds}'."""
+    word = _WORDS[number] if number < len(_WORDS) else str(number)
+    return _PLACE.sub(lambda found: f"{word} {found[1].removesuffix('s') if number == 1 else found[1]}", text)
+
+
 def _counted(value: Any, number: int) -> Any:
-    """`wording.counted` for every sentence in a value."""
+    """`counted` for every sentence in a value."""
     if isinstance(value, dict):
         return {key: _counted(one, number) for key, one in value.items()}
     if isinstance(value, list):

@@ -18,8 +18,7 @@ from decentral.registry import components
 from decentral.scheduling.job import Job
 from decentral.store import Status
 from decentral.study.measure import DAMAGED, Measure, Measured
-from decentral.study.rows import Row, overrides_of, points
-from decentral.study.study import Cell, Study
+from decentral.study.study import Cell, Row, Study, overrides_of, points
 from decentral.study.tuning.rule import Choice, Rule
 
 

@@ -17,8 +17,7 @@ from decentral.measurements.search import Search, Simulation, check_ensemble
 from decentral.measurements.values import NOT_REACHED, Curve, Labels, Value, in_steps
 from decentral.published import key as published_key
 from decentral.scheduling.job import Job
-from decentral.study.rows import Row
-from decentral.study.study import Cell, Study
+from decentral.study.study import Cell, Row, Study
 
 _SUBOPTIMALITY = "suboptimality"
 

@@ -21,8 +21,7 @@ from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value, t
 from decentral.scheduling.job import Job
 from decentral.settings import setting
 from decentral.store import Status
-from decentral.study.rows import Row
-from decentral.study.study import Cell, Study
+from decentral.study.study import Cell, Row, Study
 
 ERROR, REPLAY_ERROR = "error of the predicted time per step (%)", "error of the replayed time per step (%)"
 OBSERVED, REPLAYED, PREDICTED = (f"{what} time per step (ms)" for what in ("observed", "replayed", "predicted"))
