@@ -59,6 +59,7 @@ class Search(Measurement):
             raise ConfigError(f"search.rule={name} does not exist.{suggest(str(name), RULES)}")
         settings = {key: value for key, value in self.search.items() if key != "rule"}
         self.rule: Rule = build(RULES[name], settings, "search")
+        self._answers: dict[Member, Tuned] | None = None
 
     def check(self) -> None:
         """It has to be an ensemble."""
@@ -96,6 +97,8 @@ class Search(Measurement):
 
     def tuned(self) -> dict[Member, Tuned]:
         """The answers of a finished search; a member is missing if no rate did it. Raises ConfigError if trials are."""
+        if self._answers is not None:
+            return self._answers
         found = {}
         for member, tuning in zip(self.members, self._tunings(self.found()), strict=True):
             if tuning.proposal is not None:
@@ -106,6 +109,7 @@ class Search(Measurement):
             if tuning.best is not None:
                 lr = tuning.best.lr
                 found[member] = Tuned(lr, tuning.best.step, lr >= max(tuning.known))
+        self._answers = found
         return found
 
     def cells(self) -> list[Labels]:
