@@ -174,7 +174,7 @@ def _mass_error(total: Tensor, x: Tensor) -> float:
 
 
 @dataclass
-class Straggler(InProcesses, Race):
+class Straggler(Race, InProcesses):
     """`Race` in as many processes as there are workers. A share is 1 / (outdegree + 1) (BlueFog paper, Listing 3)."""
 
     name: str = "straggler"

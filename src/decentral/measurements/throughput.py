@@ -32,7 +32,7 @@ IMAGES, RATIO = "throughput (images/s)", "ratio to all-reduce"
 
 
 @dataclass
-class Throughput(InProcesses, Measurement):
+class Throughput(Measurement, InProcesses):
     """Times one configuration and a baseline in turn, iteration by iteration, so that a slow machine is slow for both.
 
     All processes begin an iteration together, and it ends when the last of them has finished on its device; the first
