@@ -14,7 +14,7 @@ from decentral.cli.single import carry_out as carry_out_command
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
-from decentral.gradients.passes.memory_format import forward_examples
+from decentral.gradients.passes.sizes import forward_examples
 from decentral.gradients.precision import Precision
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import join

@@ -20,10 +20,7 @@ from decentral.cli.help import print_help
 from decentral.config.identity import identity, run_id
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.gradients.auto import Auto
-from decentral.gradients.batched import Batched
-from decentral.gradients.execution import Workload
-from decentral.gradients.loop import Loop
+from decentral.gradients.execution import Auto, Batched, Loop, Workload
 from decentral.gradients.passes import layers
 from decentral.gradients.passes.layers import refusal
 from decentral.gradients.passes.side_by_side import SideBySide

@@ -15,21 +15,14 @@ from torch import nn
 
 from decentral.data.description import DataDescription, ImageData
 from decentral.errors import ConfigError
-from decentral.gradients.passes.pooling import MaxPool2d
-from decentral.models.alexnet import AlexNet
-from decentral.models.cnn import CNN
-from decentral.models.efficientnet_b0 import EfficientNetB0
+from decentral.gradients.passes.layers import MaxPool2d
 from decentral.models.layers.evonorm import EvoNormS0
-from decentral.models.mlp import MLP
-from decentral.models.mobilenet_v2 import MobileNetV2
+from decentral.models.mobile import EfficientNetB0, MobileNetV2
 from decentral.models.model import ImageModel, Model
-from decentral.models.residual import Stem
-from decentral.models.resnet18 import ResNet18
-from decentral.models.resnet50 import ResNet50
-from decentral.models.resnet_evonorm import ResNetEvoNorm
+from decentral.models.resnet import ResNet18, ResNet50, ResNetEvoNorm, Stem
+from decentral.models.small import CNN, MLP
 from decentral.models.statistics import has_batch_statistics, recompute_batch_statistics
-from decentral.models.vgg11 import VGG11
-from decentral.models.vgg16 import VGG16, Head
+from decentral.models.vgg import VGG11, VGG16, AlexNet, Head
 from decentral.models.vit_l_16 import ViTL16
 from decentral.registry import components
 

@@ -8,13 +8,8 @@ import numpy as np
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.partition.dirichlet import Dirichlet
-from decentral.partition.dirichlet_shares import dirichlet_shares
-from decentral.partition.dirichlet_thesis import DirichletThesis
-from decentral.partition.iid import IID
-from decentral.partition.natural import Natural
-from decentral.partition.partition import Partition, class_counts, save_table
-from decentral.partition.shards import Shards
+from decentral.partition.dirichlet import Dirichlet, DirichletThesis, dirichlet_shares
+from decentral.partition.partition import IID, Natural, Partition, Shards, class_counts, save_table
 from decentral.registry import components
 from decentral.report.partition_figure import save_figure
 

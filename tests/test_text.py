@@ -26,14 +26,12 @@ from decentral.data.textfile import TextFile
 from decentral.data.textfolder import TextFolder
 from decentral.data.tokens import SPECIAL, BytePairs, RunningTokens, Symbols, TextTokens
 from decentral.errors import ConfigError
-from decentral.gradients.batched import Batched
-from decentral.gradients.execution import Workload
-from decentral.gradients.loop import Loop
+from decentral.gradients.execution import Batched, Loop, Workload
 from decentral.gradients.passes.worker_models import WorkerModels, flat
 from decentral.gradients.precision import Precision
-from decentral.models.fasttext import FastText
 from decentral.models.model import LanguageModel, TextModel
-from decentral.partition.natural import Natural
+from decentral.models.text import FastText
+from decentral.partition.partition import Natural
 from decentral.registry import components
 from decentral.tasks.problems.next_token import next_token_loss
 

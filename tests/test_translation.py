@@ -22,8 +22,7 @@ from decentral.data.synthetic_translation import Rule, SyntheticTranslation
 from decentral.errors import ConfigError
 from decentral.lr_schedules.inverse_sqrt import InverseSqrt
 from decentral.models.layers.encoder_decoder import EncoderDecoder
-from decentral.models.transformer_base import TransformerBase
-from decentral.models.transformer_small import TransformerSmall
+from decentral.models.translation import TransformerBase, TransformerSmall
 from decentral.network.world import World
 from decentral.store import read_metrics
 from decentral.tasks.problems.bleu import COUNTS, TextBleu, WordBleu, bleu

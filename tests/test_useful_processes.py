@@ -13,9 +13,8 @@ from decentral.config.composition import compose
 from decentral.data.description import ImageData
 from decentral.errors import ConfigError
 from decentral.measurements.training_run import TrainingRun
-from decentral.models.cnn import CNN
-from decentral.models.mlp import MLP
-from decentral.models.vgg11 import VGG11
+from decentral.models.small import CNN, MLP
+from decentral.models.vgg import VGG11
 from decentral.runtime.devices import num_processes
 
 SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 40, 64)]

@@ -25,7 +25,7 @@ from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.gradients.passes.worker_models import seed_draws
 from decentral.network.world import World
-from decentral.partition.iid import IID
+from decentral.partition.partition import IID
 from decentral.store.models import load_models
 from decentral.tasks.problems.batches import BatchOrder
 from user_table import CLASSES, DATA, MODULES, DataEntry, Entry, toy

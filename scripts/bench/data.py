@@ -21,8 +21,8 @@ from decentral.data.description import ImageData
 from decentral.data.imagenet import ImageNet
 from decentral.host.devices import num_cores
 from decentral.measurements.timing import in_turn
-from decentral.models.resnet50 import ResNet50
-from decentral.models.vgg11 import VGG11
+from decentral.models.resnet import ResNet50
+from decentral.models.vgg import VGG11
 
 
 @benchmark("time to load a batch / time of its forward and backward passes")

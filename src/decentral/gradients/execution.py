@@ -1,8 +1,9 @@
-"""The contract of a way to compute the gradients of a process's workers."""
+"""How the gradients of a process's workers are computed: the contract, and one class for each way."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from decentral.errors import ConfigError
@@ -70,3 +71,68 @@ class Execution(ABC):
             return passes, ()
         note = f"gradients are computed worker by worker (execution=loop), since {reason}"
         return self.instead(workload, reason), (note,)
+
+
+@dataclass
+class Loop(Execution):
+    """A forward and a backward pass for each worker in turn: any model, and the memory of one worker's activations."""
+
+    name: str = "loop"
+
+    def passes(self, workload: Workload) -> Passes:
+        """A pass for each worker in turn; there is no model that it refuses."""
+        from decentral.gradients.passes.one_by_one import OneByOne
+        from decentral.gradients.passes.replayed import replayed
+
+        return replayed(OneByOne(workload.models, workload.precision, workload.loss))
+
+
+@dataclass
+class Batched(Execution):
+    """Several workers in each call of a layer: batched matrix products and grouped convolutions.
+
+    For plain sequences of the layers in `passes.layers`. Many small calls become few larger ones, which pays for small
+    models and for no others: on a CPU, batched kernels are slower than those of a single model.
+    """
+
+    name: str = "batched"
+
+    def passes(self, workload: Workload) -> Passes:
+        """A pass for each group of workers. Raises ConfigError unless the model is a plain sequence of known layers."""
+        from decentral.gradients.passes.replayed import replayed
+        from decentral.gradients.passes.side_by_side import SideBySide
+        from decentral.gradients.passes.sizes import shared
+
+        found = shared(workload)
+        if isinstance(found, str):
+            return self.instead(workload, found)
+        layers, sizes = found
+        return replayed(SideBySide(workload, layers, sizes.workers_at_once(workload.models.device)))
+
+
+@dataclass
+class Auto(Execution):
+    """Small models side by side, all others one by one.
+
+    A rule by model, batch size and number of workers, never by time: a run that goes on after an interruption must
+    take the very same steps. `passes.sizes` has the rule and what it comes from.
+    """
+
+    name: str = "auto"
+
+    def passes(self, workload: Workload) -> Passes:
+        """The passes of the way that `choice` takes."""
+        return self.choice(workload).passes(workload)
+
+    def choice(self, workload: Workload) -> Execution:
+        """`batched` where the layers' calls are so small that sharing them pays, else `loop`."""
+        from decentral.gradients.passes.sizes import shared
+
+        found = shared(workload)
+        if isinstance(found, str) or not found[1].batched_is_faster(len(workload.models.modules)):
+            return Loop()
+        return Batched()
+
+    def instead(self, workload: Workload, reason: str) -> Passes:
+        """Those of `loop`."""
+        return Loop().passes(workload)

@@ -1,14 +1,16 @@
-"""The contract of a partition, and what it did to the classes."""
+"""Dealing the training set out to the workers: the contract, the plain ways, and a table of what they did."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.settings import Settings
+from decentral.randomness import numpy_generator
+from decentral.settings import Settings, setting
 from decentral.store.files import csv_text, write_text
 
 
@@ -46,3 +48,75 @@ def save_table(counts: np.ndarray, path: str | Path, dealt: str = "class") -> No
     """`counts` [n, C] as CSV with the columns worker, class_0, class_1, ..., total; `dealt` is what is not a class."""
     head = ["worker", *(f"{dealt}_{c}" for c in range(counts.shape[1])), "total"]
     write_text(Path(path), csv_text(head, ([worker, *row, sum(row)] for worker, row in enumerate(counts.tolist()))))
+
+
+@dataclass
+class IID(Partition):
+    """A random permutation cut into equal parts: all workers have the same distribution."""
+
+    name: str = "iid"
+
+    def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
+        """Sizes differ by at most one."""
+        self.check(len(labels), num_workers)
+        return np.array_split(numpy_generator(seed, "partition").permutation(len(labels)), num_workers)
+
+
+@dataclass
+class Shards(Partition):
+    """Samples sorted by class, cut into shards, a few shards dealt to each worker: about that many classes each.
+
+    McMahan et al., AISTATS 2017 (arXiv:1602.05629), section 3: `shards_per_worker` = 2. Shards differ in size by at
+    most one sample; within a class the samples keep their order.
+    """
+
+    name: str = "shards"
+    shards_per_worker: int = setting(2, at_least=1)
+
+    def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
+        """Sizes differ by at most `shards_per_worker`."""
+        self.check(len(labels), num_workers)
+        shards = np.array_split(np.argsort(labels, kind="stable"), num_workers * self.shards_per_worker)
+        dealt = numpy_generator(seed, "partition").permutation(len(shards)).reshape(num_workers, -1)
+        return [np.concatenate([shards[s] for s in mine]) for mine in dealt]
+
+    def check(self, num_train: int, num_workers: int) -> None:
+        """No shard may be empty."""
+        super().check(num_train, num_workers)
+        if num_workers * self.shards_per_worker > num_train:
+            raise ConfigError(
+                f"num_workers={num_workers} times partition.shards_per_worker={self.shards_per_worker} is more than "
+                f"the {num_train} training samples: choose num_workers <= {num_train // self.shards_per_worker}."
+            )
+
+
+@dataclass
+class Natural(Partition):
+    """Whole sources: files, speakers or sections of running text; of labelled data, whole classes.
+
+    The largest source goes to worker 0, and each of the others to the worker that has the fewest samples by then (the
+    first of them). Heterogeneity that nobody made; nothing is drawn. With as many sources as workers each has one.
+    """
+
+    name: str = "natural"
+
+    def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
+        """Sizes differ as the sources do."""
+        self.check(len(labels), num_workers)
+        sources, sizes = np.unique(labels, return_counts=True)
+        self.check_labels(len(sources), num_workers)
+        worker_of = np.zeros(int(labels.max()) + 1, dtype=np.int64)
+        held = np.zeros(num_workers, dtype=np.int64)
+        for place in np.argsort(-sizes, kind="stable"):
+            worker = int(held.argmin())
+            worker_of[sources[place]] = worker
+            held[worker] += sizes[place]
+        return [np.flatnonzero(worker_of[labels] == worker) for worker in range(num_workers)]
+
+    def check_labels(self, num_labels: int, num_workers: int) -> None:
+        """There is a source for each worker."""
+        if num_labels < num_workers:
+            raise ConfigError(
+                f"num_workers={num_workers} is more than the {num_labels} sources of this data=, and partition=natural "
+                f"gives every worker its own: choose num_workers <= {num_labels}, or another partition, such as iid."
+            )

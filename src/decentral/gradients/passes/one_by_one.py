@@ -14,9 +14,8 @@ from torch.utils._pytree import tree_map
 
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Loss
-from decentral.gradients.passes.lanes import Lanes
-from decentral.gradients.passes.memory_format import MemoryFormat
-from decentral.gradients.passes.passes import Passes, agree
+from decentral.gradients.passes.passes import Lanes, Passes, agree
+from decentral.gradients.passes.sizes import MemoryFormat
 from decentral.gradients.passes.worker_models import WorkerModels, random_state
 from decentral.gradients.precision import Precision
 

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from decentral.gradients.precision import Precision
+
+
+class Lanes:
+    """One after the other, where everything is computed."""
+
+    def __call__(self, turn: int) -> AbstractContextManager[object]:
+        """A context for the passes of the worker whose turn it is."""
+        return nullcontext()
+
+    def join(self) -> None:
+        """What follows begins after all of them."""
+        return None
 
 
 class Passes(ABC):

@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decentral.gradients.passes.lanes import Lanes
 from decentral.gradients.passes.layers import is_known
 from decentral.gradients.passes.one_by_one import OneByOne
-from decentral.gradients.passes.passes import Passes, agree
+from decentral.gradients.passes.passes import Lanes, Passes, agree
 from decentral.gradients.passes.side_by_side import SideBySide
 
 _CALLS_FIRST = 3  # until libraries have set up what they need, and have chosen their kernels

@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from decentral.gradients.execution import Workload
-from decentral.gradients.passes.lanes import Lanes
 from decentral.gradients.passes.layers import forward, sequence
 from decentral.gradients.passes.one_by_one import OneByOne
-from decentral.gradients.passes.passes import Passes, agree
+from decentral.gradients.passes.passes import Lanes, Passes, agree
 from decentral.randomness import torch_generator
 
 _NOISE = 0.01  # so that models of a first batch differ, which may all be the same

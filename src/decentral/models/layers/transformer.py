@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -99,3 +101,15 @@ def _embeddings(vocabulary: int, longest: int, dim: int) -> tuple[nn.Embedding, 
     for embedding in (tokens, places):
         nn.init.normal_(embedding.weight, std=0.02)
     return tokens, places
+
+
+class WithoutPadding(nn.Module):
+    """Tokens [B, L] -> logits [B, num_classes]: the model is told where the padding is."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B, num_classes] for tokens [B, L]."""
+        return self.model(input_ids=tokens, attention_mask=tokens != PADDING).logits

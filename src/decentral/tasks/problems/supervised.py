@@ -17,7 +17,7 @@ from decentral.compression.row_layout import RowLayout
 from decentral.data.dataset import DrawnApart
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Loss, Workload
-from decentral.gradients.passes.memory_format import MemoryFormat, forward_examples
+from decentral.gradients.passes.sizes import MemoryFormat, forward_examples
 from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
 from decentral.gradients.precision import cast
 from decentral.host.caller import default_dtype

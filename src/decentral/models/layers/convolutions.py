@@ -1,13 +1,22 @@
-"""What the VGG networks are made of."""
+"""Convolutions and heads of the plain convolutional networks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import nn
 
-from decentral.gradients.passes.pooling import MaxPool2d
-from decentral.models.layers.convolution import he_convolution
+from decentral.gradients.passes.layers import MaxPool2d
+
+
+def he_convolution(in_channels: int, out_channels: int, fan: Literal["fan_in", "fan_out"]) -> nn.Conv2d:
+    """A 3x3 convolution that keeps the image size: weights ~ N(0, 2 / (9 * channels in or out)), bias 0."""
+    convolution = nn.Conv2d(in_channels, out_channels, kernel_size=3, padding=1)
+    nn.init.kaiming_normal_(convolution.weight, mode=fan, nonlinearity="relu")
+    assert convolution.bias is not None
+    nn.init.zeros_(convolution.bias)
+    return convolution
 
 
 def convolutions(channels: int, stages: Sequence[Sequence[int]]) -> list[nn.Module]:

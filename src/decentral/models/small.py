@@ -1,16 +1,50 @@
-"""A small convolutional network."""
+"""Small networks for images: a multi-layer perceptron, and a convolutional network."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.models.model import ImageModel
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import nn
 
     from decentral.data.description import ImageData
+
+
+@dataclass
+class MLP(ImageModel):
+    """Multi-layer perceptron: fully connected layers with ReLU between them.
+
+    `hidden` holds the widths of the hidden layers. Without any (`model.hidden=[]`) this is multinomial logistic
+    regression, which is convex.
+
+    Raises:
+        ConfigError: a width is below 1.
+    """
+
+    name: str = "mlp"
+    hidden: list[int] = setting([64, 64], at_least=1)
+
+    def multiplications(self, data: ImageData) -> float:
+        """One for each weight."""
+        widths = [prod(data.shape), *self.hidden, data.num_classes]
+        return sum(before * after for before, after in pairwise(widths))
+
+    def build(self, data: ImageData) -> nn.Module:
+        """Linear layers: images [B, C, H, W] -> logits [B, num_classes]."""
+        from torch import nn
+
+        layers: list[nn.Module] = [nn.Flatten()]
+        width = prod(data.shape)
+        for next_width in self.hidden:
+            layers += [nn.Linear(width, next_width), nn.ReLU()]
+            width = next_width
+        return nn.Sequential(*layers, nn.Linear(width, data.num_classes))
 
 
 @dataclass
@@ -45,8 +79,8 @@ class CNN(ImageModel):
         """The convolutions, and a linear layer: images [B, C, H, W] -> logits [B, num_classes]."""
         from torch import nn
 
-        from decentral.gradients.passes.pooling import MaxPool2d
-        from decentral.models.layers.convolution import he_convolution
+        from decentral.gradients.passes.layers import MaxPool2d
+        from decentral.models.layers.convolutions import he_convolution
 
         channels, height, width = data.shape
         layers: list[nn.Module] = []

@@ -1,0 +1,241 @@
+"""Networks for texts: they sort them into classes, or continue them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from decentral.data.description import DataDescription
+from decentral.errors import ConfigError
+from decentral.host.packages import require
+from decentral.models.model import LanguageModel, Model, TextModel
+from decentral.settings import setting
+from decentral.store.files import at_home
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from decentral.data.description import LabelledTokens, NextTokens, TokenData
+
+
+def check_heads(dim: int, heads: int) -> None:
+    """Raise ConfigError unless the heads can share the dimensions."""
+    if dim % heads:
+        raise ConfigError(f"model.dim={dim} cannot be shared by model.heads={heads}: choose a multiple of {heads}.")
+
+
+def transformer_multiplications(length: float, dim: int, layers: int, hidden: int) -> float:
+    """Of a forward pass for a sequence: L d (4 d + 2 h) with weights and 2 L^2 d of the attention, in each layer."""
+    return layers * (length * dim * (4 * dim + 2 * hidden) + 2 * length**2 * dim)
+
+
+@dataclass
+class FastText(TextModel):
+    """The mean of the embeddings of a text's tokens, and a linear layer (Joulin et al., EACL 2017, arXiv:1607.01759).
+
+    Embeddings begin uniform in [-1 / dim, 1 / dim], the linear layer as torch has it. Departure: no features of several
+    words, and an ordinary softmax instead of a hierarchical one.
+
+    dim   numbers in an embedding
+    """
+
+    name: str = "fasttext"
+    dim: int = setting(64, at_least=1)
+
+    def multiplications(self, data: LabelledTokens) -> float:
+        """One for each number of each embedding, and those of the linear layer."""
+        return self.dim * (data.usual + data.num_classes)
+
+    def build(self, data: LabelledTokens) -> nn.Module:
+        """Tokens [B, L] -> logits [B, num_classes]."""
+        from torch import nn
+
+        from decentral.data.description import PADDING
+
+        embeddings = nn.EmbeddingBag(data.vocabulary, self.dim, mode="mean", padding_idx=PADDING)
+        nn.init.uniform_(embeddings.weight, -1 / self.dim, 1 / self.dim)
+        return nn.Sequential(embeddings, nn.Linear(self.dim, data.num_classes))
+
+
+@dataclass
+class SmallTransformer(Model):
+    """The settings of the Transformers below."""
+
+    name: str
+    dim: int = setting(64, at_least=1)
+    layers: int = setting(2, at_least=1)
+    heads: int = setting(4, at_least=1)
+    hidden: int = setting(128, at_least=1)
+    dropout: float = setting(0.0, at_least=0, below=1)
+
+    def __post_init__(self) -> None:
+        check_heads(self.dim, self.heads)
+
+    def multiplications(self, data: TokenData) -> float:
+        """Of the products with weights, and of the attention."""
+        return transformer_multiplications(data.usual, self.dim, self.layers, self.hidden)
+
+
+@dataclass
+class TextTransformer(SmallTransformer, TextModel):
+    """Transformer encoder with layer normalisation before each part, as in Xiong et al., ICML 2020 (arXiv:2002.04745).
+
+    Embeddings of tokens and of their places are added; `layers` times x <- x + attention(norm(x)), x <- x + W2 gelu(W1
+    norm(x)); the mean over the tokens of the text, normalised, goes through a linear layer. Padding takes no part.
+
+    dim      numbers for each token
+    layers   how often
+    heads    of the attention; they share dim
+    hidden   numbers between W1 and W2
+    dropout  after attention and W2, in training
+    """
+
+    name: str = "text_transformer"
+
+    def build(self, data: LabelledTokens) -> nn.Module:
+        """Tokens [B, L] -> logits [B, num_classes]."""
+        from decentral.models.layers.transformer import TextEncoder
+
+        sizes = self.dim, self.layers, self.heads, self.hidden, self.dropout
+        return TextEncoder(data.vocabulary, data.longest, data.num_classes, *sizes)
+
+
+@dataclass
+class CharLSTM(LanguageModel):
+    """Embeddings, an LSTM and a linear layer, for any tokens; every window begins with a state of zeros.
+
+    With dim=8, hidden=256 and layers=2 it is the network of McMahan et al., AISTATS 2017 (arXiv:1602.05629).
+
+    dim      numbers for each token
+    hidden   numbers in the state of a layer
+    layers   how many are stacked
+    """
+
+    name: str = "char_lstm"
+    dim: int = setting(32, at_least=1)
+    hidden: int = setting(128, at_least=1)
+    layers: int = setting(1, at_least=1)
+
+    def multiplications(self, data: NextTokens) -> float:
+        """4 h (d + h) for each token in the first layer, 8 h^2 in the others, and those of the outputs."""
+        first, others = 4 * self.hidden * (self.dim + self.hidden), 8 * self.hidden**2 * (self.layers - 1)
+        return data.usual * (first + others + self.hidden * data.vocabulary)
+
+    def build(self, data: NextTokens) -> nn.Module:
+        """Tokens [B, L] -> logits [B, L, vocabulary]."""
+        from decentral.models.layers.transformer import Recurrent
+
+        return Recurrent(data.vocabulary, self.dim, self.hidden, self.layers)
+
+
+@dataclass
+class CharTransformer(SmallTransformer, LanguageModel):
+    """Transformer decoder with layer normalisation before each part, as GPT-2 (Radford et al., 2019), for any tokens.
+
+    As model=text_transformer, but a token looks only at itself and those before it, and every place gets an output.
+
+    dim      numbers for each token
+    layers   how often
+    heads    of the attention; they share dim
+    hidden   numbers between the two products of a layer
+    dropout  after attention and the second product, in training
+    """
+
+    name: str = "char_transformer"
+
+    def multiplications(self, data: NextTokens) -> float:
+        """Of the layers, and of the outputs."""
+        return super().multiplications(data) + data.usual * self.dim * data.vocabulary
+
+    def build(self, data: NextTokens) -> nn.Module:
+        """Tokens [B, L] -> logits [B, L, vocabulary]."""
+        from decentral.models.layers.transformer import NextToken
+
+        sizes = self.dim, self.layers, self.heads, self.hidden, self.dropout
+        return NextToken(data.vocabulary, data.longest, *sizes)
+
+
+_HUB = "distilbert-base-uncased"
+
+
+@dataclass
+class DistilBert(TextModel):
+    """DistilBERT with a layer for classes (Sanh et al., 2019, arXiv:1910.01108), as transformers builds it.
+
+    Random, or fine-tuned from weights in a folder. Those of distilbert-base-uncased have 30,522 tokens: use them with
+    the tokenizer.json that lies beside them, data.tokenizer=FOLDER/tokenizer.json. Nothing is downloaded unless
+    model.download=true.
+
+    path      a folder with config.json and weights, as transformers saves them (null: random weights)
+    download  distilbert-base-uncased from the Hugging Face Hub, where `path` is not given
+    dim       numbers for each token; like the next ones for random weights only
+    layers    how many
+    heads     of the attention
+    hidden    numbers between the two products of a layer
+    dropout   in training, also of the attention
+    """
+
+    name: str = "distilbert"
+    path: str | None = field(default=None, metadata={"content": True})
+    download: bool = False
+    dim: int = setting(768, at_least=1)
+    layers: int = setting(6, at_least=1)
+    heads: int = setting(12, at_least=1)
+    hidden: int = setting(3072, at_least=1)
+    dropout: float = setting(0.1, at_least=0, below=1)
+
+    def __post_init__(self) -> None:
+        check_heads(self.dim, self.heads)
+
+    def check(self, data: DataDescription) -> None:
+        """Raise ConfigError if the library is missing, or there is no model in the folder."""
+        super().check(data)
+        require(
+            "transformers", "model=distilbert", "pip install 'decentral[distilbert]', or use model=text_transformer"
+        )
+        if self.path is not None and not (at_home(self.path) / "config.json").is_file():
+            raise ConfigError(f"model.path={self.path} has no config.json: give a folder that transformers has saved.")
+
+    def multiplications(self, data: LabelledTokens) -> float:
+        """Of the products with weights, and of the attention."""
+        return transformer_multiplications(data.usual, self.dim, self.layers, self.hidden)
+
+    def build(self, data: LabelledTokens) -> nn.Module:
+        """Tokens [B, L] -> logits [B, num_classes]. Raises ConfigError if the weights are for other tokens."""
+        from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+        from decentral.models.layers.transformer import WithoutPadding
+
+        if self.path is None and not self.download:
+            shape: Any = DistilBertConfig
+            shape = shape(
+                vocab_size=data.vocabulary,
+                max_position_embeddings=data.longest,
+                dim=self.dim,
+                n_layers=self.layers,
+                n_heads=self.heads,
+                hidden_dim=self.hidden,
+                dropout=self.dropout,
+                attention_dropout=self.dropout,
+                seq_classif_dropout=self.dropout,
+                num_labels=data.num_classes,
+            )
+            return WithoutPadding(DistilBertForSequenceClassification(shape)).train()
+        where = self._where()
+        known = DistilBertConfig.from_pretrained(where, local_files_only=not self.download)
+        for key, ours, theirs in (
+            ("data.vocabulary", data.vocabulary, known.vocab_size),
+            ("data.longest", data.longest, known.max_position_embeddings),
+        ):
+            if ours > theirs:
+                raise ConfigError(
+                    f"model.path={where} is a model for {theirs} tokens, and {key} is {ours}: give its tokenizer.json "
+                    f"as data.tokenizer, and data.longest={known.max_position_embeddings} or less."
+                )
+        module = DistilBertForSequenceClassification.from_pretrained(
+            where, local_files_only=not self.download, num_labels=data.num_classes
+        )
+        return WithoutPadding(module.float()).train()
+
+    def _where(self) -> str:
+        return _HUB if self.path is None else str(at_home(self.path))

@@ -1,0 +1,125 @@
+"""Plain convolutional networks of the literature: VGG-11, VGG-16 and AlexNet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar
+
+from decentral.models.model import ImageModel
+from decentral.settings import setting
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from decentral.data.description import ImageData
+
+_STAGES_11 = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # channels; 2x2 max pooling ends a stage
+
+
+@dataclass
+class VGG11(ImageModel):
+    """VGG-11 without normalization, as trained on CIFAR-10 in the RelaySum paper.
+
+    Simonyan and Zisserman, ICLR 2015, configuration A; the variant of Vogels et al., NeurIPS 2021 (arXiv:2110.04175),
+    appendix B.1 and the authors' code: 3x3 convolutions with ReLU, then dropout, 512 units, ReLU, dropout, 512 units,
+    ReLU and the classes.
+    9,750,922 parameters on 3 x 32 x 32 images with 10 classes.
+
+    Convolutions start at N(0, 2 / (k * k * out_channels)) with bias 0, linear layers at torch's default.
+    `dropout` is a probability. Images of 64 pixels or more are averaged to 1 x 1 before the first linear layer.
+
+    Raises:
+        ConfigError: `dropout` is not in [0, 1).
+    """
+
+    name: str = "vgg11"
+    dropout: float = setting(0.5, at_least=0, below=1)
+    min_image_size: ClassVar[int] = 32
+
+    def build(self, data: ImageData) -> nn.Module:
+        """Convolutions and a head: images [B, C, H, W] -> logits [B, num_classes]."""
+        from torch import nn
+
+        from decentral.models.layers.convolutions import convolutions, small_head
+
+        channels, height, width = data.shape
+        layers = convolutions(channels, _STAGES_11)
+        if max(height, width) >= 2 * 2 ** len(_STAGES_11):
+            layers.append(nn.AdaptiveAvgPool2d(1))
+        return nn.Sequential(*layers, nn.Flatten(), *small_head(_STAGES_11[-1][-1], data.num_classes, self.dropout))
+
+
+_STAGES_16 = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # channels
+_SIDE, _UNITS = 7, 4096  # of what the large head looks at; in each of its layers
+
+
+class Head(Enum):
+    """The last layers of VGG-16."""
+
+    auto = "auto"  # `cifar` for images below 64 pixels, else `imagenet`
+    imagenet = "imagenet"  # 7 x 7 averages of each channel, then two layers of 4096 units
+    cifar = "cifar"  # one average of each channel, then two layers of 512 units
+
+
+@dataclass
+class VGG16(ImageModel):
+    """VGG-16 without normalization.
+
+    Simonyan and Zisserman, ICLR 2015, configuration D, with torchvision's initial values: 138,357,544 parameters on
+    colour images with 1000 classes and `head=imagenet`; 15,245,130 on those with 10 classes and `head=cifar`, which is
+    the head of `vgg11`.
+
+    `dropout` is a probability.
+
+    Raises:
+        ConfigError: `dropout` is not in [0, 1).
+    """
+
+    name: str = "vgg16"
+    head: Head = Head.auto
+    dropout: float = setting(0.5, at_least=0, below=1)
+    min_image_size: ClassVar[int] = 32
+
+    def build(self, data: ImageData) -> nn.Module:
+        """Convolutions and a head: images [B, C, H, W] -> logits [B, num_classes]."""
+        from torch import nn
+
+        from decentral.models.layers.convolutions import convolutions, large_head, small_head
+
+        channels, height, width = data.shape
+        layers, last = convolutions(channels, _STAGES_16), _STAGES_16[-1][-1]
+        small = self.head is Head.cifar or (self.head is Head.auto and min(height, width) < 64)
+        if small:
+            head = small_head(last, data.num_classes, self.dropout)
+        else:
+            head = large_head(last * _SIDE**2, _UNITS, data.num_classes, self.dropout)
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1 if small else _SIDE), nn.Flatten(), *head)
+
+
+@dataclass
+class AlexNet(ImageModel):
+    """AlexNet in the version with one tower.
+
+    Krizhevsky, One weird trick for parallelizing convolutional neural networks, 2014 (arXiv:1404.5997), as in
+    torchvision, without normalization: 61,100,840 parameters on colour images with 1000 classes.
+
+    `dropout` is a probability.
+
+    Raises:
+        ConfigError: `dropout` is not in [0, 1).
+    """
+
+    name: str = "alexnet"
+    dropout: float = setting(0.5, at_least=0, below=1)
+    min_image_size: ClassVar[int] = 64
+
+    def build(self, data: ImageData) -> nn.Module:
+        """Images [B, C, H, W] -> logits [B, num_classes]."""
+        from torch import nn
+        from torchvision.models import alexnet
+
+        network = alexnet(weights=None, num_classes=data.num_classes, dropout=self.dropout)
+        if data.shape[0] != 3:
+            network.features[0] = nn.Conv2d(data.shape[0], 64, kernel_size=11, stride=4, padding=2)
+        return network
