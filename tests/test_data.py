@@ -19,9 +19,9 @@ from decentral.data.cifar10 import Cifar10
 from decentral.data.dataset import DataSet
 from decentral.data.digits import Digits
 from decentral.data.folder import find_tree
+from decentral.data.imagefolder import Normalisation
 from decentral.data.loading import in_memory
 from decentral.data.loading.in_memory import InMemory
-from decentral.data.normalisation import Normalisation
 from decentral.errors import ConfigError
 from decentral.registry import components
 
@@ -267,9 +267,9 @@ def test_every_data_set_is_a_configuration(cls):
 @pytest.fixture
 def small_cifar10(monkeypatch, tmp_path):
     """As if CIFAR-10 had 20 training and 10 test images, and a cache of its own."""
-    from decentral.data import cifar10_copies
+    from decentral.data import cifar10
 
-    monkeypatch.setattr(cifar10_copies, "COUNTS", {"train": 20, "test": 10})
+    monkeypatch.setattr(cifar10, "COUNTS", {"train": 20, "test": 10})
     monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
     labels = {"train": np.arange(20) % 10, "test": np.arange(10)}
     draws = np.random.default_rng(0)
@@ -277,7 +277,7 @@ def small_cifar10(monkeypatch, tmp_path):
 
 
 def write_tree(root: Path, data, suffix: str) -> Path:
-    from decentral.data.cifar10_copies import CLASSES
+    from decentral.data.cifar10 import CLASSES
 
     for split, (images, labels) in data.items():
         for number, (image, label) in enumerate(zip(images, labels, strict=True)):

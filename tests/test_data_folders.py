@@ -16,8 +16,7 @@ from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.data import decode, decoded_tree
 from decentral.data.folder import find_tree
-from decentral.data.imagefolder import ImageFolder
-from decentral.data.imagenet import ImageNet
+from decentral.data.imagefolder import ImageFolder, ImageNet
 from decentral.errors import ConfigError
 
 Tree = Callable[..., Path]

@@ -13,9 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from decentral.data.imagenet import ImageNet
+from decentral.data.imagefolder import ImageNet, Normalisation
 from decentral.data.loading.streamed import crop_box
-from decentral.data.normalisation import Normalisation
 from decentral.errors import ConfigError
 from waiting import alive, until
 
@@ -125,7 +124,7 @@ def test_random_crops_lie_in_the_image_and_have_the_area_and_the_shape_asked_for
 def test_loaders_end_with_a_run_that_is_killed(root, tmp_path):
     program = f"""
 import multiprocessing, os, signal, torch
-from decentral.data.imagenet import ImageNet
+from decentral.data.imagefolder import ImageNet
 
 if __name__ == "__main__":
     data = ImageNet(path={str(root)!r}, image_size=28, num_loaders=1).load("cpu", seed=0)

@@ -18,8 +18,8 @@ from conftest import Start
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.environments.environment import EnvironmentDescription
-from decentral.environments.grids.mazes import LAYOUTS, MOVES, Mazes, draw
 from decentral.environments.gridworld import Gridworld
+from decentral.environments.mazes import LAYOUTS, MOVES, Mazes, draw
 from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.registry import components

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from decentral.cli import study as command
-from decentral.data import cifar10_copies
+from decentral.data import cifar10
 from decentral.data.cifar10 import Cifar10
 from decentral.data.description import ImageData
 from decentral.measurements.training_run import TrainingRun
@@ -99,7 +99,7 @@ def test_every_paper_has_some():
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "scale"), [pytest.param(*one, id=" ".join(one)) for one in RUNS])
 def test_a_run_starts_and_takes_two_steps(name, scale, path, tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10_copies, "COUNTS", COUNTS)
+    monkeypatch.setattr(cifar10, "COUNTS", COUNTS)
     info = ImageData(num_train=COUNTS["train"], num_test=COUNTS["test"], num_classes=10, shape=(3, 32, 32))
     monkeypatch.setattr(Cifar10, "INFO", info)
     monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))

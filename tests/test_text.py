@@ -16,14 +16,11 @@ from torch import Tensor, nn
 import decentral
 from configure import configure
 from decentral.config.composition import compose
-from decentral.data.agnews import AGNews
 from decentral.data.cache import cache_folder
 from decentral.data.description import PADDING, DataDescription, LabelledTokens, NextTokens
-from decentral.data.running_text import cut_windows
-from decentral.data.shakespeare import Shakespeare, speeches
-from decentral.data.synthetic_text import SyntheticText
-from decentral.data.textfile import TextFile
-from decentral.data.textfolder import TextFolder
+from decentral.data.running_text import Shakespeare, TextFile, cut_windows, speeches
+from decentral.data.synthetic import SyntheticText
+from decentral.data.texts import AGNews, TextFolder
 from decentral.data.tokens import SPECIAL, BytePairs, RunningTokens, Symbols, TextTokens
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Batched, Loop, Workload

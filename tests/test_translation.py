@@ -15,10 +15,9 @@ import torch.nn.functional as F
 
 from decentral.config.composition import compose
 from decentral.data.description import SentencePairs
-from decentral.data.multi30k import Multi30k
 from decentral.data.pairs import BEGIN, END, PAD, Corpus, Pairs, Sentences, Text
-from decentral.data.parallel import Parallel
-from decentral.data.synthetic_translation import Rule, SyntheticTranslation
+from decentral.data.parallel import Multi30k, Parallel
+from decentral.data.synthetic import Rule, SyntheticTranslation
 from decentral.errors import ConfigError
 from decentral.lr_schedules.inverse_sqrt import InverseSqrt
 from decentral.models.layers.encoder_decoder import EncoderDecoder

@@ -18,7 +18,7 @@ from bench.baselines import CifarLike
 from bench.harness import Effort, Findings, Table, Target, benchmark
 from decentral.data.dataset import DataSet, Loaded
 from decentral.data.description import ImageData
-from decentral.data.imagenet import ImageNet
+from decentral.data.imagefolder import ImageNet
 from decentral.host.devices import num_cores
 from decentral.measurements.timing import in_turn
 from decentral.models.resnet import ResNet50

@@ -48,13 +48,13 @@ class DataSet(Settings, ABC, where="data"):
         """What `prepare` would have to download, in a few words; '' if nothing. Looks at a folder or two."""
         return ""
 
-    @abstractmethod
     def prepare(self) -> None:
-        """Download or decode everything into the cache (`cache.py`), once; slow the first time.
+        """Download or decode everything into the cache (`cache.py`), once; slow the first time. Here: nothing.
 
         Several processes may call it at once, and any of them may be killed midway.
         Raises ConfigError if the download fails or an image is broken (and names it).
         """
+        return None
 
     @abstractmethod
     def load(self, device: torch.device | str, seed: int) -> Loaded:
@@ -104,9 +104,9 @@ class Loaded(ABC):
     def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets, as above, for each of these batches: LongTensors [b] of numbers in the test set."""
 
-    @abstractmethod
     def close(self) -> None:
-        """Release what is held; the object is not used afterwards."""
+        """Release what is held, if it does not go with the object, which is not used afterwards."""
+        return None
 
 
 class DrawnApart(Loaded):

@@ -1,12 +1,15 @@
-"""From image files to one array of bytes, with several processes. Imports neither torch nor torchvision."""
+"""From image files to arrays of bytes in the cache, with several processes. Imports neither torch nor torchvision."""
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from decentral.data.cache import cached
+from decentral.data.folder import Tree
 from decentral.errors import ConfigError
 from decentral.host.devices import num_cores
 from decentral.host.pool import carried_out
@@ -82,3 +85,20 @@ def _decode_chunk(root: Path, files: list[str], array_file: Path, offset: int, i
     with open(array_file, "r+b") as out:  # writing, unlike a memory map, reports a full disk as an error
         out.seek(offset)
         out.write(np.stack(images).transpose(0, 3, 1, 2).tobytes())
+
+
+def decoded_tree(tree: Tree, image_size: int, num_processes: int | None = None, exactly: bool = False) -> Path:
+    """The folder of the four arrays (see `read_arrays`), decoded unless no file was added, removed or changed since.
+
+    The shorter side of an image is resized to `image_size`, then it is centre-cropped to a square; where they have to
+    have that size `exactly`, ConfigError is raised that names one of another size.
+    """
+    words = f"imagefolder-2 {image_size}{' exactly' * exactly} {tree.digest()}"
+
+    def build(folder: Path) -> None:
+        for split, root in (("train", tree.train), ("test", tree.test)):
+            files, labels = tree.files(root)
+            np.save(folder / f"{split}_labels.npy", labels)
+            decode(root, files, folder / f"{split}_images.npy", image_size, num_processes, exactly)
+
+    return cached(f"imagefolder-{hashlib.sha256(words.encode()).hexdigest()[:16]}", build)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from decentral.data.dataset import DataSet, Loaded
+from decentral.data.dataset import Loaded
 from decentral.data.description import PADDING
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decentral.data.dataset import Batches, Order
-    from decentral.data.description import SentencePairs
 
 PAD, BEGIN, END = PADDING, 1, 2
 """The tokens that fill up, begin and end sentences."""
@@ -118,9 +116,6 @@ class Pairs(Loaded):
         source, target = (torch.from_numpy(side.rows(numbers)).to(self.device) for side in pairs)
         return Sentences(source[:, 1:], target[:, :-1].clone()), target[:, 1:]  # a model may write into what it gets
 
-    def close(self) -> None:
-        """Nothing is held but memory."""
-
 
 def buckets(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Buckets for pairs of these lengths [N]: the longest of each [buckets], and which one each pair is in [N] int64.
@@ -133,15 +128,3 @@ def buckets(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndar
         bounds.append(min(int(longer.max()), max(last + 1, int(last * _RATIO))))
     found = np.array(bounds, dtype=np.int64)
     return found, np.searchsorted(found, longer).astype(np.int64)
-
-
-class PairsData(DataSet):
-    """A data set of pairs of sentences."""
-
-    @abstractmethod
-    def inspect(self) -> SentencePairs:
-        """Counts, and the size of the vocabulary."""
-
-    @abstractmethod
-    def load(self, device: torch.device | str, seed: int) -> Pairs:
-        """All sentences, as numbers."""

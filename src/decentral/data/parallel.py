@@ -4,26 +4,105 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decentral.data import bpe
 from decentral.data.cache import cached
+from decentral.data.dataset import DataSet
 from decentral.data.description import SentencePairs
-from decentral.data.line_files import count_lines, find, read_lines
-from decentral.data.pairs import Corpus, Pairs, PairsData, Text
+from decentral.data.pairs import BEGIN, END, PAD, Corpus, Pairs, Text
+from decentral.data.text_rows import count_lines, find, read_lines
 from decentral.errors import ConfigError
+from decentral.host.packages import require
 from decentral.settings import setting
 from decentral.store.digests import folder_digest
 from decentral.store.files import at_home
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from tokenizers import Tokenizer
+
+SPECIAL = {PAD: "<pad>", BEGIN: "<s>", END: "</s>"}
+"""Tokens that are no parts of words: number -> how they are called in the tokenizer's file."""
+LEAST = 256 + len(SPECIAL)
+"""Tokens of a vocabulary of bytes."""
+_INSTALL = "pip install 'decentral[translation]', or use data=synthetic_translation, which needs nothing"
+
+
+def required(setting: str) -> None:
+    """Raise ConfigError unless the library is there."""
+    require("tokenizers", setting, _INSTALL)
+
+
+def trained(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+    """A tokenizer whose vocabulary are the bytes and the most frequent pairs of what is known (Sennrich et al. 2016).
+
+    Byte-level (GPT-2's), so that nothing is unknown and tokens give back the text as it was. Where there are not enough
+    pairs the vocabulary is smaller than asked for.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[SPECIAL[number] for number in sorted(SPECIAL)],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    with in_one_thread():
+        tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def opened(path: Path) -> Tokenizer:
+    """The tokenizer of a file."""
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(path))
+
+
+def size_of(path: str | Path, key: str) -> int:
+    """How many tokens the tokenizer of a file has, without the library. Raises ConfigError for what is no such file."""
+    try:
+        content = json.loads(at_home(path).read_text(encoding="utf-8"))
+        added = {str(one["content"]): int(one["id"]) for one in content.get("added_tokens", [])}
+        vocabulary = {str(token): int(number) for token, number in content["model"]["vocab"].items()} | added
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{key}={path} is no tokenizer ({type(error).__name__}: {error}): give a file that the tokenizers library "
+            "has saved, with tokenizer.save(...)."
+        ) from error
+    for number, token in SPECIAL.items():
+        if vocabulary.get(token) != number:
+            raise ConfigError(
+                f"{key}={path} has to have {', '.join(f'{t} as token {n}' for n, t in SPECIAL.items())}: train it with "
+                f"special_tokens={[SPECIAL[each] for each in sorted(SPECIAL)]}."
+            )
+    return max(vocabulary.values()) + 1
+
+
+@contextmanager
+def in_one_thread() -> Iterator[None]:
+    """The library takes one core, and says nothing when a process forks."""
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        os.environ.pop("TOKENIZERS_PARALLELISM")
+        if before is not None:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
+
 
 _SPLITS = ("train", "test")
 _SIDES = ("source", "target")
@@ -31,7 +110,7 @@ _AT_ONCE = 10_000  # sentences that are encoded together
 
 
 @dataclass
-class Parallel(PairsData):
+class Parallel(DataSet):
     """Your own sentences with their translations: `path`/train.en and `path`/train.de, test.en and test.de, say.
 
     Line i of one file is the translation of line i of the other; UTF-8, plain or .gz. WMT17 English-German:
@@ -55,17 +134,12 @@ class Parallel(PairsData):
     target: str = "de"
     train: str = "train"
     test: str = "test"
-    vocab_size: int = 8000
+    vocab_size: int = setting(8000, at_least=LEAST, hint="the bytes and three tokens that are no parts of words")
     tokenizer: str | None = field(default=None, metadata={"content": True})
     longest: int = setting(100, at_least=1)
     skip_empty: bool = False
 
     def __post_init__(self) -> None:
-        if self.vocab_size < bpe.LEAST:
-            raise ConfigError(
-                f"data.vocab_size={self.vocab_size} makes no sense: it has to be at least {bpe.LEAST}, which are the "
-                "bytes and three tokens that are no parts of words."
-            )
         if self.source == self.target:
             raise ConfigError(f"data.source={self.source} and data.target={self.target} are the same language.")
 
@@ -78,8 +152,8 @@ class Parallel(PairsData):
         """Counts the lines."""
         files = self._files()
         counts = [self._pairs(*paths, *(count_lines(path, self._where) for path in paths)) for paths in files.values()]
-        vocabulary = self.vocab_size if self.tokenizer is None else bpe.size_of(self.tokenizer, "data.tokenizer")
-        bpe.required(f"data={self.name}")
+        vocabulary = self.vocab_size if self.tokenizer is None else size_of(self.tokenizer, "data.tokenizer")
+        required(f"data={self.name}")
         return SentencePairs(
             num_train=counts[0], num_test=counts[1], vocabulary=vocabulary, longest=self.longest, usual=self.longest / 4
         )
@@ -95,7 +169,7 @@ class Parallel(PairsData):
     def load(self, device: torch.device | str, seed: int) -> Pairs:
         """All sentences."""
         folder = self._prepared()
-        tokenizer = bpe.opened(folder / "tokenizer.json")
+        tokenizer = opened(folder / "tokenizer.json")
 
         def words(tokens: Sequence[int]) -> str:
             return str(tokenizer.decode(list(tokens), skip_special_tokens=True)).strip()
@@ -126,7 +200,7 @@ class Parallel(PairsData):
 
     def _prepared(self) -> Path:
         """The folder of the tokenizer and the encoded sentences."""
-        bpe.required(f"data={self.name}")
+        required(f"data={self.name}")
         files = self._files()
         size = self.vocab_size if self.tokenizer is None else at_home(self.tokenizer).read_bytes()
         words = repr(("parallel-2", size, self.longest, self.skip_empty, self.files_digest()))
@@ -136,9 +210,9 @@ class Parallel(PairsData):
     def _build(self, folder: Path, files: dict[str, tuple[Path, Path]]) -> None:
         texts = {split: self._read(*files[split]) for split in _SPLITS}
         if self.tokenizer is None:
-            tokenizer = bpe.trained((line for side in texts["train"] for line in side), self.vocab_size)
+            tokenizer = trained((line for side in texts["train"] for line in side), self.vocab_size)
         else:
-            tokenizer = bpe.opened(at_home(self.tokenizer))
+            tokenizer = opened(at_home(self.tokenizer))
         tokenizer.save(str(folder / "tokenizer.json"))
         notes = []
         for split in _SPLITS:
@@ -198,9 +272,22 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def _encoded(tokenizer: Tokenizer, lines: list[str]) -> list[list[int]]:
-    with bpe.in_one_thread():
+    with in_one_thread():
         return [
             list(found.ids)
             for first in range(0, len(lines), _AT_ONCE)
             for found in tokenizer.encode_batch(lines[first : first + _AT_ONCE], add_special_tokens=False)
         ]
+
+
+@dataclass
+class Multi30k(Parallel):
+    """Multi30k: 29,000 short English descriptions of pictures with their German translations, and 1,000 for testing.
+
+    Elliott, Frank, Sima'an and Specia, Multi30K: Multilingual English-German Image Descriptions, 2016
+    (arXiv:1605.00459). Nothing is downloaded: data.path=FOLDER has train.en, train.de, test_2016_flickr.en and
+    test_2016_flickr.de (plain or .gz), as in the data set's repository (task 1, raw). All else as in data=parallel.
+    """
+
+    name: str = "multi30k"
+    test: str = "test_2016_flickr"

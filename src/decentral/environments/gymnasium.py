@@ -5,13 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decentral.environments.adapters.spaces import PACKAGES, acted, seen
 from decentral.environments.environment import Environment, EnvironmentDescription, Running
 from decentral.errors import ConfigError, suggest
 from decentral.randomness import address, normal
@@ -21,6 +20,8 @@ from decentral.store.metadata import Metric
 if TYPE_CHECKING:
     import gymnasium
 
+_PACKAGES = {"MiniGrid": "minigrid", "BabyAI": "minigrid"}
+"""What an id begins with -> the package that has to be imported before gymnasium knows it."""
 _TESTS_AT_ONCE = 64
 _MOST_STEPS = 1000  # of an episode without a limit of its own
 
@@ -58,15 +59,15 @@ class Gymnasium(Environment):
     @property
     def metrics(self) -> tuple[Metric, ...]:  # type: ignore[override]
         """MiniGrid's missions succeed or not; of others only the return is known."""
-        succeeds = PACKAGES.get(self.id.partition("-")[0]) == "minigrid"
+        succeeds = _PACKAGES.get(self.id.partition("-")[0]) == "minigrid"
         return (Metric("test", "success", larger_is_better=True, unit="%"),) if succeeds else ()
 
     def inspect(self) -> EnvironmentDescription:
         """By making one. Raises ConfigError if gymnasium is missing, or knows no such id, or it is of another kind."""
         one = self.make()
         try:
-            shape, _ = seen(self.id, one.observation_space)
-            num_actions, continuous = acted(self.id, one.action_space)
+            shape, _ = self.seen(one.observation_space)
+            num_actions, continuous = self.acted(one.action_space)
             for name in self.vary:
                 if not isinstance(getattr(one.unwrapped, name, None), int | float):
                     raise ConfigError(f"env.vary has '{name}', but {self.id} has no such attribute that is a number.")
@@ -79,6 +80,44 @@ class Gymnasium(Environment):
             normalises=continuous,
             num_train=self.num_train,
             num_test=self.num_test,
+        )
+
+    def seen(self, space: Any) -> tuple[tuple[int, ...], Callable[[Any], np.ndarray]]:
+        """The shape of observations of a space of gymnasium, and what makes them [E, ...] of those of E environments.
+
+        Raises ConfigError for one that no policy here takes.
+        """
+        from gymnasium import spaces
+
+        if isinstance(space, spaces.Dict) and "image" in space.spaces:
+            shape, take = self.seen(space["image"])
+            return shape, lambda observed: take(observed["image"])
+        if isinstance(space, spaces.Discrete):
+            ones, start = np.eye(int(space.n), dtype=np.float32), int(space.start)
+            return (int(space.n),), lambda observed: ones[np.asarray(observed) - start]
+        if isinstance(space, spaces.Box) and len(space.shape) == 3 and space.dtype == np.uint8:
+            height, width, channels = space.shape
+            scale = 10.0 if self.id.startswith(tuple(_PACKAGES)) else 255.0  # MiniGrid's are small numbers, no colours
+            return (channels, height, width), lambda observed: np.moveaxis(observed, -1, -3).astype(np.float32) / scale
+        if isinstance(space, spaces.Box):
+            size = math.prod(space.shape)
+            return (size,), lambda observed: np.asarray(observed, dtype=np.float32).reshape(-1, size)
+        raise ConfigError(
+            f"env={self.id} has observations of the kind {type(space).__name__}, which no policy here takes: "
+            "choose one with vectors, images or one of several (Box or Discrete)."
+        )
+
+    def acted(self, space: Any) -> tuple[int, bool]:
+        """How many actions there are to choose from, or numbers in one, and True. Raises ConfigError for others."""
+        from gymnasium import spaces
+
+        if isinstance(space, spaces.Discrete):
+            return int(space.n), False
+        if isinstance(space, spaces.Box):
+            return math.prod(space.shape), True
+        raise ConfigError(
+            f"env={self.id} has actions of the kind {type(space).__name__}, which no policy here chooses: "
+            "choose one with one of several, or a vector (Discrete or Box)."
         )
 
     def kinds(self) -> np.ndarray:
@@ -104,7 +143,7 @@ class Gymnasium(Environment):
     def make(self) -> gymnasium.Env[Any, Any]:
         """One of them, whose episodes end. Raises ConfigError, see `inspect`."""
         gym = installed("gymnasium", self.id, "rl")
-        package = PACKAGES.get(self.id.partition("-")[0])
+        package = _PACKAGES.get(self.id.partition("-")[0])
         if package is not None:
             installed(package, self.id, "minigrid")
         try:

@@ -54,7 +54,7 @@ class Habitat(Gymnasium):
             gym: Any = installed("habitat.gym", "habitat", "rl")
         except (ConfigError, ModuleNotFoundError):
             raise ConfigError(_HOW) from None
-        from decentral.environments.adapters.depth import DepthAndGoal
+        from decentral.environments.adapters.vectors import DepthAndGoal
 
         more = (
             []

@@ -49,9 +49,9 @@ class ResidualNetwork(ImageModel):
         _, height, width = data.shape
         if self.stem is Stem.imagenet and min(height, width) < _IMAGENET_SIDE:
             raise ConfigError(
-                f"model={self.name} with model.stem=imagenet needs images of at least {_IMAGENET_SIDE} x {_IMAGENET_SIDE} "
-                f"pixels, but those of this data= are {height} x {width}: choose model.stem=cifar or larger images "
-                f"(other data=, or data.image_size={_IMAGENET_SIDE} where data= has it)."
+                f"model={self.name} with model.stem=imagenet needs images of at least {_IMAGENET_SIDE} x "
+                f"{_IMAGENET_SIDE} pixels, but those of this data= are {height} x {width}: choose model.stem=cifar or "
+                f"larger images (other data=, or data.image_size={_IMAGENET_SIDE} where data= has it)."
             )
 
     def build(self, data: ImageData) -> nn.Module:

@@ -1,4 +1,4 @@
-"""A data set whose images all live on the device, as bytes."""
+"""Data sets that live on the device: images as bytes, or one random batch for each worker."""
 
 from __future__ import annotations
 
@@ -11,12 +11,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decentral.data.dataset import DrawnApart
-from decentral.data.loading.normalise import Normalise
-from decentral.randomness import uniform
+from decentral.data.dataset import DrawnApart, Loaded
+from decentral.data.description import ImageData
+from decentral.randomness import torch_generator, uniform
 
 if TYPE_CHECKING:
     from decentral.data.dataset import Batches, Order
+
+
+class Normalise:
+    """x -> (x - mean) / std per channel, for uint8 images [..., C, H, W] on `device`."""
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float], device: torch.device):
+        deviation = torch.tensor(std, dtype=torch.float32, device=device)[:, None, None]
+        self.scale = 1 / deviation
+        self.shift = -torch.tensor(mean, dtype=torch.float32, device=device)[:, None, None] / deviation
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Always a new float32 tensor."""
+        return images.to(torch.float32).mul_(self.scale).add_(self.shift)
+
 
 SMALL_BYTES = 64e6  # up to this size, training images that are not augmented are kept as normalised floats
 
@@ -87,9 +101,6 @@ class InMemory(DrawnApart):
                 self._test_labels.index_select(0, numbers),
             )
 
-    def close(self) -> None:
-        """Nothing to stop: the memory goes with the object."""
-
     def _crop_and_flip(self, images: Tensor, workers: Sequence[int], steps: Sequence[int]) -> Tensor:
         """[k B, C, H, W] uint8 -> the same, every image in its own variant."""
         shifts = 2 * self.pad + 1
@@ -137,3 +148,37 @@ def read_arrays(folder: Path) -> dict[str, np.ndarray]:
     """
     names = ("train_images", "train_labels", "test_images", "test_labels")
     return {name: np.load(folder / f"{name}.npy", mmap_mode="c") for name in names}
+
+
+class FixedBatch(Loaded):
+    """Images are standard normal and depend on (seed, worker) only; `train_labels` are for the partition alone."""
+
+    def __init__(self, info: ImageData, train_labels: np.ndarray, *, device: torch.device | str, seed: int) -> None:
+        self.device, self.seed, self.info = torch.device(device), seed, info
+        self.train_labels, self.num_classes, self.num_test = train_labels, info.num_classes, info.num_test
+
+    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
+        """See `Loaded`; of `order` only the size of its batches counts."""
+        drawn: dict[int, tuple[Tensor, Tensor]] = {}
+        for step in range(start, stop):
+            size = order(step).shape[1]
+            if size not in drawn:
+                each = [self._draw("training", size, worker) for worker in workers]
+                drawn[size] = torch.stack([x for x, _ in each]), torch.stack([y for _, y in each])
+            batch = drawn[size]
+            version = batch[0]._version
+            yield batch
+            if batch[0]._version != version:  # a model has written into it
+                del drawn[size]
+
+    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        """See `Loaded`."""
+        images, labels = self._draw("test", self.num_test, 0)
+        for batch in batches:
+            yield images[batch.to(images.device)], labels[batch.to(images.device)]
+
+    def _draw(self, split: str, size: int, worker: int) -> tuple[Tensor, Tensor]:
+        generator = torch_generator("cpu", self.seed, f"synthetic {split}", worker)
+        images = torch.randn(size, *self.info.shape, generator=generator)
+        labels = torch.randint(self.num_classes, (size,), generator=generator)
+        return images.to(self.device), labels.to(self.device)

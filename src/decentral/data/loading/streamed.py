@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from decentral.data.dataset import Loaded
 from decentral.data.decode import open_image, resize_and_crop
-from decentral.data.loading.normalise import Normalise
+from decentral.data.loading.in_memory import Normalise
 from decentral.errors import ConfigError
 from decentral.host.orphans import die_with_parent, start_server
 from decentral.randomness import numpy_generator
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from decentral.data.dataset import Batches, Order
-    from decentral.data.normalisation import Normalisation
+    from decentral.data.imagefolder import Normalisation
 
 
 class Piece(NamedTuple):
@@ -138,9 +138,6 @@ class Streamed(Loaded):
                 yield self._normalise(images), self._test_labels[batch].to(self.device, non_blocking=True)
         finally:
             loaded.close()
-
-    def close(self) -> None:
-        """Nothing to stop: the loaders live and end with their iterator."""
 
     def _pieces(
         self, files: ImageFiles, pieces: Iterable[Piece], pieces_per_step: int

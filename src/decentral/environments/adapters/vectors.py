@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from decentral.environments.adapters.spaces import seen
 from decentral.environments.environment import Moves, Running
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Vectors(Running):
         ]
         one = self.vectors[0].envs[0]
         self.usual = {name: float(getattr(one.unwrapped, name)) for name in env.vary}
-        shape, self._seen = seen(env.id, one.observation_space)
+        shape, self._seen = env.seen(one.observation_space)
         self.space: Any = one.action_space
         self.observed = np.zeros((len(own), num_envs, *shape), dtype=np.float32)
         self.scene = np.zeros((len(own), num_envs), dtype=np.int64)
@@ -113,3 +113,23 @@ def _stacked(observed: Any) -> Any:
     if isinstance(observed, dict):
         return {key: _stacked(value) for key, value in observed.items() if key == "image"}
     return np.asarray(observed)[None]
+
+
+class DepthAndGoal(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Bytes [height, width, 3]: depth, and distance and direction of the goal, the same at each pixel.
+
+    Distance is that up to 10 m, direction from -pi to pi.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        depth: Any = env.observation_space["depth"]  # type: ignore[index]
+        self.observation_space = spaces.Box(0, 255, (*depth.shape[:2], 3), np.uint8)
+
+    def observation(self, observation: Any) -> np.ndarray:
+        """See above."""
+        depth = np.asarray(observation["depth"], dtype=np.float64)[..., 0]
+        distance, direction = observation["pointgoal_with_gps_compass"]
+        constant = np.ones_like(depth)
+        parts = [depth, constant * min(distance / 10, 1), constant * (direction / (2 * np.pi) + 0.5)]
+        return (255 * np.clip(np.stack(parts, axis=-1), 0, 1)).astype(np.uint8)

@@ -16,7 +16,7 @@ from decentral.tasks.problems.supervised import Supervised
 
 if TYPE_CHECKING:
     from decentral.config.schema import Config
-    from decentral.data.loading.running_text import Windows
+    from decentral.data.loading.texts import Windows
     from decentral.tasks.supervised import SupervisedTask
 
 

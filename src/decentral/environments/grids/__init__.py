@@ -1,1 +1,0 @@
-"""What env=gridworld is made of: mazes, and many walks through them at once."""
