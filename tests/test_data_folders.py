@@ -14,7 +14,7 @@ from PIL import Image
 
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
-from decentral.data import decode, decoded_tree
+from decentral.data import decode
 from decentral.data.folder import find_tree
 from decentral.data.imagefolder import ImageFolder, ImageNet
 from decentral.errors import ConfigError
@@ -115,7 +115,7 @@ def test_images_are_decoded_once_until_one_changes(tree, monkeypatch):
         decoded.append(root.name)
         decode.decode(root, *rest)
 
-    monkeypatch.setattr(decoded_tree, "decode", watched)
+    monkeypatch.setattr(decode, "decode", watched)
     data.prepare()
     data.prepare()
     assert decoded == ["train", "test"]

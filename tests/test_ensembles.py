@@ -23,7 +23,7 @@ from decentral.measurements.quadratics.ensemble import Ensemble, Stack, draw
 from decentral.measurements.quadratics.rules import Fastest, Member, Outcome, Plateau, Rated, Rule, Trial
 from decentral.measurements.search import Search, Simulation, check_ensemble
 from decentral.store import RunStore, Status
-from decentral.tasks.problems.least_squares import random_problem
+from decentral.tasks.problems.convex import random_problem
 from decentral.training.assemble import local_network
 
 # -- ensembles ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from decentral.network.local import LocalNetwork
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
 from decentral.registry import components
-from decentral.tasks.problems.least_squares import random_problem
+from decentral.tasks.problems.convex import random_problem
 from decentral.topology.delivery import Losses
 from decentral.topology.requirements import check
 from decentral.topology.rounds import Rounds

@@ -14,7 +14,7 @@ from decentral.config.checks import resolve
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.network.world import World
-from decentral.tasks.problems.least_squares import random_problem
+from decentral.tasks.problems.convex import random_problem
 from decentral.training.assemble import assemble
 
 SMALL = ("task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.05", "trace=true", "steps=36",

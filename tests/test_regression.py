@@ -11,8 +11,8 @@ import torch
 from configure import configure
 from conftest import Start
 from decentral.errors import ConfigError
-from decentral.tasks.problems.regression import LOSSES, RegressionProblem, Samples, draw, optimum
-from decentral.tasks.regression import Loss, Regression
+from decentral.tasks.convex import Loss, Regression
+from decentral.tasks.problems.convex import LOSSES, RegressionProblem, Samples, draw, optimum
 
 N, M, D, L2 = 6, 20, 5, 0.01
 DRAWS = np.zeros(N, dtype=np.int64)

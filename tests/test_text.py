@@ -30,7 +30,7 @@ from decentral.models.model import LanguageModel, TextModel
 from decentral.models.text import FastText
 from decentral.partition.partition import Natural
 from decentral.registry import components
-from decentral.tasks.problems.next_token import next_token_loss
+from decentral.tasks.problems.classification import next_token_loss
 
 CPU = torch.device("cpu")
 TEXTS = LabelledTokens(num_train=100, num_test=10, vocabulary=30, longest=12, num_classes=3)

@@ -24,10 +24,17 @@ from decentral.models.layers.encoder_decoder import EncoderDecoder
 from decentral.models.translation import TransformerBase, TransformerSmall
 from decentral.network.world import World
 from decentral.store import read_metrics
-from decentral.tasks.problems.bleu import COUNTS, TextBleu, WordBleu, bleu
-from decentral.tasks.problems.buckets import Buckets, padded_share
-from decentral.tasks.problems.search import beam_search, greedy
-from decentral.tasks.problems.translation import SmoothedLoss
+from decentral.tasks.problems.translation import (
+    COUNTS,
+    Buckets,
+    SmoothedLoss,
+    TextBleu,
+    WordBleu,
+    beam_search,
+    bleu,
+    greedy,
+    padded_share,
+)
 from decentral.training import operations
 from decentral.training.faults import VARIABLE, Injected
 from table import ALGORITHMS, ASYNCHRONOUS, FREE, TASKS

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from decentral.config.schema import Config
-from decentral.tasks.problems.least_squares import QuadraticProblem, random_problem
-from decentral.tasks.quadratics import Quadratics
+from decentral.tasks.convex import Quadratics
+from decentral.tasks.problems.convex import QuadraticProblem, random_problem
 
 
 class Drifting(QuadraticProblem):

@@ -25,7 +25,7 @@ from decentral.runtime.devices import num_processes
 from decentral.runtime.launch import launch
 from decentral.store import RunStore
 from decentral.tasks.evaluation import EvaluationSettings, Scope
-from decentral.tasks.images import Images
+from decentral.tasks.supervised import Images
 from decentral.training.assemble import Run, assemble
 from decentral.training.evaluation import evaluate
 

@@ -7,7 +7,7 @@ import torch
 
 from decentral.config.schema import Config
 from decentral.conformance.walk import Impulses, Walk, simulated
-from decentral.tasks.problems.least_squares import random_problem
+from decentral.tasks.problems.convex import random_problem
 
 _STILL_STEPS = 30
 _AGREE_STEPS = 3000

@@ -15,7 +15,7 @@ from decentral.measurements.measurement import Measurement
 from decentral.measurements.quadratics.rules import RULES, Member, Outcome, Proposal, Rated, Rule, Searching, Trial
 from decentral.measurements.values import NOT_REACHED, Labels, Value
 from decentral.store.lines import LineFile
-from decentral.tasks.quadratics import Quadratics
+from decentral.tasks.convex import Quadratics
 
 if TYPE_CHECKING:
     from decentral.measurements.quadratics.ensemble import Ensemble, Stack

@@ -22,7 +22,7 @@ from decentral.config.composition import compose
 from decentral.runtime.launch import in_processes
 from decentral.store import Status
 from decentral.store.files import read_json, write_json
-from decentral.tasks.quadratics import Quadratics
+from decentral.tasks.convex import Quadratics
 
 if TYPE_CHECKING:
     import numpy as np

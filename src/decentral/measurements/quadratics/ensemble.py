@@ -16,8 +16,8 @@ from decentral.config.schema import Config
 from decentral.measurements.quadratics.rules import Member
 from decentral.network.local import LocalNetwork
 from decentral.randomness import normal
-from decentral.tasks.problems.least_squares import LeastSquares, random_problem
-from decentral.tasks.quadratics import Quadratics
+from decentral.tasks.convex import Quadratics
+from decentral.tasks.problems.convex import LeastSquares, random_problem
 from decentral.training.assemble import with_rate
 from decentral.training.stepper import Stepper
 

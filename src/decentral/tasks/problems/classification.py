@@ -1,19 +1,22 @@
-"""The problem behind task=images and task=text: cross-entropy of one model per worker on that worker's examples."""
+"""Cross-entropy of examples, and of the next token of running text."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from decentral.data.description import PADDING
 from decentral.store.metadata import Metric
 from decentral.tasks.problems.supervised import Supervised
 
 if TYPE_CHECKING:
     from decentral.config.schema import Config
+    from decentral.data.loading.texts import Windows
     from decentral.tasks.supervised import SupervisedTask
 
 
@@ -54,3 +57,47 @@ class Classification(Supervised):
 
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
         save_table(counts, directory / "partition.csv")
+
+
+def next_token_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
+    """-log p of targets [B, L] for outputs [B, L, vocabulary]: mean, sum, or of each [B L]; padding has 0, no part."""
+    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten(), ignore_index=PADDING, reduction=reduction)
+
+
+class NextTokenPrediction(Supervised):
+    """Cross-entropy of every token of a batch that is no padding, each with the same weight."""
+
+    loss = staticmethod(next_token_loss)
+    ignored: ClassVar[int | None] = PADDING
+    num_statistics = 3
+    metrics = (
+        Metric("test", "loss", unit="nats"),
+        Metric("test", "bits_per_character", unit="bits"),
+        Metric("test", "perplexity"),
+    )
+    data: Windows
+
+    def __init__(self, task: SupervisedTask, config: Config, workers: range, device: torch.device) -> None:
+        super().__init__(task, config, workers, device)
+        self.notes = (
+            *self.notes,
+            f"the frequencies of tokens in the training text alone have a test loss of {self.data.unigram:.3f} nats",
+        )
+
+    def add_statistics(self, total: Tensor, outputs: Tensor, targets: Tensor) -> None:
+        """Sum of -log p, tokens, characters that they stand for: [3]."""
+        total[0] += self.loss(outputs, targets, reduction="sum")
+        total[1] += (targets != PADDING).sum()
+        total[2] += self.data.characters[targets].sum()
+
+    def finish(self, statistics: Tensor) -> Tensor:
+        """Nats per token, bits per character, perplexity: [..., 3] -> [..., 3]."""
+        nats, tokens, characters = statistics.unbind(-1)
+        return torch.stack([nats / tokens, nats / math.log(2) / characters, (nats / tokens).exp()], dim=-1)
+
+    def save_tables(self, directory: Path) -> None:
+        """partition.csv: how many windows of each source each worker has."""
+        from decentral.partition.partition import class_counts, save_table
+
+        counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
+        save_table(counts, directory / "partition.csv", "source")

@@ -1,26 +1,259 @@
-"""The problem behind task=translation: cross-entropy of the next token of translations, one model per worker."""
+"""The problem behind task=translation: batches of sentences, decoding, BLEU, one model per worker."""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from decentral.data.pairs import PAD, Pairs
+from decentral.data.pairs import BEGIN, END, PAD, Pairs
+from decentral.host.packages import require
+from decentral.randomness import numpy_generator
 from decentral.store.metadata import Metric
 from decentral.tasks.evaluation import Scope
-from decentral.tasks.problems.bleu import COUNTS, Bleu, TextBleu, WordBleu, bleu
-from decentral.tasks.problems.buckets import Buckets, padded_share
-from decentral.tasks.problems.search import beam_search, greedy
 from decentral.tasks.problems.supervised import Supervised
 
 if TYPE_CHECKING:
     from decentral.config.schema import Config
-    from decentral.tasks.translation import Translation
+    from decentral.data.pairs import Corpus, Pairs
+    from decentral.models.layers.encoder_decoder import EncoderDecoder
+    from decentral.tasks.supervised import Translation
+
+ORDER = 4
+COUNTS = 2 * ORDER + 2
+"""Matches of 1 to 4 words in a row, how many such rows the translations have, words of translations and references."""
+
+
+class Bleu(ABC):
+    """What is counted of translations, uncased."""
+
+    signature: str
+    """How it is counted, as sacrebleu says it."""
+
+    @abstractmethod
+    def counts(self, translations: Sequence[str], references: Sequence[str]) -> list[int]:
+        """The sums over these sentences that the score is computed from: `COUNTS` numbers."""
+
+
+class WordBleu(Bleu):
+    """Where blanks are all that divides words: needs no package, and equals sacrebleu's with tokenize=none."""
+
+    signature = "nrefs:1|case:lc|eff:no|tok:none|smooth:exp"
+
+    def counts(self, translations: Sequence[str], references: Sequence[str]) -> list[int]:
+        """Of each n: how many n words in a row are in the reference, too, each counted as often as it is there."""
+        matches, totals, written, asked = [0] * ORDER, [0] * ORDER, 0, 0
+        for text, reference in zip(translations, references, strict=True):
+            ours, theirs = text.lower().split(), reference.lower().split()
+            written, asked = written + len(ours), asked + len(theirs)
+            for n in range(1, ORDER + 1):
+                found = _in_a_row(ours, n)
+                matches[n - 1] += (found & _in_a_row(theirs, n)).total()
+                totals[n - 1] += found.total()
+        return [*matches, *totals, written, asked]
+
+
+class TextBleu(Bleu):
+    """Sacrebleu's own counts, with its usual tokens (13a): what papers report."""
+
+    def __init__(self) -> None:
+        """Raises ConfigError if the package is missing."""
+        check_installed()
+        from sacrebleu.metrics import BLEU
+
+        self._bleu = BLEU(lowercase=True, force=True)
+        self._bleu.corpus_score(["a"], [["a"]])  # after which it knows how many references there are
+        self.signature = str(self._bleu.get_signature())
+
+    def counts(self, translations: Sequence[str], references: Sequence[str]) -> list[int]:
+        """As sacrebleu counts."""
+        found = self._bleu.corpus_score(list(translations), [list(references)])
+        return [*found.counts, *found.totals, found.sys_len, found.ref_len]
+
+
+def check_installed() -> None:
+    """Raise ConfigError unless sacrebleu is there."""
+    require("sacrebleu", "task=translation with texts", "pip install 'decentral[translation]'")
+
+
+def bleu(counts: Tensor) -> Tensor:
+    """The score, 0 to 100, of each row of sums: [..., COUNTS] -> [...], float64.
+
+        min(1, exp(1 - references / written)) (p_1 p_2 p_3 p_4)^(1/4),  p_n = 100 matches_n / totals_n
+
+    Papineni et al., ACL 2002, for a corpus. The k-th p_n without matches counts as 100 / (2^k totals_n), sacrebleu's
+    smoothing "exp"; without any match, or any four words in a row, the score is 0.
+    """
+    flat = [_score(row) for row in counts.reshape(-1, COUNTS).tolist()]
+    return torch.tensor(flat, dtype=torch.float64).reshape(counts.shape[:-1])
+
+
+def _score(row: Sequence[float]) -> float:
+    matches, totals, (written, asked) = row[:ORDER], row[ORDER : 2 * ORDER], row[2 * ORDER :]
+    if not any(matches) or not all(totals):
+        return 0.0
+    logarithms, without = 0.0, 0
+    for found, total in zip(matches, totals, strict=True):
+        without += not found
+        logarithms += math.log(100 * found / total if found else 100 / (2**without * total))
+    return math.exp(min(0.0, 1 - asked / written) + logarithms / ORDER)
+
+
+def _in_a_row(words: list[str], n: int) -> Counter[tuple[str, ...]]:
+    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
+
+
+class Buckets:
+    """`order(draw)` -> for each local worker the numbers [B] of the sentence pairs that it draws: a list of k.
+
+    A bucket holds the pairs whose longer side has about as many tokens. In each pass a worker goes once through all its
+    pairs: those of a bucket are ordered by how much longer one side is than the other, those with the same difference
+    at random, and cut into batches of as many pairs each, at most `batch_size` and `max_tokens` / longest of the
+    bucket; then all batches are drawn in a random order, so that every step of every worker is in a random bucket. The
+    orders are addressed by (seed, worker, pass); a worker begins its next pass when it is through, not when others are.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        indices: Sequence[np.ndarray],
+        workers: range,
+        batch_size: int,
+        max_tokens: int,
+        seed: int,
+    ) -> None:
+        """indices [n]: the pairs of each worker, for training."""
+        self.workers, self.seed, self.bucket = workers, seed, pairs.train_labels
+        self.most = np.clip(max_tokens // pairs.bounds, 1, batch_size)
+        """[buckets]: pairs in a batch."""
+        self.slack = pairs.train[1].lengths - pairs.train[0].lengths
+        self.parts = [self._by_bucket(indices[i]) for i in workers]
+        counts = [self._num_batches(np.bincount(self.bucket[part], minlength=len(self.most))) for part in indices]
+        self.steps_per_epoch = sum(counts) / len(counts)
+        """Batches that all workers have together, over their number."""
+        self.batches_per_pass = [counts[i] for i in workers]
+        self._passes: list[tuple[int, list[np.ndarray]]] = [(-1, []) for _ in workers]
+
+    def __call__(self, draw: int) -> list[np.ndarray]:
+        """See above."""
+        return [self.batch(i, draw) for i in range(len(self.parts))]
+
+    def of(self, *local: int) -> Callable[[int], list[np.ndarray]]:
+        """The same of some local workers alone."""
+        return lambda draw: [self.batch(i, draw) for i in local]
+
+    def batch(self, i: int, draw: int) -> np.ndarray:
+        """The numbers [B] of local worker i."""
+        number, place = divmod(draw, self.batches_per_pass[i])
+        if self._passes[i][0] != number:
+            self._passes[i] = number, self._pass(i, number)
+        return self._passes[i][1][place]
+
+    def _pass(self, i: int, number: int) -> list[np.ndarray]:
+        generator = numpy_generator(self.seed, "order of sentences", self.workers[i], number)
+        batches: list[np.ndarray] = []
+        for bucket, pairs in self.parts[i]:
+            shuffled = pairs[generator.permutation(len(pairs))]
+            ordered = shuffled[np.argsort(self.slack[shuffled], kind="stable")]
+            batches += np.array_split(ordered, -(-len(pairs) // int(self.most[bucket])))
+        return [batches[j] for j in generator.permutation(len(batches))]
+
+    def _by_bucket(self, part: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """Bucket and pairs of each bucket of which the worker has any."""
+        part = np.sort(part)
+        return [(int(b), part[self.bucket[part] == b]) for b in np.unique(self.bucket[part])]
+
+    def _num_batches(self, pairs: np.ndarray) -> int:
+        """Of so many pairs [buckets] of one worker."""
+        return int(-(-pairs // self.most).sum())
+
+
+def padded_share(pairs: tuple[Corpus, Corpus], batches: Sequence[np.ndarray]) -> float:
+    """Of all tokens in these batches, on both sides, the share that only fills up."""
+    lengths = [side.lengths for side in pairs]
+    tokens = sum(int(side[batch].sum()) for batch in batches for side in lengths)
+    places = sum(len(batch) * int(side[batch].max()) for batch in batches for side in lengths)
+    return 1 - tokens / places
+
+
+def greedy(module: nn.Module, source: Tensor, extra_length: int) -> list[list[int]]:
+    """The translations of source [B, S]: the most likely token at a time, until the one that ends a sentence.
+
+    At most as many as the source has, and `extra_length`. Sentences that are complete are dropped on the way.
+    """
+    network = cast("EncoderDecoder", module)
+    written, most = network.begin(source), _most(source, extra_length)
+    numbers, tokens = torch.arange(len(source)), source.new_full((len(source),), BEGIN)
+    found: list[list[int]] = [[] for _ in range(len(source))]
+    for place in range(int(most.max())):
+        logits, written = network.write(tokens, written)
+        tokens = logits.argmax(1)
+        for number, token in zip(numbers.tolist(), tokens.tolist(), strict=True):
+            if token != END:
+                found[number].append(token)
+        going_on = (tokens.cpu() != END) & (most[numbers] > place + 1)
+        if not going_on.all():
+            chosen = going_on.nonzero()[:, 0]
+            if not len(chosen):
+                break
+            numbers, here = numbers[chosen], chosen.to(tokens.device)
+            tokens, written = tokens[here], written.rows(here)
+    return found
+
+
+def beam_search(module: nn.Module, source: Tensor, extra_length: int, width: int, penalty: float) -> list[list[int]]:
+    """The same, looking at the `width` most likely beginnings of each translation; of width 1 it is `greedy`.
+
+    In each step all continuations of those that are not complete compete with those that are, by their probability; in
+    the end the best is that with the largest log P / ((5 + length) / 6)^penalty (Wu et al. 2016, arXiv:1609.08144,
+    equation 14; the length counts the token that ends the sentence).
+    """
+    network = cast("EncoderDecoder", module)
+    B, device = len(source), source.device
+    written, most = network.begin(source), _most(source, extra_length).to(device)
+    rows = torch.arange(B, device=device).repeat_interleave(width)
+    written = written.rows(rows)
+    tokens = torch.full((B, width), BEGIN, dtype=source.dtype, device=device)
+    score = torch.full((B, width), -torch.inf, dtype=torch.float64, device=device)
+    score[:, 0] = 0.0  # at first all are the same
+    complete = torch.zeros(B, width, dtype=torch.bool, device=device)
+    lengths = torch.zeros(B, width, dtype=torch.int64, device=device)
+    history = source.new_zeros(B, width, 0)
+    for place in range(int(most.max())):
+        logits, written = network.write(tokens.reshape(-1), written)
+        continued = logits.double().log_softmax(1).view(B, width, -1)
+        continued.masked_fill_(complete[..., None], -torch.inf)
+        continued[..., PAD] = torch.where(complete, 0.0, continued[..., PAD])  # it stays as it is
+        score, best = (score[..., None] + continued).flatten(1).topk(width, dim=1)
+        parent, tokens = best // continued.shape[2], best % continued.shape[2]
+        complete, lengths, history = complete.gather(1, parent), lengths.gather(1, parent), _of(history, parent)
+        lengths = lengths + ~complete
+        history = torch.cat([history, torch.where(complete, PAD, tokens)[..., None]], dim=2)
+        complete = complete | (tokens == END) | (place + 1 >= most)[:, None]
+        if complete.all():
+            break
+        written = written.rows((parent + width * torch.arange(B, device=device)[:, None]).reshape(-1))
+    chosen = (score / ((5 + lengths.double()) / 6) ** penalty).argmax(1)
+    each = torch.arange(B, device=device)
+    found, length = history[each, chosen].tolist(), lengths[each, chosen].tolist()
+    return [[token for token in row[:n] if token != END] for row, n in zip(found, length, strict=True)]
+
+
+def _most(source: Tensor, extra_length: int) -> Tensor:
+    """How many tokens a translation may have, with the one that ends it: [B] on the CPU."""
+    return (source != PAD).sum(1).cpu() + extra_length
+
+
+def _of(history: Tensor, parent: Tensor) -> Tensor:
+    return history.gather(1, parent[..., None].expand(-1, -1, history.shape[2]))
 
 
 class SmoothedLoss:

@@ -1,11 +1,12 @@
-"""Quadratics."""
+"""Tasks with a known optimum: quadratics, regression and distributed mean estimation."""
 
 from __future__ import annotations
 
 import zipfile
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -85,7 +86,7 @@ class Quadratics(Task):
         """The problem on the device."""
         import torch
 
-        from decentral.tasks.problems.least_squares import LeastSquares, QuadraticProblem, random_problem
+        from decentral.tasks.problems.convex import LeastSquares, QuadraticProblem, random_problem
 
         assert config.num_workers is not None
         if self.problem is not None:
@@ -138,3 +139,99 @@ def _real(array: np.ndarray) -> np.ndarray:
     if np.iscomplexobj(array):
         raise ValueError("complex")
     return np.asarray(array, dtype=np.float64)
+
+
+class Loss(Enum):
+    """Of a sample (a, b) at the margin z = a^T x.
+
+    - linear: (z - b)^2 / 2
+    - logistic: log(1 + exp(-b z)) with labels b = -1 or 1
+    """
+
+    linear = "linear"
+    logistic = "logistic"
+
+
+@dataclass
+class Regression(Task):
+    """Linear or logistic regression with a known optimum: the examples of the BlueFog paper (section IV-A); float64.
+
+        F_i(x) = 1/m sum_s loss(a_is^T x, b_is) + l2/2 ||x||^2              f = 1/n sum_i F_i
+        a_is standard normal in R^d;  worker i's true model w_i = w + heterogeneity z_i, with w and z_i standard normal
+        linear: b_is = a_is^T w_i + noise e_is, e normal    logistic: b_is = sign(a_is^T w_i + noise e_is), e logistic
+
+    m samples and d = dimension for each worker, full gradients. The optimum is the solution of the normal equations
+    (linear), or is found by Newton's method to machine precision (logistic). The metrics are f(x) - f(x*),
+    ||x - x*|| and ||x - x*||^2 / ||x*||^2. All of it is drawn from the run's seed.
+
+    loss                 linear or logistic
+    samples_per_worker   m
+    dimension            d
+    l2                   weight of the regularisation; logistic regression needs some, or might have no optimum
+    noise                scale of the disturbance of the labels
+    heterogeneity        how far the workers' true models are apart
+    """
+
+    name: str = "regression"
+    loss: Loss = Loss.linear
+    samples_per_worker: int = setting(20, at_least=1)
+    dimension: int = setting(5, at_least=1)
+    l2: float = setting(0.01, at_least=0)
+    noise: float = setting(1.0, at_least=0)
+    heterogeneity: float = setting(1.0, at_least=0)
+
+    def __post_init__(self) -> None:
+        if self.loss is Loss.logistic and self.l2 == 0:
+            raise ConfigError(
+                "task.l2=0 cannot be used with task.loss=logistic, which has no optimum where a plane separates the "
+                "labels: use task.l2=0.01, say."
+            )
+
+    def check(self, config: Config) -> None:
+        """Without regularisation, fewer samples than coordinates do not determine the optimum; all have to fit into
+        memory."""
+        assert config.num_workers is not None
+        samples = config.num_workers * self.samples_per_worker
+        refuse_if_too_large(f"task.dimension={self.dimension}", 8.0 * samples * self.dimension)
+        if self.l2 == 0 and samples < self.dimension:
+            raise ConfigError(
+                f"task.l2=0 needs at least task.dimension={self.dimension} samples, but {config.num_workers} workers "
+                f"with task.samples_per_worker={self.samples_per_worker} have {samples}: use task.l2=0.01, say."
+            )
+
+    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+        """The data of all workers, and the optimum."""
+        from decentral.tasks.problems.convex import LOSSES, RegressionProblem, draw
+
+        assert config.num_workers is not None
+        shape = config.num_workers, self.samples_per_worker, self.dimension
+        data = draw(*shape, self.loss.value, self.noise, self.heterogeneity, config.seed)
+        return RegressionProblem(data, LOSSES[self.loss.value], self.l2, workers, device)
+
+
+@dataclass
+class MeanEstimation(Task):
+    """Every worker draws a sample in every step; all of them estimate the mean (RelaySum paper, section 3).
+
+        s_i^t ~ N(mean, std^2) in each of `dimension` coordinates;  gradient x_i - s_i^t, of 1/2 ||x_i - s_i^t||^2
+
+    RelaySum: `algo=relay_mean topology=chain`. Gossip: `algo=dpsgd schedule=inverse lr=1 topology=ring`. The metric is
+    the squared error per coordinate; one run with many dimensions is many independent runs with one.
+    """
+
+    name: str = "mean_estimation"
+    mean: float = 1.0
+    std: float = setting(1.0, at_least=0)
+    dimension: int = setting(1, at_least=1)
+    eval_every_epochs: ClassVar[float] = 5.0
+
+    def check(self, config: Config) -> None:
+        """The models have to fit into memory."""
+        assert config.num_workers is not None
+        refuse_if_too_large(f"task.dimension={self.dimension}", 8.0 * config.num_workers * self.dimension)
+
+    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+        """The stream of samples."""
+        from decentral.tasks.problems.convex import SampleMean
+
+        return SampleMean(self.mean, self.std, self.dimension, config.seed, workers, device)
