@@ -203,9 +203,10 @@ class Translation(SupervisedTask):
 
         loss = - mean over the tokens y_t of a batch: (1 - s) log p(y_t) + s mean_v log p(v),  s = label_smoothing
 
-    Batches are of sentences that are about as long as each other (see `Buckets`): at most `batch_size` pairs, and so few that no side has more than max_tokens tokens. Each worker is in a random bucket in every step, so
-    that batches differ in size between workers and steps, and with them the times of gradients: record_operations=true
-    keeps these (cluster.compute.distribution=trace cluster.compute.trace=DIRECTORY takes them as a cluster's). An epoch
+    Batches are of sentences that are about as long as each other (see `Buckets`): at most `batch_size` pairs, and so
+    few that no side has more than max_tokens tokens. Each worker is in a random bucket in every step, so that batches
+    differ in size between workers and steps, and with them the times of gradients: record_operations=true keeps these
+    (cluster.compute.distribution=trace cluster.compute.trace=DIRECTORY takes them as a cluster's). An epoch
     is a pass through all pairs; partition=dirichlet makes workers differ in the lengths of their sentences.
 
     A run is judged by uncased BLEU (Papineni et al., ACL 2002) of what the models write for the test sentences, the
