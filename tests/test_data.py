@@ -240,12 +240,12 @@ def test_cifar10_is_downloaded_once_and_turned_into_channels_first(monkeypatch, 
 # --- all -----------------------------------------------------------------------------------------------------------
 
 
-def test_looking_at_data_sets_imports_nothing_slow():
+def test_looking_at_components_imports_nothing_slow():
     program = """
 import sys
 from decentral.registry import components
-for package in ("data", "partition"):
-    components(package)
+for package in ("data", "partition", "models", "tasks", "environments", "gradients"):
+    assert components(package)
 components("data")["digits"]().inspect(), components("data")["cifar10"]().inspect()
 slow = {"torch", "torchvision", "sklearn", "PIL", "matplotlib", "pandas", "rich", "filelock"} & set(sys.modules)
 assert not slow, slow

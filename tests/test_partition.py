@@ -172,12 +172,6 @@ def test_the_relaysgd_partition_is_as_heterogeneous_as_theirs(alpha: float, num_
     assert largest_share(counts) == pytest.approx(share, rel=0.1)
 
 
-def test_the_even_parts_are_the_uneven_shares_laid_end_to_end():
-    labels = digits_like()
-    even, uneven = (Dirichlet(alpha=0.1, even=e).indices(labels, 16, seed=0) for e in (True, False))
-    np.testing.assert_array_equal(np.concatenate(even), np.concatenate(uneven))
-
-
 def test_the_samples_that_the_thesis_drops_go_to_the_first_workers():
     labels = digits_like(103)
     together = np.concatenate(dirichlet_shares(labels, 5, 0.1, np.random.RandomState(9)))
@@ -193,12 +187,6 @@ def test_shards_give_each_worker_about_that_many_classes():
     counts = class_counts(CIFAR_LABELS, Shards(shards_per_worker=2).indices(CIFAR_LABELS, 20, seed=0), 10)
     assert (counts.sum(axis=1) == 2500).all()
     assert set((counts > 0).sum(axis=1).tolist()) <= {1, 2}
-
-
-def test_class_counts_count():
-    labels = np.array([0, 2, 2, 1, 0])
-    counts = class_counts(labels, [np.array([0, 1, 2]), np.array([4, 3])], num_classes=4)
-    assert counts.tolist() == [[1, 0, 2, 0], [1, 1, 0, 0]]
 
 
 def test_the_table_has_a_row_for_each_worker(tmp_path):

@@ -6,18 +6,20 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from decentral.errors import ConfigError
-from decentral.gradients.execution import Loss
 from decentral.gradients.passes.passes import Lanes, Passes, agree
 from decentral.gradients.passes.sizes import MemoryFormat
 from decentral.gradients.passes.worker_models import WorkerModels, random_state
 from decentral.gradients.precision import Precision
+
+if TYPE_CHECKING:
+    from decentral.gradients.execution import Loss
 
 
 class OneByOne(Passes):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from decentral.gradients.execution import Workload
 from decentral.gradients.passes.layers import forward, sequence
 from decentral.gradients.passes.one_by_one import OneByOne
 from decentral.gradients.passes.passes import Lanes, Passes, agree
 from decentral.randomness import torch_generator
+
+if TYPE_CHECKING:
+    from decentral.gradients.execution import Workload
 
 _NOISE = 0.01  # so that models of a first batch differ, which may all be the same
 _PLACES = 2  # how many places of x are remembered, for algorithms in which two of them take turns

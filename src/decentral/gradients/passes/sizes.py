@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from copy import deepcopy
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from decentral.gradients.execution import Workload
 from decentral.gradients.passes.layers import is_known, misfit, refusal, sequence
 from decentral.gradients.precision import Precision
+
+if TYPE_CHECKING:
+    from decentral.gradients.execution import Workload
 
 _CONVOLUTION, _PRODUCT = 6e6, 1e6
 """Multiplications in a layer's call for one worker from which on a CPU computes workers as fast one by one as together:
