@@ -15,7 +15,7 @@ from decentral.store.files import at_home
 if TYPE_CHECKING:
     from torch import nn
 
-    from decentral.data.description import LabelledTokens, NextTokens, TokenData
+    from decentral.data.description import LabelledTokens, NextTokens
 
 
 def check_heads(dim: int, heads: int) -> None:
@@ -71,7 +71,7 @@ class SmallTransformer(Model):
     def __post_init__(self) -> None:
         check_heads(self.dim, self.heads)
 
-    def multiplications(self, data: TokenData) -> float:
+    def multiplications(self, data: Any) -> float:
         """Of the products with weights, and of the attention."""
         return transformer_multiplications(data.usual, self.dim, self.layers, self.hidden)
 
