@@ -512,7 +512,7 @@ def test_settings_of_texts_that_cannot_be_are_refused(tmp_path):
     folder = str(write(tmp_path / "texts", train__csv=CSV, test__csv=CSV))
     for settings, words in (
         ({"vocabulary": 100_000_000}, r"data\.vocabulary=100000000 .*from 3 to 1000000"),
-        ({"longest": 10**11}, r"data\.longest=1e\+11"),
+        ({"longest": 10**11}, r"data\.longest=100000000000"),
         ({"text": ["text", "text"]}, r"data\.text=\[text,text\] and data\.label=label name a column twice"),
         ({"text": ["label"]}, r"name a column twice"),
     ):
