@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -51,13 +50,6 @@ class Classification(Supervised):
         """Accuracy and mean cross-entropy: [..., 3] -> [..., 2]."""
         return statistics[..., :2] / statistics[..., 2:]
 
-    def save_tables(self, directory: Path) -> None:
-        """partition.csv: the distribution of the classes over the workers."""
-        from decentral.partition.partition import class_counts, save_table
-
-        counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
-        save_table(counts, directory / "partition.csv")
-
 
 def next_token_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
     """-log p of targets [B, L] for outputs [B, L, vocabulary]: mean, sum, or of each [B L]; padding has 0, no part."""
@@ -69,6 +61,7 @@ class NextTokenPrediction(Supervised):
 
     loss = staticmethod(next_token_loss)
     ignored: ClassVar[int | None] = PADDING
+    dealt: ClassVar[str] = "source"
     num_statistics = 3
     metrics = (
         Metric("test", "loss", unit="nats"),
@@ -94,10 +87,3 @@ class NextTokenPrediction(Supervised):
         """Nats per token, bits per character, perplexity: [..., 3] -> [..., 3]."""
         nats, tokens, characters = statistics.unbind(-1)
         return torch.stack([nats / tokens, nats / math.log(2) / characters, (nats / tokens).exp()], dim=-1)
-
-    def save_tables(self, directory: Path) -> None:
-        """partition.csv: how many windows of each source each worker has."""
-        from decentral.partition.partition import class_counts, save_table
-
-        counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
-        save_table(counts, directory / "partition.csv", "source")

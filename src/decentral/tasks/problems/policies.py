@@ -19,6 +19,7 @@ from decentral.gradients.passes.layers import forward
 from decentral.gradients.passes.sizes import shared
 from decentral.gradients.passes.worker_models import WorkerModels, flat
 from decentral.gradients.precision import float32
+from decentral.partition.partition import class_counts, save_table
 from decentral.randomness import normal, numpy_generator, seeded, uniform
 from decentral.registry import components
 from decentral.store.metadata import Metric
@@ -143,7 +144,6 @@ class PolicyOptimisation(Problem):
 
     def save_tables(self, directory: Path) -> None:
         """partition.csv: the kinds of scenes of the workers; observations.csv: how observations are standardised."""
-        from decentral.partition.partition import class_counts, save_table
         from decentral.store.files import csv_text, write_text
 
         counts = class_counts(self.labels, self.indices, int(self.labels.max()) + 1)

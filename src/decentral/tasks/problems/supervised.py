@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,7 @@ from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_dr
 from decentral.gradients.precision import cast
 from decentral.host.caller import default_dtype
 from decentral.models.statistics import evaluating
+from decentral.partition.partition import class_counts, save_table
 from decentral.randomness import seeded, torch_generator
 from decentral.registry import blame, components
 from decentral.tasks.evaluation import WHOLE, Scope
@@ -52,6 +54,8 @@ class Supervised(Problem):
     loss_unit = "nats"
     ignored: ClassVar[int | None] = None
     """Targets of this value count for nothing: the padding of sequences, say."""
+    dealt: ClassVar[str] = "class"
+    """What the labels are that a partition looks at."""
     num_statistics: int
     """S, of `add_statistics`."""
     order: DrawOrder
@@ -201,6 +205,11 @@ class Supervised(Problem):
         """The same of one averaged model [P] on this part's batches of the test examples: [S]."""
         with self.average.at(x, self._statistics_batches) as models:
             return self._test({"averaged model": models.for_tests(0)}, scope, part, parts)[0]
+
+    def save_tables(self, directory: Path) -> None:
+        """partition.csv: how many examples of each class, or source, each worker has."""
+        counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
+        save_table(counts, directory / "partition.csv", self.dealt)
 
     def model_states(self) -> list[dict[str, Any]]:
         """Buffers, frozen parameters, extra state and attributes of each local worker's module."""

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 
 from decentral.data.pairs import BEGIN, END, PAD, Pairs
 from decentral.host.packages import require
+from decentral.partition.partition import class_counts
 from decentral.randomness import numpy_generator
+from decentral.store.files import csv_text, write_text
 from decentral.store.metadata import Metric
 from decentral.tasks.evaluation import Scope
 from decentral.tasks.problems.supervised import Supervised
@@ -282,6 +284,7 @@ class Translating(Supervised):
 
     data: Pairs
     ignored = PAD
+    dealt = "bucket"
     num_statistics = COUNTS + 2
 
     def __init__(self, task: Translation, config: Config, workers: range, device: torch.device) -> None:
@@ -324,11 +327,8 @@ class Translating(Supervised):
 
     def save_tables(self, directory: Path) -> None:
         """partition.csv: how many sentences of each bucket each worker has; buckets.csv: what the buckets are."""
-        from decentral.partition.partition import class_counts, save_table
-        from decentral.store.files import csv_text, write_text
-
+        super().save_tables(directory)
         counts = class_counts(self.data.train_labels, self.indices, self.data.num_classes)
-        save_table(counts, directory / "partition.csv", "bucket")
         each = zip(self.data.bounds.tolist(), self.order.most.tolist(), counts.sum(0).tolist(), strict=True)
         head = ["bucket", "longest_tokens", "most_pairs_in_a_batch", "pairs"]
         rows = ([number, *row] for number, row in enumerate(each))
