@@ -52,6 +52,7 @@ def write(
         **{"version": "0.1.0", "ended": "2026-01-02T03:04:05+00:00", "wall_s": 61.0, "jobs": len(values)},
         **{"failed": 0, "diverged": 0, "host_cores": 2, "needs": "", "departures": ["Digits instead of CIFAR-10."]},
         **{"report": report, "labels": list(labels)},
+        "metrics": {"test accuracy (%)": {"larger_is_better": True, "unit": "%", "chance": 10.0}},
     }
     (directory / "study.json").write_text(json.dumps(known | facts))
     return directory

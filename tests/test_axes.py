@@ -236,7 +236,7 @@ def test_curves_of_stragglers_that_are_older_keep_their_seconds_where_steps_are(
 def test_a_study_keeps_what_is_known_of_its_metrics(collected):
     results = read(collected)
     assert results.larger_is_better() is True and results.larger_is_better("bytes_sent to 70 %") is False
-    assert results.chance == 10.0
+    assert results.chance() == 10.0
 
 
 BYTES = "bytes_sent to test accuracy 70 %"

@@ -91,7 +91,8 @@ def test_numbers_have_the_format_that_was_asked_for(tmp_path: Path, words: dict,
 @pytest.mark.parametrize(("larger", "best"), [(True, "D-PSGD"), (False, "RelaySGD"), (None, None)])
 def test_the_best_of_a_column_is_bold_if_it_is_known_what_is_better(tmp_path: Path, larger, best) -> None:
     values = [value("RelaySGD", "dbt", 1, 71.0), value("D-PSGD", "ring", 1, 72.0)]
-    directory = made(tmp_path, {"larger_is_better": larger, "table": {**TABLE, "format": "plain"}}, values)
+    report = {"larger_is_better": larger, "table": {**TABLE, "format": "plain"}}
+    directory = made(tmp_path, report, values, metrics={})
     assert [row[0] for row in rows(directory) if "**" in row[2]] == ([best] if best else [])
     assert (directory / "table.tex").read_text().count("\\textbf") == (1 if best else 0)
 

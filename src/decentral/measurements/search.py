@@ -13,7 +13,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.measurements.computation import Computation, Show, Stop, check_losses
 from decentral.measurements.measurement import Measurement
 from decentral.measurements.quadratics.rules import RULES, Member, Outcome, Proposal, Rated, Rule, Searching, Trial
-from decentral.measurements.values import NOT_REACHED, Labels, Value
+from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value
 from decentral.store.lines import LineFile
 from decentral.tasks.convex import Quadratics
 
@@ -116,17 +116,27 @@ class Search(Measurement):
         """One for each zeta2."""
         return [self.labels | {"zeta2": zeta2} for zeta2 in self.zeta2]
 
+    @property
+    def metric(self) -> str:
+        """What its values are."""
+        return f"steps to {self.rule.target:g}"
+
+    @property
+    def meanings(self) -> dict[str, Meaning]:  # type: ignore[override]
+        """Fewer steps are better."""
+        return {self.metric: Meaning(larger_is_better=False)}
+
     def values(self, labels: Labels) -> Iterator[Value]:
         """The steps that the best rate takes for each seed; nan where no rate is good enough."""
-        metric, tuned = f"steps to {self.rule.target:g}", self.tuned()
+        tuned = self.tuned()
         for member in self.members:
             if member.zeta2 != labels["zeta2"]:
                 continue
             if member in tuned:
                 lr, step, at_edge = tuned[member]
-                yield Value(labels, step, metric, member.seed, lr, at_edge=at_edge)
+                yield Value(labels, step, self.metric, member.seed, lr, at_edge=at_edge)
             else:
-                yield Value(labels, math.nan, metric, member.seed, status=NOT_REACHED)
+                yield Value(labels, math.nan, self.metric, member.seed, status=NOT_REACHED)
 
 
 def check_ensemble(config: Config) -> None:

@@ -23,8 +23,6 @@ from decentral.store.files import check_name, read_json
 _NUMBERS = ("value", "rate", "worst", "mean", "averaged", "wall_s")
 _LISTED = 6  # cells whose search goes on
 _MOST_BYTES = 1 << 28  # of a packed file
-CHANCE_PERCENT = 10.0
-"""What guessing gives where runs did not say it: their ten classes."""
 _FLAGS = ("chosen", "at_edge")
 _TEXTS = ("metric", "status", "published", "run")
 _COLUMNS = (*_NUMBERS, *_FLAGS, *_TEXTS, "seed")
@@ -82,22 +80,23 @@ class Results:
     def larger_is_better(self, metric: str = "") -> bool | None:
         """The direction of a metric, by default the first: as the report says of that one, or as the runs said; None
         if it is not known."""
-        said = (self.facts.get("metrics") or {}).get(metric or self.metric, {}).get("larger_is_better")
-        decided = metric in ("", self.metric) and self.spec.larger_is_better is not None
-        return self.spec.direction if said is None or decided else bool(said)
+        said, wanted = self._meaning(metric).get("larger_is_better"), self.spec.larger_is_better
+        decided = metric in ("", self.metric) and wanted is not None
+        return wanted if said is None or decided else bool(said)
 
-    @property
-    def chance(self) -> float | None:
-        """What guessing gives of the first metric, in its unit, as far as the runs said it."""
-        said = (self.facts.get("metrics") or {}).get(self.metric, {}).get("chance")
+    def chance(self, metric: str = "") -> float | None:
+        """What guessing gives of a metric, by default the first, in its unit; None if the runs did not say it."""
+        said = self._meaning(metric).get("chance")
         return None if said is None else float(said)
 
-    def chance_of(self, metric: str) -> float | None:
-        """What guessing gives of a metric; of an accuracy of which the runs did not say it, that of ten classes."""
-        said = (self.facts.get("metrics") or {}).get(metric, {}).get("chance")
-        if said is None:
-            return CHANCE_PERCENT if "accuracy (%)" in metric else None
-        return float(said)
+    def unit(self, metric: str) -> str:
+        """The unit of a metric, as far as the runs said it."""
+        return str(self._meaning(metric).get("unit", ""))
+
+    def _meaning(self, metric: str) -> dict[str, Any]:
+        """What study.json has of a metric, by default the first."""
+        found: dict[str, Any] = (self.facts.get("metrics") or {}).get(metric or self.metric, {})
+        return found
 
     @property
     def changes(self) -> list[str]:

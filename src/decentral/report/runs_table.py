@@ -233,8 +233,9 @@ def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[s
     if layout.worker in ("worst", "mean", "averaged"):
         frame = frame.assign(value=frame[layout.worker].fillna(frame["value"]))
     frame = frame[[_wanted(dict(row), layout.where) for _, row in frame.iterrows()]]
-    unit = "%" if found.spec.table and found.spec.table.format == "percent" else ""
-    meaning = {"larger_is_better": found.larger_is_better(metric), "unit": unit, "chance": found.chance_of(metric)}
+    meaning = {
+        "larger_is_better": found.larger_is_better(metric), "unit": found.unit(metric), "chance": found.chance(metric),
+    }  # fmt: skip
     return (frame[frame["chosen"]] if layout.best == "lr" else frame), {metric: meaning}
 
 

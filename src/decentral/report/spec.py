@@ -78,8 +78,7 @@ class ReportSpec:
     """All of it.
 
     claimed_by         who says what the claims say: the paper, or we, where it only describes what it does
-    larger_is_better   null: as the runs say of their metrics; where they do not, yes for a table in percent, no for one
-                       in steps, else not known
+    larger_is_better   of the first metric, and of those of which the runs do not say it; null: as the runs say
     repeats            what the values of a cell are told apart by: seed, or round where times are taken; '': nothing,
                        they are computed
     listings           further tables, made from the numbers: see report/listings/
@@ -94,13 +93,6 @@ class ReportSpec:
     listings: list[Any] = field(default_factory=list)
     published: Published | None = None
     claims: list[Claim] = field(default_factory=list)
-
-    @property
-    def direction(self) -> bool | None:
-        """Whether larger is better, as far as the section says it; see `Results.larger_is_better`."""
-        if self.larger_is_better is None and self.table is not None:
-            return {"percent": True, "steps": False}.get(self.table.format)
-        return self.larger_is_better
 
 
 def parse(section: dict[str, Any] | None, study: str) -> ReportSpec:

@@ -70,7 +70,7 @@ def bold(grid: Grid, results: Results) -> set[tuple[tuple[str, ...], str]]:
     """The places that are bold: the best of a column, if the table wants that and it can be told."""
     if results.spec.table is None or not results.spec.table.bold:
         return set()
-    return grid.best(results.larger_is_better(grid.metric), results.chance_of(grid.metric))
+    return grid.best(results.larger_is_better(grid.metric), results.chance(grid.metric))
 
 
 def grids(results: Results) -> list[Grid]:

@@ -11,7 +11,7 @@ from decentral.report.claims.claim import MET, NOT_MET, NOT_RUN, WITHIN_NOISE, C
 from decentral.report.claims.weighing import at_most
 from decentral.report.entries import Entry
 from decentral.report.published import EXCLUDED, PublishedNumber, numbers
-from decentral.report.results import CHANCE_PERCENT, Results
+from decentral.report.results import Results
 from decentral.report.spec import Published, Tolerance
 from decentral.store.files import csv_text
 
@@ -121,7 +121,7 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], results: Results) -> Verd
         why = "the study has not run it" + (f"; it needs {needs}" if needs else "")
         return _not_run(theirs, spec, unfinished[0] if unfinished else why)
     if theirs.value is None:
-        return _judge_failure(theirs, ours, 2 * (CHANCE_PERCENT if results.chance is None else results.chance))
+        return _judge_failure(theirs, ours, results.chance())
     value = theirs.value
     entry = max(ours, key=lambda e: abs(e.mean - value) if e.values else math.inf)
     tolerance = _told(spec.tolerance, theirs)
@@ -149,18 +149,18 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], results: Results) -> Verd
     )
 
 
-def _judge_failure(theirs: PublishedNumber, ours: list[Entry], near_chance: float) -> Verdict:
-    """They report that it diverges: so should more than half of our runs, or end with an accuracy below `near_chance`,
-    twice what guessing gives, which is as good as none."""
+def _judge_failure(theirs: PublishedNumber, ours: list[Entry], guessing: float | None) -> Verdict:
+    """They report that it diverges: so should more than half of our runs, or end with less than twice what guessing
+    gives, which is as good as nothing."""
     runs = sum(entry.runs for entry in ours)
     diverged = sum(entry.diverged for entry in ours)
-    chance = theirs.unit == "%"
-    low = sum(value < near_chance for entry in ours for value in entry.values) if chance else 0
+    near_chance = 2 * (guessing or 0.0)
+    low = sum(value < near_chance for entry in ours for value in entry.values) if near_chance else 0
     without = min(diverged, sum(entry.lost for entry in ours))
     lost = max(diverged, without + low)
-    rule = "more than half of the runs diverge" + (f" or end below {near_chance:g} %" if chance else "")
+    rule = "more than half of the runs diverge" + (f" or end below {near_chance:g} %" if near_chance else "")
     entry = ours[0]
-    why = f"{diverged} of {runs} runs diverged" + (f", {low} ended below {near_chance:g} %" if chance else "")
+    why = f"{diverged} of {runs} runs diverged" + (f", {low} ended below {near_chance:g} %" if near_chance else "")
     ours_text = _text(entry.mean) if entry.values else "diverges"
     verdict = MET if 2 * lost > runs else NOT_MET
     return Verdict(theirs.kind, theirs.key, ours_text, _text(entry.std), theirs.text, rule, verdict, why)

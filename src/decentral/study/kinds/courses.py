@@ -14,7 +14,7 @@ from decentral.errors import ConfigError
 from decentral.measurements.computation import without_seed_and_rate
 from decentral.measurements.quadratics.rules import Member, Rated
 from decentral.measurements.search import Search, Simulation, check_ensemble
-from decentral.measurements.values import NOT_REACHED, Curve, Labels, Value, in_steps
+from decentral.measurements.values import NOT_REACHED, Curve, Labels, Meaning, Value, in_steps
 from decentral.published import key as published_key
 from decentral.scheduling.job import Job
 from decentral.study.study import Cell, Row, Study
@@ -174,6 +174,10 @@ class CourseCell(Cell):
             published = published_key(self.row.published, self.row.setting or self.study.setting, **known)
             values.append(value._replace(published=published, run=computed.id, wall_s=computed.wall_s() / shares))
         return values
+
+    def meanings(self) -> dict[str, Meaning]:
+        """Those of the search."""
+        return {} if self.search is None else self.search.meanings
 
     def _found(self, simulation: Simulation | None) -> Iterator[Value]:
         steps = self.study.at or [self.study.steps[self.place]]
