@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields
 
-from decentral.report.claims.claim import MET, NOT_MET, NOT_RUN, WITHIN_NOISE, Cells
+from decentral.report.claims.claim import MET, NOT_MET, NOT_RUN, WITHIN_NOISE, Cells, Finding, NotRun
 from decentral.report.claims.weighing import at_most
 from decentral.report.entries import Entry
 from decentral.report.published import EXCLUDED, PublishedNumber, numbers
@@ -67,7 +67,10 @@ def judge_claims(results: Results) -> list[Verdict]:
     for claim in spec.claims:
         own = claim.larger_is_better
         direction = results.larger_is_better(claim.metric) if own is None else own
-        verdict, ours, spread, tolerance, why = claim.check(cells, direction is not False)
+        try:
+            verdict, ours, spread, tolerance, why = claim.check(cells, direction is not False)
+        except NotRun as error:
+            verdict, ours, spread, tolerance, why = Finding(NOT_RUN, why=str(error))
         if verdict == NOT_MET and (reason := results.reasons.get(claim.says)):
             why = f"{why}. {reason}"
         found.append(Verdict("claim", claim.says, _text(ours), _text(spread), "", tolerance, verdict, why))

@@ -1,1 +1,1 @@
-"""What a paper says of its numbers, as something that can be checked: one kind of claim per file."""
+"""What a paper says of its numbers, as something that can be checked."""

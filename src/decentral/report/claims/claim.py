@@ -26,6 +26,10 @@ class Finding(NamedTuple):
     why: str = ""
 
 
+class NotRun(Exception):
+    """A cell has no values yet, or not all that it will have; says which one and why."""
+
+
 class Cells:
     """The entries of a study, to be found by some of their labels."""
 
@@ -33,12 +37,27 @@ class Cells:
         self.entries, self.study, self.searches = entries, study, searches
         self.labels = list(dict.fromkeys(name for entry in entries for name in entry.labels))
 
-    def find(self, wanted: Mapping[str, Any], says: str) -> Entry | None:
-        """The one entry with these labels, of the first metric unless `metric` is among them; None if it was not run.
+    def find(self, says: str, *wanted: Mapping[str, Any]) -> list[Entry]:
+        """For each of `wanted` the one entry with these labels, of the first metric unless `metric` is among them.
 
         A metric may be a pattern, such as `simulated_s to *`, for numbers that are called differently from scale to
-        scale. Raises ConfigError if a label does not exist or several entries have them.
+        scale. Raises ConfigError if a label does not exist or several entries have them, NotRun while one of them is
+        not complete.
         """
+        found = [self._find(one, says) for one in wanted]
+        for entry, labels in zip(found, wanted, strict=True):
+            words = ", ".join(f"{name}={plain(value)}" for name, value in labels.items())
+            if entry is None and (tried := self._tried(labels)):
+                why = "that counts has ended, only runs of the search for its learning rate"
+                raise NotRun(f"no run of {words} {why}: {tried}")
+            if entry is None:
+                raise NotRun(f"no run of {words} has ended")
+            if entry.unfinished:
+                raise NotRun(f"{entry.unfinished} of {words}")
+        return [entry for entry in found if entry is not None]
+
+    def _find(self, wanted: Mapping[str, Any], says: str) -> Entry | None:
+        """The entry with these labels; None if no run of it has ended."""
         for name in wanted:
             if self.entries and name not in (*self.labels, "metric"):
                 known = suggest(name, (*self.labels, "metric"))
@@ -56,7 +75,7 @@ class Cells:
             )
         return found[0] if found and (found[0].values or found[0].lost) else None
 
-    def tried(self, wanted: Mapping[str, Any]) -> str:
+    def _tried(self, wanted: Mapping[str, Any]) -> str:
         """The learning rates that were tried so far for the cell with these labels, while it has nothing else."""
         labels = {name: plain(value) for name, value in wanted.items() if name != "metric"}
         rates = {rate for one in self.searches if labels.items() <= one.labels.items() for rate in one.rates}
@@ -79,4 +98,4 @@ class Claim(ABC):
 
     @abstractmethod
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
-        """Whether our numbers agree."""
+        """Whether our numbers agree. Raises NotRun if some of them are still to come."""

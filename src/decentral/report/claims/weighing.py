@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from decentral.report.claims.claim import NOT_RUN, WITHIN_NOISE, Cells, Finding
-from decentral.report.entries import Entry, plain
+from decentral.report.claims.claim import WITHIN_NOISE
+from decentral.report.entries import Entry
 
 _ONE_SIGMA = 0.8413447
 """The share of a normal distribution that is below its mean plus one standard deviation."""
@@ -75,18 +74,3 @@ def weighed(why: str, margin: float, error: float | None, entries: Sequence[Entr
 def at_most(value: float, limit: float) -> bool:
     """Whether a value is not above a limit, but for rounding."""
     return value <= limit or math.isclose(value, limit, rel_tol=1e-9)
-
-
-def missing(*pairs: tuple[Mapping[str, Any], Entry | None], cells: Cells | None = None) -> Finding | None:
-    """'not run' if one of the cells has no values, or not all of those that it will have; `cells` knows of searches for
-    learning rates that go on."""
-    for wanted, entry in pairs:
-        labels = ", ".join(f"{name}={plain(value)}" for name, value in wanted.items())
-        if entry is None and cells is not None and (tried := cells.tried(wanted)):
-            why = f"no run of {labels} that counts has ended, only runs of the search for its learning rate: {tried}"
-            return Finding(NOT_RUN, why=why)
-        if entry is None:
-            return Finding(NOT_RUN, why=f"no run of {labels} has ended")
-        if entry.unfinished:
-            return Finding(NOT_RUN, why=f"{entry.unfinished} of {labels}")
-    return None
