@@ -30,6 +30,7 @@ def run(
     def begin() -> None:
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup would have it ignore
 
     return subprocess.Popen(
         [sys.executable, *words, *arguments],
