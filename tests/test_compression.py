@@ -17,7 +17,6 @@ from decentral.compression.artopk import Select
 from decentral.compression.compressor import Compressor, Encoder, Takes
 from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose
-from decentral.config.files import dump, load
 from decentral.config.identity import identity, run_id
 from decentral.errors import ConfigError
 from decentral.network.payload import Payload, Sizes
@@ -262,8 +261,6 @@ SMALL = ("task=quadratics", "algo=allreduce", "num_workers=4")
 def test_nothing_is_compressed_unless_somebody_says_so() -> None:
     config = compose(SMALL)
     assert config.compress == components("compression")["none"]() and "compress" not in identity(config)
-    older = dump(config).replace("compress:\n  name: none\n", "")
-    assert "compress" not in older and load(older) == config
 
 
 def test_a_compressor_counts_with_its_settings() -> None:

@@ -308,6 +308,8 @@ class _Walk:
         if self._of_code:
             replaced = Tensor | RemovableHandle  # by load_state_dict, and by each registration
             left_out = _NOISE | {"training", "_parameters", "_buffers", "_modules"}
+            of_torch = type(module).__module__.startswith("torch.")  # an LSTM's _flat_weights follow from the others
+            left_out |= {name for name in kept if of_torch and name.startswith("_")}
             own = {name: value for name, value in kept.items() if name not in left_out}
             self._entries((name, value) for name, value in own.items() if not isinstance(value, replaced))
             self._mark(f"the attributes of {self._where()}")
@@ -373,7 +375,8 @@ class _Walk:
             with suppress(ValueError):  # nothing is in it yet
                 self._entries([(name, cell.cell_contents)])
         self._entries(enumerate([function.__defaults__, function.__kwdefaults__]))
-        self._entries((name, one) for name, one in vars(function).items() if name not in _NOISE)
+        if not (version and self._of_code):  # torch notes on its own functions that they were used
+            self._entries((name, one) for name, one in vars(function).items() if name not in _NOISE)
 
     def _code(self, code: types.CodeType, scope: Mapping[str, Any] | None = None) -> None:
         """Instructions and constants, and the globals and modules that they read from this scope."""
