@@ -49,6 +49,11 @@ class Trained:
     reused: bool = field(default=False, repr=False)
     """Whether `train` found it done already, and computed nothing."""
 
+    _absolute: Path = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_absolute", Path(os.path.abspath(self.directory)))  # after os.chdir, too
+
     def plot(self, metric: str | None = None, x: str = "epoch") -> Axes:
         """The metric (by default what the run is judged by) of the worst worker, the averaged model and all workers'
         mean over `x`: epoch, step, wall_s or bytes_sent. Raises ConfigError if nothing was evaluated yet."""
@@ -56,7 +61,7 @@ class Trained:
 
         if self.metrics.empty:
             raise ConfigError(f"{self.directory} has no metrics yet: it is {self.status}.")
-        known = list(read_metadata(self.directory, zip(self.metrics.split, self.metrics.metric, strict=True)).values())
+        known = list(read_metadata(self._absolute, zip(self.metrics.split, self.metrics.metric, strict=True)).values())
         shown = next((one for one in known if one.split != "train" and metric in (None, one.name)), None)
         if shown is None:
             names = ", ".join(dict.fromkeys(one.name for one in known if one.split != "train"))
@@ -107,7 +112,6 @@ def load(
 
 def found_in(directory: Path, maker: Callable[[Mapping[str, Any]], Callable[[], nn.Module]]) -> Trained:
     """What is in the directory of a run; `maker` returns for its settings what makes a module as it was trained."""
-    directory = Path(os.path.abspath(directory))
     status = str((RunStore.peek(directory) or {}).get("status", "unknown"))
     if status == Status.running and not is_locked(directory / LOCK):
         status = str(Status.interrupted)
