@@ -144,7 +144,7 @@ def test_a_computation_tells_the_launcher_how_far_it_is(pool, tmp_path, monkeypa
 
     def told() -> bool:
         pool.wait(0.1)
-        return any(seen.fraction and seen.text.startswith("n = ") for seen in pool.look())
+        return any(seen.fraction and seen.text.startswith("num_workers ") for seen in pool.look())
 
     until(told)
 

@@ -205,8 +205,15 @@ def test_a_round_of_several_exchanges_or_of_none_swaps_along_its_matrix() -> Non
 # -- memory ------------------------------------------------------------------------------------------------------------
 
 
+def shared_blocks() -> set[str]:
+    """The ranges of addresses at which shared memory is mapped."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return {line.split()[0] for line in maps if "memfd:decentral" in line}
+
+
 def change_often(world: World, carrier: Carrier) -> tuple[list[int], list[int], list[int]]:
     """Files that are open, blocks of shared memory that are mapped, and their bytes, after every 50 of 200 rounds."""
+    earlier = shared_blocks()  # of tests before this one in the same process
     settings = NetworkSettings(transport=carrier)
     net = join(topology("ring").schedule(N), CERTAIN, world.device, world.rank, world.size, settings)
     files, blocks, num_bytes = [], [], []
@@ -219,8 +226,7 @@ def change_often(world: World, carrier: Carrier) -> tuple[list[int], list[int], 
         net.broadcast(ours[0] if world.rank == 0 else None, 0)
         if step % 50 == 49:
             files.append(len(os.listdir("/proc/self/fd")))
-            maps = Path("/proc/self/maps").read_text().splitlines()
-            mapped = [line.split()[0].split("-") for line in maps if "memfd:decentral" in line]
+            mapped = [block.split("-") for block in shared_blocks() - earlier]
             blocks.append(len(mapped))
             num_bytes.append(sum(int(end, 16) - int(start, 16) for start, end in mapped))
     net.close()
