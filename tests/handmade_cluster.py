@@ -126,7 +126,7 @@ class Virtual:
         gradient: Callable[[Tensor, int, int], Tensor] | None = None,
     ) -> None:
         n = rounds.num_workers
-        self.algorithm = algorithm.using(LocalRule(SGD(), lambda t: RATE))
+        self.algorithm = algorithm.bind(LocalRule(SGD(), lambda t: RATE))
         net = LocalNetwork(rounds, Losses(0.0, 0))
         self.state = self.algorithm.init(torch.zeros(n, dimension, dtype=torch.float64), net)
         self.oracle = Oracle(gradient or pulls(n, dimension), n)

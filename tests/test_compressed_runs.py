@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from configure import configure
-from decentral.compression.compressor import Takes
+from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.row_layout import RowLayout
 from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
@@ -22,15 +22,15 @@ SMALL = ("task=quadratics", "task.dimension=7", "steps=30", "evaluation.every_ep
 COMPRESSORS: dict[str, Any] = components("compression")
 
 
-def users(takes: Takes) -> list[str]:
+def users(takes: AcceptedCompression) -> list[str]:
     return sorted(name for name, cls in COMPRESSORS.items() if cls.suits(takes))
 
 
 RUNS = [
-    *(("allreduce", "ring", name) for name in users(Takes.means)),
-    *(("choco", "ring", name) for name in users(Takes.payloads)),
-    *(("dpsgd", "ring", name) for name in users(Takes.rows)),
-    *(("relaysgd", "dbt", name) for name in users(Takes.rows)),
+    *(("allreduce", "ring", name) for name in users(AcceptedCompression.means)),
+    *(("choco", "ring", name) for name in users(AcceptedCompression.payloads)),
+    *(("dpsgd", "ring", name) for name in users(AcceptedCompression.rows)),
+    *(("relaysgd", "dbt", name) for name in users(AcceptedCompression.rows)),
 ]
 
 
@@ -83,13 +83,13 @@ def test_of_a_worker_that_relays_all_messages_count() -> None:
         others = [row for f, row in enumerate(m) if int(net.edges.dst[f]) == dst and f != e]
         sums[dst].append(y[dst] + sum(others))  # goes back from dst to src
         assert abs(src - dst) == 1
-    readings = compressor.readings(y)
+    compression_stats = compressor.compression_stats(y)
     compressor.relay(y.clone(), m.clone(), net, 0)
     for i, messages in sums.items():
         e = torch.stack(messages)
         sent = e.sign() * e.abs().mean(1, keepdim=True)
         expected = [sent.square().sum() / e.square().sum(), (e - sent).square().sum() / e.square().sum(), 1.0]
-        assert readings[i].tolist() == pytest.approx([float(each) for each in expected])
+        assert compression_stats[i].tolist() == pytest.approx([float(each) for each in expected])
 
 
 @pytest.mark.parametrize("block", [1, 3, 7, 8])

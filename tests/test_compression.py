@@ -14,7 +14,7 @@ from torch import Tensor
 from decentral.algorithms.allreduce import AllReduce
 from decentral.compression.address import Address
 from decentral.compression.artopk import Select
-from decentral.compression.compressor import Compressor, Encoder, Takes
+from decentral.compression.compressor import AcceptedCompression, Compressor, Encoder
 from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose
 from decentral.config.identity import identity, run_id
@@ -210,13 +210,13 @@ def test_what_messages_leave_out_is_measured_in_every_tenth_step() -> None:
     compressor: Compressor = bound("topk", keep=2 / P)
     net: Any = Together(1)
     g = torch.zeros(1, P)
-    readings = compressor.readings(g)
-    assert not readings.any()
+    compression_stats = compressor.compression_stats(g)
+    assert not compression_stats.any()
     g[0, :3] = torch.tensor([4.0, 2.0, 1.0])
     for t in range(11):
         compressor.combine(g.clone(), torch.zeros(1, P), g.new_zeros(0), net, t)
         expected = [20 / 21, 1 / 21, 2 / P] if t < 10 else [1.0, 0.0, 2 / P]
-        torch.testing.assert_close(readings, torch.tensor([expected], dtype=torch.float64))
+        torch.testing.assert_close(compression_stats, torch.tensor([expected], dtype=torch.float64))
         if t == 9:
             g[0, 2] = 0.0
 
@@ -283,10 +283,10 @@ def test_an_algorithm_takes_nothing_rows_payloads_or_all(monkeypatch: pytest.Mon
 
 
 TAKEN = {
-    Takes.nothing: {"none"},
-    Takes.rows: {"none", "bf16", "int8", "sign"},
-    Takes.payloads: set(ENCODERS),
-    Takes.means: set(components("compression")),
+    AcceptedCompression.nothing: {"none"},
+    AcceptedCompression.rows: {"none", "bf16", "int8", "sign"},
+    AcceptedCompression.payloads: set(ENCODERS),
+    AcceptedCompression.means: set(components("compression")),
 }
 
 
@@ -327,7 +327,7 @@ class FirstK(SparseRatio):
 
 
 def test_one_of_ones_own_is_chosen_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(AllReduce, "takes", Takes.payloads)
+    monkeypatch.setattr(AllReduce, "takes", AcceptedCompression.payloads)
     (tmp_path / "compression").mkdir()
     (tmp_path / "compression" / "firstk.py").write_text(HALF)
     config = compose([*SMALL, "compress=firstk", "compress.keep=0.5"], str(tmp_path))

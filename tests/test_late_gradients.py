@@ -40,7 +40,7 @@ def test_the_rates_of_the_table_are_the_largest_stable_ones(case):
 def test_eager_sgd_has_these_limits(momentum, factor, late):
     """Its own operations on one row of curvature 1, whose gradients are those of `late` steps ago."""
     rate = 0.95 * factor * LIMITS[momentum, (1,)]
-    method = EagerSGD().using(LocalRule(SGD(momentum=momentum), lambda t: rate))
+    method = EagerSGD().bind(LocalRule(SGD(momentum=momentum), lambda t: rate))
     net = LocalNetwork(components("topology")["chain"]().schedule(1), Losses(0.0, 0))
     state = method.init(torch.ones(1, 1, dtype=torch.float64), net)
     models = [state.x.clone()] * (late + 1)

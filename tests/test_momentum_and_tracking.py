@@ -160,7 +160,7 @@ def test_push_diging_is_exact_on_one_way_streets_that_change_and_lose_messages(m
     cls, schedule = components("algorithms")["push_diging"], one_way_streets()
     check(schedule, cls.needs, algo="push_diging", topology="one_way_streets")
     net = LocalNetwork(schedule, Losses(p, 7))
-    algorithm = cls(mode=mode).using(LocalRule(SGD(momentum=momentum), lambda t: 0.1 if t < 300 else 0.06))
+    algorithm = cls(mode=mode).bind(LocalRule(SGD(momentum=momentum), lambda t: 0.1 if t < 300 else 0.06))
 
     def gradient(x: torch.Tensor) -> torch.Tensor:
         residual = torch.einsum("nij,nj->ni", problem.A, x) - problem.b

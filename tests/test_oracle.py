@@ -154,7 +154,7 @@ def test_a_stepper_counts_steps_and_draws() -> None:
 def test_a_state_of_no_kind_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     class State(NamedTuple):
         x: Rows  # noqa: F821
-        readings: Rows  # noqa: F821
+        compression_stats: Rows  # noqa: F821
         opt: list[Tensor]
 
     config = configure("num_workers=3", "task=quadratics", "algo=dpsgd", "topology=ring")

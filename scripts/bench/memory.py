@@ -237,7 +237,7 @@ def _initial_bytes(algorithm: Any, rounds: Rounds, momentum: float, size: int) -
     """Of the state of all workers, for models of `size` parameters."""
     net = LocalNetwork(rounds, Losses(0.0, 0))
     rule = LocalRule(SGD(momentum=momentum), lambda t: 0.1)
-    return state_bytes(algorithm.using(rule).init(torch.zeros(rounds.num_workers, size), net))
+    return state_bytes(algorithm.bind(rule).init(torch.zeros(rounds.num_workers, size), net))
 
 
 def state_bytes(state: Any) -> int:

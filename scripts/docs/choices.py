@@ -15,7 +15,7 @@ from docstrings import cell, escaped, fence, markdown, settings_table
 from drawings import draw
 
 from decentral.cli.choices import Choice, choice, settings_of, show
-from decentral.compression.compressor import Takes
+from decentral.compression.compressor import AcceptedCompression
 from decentral.config.composition import conf_directory
 from decentral.config.overrides import options
 from decentral.config.schema import GROUPS, NODES, Config
@@ -39,10 +39,10 @@ TITLES = {
 WORKERS = 16
 _SIZES = (4, 16, 32, 64)
 _TAKES = {
-    Takes.nothing: "no compressed messages",
-    Takes.rows: "compressors that give every coordinate a number: bf16, int8, sign",
-    Takes.payloads: "every compressor that encodes a row by itself: all but powersgd and artopk",
-    Takes.means: "every compressor",
+    AcceptedCompression.nothing: "no compressed messages",
+    AcceptedCompression.rows: "compressors that give every coordinate a number: bf16, int8, sign",
+    AcceptedCompression.payloads: "every compressor that encodes a row by itself: all but powersgd and artopk",
+    AcceptedCompression.means: "every compressor",
 }
 
 

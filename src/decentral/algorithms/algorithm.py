@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
-from decentral.compression.compressor import Compressor, Encoder, Takes
+from decentral.compression.compressor import AcceptedCompression, Compressor, Encoder
 from decentral.compression.none import NoCompression
 from decentral.optim.optimizer import LocalOptimizer
 from decentral.settings import Settings
@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 class Oracle(Protocol):
     """The papers' stochastic gradient: `oracle(x)` is grad F_i(x_i; xi_i) for every local worker, [k, P] -> [k, P].
 
-    Every call draws the next sample xi_i of each worker that it is for: two calls in a step are gradients of two
-    batches.
+    Every call draws the next sample xi_i of each worker that it is for. Draws are counted per worker, not per step.
     """
 
     def __call__(self, x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
@@ -89,12 +88,12 @@ class Algorithm(Settings, ABC, where="algo"):
     not, with any. What `decentral-check` compares it with."""
 
     local: LocalOptimizer
-    """The local optimizer with its learning rate, bound by `using`. Not configuration, and no state."""
+    """The local optimizer with its learning rate, bound by `bind`. Not configuration, and no state."""
 
     compressor: Compressor = NoCompression()
-    """What is sent instead of rows (`compress=`), bound by `using`. Not configuration, and no state."""
+    """What is sent instead of rows (`compress=`), bound by `bind`. Not configuration, and no state."""
 
-    def using(self, local: LocalOptimizer, compressor: Compressor | None = None) -> Self:
+    def bind(self, local: LocalOptimizer, compressor: Compressor | None = None) -> Self:
         """A copy of this algorithm that takes its local updates from `local`. To be called before `init`.
 
         compressor  bound to the rows of the models (`Compressor.bound`); without it rows are sent as they are
@@ -106,9 +105,9 @@ class Algorithm(Settings, ABC, where="algo"):
         return bound
 
     @property
-    def takes(self) -> Takes:
+    def takes(self) -> AcceptedCompression:
         """Which compressors it can use: `compress=`."""
-        return Takes.nothing
+        return AcceptedCompression.nothing
 
     @property
     def steps_per_message(self) -> int:
@@ -143,8 +142,9 @@ class Algorithm(Settings, ABC, where="algo"):
     def step(self, s: Any, oracle: Oracle, net: Network, t: int) -> Any:
         """The state after step t = 0, 1, ..., from the state s before it, which is donated.
 
-        It calls the oracle once, for all local workers: a step is one gradient, so that the steps and epochs of all
-        algorithms compare. Raises what the network raises when another process is gone.
+        It calls the oracle once, for all workers that take a gradient, so that steps and epochs of all algorithms
+        compare; a method of one's own that calls it twice draws two batches in a step. Raises what the network raises
+        when another process is gone.
         """
 
     def flush(self, s: Any, net: Network) -> Any:
@@ -159,9 +159,9 @@ class Algorithm(Settings, ABC, where="algo"):
         """By which factor a single local update counts less in the long run than with all-reduce, at the same rate."""
         return 1.0
 
-    def readings(self, s: Any) -> Tensor | None:
-        """What compressed messages leave out (`Compressor.readings`) [k, 3], where rows are compressed."""
-        return getattr(s, "readings", None)
+    def compression_stats(self, s: Any) -> Tensor | None:
+        """What compressed messages leave out (`Compressor.compression_stats`) [k, 3], where rows are compressed."""
+        return getattr(s, "compression_stats", None)
 
     def models(self, s: Any) -> Tensor:
         """The models x_i [k, P] of the local workers: what is evaluated, and what a user would deploy."""

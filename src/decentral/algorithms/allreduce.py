@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.compression.compressor import Takes
+from decentral.compression.compressor import AcceptedCompression
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,21 +40,21 @@ class AllReduce(Algorithm):
         x: Rows  # [k, P]
         r: Rows  # [k, P]; [k, 0] without error feedback
         memory: Shared
-        readings: Rows
+        compression_stats: Rows
         opt: Buffers
 
     @property
-    def takes(self) -> Takes:
+    def takes(self) -> AcceptedCompression:
         """All: it needs the mean of what is sent."""
-        return Takes.means
+        return AcceptedCompression.means
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], r^0 = 0, and the local optimizer before step 0."""
         C = self.compressor
-        return self.State(x, C.residual(x), C.memory(x, net.n), C.readings(x), self.local.init(x))
+        return self.State(x, C.residual(x), C.memory(x, net.n), C.compression_stats(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one all-reduce of it, one update."""
         g, r, memory = self.compressor.combine(oracle(s.x), s.r, s.memory, net, t)  # 1/n sum_j C(g_j + r_j)
         x, opt = self.local.adapt(s.x, g, s.opt, t)
-        return self.State(x, r, memory, s.readings, opt)
+        return self.State(x, r, memory, s.compression_stats, opt)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.states import Start
-from decentral.compression.compressor import Takes
+from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.gossip import send
 from decentral.optim.rows import add, copy, sub
 from decentral.settings import setting
@@ -62,23 +62,23 @@ class BEER(Algorithm):
         p: Rows
         Wp: Rows
         m: Rows  # g^t; MoTEF: the momentum
-        readings: Rows
+        compression_stats: Rows
         opt: Buffers
 
     @property
-    def takes(self) -> Takes:
+    def takes(self) -> AcceptedCompression:
         """Whatever encodes a row."""
-        return Takes.payloads
+        return AcceptedCompression.payloads
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], h^0, zeros, and the local optimizer before step 0."""
         h, zero = self.start.of(x), x.new_zeros
         v, p, Wp, m = zero(x.shape), zero(x.shape), zero(x.shape), zero(x.shape)
-        return self.State(x, h, h.clone(), v, p, Wp, m, self.compressor.readings(x), self.local.init(x))
+        return self.State(x, h, h.clone(), v, p, Wp, m, self.compressor.compression_stats(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, two compressed messages to each neighbour, of v from step 1 on."""
-        x, h, Wh, v, p, Wp, m, readings, opt = s
+        x, h, Wh, v, p, Wp, m, compression_stats, opt = s
         g = self.local.regularised(oracle(x), x)
         v = sub(v, m)  # v^t = v^{t-1} + gamma (W p - p) + m^t - m^{t-1}
         m = self.momentum(g, m, t)
@@ -92,7 +92,7 @@ class BEER(Algorithm):
         x = add(x, sub(Wh, h, out=g), self.gamma)
         heard = send(self.encoder, sub(x, h, out=g), net, t, message=1)
         h, Wh = heard.add_own(h), heard.add_mixed(Wh)
-        return self.State(x, h, Wh, v, p, Wp, m, readings, opt)
+        return self.State(x, h, Wh, v, p, Wp, m, compression_stats, opt)
 
     def momentum(self, g: Tensor, m: Tensor, t: int) -> Tensor:
         """m^t from g^t and m^{t-1}: the gradient itself."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.states import Start
-from decentral.compression.compressor import Takes
+from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.gossip import send
 from decentral.optim.rows import add, sub
 from decentral.settings import setting
@@ -68,22 +68,22 @@ class Choco(Algorithm):
         x: Rows  # [k, P]
         h: Rows  # [k, P]
         s: Rows  # [k, P]: sum_j W_ij h_j
-        readings: Rows
+        compression_stats: Rows
         opt: Buffers
 
     @property
-    def takes(self) -> Takes:
+    def takes(self) -> AcceptedCompression:
         """Whatever encodes a row."""
-        return Takes.payloads
+        return AcceptedCompression.payloads
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], h^0, and the local optimizer before step 0."""
         h = self.start.of(x)
-        return self.State(x, h, h.clone(), self.compressor.readings(x), self.local.init(x))
+        return self.State(x, h, h.clone(), self.compressor.compression_stats(x), self.local.init(x))
 
     def step(self, st: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one compressed message to each neighbour."""
-        x, h, s, readings, opt = st
+        x, h, s, compression_stats, opt = st
         g = oracle(x)
         x, opt = self.local.adapt(x, g, opt, t)
         if self.order is Order.combine_then_compress:
@@ -93,4 +93,4 @@ class Choco(Algorithm):
         s = heard.add_mixed(s)
         if self.order is Order.compress_then_combine:
             x = add(x, sub(s, h, out=g), self.gamma)
-        return self.State(x, h, s, readings, opt)
+        return self.State(x, h, s, compression_stats, opt)

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.compression.compressor import Takes
+from decentral.compression.compressor import AcceptedCompression
 from decentral.optim.rows import add
 from decentral.topology.requirements import Need
 
@@ -51,21 +51,21 @@ class DPSGD(Algorithm):
         """Models, what rounded ones leave out, and the local optimizer."""
 
         x: Rows  # [k, P]
-        readings: Rows
+        compression_stats: Rows
         opt: Buffers
 
     @property
-    def takes(self) -> Takes:
+    def takes(self) -> AcceptedCompression:
         """Rounded rows in atc; in awc rows travel during the gradient, as they are."""
-        return Takes.rows if self.mode is Mode.atc else Takes.nothing
+        return AcceptedCompression.rows if self.mode is Mode.atc else AcceptedCompression.nothing
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], and the local optimizer before step 0."""
-        return self.State(x, self.compressor.readings(x), self.local.init(x))
+        return self.State(x, self.compressor.compression_stats(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient at x_i, one round of averaging."""
-        x, readings, opt = s
+        x, compression_stats, opt = s
         if self.mode is Mode.atc:
             y, opt = self.local.adapt(x, oracle(x), opt, t)  # x_j + u_j
             x = self.encoder.mix(y, net, t)
@@ -75,7 +75,7 @@ class DPSGD(Algorithm):
             y = mixing.wait()
             u, opt = self.local(g, y, opt, t)
             x = add(y, u)
-        return self.State(x, readings, opt)
+        return self.State(x, compression_stats, opt)
 
     def revision(self, of: RevisionOf) -> int:
         """2 with weight decay in awc, which acted on the x_i in revision 1."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.relaysgd_thesis import average_of_arrived
-from decentral.compression.compressor import Takes
+from decentral.compression.compressor import AcceptedCompression
 from decentral.errors import ConfigError
 from decentral.optim.rows import add, copy
 from decentral.settings import setting
@@ -84,7 +84,7 @@ class RelaySGD(Algorithm):
         m: EdgeRows  # [E, ceil(P / d)]
         c: Shared  # [edges of all workers]
         x0: Shared  # [1, P]
-        readings: Rows
+        compression_stats: Rows
         opt: Buffers
 
     def __post_init__(self) -> None:
@@ -92,18 +92,20 @@ class RelaySGD(Algorithm):
             raise ConfigError("algo.initial_count=1 is the thesis' way to count: it goes with algo.fill=count only.")
 
     @property
-    def takes(self) -> Takes:
+    def takes(self) -> AcceptedCompression:
         """Rounded rows: sums of models, in which every coordinate counts."""
-        return Takes.rows
+        return AcceptedCompression.rows
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], all equal, so that any of them is x^0; m = 0 and c = initial_count."""
         c = net.no_counts() + self.initial_count
-        return self.State(x, net.no_messages(x), c, x[:1].clone(), self.compressor.readings(x), self.local.init(x))
+        return self.State(
+            x, net.no_messages(x), c, x[:1].clone(), self.compressor.compression_stats(x), self.local.init(x)
+        )
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One gradient, one message over every edge in each direction."""
-        x, m, c, x0, readings, opt = s
+        x, m, c, x0, compression_stats, opt = s
         lr = self.local.lr(t) * (1 + net.mean_delay(overlap=self.overlap)) if self.correct_lr else None
         g = oracle(x)
         y, opt = self.local.adapt(x, g, opt, t, out=g, lr=lr)  # y_i = x_i^t + u_i
@@ -112,7 +114,7 @@ class RelaySGD(Algorithm):
         m, c = self.encoder.relay(y, m, net, t), net.relay_counts(c, t)
         if not self.overlap:
             x = self.average(y, m, c, s, net)
-        return self.State(x, m, c, x0, readings, opt)
+        return self.State(x, m, c, x0, compression_stats, opt)
 
     def dilution(self, schedule: Rounds) -> float:
         """1 + mean_ij max(tau_ij - 1, 0) (overlap: mean tau_ij), unless `correct_lr` has made up for it."""

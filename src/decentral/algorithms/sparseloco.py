@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.compression.compressor import Takes
+from decentral.compression.compressor import AcceptedCompression
 from decentral.optim.rows import copy, scale, sub
 from decentral.settings import setting
 
@@ -50,13 +50,13 @@ class SparseLoCo(Algorithm):
         phi: Rows  # [k, P]
         e: Rows  # [k, P]; [k, 0] without error feedback
         memory: Shared
-        readings: Rows
+        compression_stats: Rows
         opt: Buffers
 
     @property
-    def takes(self) -> Takes:
+    def takes(self) -> AcceptedCompression:
         """All: it needs the mean of what is sent."""
-        return Takes.means
+        return AcceptedCompression.means
 
     @property
     def steps_per_message(self) -> int:
@@ -70,18 +70,18 @@ class SparseLoCo(Algorithm):
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], phi = x, e = 0, and the local optimizer before step 0."""
         C = self.compressor
-        return self.State(x, x.clone(), C.residual(x), C.memory(x, net.n), C.readings(x), self.local.init(x))
+        return self.State(x, x.clone(), C.residual(x), C.memory(x, net.n), C.compression_stats(x), self.local.init(x))
 
     def step(self, s: State, oracle: Oracle, net: Network, t: int) -> State:
         """One local update, and a mean of compressed rows at the end of a period."""
-        x, phi, e, memory, readings, opt = s
+        x, phi, e, memory, compression_stats, opt = s
         x, opt = self.local.adapt(x, oracle(x), opt, t)
         if (t + 1) % self.period_steps == 0:
             D, e = sub(phi, x, out=x), scale(e, self.error_decay)
             D, e, memory = self.compressor.combine(D, e, memory, net, t // self.period_steps)
             phi = sub(phi, D, alpha=self.outer_lr)
             x = copy(phi, out=x)
-        return self.State(x, phi, e, memory, readings, opt)
+        return self.State(x, phi, e, memory, compression_stats, opt)
 
     def dilution(self, schedule: Rounds) -> float:
         """1 / outer_lr."""

@@ -27,7 +27,7 @@ MEASURED_EVERY = 10
 """How often it is measured what messages leave out, in steps: it takes some passes over memory."""
 
 
-class Takes(Enum):
+class AcceptedCompression(Enum):
     """Which compressors an algorithm can use."""
 
     nothing = "nothing"
@@ -101,7 +101,7 @@ class Compressor(Settings, ABC, where="compress"):
     scratch: Scratch
     """Memory that is used again in every step."""
 
-    _readings: Any = None
+    _compression_stats: Any = None
     _always = False
 
     @property
@@ -110,9 +110,9 @@ class Compressor(Settings, ABC, where="compress"):
         return False
 
     @classmethod
-    def suits(cls, takes: Takes) -> bool:
+    def suits(cls, takes: AcceptedCompression) -> bool:
         """Whether an algorithm that takes these can use it."""
-        return takes is Takes.means
+        return takes is AcceptedCompression.means
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that make no sense."""
@@ -143,7 +143,7 @@ class Compressor(Settings, ABC, where="compress"):
         """What else it remembers between steps, the same for all n workers, before step 0: [M], by default nothing."""
         return x.new_zeros(0)
 
-    def readings(self, x: Tensor) -> Tensor:
+    def compression_stats(self, x: Tensor) -> Tensor:
         """What the messages of the workers with the rows x [k, P] were like when that was measured last.
 
         float64 [k, 3], for each ||C(e)||^2 / ||e||^2, ||e - C(e)||^2 / ||e||^2 and the share of coordinates that are
@@ -152,12 +152,12 @@ class Compressor(Settings, ABC, where="compress"):
         """
         import torch
 
-        self._readings = torch.zeros(len(x), 3, dtype=torch.float64)
-        return self._readings
+        self._compression_stats = torch.zeros(len(x), 3, dtype=torch.float64)
+        return self._compression_stats
 
     def measures(self, t: int) -> bool:
-        """Whether the messages of step t are measured, for those who asked for `readings`."""
-        return self._readings is not None and (self._always or t % MEASURED_EVERY == 0)
+        """Whether the messages of step t are measured, for those who asked for `compression_stats`."""
+        return self._compression_stats is not None and (self._always or t % MEASURED_EVERY == 0)
 
     def measure_always(self, always: bool) -> None:
         """From now on measure in every step, or as usual."""
@@ -166,9 +166,9 @@ class Compressor(Settings, ABC, where="compress"):
     def read(self, place: int, total: float, sent: float, left: float, density: float) -> None:
         """Note ||e||^2, ||C(e)||^2, ||e - C(e)||^2 and the share of coordinates that are sent, of local worker
         `place`; of several messages the sums, and the mean."""
-        assert self._readings is not None
+        assert self._compression_stats is not None
         shares = (sent / total, left / total) if total else (1.0, 0.0)
-        self._readings[place] = self._readings.new_tensor([*shares, density])
+        self._compression_stats[place] = self._compression_stats.new_tensor([*shares, density])
 
     def error_fed(self, g: Tensor, r: Tensor) -> Tensor:
         """e = g + r [k, P] in the memory of r, or g itself where there is no error feedback."""
@@ -213,9 +213,11 @@ class Encoder(Compressor):
         return self._of_pieces[key]
 
     @classmethod
-    def suits(cls, takes: Takes) -> bool:
+    def suits(cls, takes: AcceptedCompression) -> bool:
         """Whatever sends payloads can use it, and what sends rows if all coordinates get a number."""
-        return takes in (Takes.payloads, Takes.means) or (takes is Takes.rows and cls.fills)
+        return takes in (AcceptedCompression.payloads, AcceptedCompression.means) or (
+            takes is AcceptedCompression.rows and cls.fills
+        )
 
     def squares_of_sent(self, payload: Payload, e: Tensor, at: Address) -> tuple[float, float]:
         """||C(e)||^2 and ||e - C(e)||^2 for the payload C(e) of e [P], which is left as it is."""

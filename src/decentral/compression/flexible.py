@@ -56,11 +56,11 @@ class Flexible(Ratio, _Ways):
         bound.ways = tuple(way(**settings).bound(layout, seed, steps_per_epoch) for way in (ARTopK, TopK))
         return bound
 
-    def readings(self, x: Tensor) -> Tensor:
-        """See `Compressor.readings`: whichever is taken writes them."""
-        found = super().readings(x)
+    def compression_stats(self, x: Tensor) -> Tensor:
+        """See `Compressor.compression_stats`: whichever is taken writes them."""
+        found = super().compression_stats(x)
         for way in self.ways:
-            way._readings = found
+            way._compression_stats = found
         return found
 
     def send_share(self, keep: float) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm
 from decentral.cluster.cluster import VirtualCluster
-from decentral.compression.compressor import Takes
+from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.none import NoCompression
 from decentral.config.identity import init_directory
 from decentral.config.schema import Config, Simulate
@@ -290,7 +290,7 @@ def check_compressor(algo: Algorithm, compress: Compressor) -> None:
     if isinstance(compress, NoCompression):
         return
     if compress.suits(algo.takes):
-        if algo.takes is not Takes.means and not compress.error_feedback:
+        if algo.takes is not AcceptedCompression.means and not compress.error_feedback:
             raise ConfigError(
                 f"compress.error_feedback=false makes no difference to algo={algo.name}, which keeps no residuals: "
                 "leave it out."
@@ -307,7 +307,7 @@ def check_compressor(algo: Algorithm, compress: Compressor) -> None:
 def _kind_of_messages(algo: Algorithm) -> str:
     from decentral.topology.requirements import Need
 
-    if algo.takes is not Takes.rows:
+    if algo.takes is not AcceptedCompression.rows:
         return "needs messages of another kind"
     sent = "relays sums of models" if Need.tree in algo.needs else "sends models"
     return f"{sent}, so that every coordinate needs a number in every message"
@@ -324,7 +324,7 @@ def _check_decisions(config: Config) -> None:
             f"{said} decides by what links cost, which nobody says here: choose a cluster, such as "
             "cluster=slow_network, or measure them between processes, with network.measure=true."
         )
-    if compress.adapts and config.algo.takes is not Takes.means:
+    if compress.adapts and config.algo.takes is not AcceptedCompression.means:
         raise ConfigError(
             f"{said} is for methods that average what all workers send, and algo={config.algo.name} is none: use "
             "algo=allreduce, or leave it out."

@@ -161,7 +161,7 @@ class AlgorithmStep:
         self.net, self.inner, self.round, self.guard = net, inner, 0, guard
         self.accumulating, self.away = False, False  # nothing is sent before `step` anyhow
         self._parameters = parameters
-        self._algorithm = algorithm.using(TorchRule(inner, parameters), compressor)
+        self._algorithm = algorithm.bind(TorchRule(inner, parameters), compressor)
         self._asked = False
         self._set(self._algorithm.init(parameters.row, net))
 

@@ -115,7 +115,7 @@ class AdaptiveStepper(Stepper):
 
     def _gain(self) -> float:
         """||C(e)||^2 / ||e||^2 as read last, mean over all workers; the same on every process."""
-        found = self.algorithm.readings(self.state)
+        found = self.algorithm.compression_stats(self.state)
         assert found is not None
         return self.net.gather(found)[:, 0].mean().item()
 
@@ -184,7 +184,7 @@ class _Before:
 
     def __init__(self, state: Any, oracle: GradientOracle) -> None:
         self._problem = oracle.problem
-        self._live = [*oracle.rows().values(), state.readings]
+        self._live = [*oracle.rows().values(), state.compression_stats]
         self._kept = [each.clone() for each in self._live]
         self._state = copy.deepcopy(oracle.problem.state())
 

@@ -305,7 +305,7 @@ def with_rate(config: Config, lr: Callable[[int], float], layout: RowLayout, ste
     """The configured algorithm with the configured local optimizer, this learning rate, step -> gamma_t, and the
     configured compression of rows of this layout."""
     compressor = config.compress.bound(layout, config.seed, steps_per_epoch / config.algo.steps_per_message)
-    algorithm: Algorithm = config.algo.using(LocalRule(config.optim, lr), compressor)
+    algorithm: Algorithm = config.algo.bind(LocalRule(config.optim, lr), compressor)
     return algorithm
 
 

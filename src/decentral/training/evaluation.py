@@ -47,7 +47,7 @@ class Evaluation:
     averaged: Tensor  # [M]
     train_loss: TrainLosses  # of all n workers, since the last evaluation
     consensus: float  # 1/n sum_i ||x_i - mean x||^2
-    readings: Tensor | None = None  # [n, 3], of compressed messages: see `Compressor.readings`
+    compression_stats: Tensor | None = None  # [n, 3], of compressed messages: see `Compressor.compression_stats`
 
     @property
     def diverged(self) -> bool:
@@ -98,9 +98,9 @@ class Evaluation:
 
     def _messages(self) -> list[tuple[Metric, Tensor]]:
         """What is known of compressed messages [n], once some have been measured."""
-        if self.readings is None or not self.readings.any():
+        if self.compression_stats is None or not self.compression_stats.any():
             return []
-        gain, error, density = self.readings.unbind(1)
+        gain, error, density = self.compression_stats.unbind(1)
         return list(zip(MESSAGES, (gain, gain.sqrt(), error, density), strict=True))
 
     def summary(self) -> dict[str, float]:
@@ -117,7 +117,7 @@ def evaluate(
     part: int,
     parts: int,
     scope: Scope = WHOLE,
-    readings: Tensor | None = None,
+    compression_stats: Tensor | None = None,
 ) -> Evaluation:
     """Evaluate the models x [k, P] of the local workers, together with the other processes: this is `part` of `parts`.
 
@@ -136,14 +136,16 @@ def evaluate(
         share[0] = own[0]
     else:
         share[0] = problem.average_statistics(mean, part, parts, scope)
-    some = readings is not None and readings.numel() > 0
+    some = compression_stats is not None and compression_stats.numel() > 0
     columns = [
         own,
         share,
         train_loss.mean[:, None],
         train_loss.drawn.double()[:, None],
         squared_distances(x, mean).cpu()[:, None],
-        readings if some and readings is not None else own.new_zeros(len(own), 0, dtype=torch.float64),
+        compression_stats
+        if some and compression_stats is not None
+        else own.new_zeros(len(own), 0, dtype=torch.float64),
     ]
     statistics, shares, losses, drawn, distances, messages = net.gather(torch.cat(columns, dim=1)).split(
         [column.shape[1] for column in columns], dim=1

@@ -82,8 +82,8 @@ class Recorder:
         if by_pace and self.world.size > 1:
             facts["asynchronous"] = True
         self.store.write_provenance(facts | {"restarts": self.store.restarts} | dict(r.problem.facts) | r.net.facts)
-        readings = r.algorithm.readings(r.stepper.state)
-        self.store.describe(recorded(r.problem, readings is not None and readings.numel() > 0))
+        compression_stats = r.algorithm.compression_stats(r.stepper.state)
+        self.store.describe(recorded(r.problem, compression_stats is not None and compression_stats.numel() > 0))
         r.problem.save_tables(self.store.path)
         self.sink = Guarded(self.config.logger, run_id(self.config), as_dict(self.config), self.store.path)
 

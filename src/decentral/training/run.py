@@ -129,7 +129,7 @@ def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progres
     scope = Scope(None if r.ends_at(t) else r.examples_on_the_way, progress.doing)
     part = r.world.rank, r.world.size
     found = evaluate(
-        r.problem, r.stepper.models, r.net, train_loss, *part, scope, r.algorithm.readings(r.stepper.state)
+        r.problem, r.stepper.models, r.net, train_loss, *part, scope, r.algorithm.compression_stats(r.stepper.state)
     )
     recorder.record(r, t, found, progress)
     return found
