@@ -77,9 +77,9 @@ class Oracle:
         self.taken += found
         return torch.stack(found)
 
-    ahead = __call__
+    prefetch = __call__
 
-    def over(self, place: int) -> None:
+    def complete(self, place: int) -> None:
         """Nobody asks for losses."""
 
 

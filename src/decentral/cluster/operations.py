@@ -157,7 +157,7 @@ class Host(Protocol):
         ...
 
 
-class CarriesOut(Protocol):
+class RowExecutor(Protocol):
     """The rows of all workers, and what is on its way between them. Called in the order of simulated time.
 
     What is on its way (a sum of a group, a share, a copy of a row) has a key, and lies in tensors until it is dropped.

@@ -23,7 +23,7 @@ from decentral.cluster.operations import check_ended
 if TYPE_CHECKING:
     from decentral.cluster.compute import GradientTimes
     from decentral.cluster.costs import LinkCosts
-    from decentral.cluster.operations import CarriesOut, Operation
+    from decentral.cluster.operations import Operation, RowExecutor
     from decentral.cluster.spans import Spans
 
 Meeting = TypeVar("Meeting", covariant=True)
@@ -65,7 +65,7 @@ class Timeline:
         bytes_per_row: int,
         timed_bytes: float | None = None,
         most_gradients: float = inf,
-        rows: CarriesOut | None = None,
+        rows: RowExecutor | None = None,
         spans: Spans | None = None,
     ) -> None:
         """No gradient begins after the first `most_gradients` of all; whoever wants another one is done. What is sent

@@ -341,9 +341,9 @@ def simulated_rounds(config: Config, duration_s: float, x: Tensor) -> dict[str, 
 class _NoGradients:
     """Zeros for everybody."""
 
-    def ahead(self, x: Tensor, places: list[int]) -> Tensor:
+    def prefetch(self, x: Tensor, places: list[int]) -> Tensor:
         """Like x."""
         return no_gradient(x, places)
 
-    def over(self, place: int) -> None:
+    def complete(self, place: int) -> None:
         """Nothing is counted."""

@@ -99,12 +99,12 @@ def mix(x: Tensor, terms: Terms, remote: dict[int, Tensor], scratch: Scratch) ->
 
 
 @cache
-def places(degree: int) -> tuple[int, ...]:
-    """Where `relay_from` may write outgoing message j if it goes in place: over incoming message places[j]."""
+def in_place_order(degree: int) -> tuple[int, ...]:
+    """The incoming messages over which `relay_from` may write outgoing messages 0, 1, ... if they go in place."""
     if degree <= 2:
         return tuple(range(degree))[::-1]
     half = degree // 2
-    return *places(half), *(half + place for place in places(degree - half))
+    return *in_place_order(half), *(half + place for place in in_place_order(degree - half))
 
 
 def relay_from(
@@ -113,8 +113,8 @@ def relay_from(
     """outgoing_j <- y + the sum of all incoming messages but the j-th, by halves: 3 d log2(d) passes for degree d.
 
     Nothing is ever subtracted: "everything minus what j sent" would keep an inf or nan of j's alive for ever.
-    Outgoing message j may lie where incoming message places(d)[j] is, or where y is if it is the only one. `scratch`
-    has `scratch_rows(d)` rows.
+    Outgoing message j may lie where incoming message in_place_order(d)[j] is, or where y is if it is the only one.
+    `scratch` has `scratch_rows(d)` rows.
     """
     if len(incoming) == 1:
         if outgoing[0].data_ptr() != y.data_ptr():

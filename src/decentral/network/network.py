@@ -298,7 +298,7 @@ class Network(PayloadVerbs, ABC):
             source = y[:, piece]
             for i, into in stars:
                 alone = len(into) == 1 and source[i].is_contiguous()
-                for place, over in zip(into, kernels.places(len(into)), strict=True):
+                for place, over in zip(into, kernels.in_place_order(len(into)), strict=True):
                     going.setdefault(edges[place], source[i] if alone else m[edges[into[over]], :width])
             for columns in kernels.blocks(width, 2 * len(edges) + len(y), m):
                 block, old = source[:, columns].unbind(0), m[:, :width][:, columns].unbind(0)

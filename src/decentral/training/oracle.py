@@ -93,7 +93,7 @@ class GradientOracle:
                 return self._of_all(x)
         return self._of_all(x) if workers is None else self._of_some(x, list(workers))
 
-    def ahead(self, x: Tensor, places: list[int]) -> Tensor:
+    def prefetch(self, x: Tensor, places: list[int]) -> Tensor:
         """The same of some workers, whose losses count from when their gradients are `over`: [r, P] -> [r, P]."""
         self._count()
         loss, g = self._computed(x, places)
@@ -104,7 +104,7 @@ class GradientOracle:
         self.is_early[places] = True
         return g
 
-    def over(self, place: int) -> None:
+    def complete(self, place: int) -> None:
         """The gradient of this worker, if it was computed ahead, is over: from now on its loss counts."""
         if self.is_early[place]:
             self._over.append(place)

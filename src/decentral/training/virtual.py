@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 class Gradients(Protocol):
     """What rows need of an oracle, see `GradientOracle`."""
 
-    def ahead(self, x: Tensor, places: list[int]) -> Tensor:
+    def prefetch(self, x: Tensor, places: list[int]) -> Tensor:
         """Gradients of these workers that are not over yet."""
         ...
 
-    def over(self, place: int) -> None:
+    def complete(self, place: int) -> None:
         """The gradient of this worker is over."""
         ...
 
@@ -88,7 +88,7 @@ def _row_views(value: Any) -> Any:
 
 
 class VirtualRows:
-    """See `CarriesOut`. Gradients are computed when the first of them is needed: all that have begun.
+    """See `RowExecutor`. Gradients are computed when the first of them is needed: all that have begun.
 
     A gradient is that of a model as it was when the gradient began, so that it makes no difference when it is computed.
     """
@@ -106,7 +106,7 @@ class VirtualRows:
         self.underway: dict[Hashable, tuple[Tensor, ...]] = {}
 
     def begin_gradient(self, i: int, copied: bool) -> None:
-        """See `CarriesOut`."""
+        """See `RowExecutor`."""
         self.there.discard(i)
         self.begun[i] = copied
         if copied:
@@ -116,9 +116,9 @@ class VirtualRows:
             self.copies[i].copy_(models[i])
 
     def end_gradient(self, i: int) -> None:
-        """See `CarriesOut`."""
+        """See `RowExecutor`."""
         self.gradient(i)
-        self.oracle.over(i)
+        self.oracle.complete(i)
 
     def gradient(self, i: int) -> Tensor:
         """The newest gradient [P] of worker i."""
@@ -127,26 +127,26 @@ class VirtualRows:
         return self.g[i]
 
     def local(self, i: int, what: OnRow, *arguments: Any) -> None:
-        """See `CarriesOut`."""
+        """See `RowExecutor`."""
         what(self.by_worker, i, self.gradient(i) if i in self.begun or i in self.there else None, *arguments)
 
     def call(self, what: Callable[..., object], *arguments: Any) -> None:
-        """See `CarriesOut`."""
+        """See `RowExecutor`."""
         what(self.by_worker, *arguments)
 
     def mean(self) -> None:
-        """See `CarriesOut`."""
+        """See `RowExecutor`."""
         kernels.average_rows(self.state.x)
 
     def keep(self, key: Hashable, i: int, emptied: bool) -> None:
-        """See `CarriesOut`."""
+        """See `RowExecutor`."""
         row = self.by_worker.send[i]
         self.underway[key] = (row.clone(),)
         if emptied:
             row.zero_()
 
     def total(self, key: Hashable, members: Sequence[int], kept: dict[int, Hashable], emptied: bool) -> None:
-        """See `CarriesOut`."""
+        """See `RowExecutor`."""
         send, underway = self.by_worker.send, self.underway
         rows = [underway.pop(kept[j])[0] if j in kept else send[j] for j in members]
         first, *others = rows
@@ -160,15 +160,15 @@ class VirtualRows:
                     send[j].zero_()
 
     def put(self, key: Hashable, what: Callable[..., Any], *arguments: Any) -> None:
-        """See `CarriesOut`."""
+        """See `RowExecutor`."""
         self.underway[key] = tuple(what(self.by_worker, *arguments))
 
     def take(self, key: Hashable, what: Callable[..., object], *arguments: Any, drop: bool = True) -> None:
-        """See `CarriesOut`."""
+        """See `RowExecutor`."""
         what(self.by_worker, *arguments, *(self.underway.pop(key) if drop else self.underway[key]))
 
     def drop(self, key: Hashable) -> None:
-        """See `CarriesOut`."""
+        """See `RowExecutor`."""
         del self.underway[key]
 
     def _compute(self, workers: list[int]) -> None:
@@ -179,15 +179,15 @@ class VirtualRows:
         if len(workers) == 1:
             i = workers[0]
             at = copies if self.begun[i] else models
-            self.g[i].copy_(self.oracle.ahead(at[i : i + 1], workers)[0])
+            self.g[i].copy_(self.oracle.prefetch(at[i : i + 1], workers)[0])
         elif len(workers) == len(models) and len(set(self.begun.values())) == 1:
-            g.copy_(self.oracle.ahead(copies if self.begun[0] else models, workers))
+            g.copy_(self.oracle.prefetch(copies if self.begun[0] else models, workers))
         else:
             at = models[workers]
             if any(self.begun[i] for i in workers):
                 copied = torch.tensor([self.begun[i] for i in workers])
                 at[copied] = copies[[i for i in workers if self.begun[i]]]
-            g[workers] = self.oracle.ahead(at, workers)
+            g[workers] = self.oracle.prefetch(at, workers)
         for i in workers:
             del self.begun[i]
         self.there.update(workers)
