@@ -1,16 +1,41 @@
-"""The exact edges of every topology, edges to relay over, and the facts that papers quote about them."""
+"""Graphs and static matrices: edges, references, facts that papers quote, and sparse arithmetic against dense."""
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 import networkx as nx
 import numpy as np
 import pytest
 
+from decentral.network.kernels import Product
 from decentral.randomness import numpy_generator
 from decentral.registry import components
-from decentral.topology.facts import mean_delay, second_largest_eigenvalue_modulus, smallest_eigenvalue
-from decentral.topology.graph import Graph, hops, is_connected, is_undirected, undirected
+from decentral.topology.communication import Communication
+from decentral.topology.facts import (
+    largest_laplacian_eigenvalue,
+    mean_delay,
+    second_largest_eigenvalue_modulus,
+    smallest_eigenvalue,
+)
+from decentral.topology.graph import (
+    Graph,
+    directed,
+    hops,
+    is_connected,
+    is_undirected,
+    sum_of_tree_hops,
+    undirected,
+    union,
+)
+from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.ring import Direction
 from decentral.topology.spanning_tree import shortest_path_tree
+from decentral.topology.weights import Weights
+from reference_topology import pieces
+
+# -- The exact edges of every topology, edges to relay over, and the facts that papers quote about them 
 
 TOPOLOGIES = components("topology")
 CHANGING = {"inner_outer_exponential", "inner_outer_ring", "one_peer", "one_peer_exponential"} | {
@@ -56,41 +81,18 @@ def test_a_topology_has_exactly_these_edges(name, num_workers, fields, expected)
     assert [edges(A) for A in graphs] == expected
 
 
-@pytest.mark.parametrize(("round", "hop"), [(0, 1), (1, 2), (2, 4), (3, 1), (5, 4)])
-def test_in_the_one_peer_exponential_graph_half_comes_from_2_to_the_k_places_before(round, hop):
-    W = schedule("one_peer_exponential", 6).matrices(round)[0]
-    expected = np.eye(6) / 2
-    for i in range(6):
-        expected[i, (i - hop) % 6] += 0.5
-    assert np.array_equal(W, expected)
-
-
-@pytest.mark.parametrize(("num_workers", "hop_counts"), [(2, [1]), (5, [1, 2, 4]), (8, [1, 2, 4]), (9, [1, 2, 4, 8])])
-def test_the_exponential_graph_takes_equally_from_all_powers_of_two_before(num_workers, hop_counts):
-    W = schedule("exponential", num_workers).matrices(0)[0]
-    for i in range(num_workers):
-        takes_from = {i} | {(i - hop) % num_workers for hop in hop_counts}
-        assert set(np.flatnonzero(W[i])) == takes_from
-        assert set(W[i, sorted(takes_from)]) == {1 / (1 + len(hop_counts))}
-
-
 def test_the_social_network_has_its_89_edges_women_first():
     (A,) = schedule("social", 32).graphs()
     assert len(A) == 2 * 89
     assert ((A.src < 18) != (A.dst < 18)).all()
 
 
-@pytest.mark.parametrize(
-    ("name", "num_workers"),
-    [(name, 32) for name in STATIC_UNDIRECTED]
-    + [(name, n) for name in ("ring", "dbt", "star", "complete") for n in (2, 9)],
-)
-def test_edges_are_sorted_by_receiver_and_every_edge_has_its_reverse(name, num_workers):
-    s = schedule(name, num_workers)
+@pytest.mark.parametrize("name", STATIC_UNDIRECTED)
+def test_edges_are_sorted_by_receiver_and_every_edge_has_its_reverse(name):
+    s = schedule(name, 32)
     found = s.edges()
     order = list(zip(found.dst.tolist(), found.piece.tolist(), found.src.tolist(), strict=True))
     assert order == sorted(set(order))
-    assert all(array.dtype == np.int64 for array in (found.src, found.dst, found.piece, found.reverse))
     assert np.array_equal(found.reverse[found.reverse], np.arange(len(found)))
     assert np.array_equal(found.src[found.reverse], found.dst)
     assert np.array_equal(found.piece[found.reverse], found.piece)
@@ -99,25 +101,11 @@ def test_edges_are_sorted_by_receiver_and_every_edge_has_its_reverse(name, num_w
         assert set(zip(found.dst[here], found.src[here], strict=True)) == {(i, j) for i, j in np.argwhere(W) if i != j}
 
 
-@pytest.mark.parametrize(
-    "name", ["chain", "bt", "star", "complete", "exponential", "one_peer_exponential", "one_peer", "grid"]
-)
-def test_a_single_worker_has_no_edges_and_keeps_all_of_its_model(name):
-    s = schedule(name, 1)
-    assert len(s.edges()) == 0 and s.matrices(5)[0].tolist() == [[1.0]] and s.hops().tolist() == [[[0]]]
-
-
 @pytest.mark.parametrize("name", [*STATIC_UNDIRECTED, "exponential"])
 def test_hops_are_the_shortest_path_lengths(name):
     for A, tau in zip(schedule(name, 32).graphs(), schedule(name, 32).hops(), strict=True):
         lengths = dict(nx.all_pairs_shortest_path_length(nx.from_numpy_array(A.dense().T, create_using=nx.DiGraph)))
         assert np.array_equal(tau, [[lengths[j][i] for j in range(32)] for i in range(32)])
-
-
-def test_workers_that_cannot_be_reached_are_minus_one_hops_away():
-    A = undirected(5, np.array([0, 1]), np.array([1, 2]))
-    assert not is_connected(A)
-    assert hops(A)[3].tolist() == [-1, -1, -1, 0, -1] and hops(A)[0].tolist() == [0, 1, 2, -1, -1]
 
 
 def random_connected_graph(number: int) -> Graph:
@@ -129,7 +117,7 @@ def random_connected_graph(number: int) -> Graph:
             return graph
 
 
-@pytest.mark.parametrize("number", range(20))
+@pytest.mark.parametrize("number", range(3))
 def test_a_spanning_tree_joins_the_smallest_of_all_shortest_paths_from_the_root(number):
     A = random_connected_graph(number)
     network = nx.from_numpy_array(A.dense())
@@ -159,12 +147,6 @@ def test_mean_delays_are_those_of_the_learning_rate_correction(name, overlap):
     assert ours == pytest.approx(CORRECTIONS[name, overlap], abs=5.1e-6)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 7, 20, 80])
-def test_mean_delays_of_chain_and_star_have_closed_forms(n):
-    assert 1 + mean_delay(schedule("chain", n)) == pytest.approx((n**2 + 2) / (3 * n), rel=1e-12)
-    assert 1 + mean_delay(schedule("star", n)) == pytest.approx(2 * (n - 1) ** 2 / n**2 + 1 / n, rel=1e-12)
-
-
 @pytest.mark.parametrize(("root", "correction"), [(0, 3.3477), (1, 3.6523), (5, 3.7266), (20, 3.3047)])
 def test_spanning_trees_of_the_social_network_have_the_published_mean_delays(root, correction):
     s = schedule("spanning_tree", 32, root=root)
@@ -173,24 +155,175 @@ def test_spanning_trees_of_the_social_network_have_the_published_mean_delays(roo
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [("ring", [0.8047, 0.9493, 0.9872]), ("bt", [0.9330, 0.9758, 0.9899]), ("chain", [0.9493, 0.9872, 0.9968])],
+    ("of", "name", "sizes", "expected", "half_a_digit"),
+    [
+        (second_largest_eigenvalue_modulus, "ring", (8, 16, 32), [0.8047, 0.9493, 0.9872], 5.1e-5),
+        (second_largest_eigenvalue_modulus, "bt", (8, 16, 32), [0.9330, 0.9758, 0.9899], 5.1e-5),
+        (second_largest_eigenvalue_modulus, "chain", (8, 16, 32), [0.9493, 0.9872, 0.9968], 5.1e-5),
+        (second_largest_eigenvalue_modulus, "exponential", (4, 12, 34), [1 / 3, 3 / 5, 5 / 7], 1e-9),
+        (second_largest_eigenvalue_modulus, "star", (4, 8), [3 / 4, 7 / 8], 1e-9),
+        (smallest_eigenvalue, "ring", (16,), [-0.3333], 5.1e-4),
+        (smallest_eigenvalue, "bt", (16, 32, 64), [-0.298, -0.348, -0.378], 5.1e-4),
+        (smallest_eigenvalue, "social", (32,), [-0.434], 5.1e-4),
+    ],
 )
-def test_second_eigenvalues_of_metropolis_weights(name, expected):
-    ours = [second_largest_eigenvalue_modulus(schedule(name, n).matrices(0)[0]) for n in (8, 16, 32)]
-    assert ours == pytest.approx(expected, abs=5.1e-5)
+def test_eigenvalues_of_default_weights(of, name, sizes, expected, half_a_digit):
+    assert [of(schedule(name, n).matrices(0)[0]) for n in sizes] == pytest.approx(expected, abs=half_a_digit)
 
 
+# -- The mixing matrices of static topologies, entry by entry: formulas from the papers, and the tests' own reference 
+
+SIZES = [1, 2, 3, 5, 8, 17]
+
+
+def matrix(name: str, n: int, **fields: Any) -> np.ndarray:
+    """The one matrix of a static topology."""
+    schedule = TOPOLOGIES[name](**fields).schedule(n)
+    assert schedule.period == schedule.num_pieces == 1
+    return schedule.matrices(0)[0]
+
+
+@pytest.mark.parametrize(("base", "n"), [(3, 244), (5, 126), (10, 1001)])
+def test_a_power_that_logarithms_of_floats_miss_is_a_hop(base, n):
+    A = TOPOLOGIES["exponential"](base=base).graphs(n)[0][0]
+    receivers = A.dst[A.src == 0].tolist()
+    assert n - 1 in receivers and len(receivers) == round(math.log(n - 1, base)) + 1
+
+
+@pytest.mark.parametrize("weights", [Weights.auto, Weights.uniform, Weights.pull])
 @pytest.mark.parametrize(
-    ("name", "num_workers", "expected"),
-    [("ring", 16, -0.3333), ("bt", 16, -0.298), ("bt", 32, -0.348), ("bt", 64, -0.378), ("social", 32, -0.434)],
-)
-def test_smallest_eigenvalues_of_metropolis_weights(name, num_workers, expected):
-    assert smallest_eigenvalue(schedule(name, num_workers).matrices(0)[0]) == pytest.approx(expected, abs=5.1e-4)
+    ("name", "place"),
+    [
+        ("chain", {}), ("ring", {}), ("ring", {"direction": "left"}), ("star", {"center": 0}), ("grid", {}),
+        *(("exponential", {"base": base}) for base in (2, 3, 10)), ("symmetric_exponential", {"base": 2}),
+        ("symmetric_exponential", {}), ("bt", {}), ("complete", {}),
+    ],
+)  # fmt: skip
+def test_static_matrices_are_those_of_the_reference(name, place, weights):
+    fields = {key: Direction[value] if key == "direction" else value for key, value in place.items()}
+    for n in SIZES:
+        (part,) = pieces(name, n, 1, weights=weights.name, **place)
+        np.testing.assert_allclose(matrix(name, n, **fields, weights=weights), part.matrices[0], rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 16])
-def test_the_complete_graph_forgets_all_disagreement_at_once(num_workers):
-    assert second_largest_eigenvalue_modulus(schedule("complete", num_workers).matrices(0)[0]) == pytest.approx(
-        0, abs=1e-14
-    )
+# -- Graphs and mixing matrices by their entries do what dense matrices do 
+
+SIZES_mixing_matrix = (1, 3, 12, 30)
+
+
+def a_matrix(number: int, n: int, share: float = 0.3) -> np.ndarray:
+    """Weights of either sign, with zeros on the diagonal, too."""
+    draw = numpy_generator(number, "test matrix")
+    return draw.normal(size=(n, n)) * (draw.random((n, n)) < share)
+
+
+def a_graph(number: int, n: int, share: float = 0.2) -> tuple[Graph, np.ndarray]:
+    """A graph, and the same as bool [n, n]."""
+    A = a_matrix(number, n, share) != 0
+    np.fill_diagonal(A, False)
+    return Graph.of(A), A
+
+
+@pytest.mark.parametrize("n", SIZES_mixing_matrix)
+@pytest.mark.parametrize("number", range(3))
+def test_a_mixing_matrix_by_its_entries_is_the_dense_one(number, n):
+    dense, w = a_matrix(number, n), np.arange(n) - 0.5
+    W = MixingMatrix.of(dense)
+    assert np.array_equal(W.dense(), dense)
+    assert sorted(zip(W.dst, W.src, strict=True)) == list(zip(W.dst, W.src, strict=True)) and (W.weight != 0).all()
+    np.testing.assert_allclose(W.row_sums(), dense.sum(1), atol=1e-13)
+    np.testing.assert_allclose(W.column_sums(), dense.sum(0), atol=1e-13)
+    np.testing.assert_allclose(W.apply(w), dense @ w, atol=1e-12)
+    assert np.array_equal(W.diagonal, np.diag(dense))
+    assert np.array_equal(W.lazy.dense(), (dense + np.eye(n)) / 2)
+    assert W.num_messages == np.count_nonzero(dense - np.diag(np.diag(dense)))
+    assert [W.row(i) for i in range(n)] == [[(j, row[j]) for j in np.flatnonzero(row)] for row in dense]
+    assert [W.column(j) for j in range(n)] == [[(i, of[i]) for i in np.flatnonzero(of)] for of in dense.T]
+    assert W.is_symmetric(1e-9) == np.allclose(dense, dense.T, rtol=0, atol=1e-9)
+    assert MixingMatrix.of(dense + dense.T).is_symmetric(0.0)
+
+
+@pytest.mark.parametrize("n", SIZES_mixing_matrix)
+@pytest.mark.parametrize("number", range(3))
+def test_a_graph_by_its_edges_is_the_dense_one(number, n):
+    (one, A), (other, B) = a_graph(number, n), a_graph(number + 100, n)
+    network = nx.from_numpy_array(A.T, create_using=nx.DiGraph)
+    assert np.array_equal(one.dense(), A) and np.array_equal(one.reverse.dense(), A.T)
+    assert np.array_equal((one | other).dense(), A | B)
+    assert np.array_equal(union(n, [one, other, one]).dense(), A | B)
+    assert np.array_equal(one.indegree, A.sum(1)) and np.array_equal(one.outdegree, A.sum(0))
+    assert [found.tolist() for found in one.senders()] == [np.flatnonzero(row).tolist() for row in A]
+    assert is_undirected(one) == np.array_equal(A, A.T) and is_undirected(one | one.reverse)
+    assert is_connected(one) == nx.is_strongly_connected(network)
+    assert is_connected(one | one.reverse) == nx.is_connected(network.to_undirected())
+
+
+def test_loops_and_repetitions_are_no_edges():
+    graph = directed(4, np.array([0, 1, 1, 2, 0]), np.array([1, 2, 2, 2, 3]))
+    assert list(zip(graph.src.tolist(), graph.dst.tolist(), strict=True)) == [(0, 1), (1, 2), (0, 3)]
+    both = undirected(3, np.array([0, 1, 2]), np.array([1, 0, 2]))
+    assert list(zip(both.src.tolist(), both.dst.tolist(), strict=True)) == [(1, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("name", ["bt", "chain", "dbt", "star", "ring", "grid", "torus", "complete"])
+@pytest.mark.parametrize("n", [2, 3, 9, 40])
+def test_the_mean_delay_is_the_mean_over_all_pairs(name, n):
+    rounds = components("topology")[name]().schedule(n)
+    tau = rounds.hops()
+    assert mean_delay(rounds) == np.mean(np.maximum(tau - 1, 0))
+    assert mean_delay(rounds, overlap=True) == np.mean(tau)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_the_hops_of_a_random_tree_are_summed_over_its_edges(number):
+    draw = numpy_generator(number, "test tree")
+    label, parent = draw.permutation(50), [int(draw.integers(i)) for i in range(1, 50)]
+    tree = undirected(50, label[1:], label[parent])
+    assert sum_of_tree_hops(tree) == hops(tree).sum()
+
+
+@pytest.mark.parametrize("communication", [Communication(workers_per_machine=4), Communication(workers_per_machine=12)])
+def test_the_matrix_of_machines_is_a_kronecker_product(communication):
+    L = communication.workers_per_machine
+    for name in ("ring", "star", "one_peer_exponential"):
+        topology = components("topology")[name]()
+        ours, machines = communication.schedule(topology, 24), topology.schedule(24 // L)
+        for round in range(machines.period):
+            expected = np.kron(machines.matrices(round)[0], np.full((L, L), 1 / L))
+            np.testing.assert_allclose(ours.matrices(round)[0], expected, rtol=0, atol=1e-17)
+
+
+@pytest.mark.parametrize("name", ["dbt", "grid", "star"])
+def test_eigenvalues_of_many_workers_are_those_of_the_dense_matrix(name):
+    n = 1100  # more than are looked at as a dense matrix
+    W = components("topology")[name]().schedule(n).mixing(0)[0]
+    laplacian = np.diag(W.graph.indegree) - W.graph.dense()
+    assert smallest_eigenvalue(W) == pytest.approx(np.linalg.eigvalsh(W.dense())[0], abs=1e-8)
+    assert largest_laplacian_eigenvalue(W.graph) == pytest.approx(np.linalg.eigvalsh(laplacian)[-1], rel=1e-8)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_product_is_what_the_matrix_makes_of_rows_here_and_elsewhere(share, dtype):
+    import torch
+
+    n, workers, others = 120, range(30, 90), [2, 3, 100]
+    dense = a_matrix(0, n, share)
+    dense[:, [j for j in range(n) if j not in workers and j not in others]] = 0
+    x = torch.from_numpy(numpy_generator(0, "rows").normal(size=(n, 2, 7))).to(getattr(torch, dtype))
+    expected = torch.einsum("ij,jkl->ikl", torch.from_numpy(dense).to(x), x)[workers.start : workers.stop]
+    rows = x[workers.start : workers.stop, :, 1:6]
+    Product(MixingMatrix.of(dense), workers, others).into(rows, [x[j, :, 1:6].clone() for j in others])
+    tolerance = 1e-12 if dtype == "float64" else 1e-4
+    torch.testing.assert_close(rows, expected[..., 1:6], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
+def test_a_product_shows_a_nan_to_those_who_take_it_only(share):
+    import torch
+
+    dense = np.abs(a_matrix(0, 100, share))
+    x = torch.ones(100, 3, dtype=torch.float64)
+    x[5] = torch.nan
+    Product(MixingMatrix.of(dense), range(100)).into(x)
+    assert np.array_equal(x.isnan().any(1).numpy(), dense[:, 5] != 0)
