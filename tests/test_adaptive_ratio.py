@@ -30,7 +30,7 @@ from table import FREE
 RATIOS = np.array(sorted(CANDIDATES))
 GAINS = {"flat": RATIOS**0.1, "root": RATIOS**0.5, "steep": RATIOS**0.9}
 
-# -- rules 
+# -- rules -------------------------------------------------------------------------------------------------------------
 
 
 def knee(seconds: list[float], gain: list[float]) -> int:
@@ -91,7 +91,7 @@ def test_a_tenth_is_a_change() -> None:
     assert not changed(1.099, 1.0) and not changed(0.901, 1.0) and not changed(0.0, 0.0)
 
 
-# -- costs 
+# -- costs -------------------------------------------------------------------------------------------------------------
 
 SHARES = sorted(name for name, cls in components("compression").items() if hasattr(cls, "planned_s"))
 
@@ -114,7 +114,7 @@ def test_what_is_planned_is_what_it_takes(name: str, keep: float) -> None:
         assert planned > 0 and net.clock.latest_s - before == pytest.approx(planned, rel=1e-12)
 
 
-# -- runs 
+# -- runs --------------------------------------------------------------------------------------------------------------
 
 RUN = ("algo=allreduce", "task=quadratics", "task.dimension=400", "task.noise=0.1", "num_workers=4", "lr=0.02")
 EVERY = ("steps=30", "evaluation.every_epochs=10", "optim=momentum", "checkpoint_every_s=0.000001")
@@ -228,7 +228,7 @@ def test_a_run_that_decides_nothing_has_its_old_identity() -> None:
     assert [each.name for each in Adapt] == ["none", "knee", "throughput"]
 
 
-# -- a network that is measured 
+# -- a network that is measured ----------------------------------------------------------------------------------------
 
 MEASURED = ("network.measure=true", "network.measure_every_steps=5", "network.measure_bytes=6250")
 
@@ -300,7 +300,7 @@ def test_what_cannot_be_measured_is_refused(further: list[str], told: str) -> No
     assert told in str(refused.value)
 
 
-# -- a front that is searched for 
+# -- a front that is searched for --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("gain", GAINS.values(), ids=GAINS)

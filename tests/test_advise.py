@@ -44,7 +44,7 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object
     return exit.value.code, *capsys.readouterr()
 
 
-# -- predictions 
+# -- predictions -------------------------------------------------------------------------------------------------------
 
 
 def test_an_all_reduce_is_hidden_behind_the_backward_pass_but_for_the_last_bucket():
@@ -115,7 +115,7 @@ def test_the_time_of_methods_without_compression_is_that_of_a_timeline():
             assert row.prediction.bytes_per_step == pytest.approx(clock.bytes_sent / clock.gradients)
 
 
-# -- the advice 
+# -- the advice --------------------------------------------------------------------------------------------------------
 
 
 def test_where_the_network_is_fast_the_answer_is_distributed_data_parallel():
@@ -141,7 +141,7 @@ def test_images_that_are_not_there_are_taken_to_be_what_they_are_known_to_be(cap
     assert code == 2 and "nowhere" in told and told.count("\n") == 1
 
 
-# -- what is measured 
+# -- what is measured --------------------------------------------------------------------------------------------------
 
 
 def test_latency_and_bandwidth_follow_from_two_exchanges_and_the_collective_from_a_third():
@@ -190,7 +190,7 @@ def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "measuring passes of model=mlp" in told
 
 
-# -- the command 
+# -- the command -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

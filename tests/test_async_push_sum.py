@@ -49,7 +49,7 @@ def opened(
     return net, rows, torch.ones(len(rows), net.rounds.num_pieces, dtype=torch.float64)
 
 
-# -- the verb 
+# -- the verb ----------------------------------------------------------------------------------------------------------
 
 
 def in_step(world: World, name: str, carrier: Carrier, rounds: int) -> list:
@@ -158,7 +158,7 @@ def test_a_lost_share_stays_with_its_sender_although_rows_sum_to_one():
     assert float((p - 1).abs().max()) > 0.1
 
 
-# -- the algorithm 
+# -- the algorithm -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("topology", ["star", "dbt", "one_peer_exponential"])

@@ -44,7 +44,7 @@ def gradient(n: int, dimension: int):
     return lambda x, i, t: found(torch.from_numpy(x), i, t).numpy()
 
 
-# -- WAGMA 
+# -- WAGMA -------------------------------------------------------------------------------------------------------------
 
 
 class Expected(NamedTuple):
@@ -197,7 +197,7 @@ def test_sums_of_groups_are_of_their_members_and_of_nobody_else(n, S):
         assert fresh == (total[i] == t + 1)
 
 
-# -- eager-SGD 
+# -- eager-SGD ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("collective", Partial)
@@ -227,7 +227,7 @@ def test_about_half_of_the_workers_are_in_time_for_a_majority():
     assert solo.timeline.ages[0] == steps  # the first one alone
 
 
-# -- AD-PSGD and A2CiD2 
+# -- AD-PSGD and A2CiD2 ------------------------------------------------------------------------------------------------
 
 
 def watched_calls(run: Virtual, measure) -> list[np.ndarray]:
@@ -351,7 +351,7 @@ def test_a2cid2_without_mixing_is_adpsgd(monkeypatch):
     assert np.abs(runs[0].state.xt.numpy() - momentum).max() > 1e-3
 
 
-# -- asynchronous push-sum 
+# -- asynchronous push-sum ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("topology", ["one_peer_exponential", "star"])

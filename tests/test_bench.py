@@ -36,7 +36,7 @@ def handmade(found: float = 1.25) -> Findings:
     return Findings([table], [Target("a / b", found, at_most=1.1, floor="the row x shows why"), met], ["a note"])
 
 
-# -- the command, what it stores, and the page 
+# -- the command, what it stores, and the page -------------------------------------------------------------------------
 
 
 def test_what_is_measured_is_stored_and_what_fails_or_is_missing_is_told(tmp_path, monkeypatch, capsys) -> None:
@@ -127,7 +127,7 @@ def test_a_benchmark_finds_tables_and_targets(name: str, tables: int, targets: i
     assert (tmp_path / "cost.png").exists() == (name in ("simulated", "scale"))
 
 
-# -- times, alone and between processes 
+# -- times, alone and between processes --------------------------------------------------------------------------------
 
 
 def test_works_are_called_in_turn_and_a_ratio_is_taken_within_each_round() -> None:
@@ -180,7 +180,7 @@ def test_works_take_turns_and_what_all_processes_do_is_added_up(tmp_path) -> Non
         in_group(2, [Turns({"broken": broken}, rounds=1)])
 
 
-# -- exchanges 
+# -- exchanges ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_the_thesis_way_of_relaying_averages_two_models() -> None:
     in_group(2, [Turns({"relay": partial(Averages, config)}, rounds=2)])
 
 
-# -- steps 
+# -- steps -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("settings", [("model=mlp",), ("model=cnn",)])
@@ -281,7 +281,7 @@ def test_the_made_up_files_are_photographs_in_size_and_shape(tmp_path) -> None:
     assert pixels.std() > 2 * np.abs(np.diff(pixels, axis=1)).mean()  # neighbors are alike
 
 
-# -- GPUs 
+# -- GPUs --------------------------------------------------------------------------------------------------------------
 
 SMALL = gpu.Case("small CNN", "cnn", 2, 2, 8, 10, judged=6.0)
 
@@ -311,7 +311,7 @@ def test_the_rows_on_a_gpu_are_the_state_and_the_gradients() -> None:
     run.close()
 
 
-# -- memory: computed, measured, counted 
+# -- memory: computed, measured, counted -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_costs_are_read_from_what_a_study_wrote(tmp_path: Path) -> None:
     assert found.seeds == [[(3.0, INF), (5.0,)]]
 
 
-# -- what is run 
+# -- what is run -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -80,7 +80,7 @@ def alone(config: Config) -> Found:
     return carried_out(World(0, 1, torch.device("cpu")), config)
 
 
-# -- whole runs 
+# -- whole runs --------------------------------------------------------------------------------------------------------
 
 
 ONE_EACH = [pytest.param(2, 2, marks=pytest.mark.slow), pytest.param(4, 4, marks=pytest.mark.slow)]
@@ -132,7 +132,7 @@ def test_contributions_are_younger_than_tau_and_all_are_counted(worlds, processe
     assert all(each.sent == virtual.sent for each in found), "as many versions are as many messages"
 
 
-# -- what is recorded 
+# -- what is recorded --------------------------------------------------------------------------------------------------
 
 REPLAYS = [
     ("wagma", GroupsReplay, ("algo.tau=5", "algo.recv_depth=1", "optim.momentum=0.9")),
@@ -236,7 +236,7 @@ def test_operations_that_are_lost_are_not_passed_over(tmp_path):
         go_on_after(4, tmp_path)
 
 
-# -- stopping and going on 
+# -- stopping and going on ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", ["crash_at", "interrupt_at"])
@@ -314,7 +314,7 @@ def test_every_ticket_is_given_to_one_worker(worlds, processes):
     assert sorted(found) == list(range(7, 7 + 16 * 100))
 
 
-# -- refusals 
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def chosen(time: Clock, parameters: int, keep: float) -> tuple[str, float]:
     return CollectiveName(type(time.costs.all_reduce(time.n, 4 * k)[0])).name, seconds
 
 
-# -- crossovers, specification section 3 
+# -- crossovers, specification section 3 -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("n", "c1"), [(4, 1.250), (6, 0.725), (8, 0.531), (16, 0.278), (32, 0.155), (64, 0.088)])
@@ -133,7 +133,7 @@ def test_auto_takes_least_of_its_candidates(n: int) -> None:
     assert len(found) > 1
 
 
-# -- runs 
+# -- runs --------------------------------------------------------------------------------------------------------------
 
 RUN = ("task=quadratics", "task.dimension=50", "num_workers=8", "steps=20", "evaluation.every_epochs=5")
 CHANGES = (

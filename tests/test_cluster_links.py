@@ -42,7 +42,7 @@ def exchange(now: list[float], edges: list[tuple[int, int]], num_bytes: Any, **c
     return costs(n=len(now), **changed).plan(src, dst).ready(np.array(now), num_bytes).tolist()
 
 
-# -- one message 
+# -- one message -------------------------------------------------------------------------------------------------------
 
 
 def test_a_link_is_latency_and_bandwidth() -> None:
@@ -118,7 +118,7 @@ def test_arrays_are_what_single_links_are(tmp_path: Path, make: Callable[[Path],
     assert known.of(src[:, None], dst[None, :])[0].shape == (16, 16)
 
 
-# -- exchanges 
+# -- exchanges ---------------------------------------------------------------------------------------------------------
 
 
 def test_two_workers_wait_for_the_later_one() -> None:
@@ -186,7 +186,7 @@ def test_exchanges_of_many_workers_are_the_maxima_and_sums_of_their_edges() -> N
             assert found[i] == pytest.approx(max(heard) + (into + out if ports is Ports.one else max(into, out)))
 
 
-# -- all-reduce 
+# -- all-reduce --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("collective", "workers", "expected"), [
@@ -240,7 +240,7 @@ def test_the_slowest_link_and_a_shared_way_out_decide_on_an_all_reduce() -> None
     assert costs(shared, **ring).all_reduce_s(4, 12) == pytest.approx(6 * 3 + 18 * 5), "one of them sends outside"
 
 
-# -- refusals 
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_a_file_with_links_that_is_not_there_is_refused(tmp_path: Path) -> None:
         costs(file=str(tmp_path / "links.csv"))
 
 
-# -- the clusters that are named 
+# -- the clusters that are named ---------------------------------------------------------------------------------------
 
 
 def named(name: str) -> Machines:

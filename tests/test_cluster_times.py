@@ -48,7 +48,7 @@ def times(
     return Machines(compute=compute, stragglers=stragglers or Stragglers(), links=LINKS).gradient_times(n, seed)
 
 
-# -- pure functions of (seed, step, worker) 
+# -- pure functions of (seed, step, worker) ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", Mode)
@@ -83,7 +83,7 @@ def test_times_after_some_gradients_are_those_of_the_rest() -> None:
         assert np.array_equal(rest.after(2).delays(1, 9), whole.delays(number + 3, number + 11))
 
 
-# -- distributions 
+# -- distributions -----------------------------------------------------------------------------------------------------
 
 
 def test_lognormal_times_have_this_mean_and_this_logarithm() -> None:
@@ -115,7 +115,7 @@ def test_workers_and_steps_are_independent() -> None:
     assert abs(np.corrcoef(logs[:, :-1].ravel(), logs[:, 1:].ravel())[0, 1]) < 0.01
 
 
-# -- stragglers 
+# -- stragglers --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 3, 15, 16])
@@ -172,7 +172,7 @@ def test_a_drift_is_the_sum_of_its_steps_reflected_at_the_bounds() -> None:
     assert np.minimum(*(np.abs(way - place[1:]) for way in reflected)).max() < 1e-9
 
 
-# -- recorded times 
+# -- recorded times ----------------------------------------------------------------------------------------------------
 
 
 def trace(path: Path, text: str, n: int) -> GradientTimes:
@@ -231,7 +231,7 @@ def test_a_trace_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None
         times(ComputeTimes(Distribution.trace, trace=str(tmp_path / "bytes.csv")))
 
 
-# -- refusals 
+# -- refusals ----------------------------------------------------------------------------------------------------------
 
 NEEDED = {
     Distribution.constant: ["mean_s"],
@@ -327,7 +327,7 @@ def test_stragglers_that_make_no_sense_are_refused(stragglers: Stragglers, says:
         Machines(compute=SECOND, stragglers=stragglers, links=LINKS).check(16)
 
 
-# -- the configuration 
+# -- the configuration -------------------------------------------------------------------------------------------------
 
 SMALL = ("task=quadratics", "algo=dpsgd", "topology=ring")
 

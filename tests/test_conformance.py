@@ -56,7 +56,7 @@ def test_what_an_algorithm_says_of_itself_is_what_the_table_has(name):
     assert [f"algo.{key}={value:g}" for key, value in (settings or {}).items()] == list(ALGORITHMS[name].as_sgd)
 
 
-# -- 1 = 2 = n processes 
+# -- 1 = 2 = n processes -----------------------------------------------------------------------------------------------
 
 
 def agree(start, overrides: list[str], n: int, rtol: float = 1e-12) -> None:
@@ -119,7 +119,7 @@ def test_both_ways_to_split_a_model_over_two_trees_are_the_same_with_several_pro
         np.testing.assert_allclose(*results, rtol=0, atol=1e-12)
 
 
-# -- the optimum 
+# -- the optimum -------------------------------------------------------------------------------------------------------
 
 
 def settle(start, tmp_path, name: str, *overrides: str, directory: str = "run"):
@@ -160,7 +160,7 @@ def test_the_mean_is_kept_and_every_workers_updates_count_the_same(tmp_path, nam
     properties.mean_kept(configure(f"algo={name}", *settings, "task=quadratics"))
 
 
-# -- plain SGD 
+# -- plain SGD ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -144,7 +144,7 @@ def test_the_shortcut_of_these_tests_gives_what_the_command_line_does():
     assert configure(*overrides) == compose(overrides)
 
 
-# -- identity 
+# -- identity ----------------------------------------------------------------------------------------------------------
 
 
 @cache

@@ -24,7 +24,7 @@ from decentral.study.catalogue import study_from
 from decentral.study.measured import MeasuredCell
 from decentral.study.study import Cell
 
-# -- consensus 
+# -- consensus ------------------------------------------------------------------------------------------------------
 
 TIME = "seconds to a relative error of"
 
@@ -179,7 +179,7 @@ def test_a_study_that_makes_no_sense_is_refused(study: str, change: str, words: 
         catalogue.load(study, "small", overrides=[change])
 
 
-# -- simulated race 
+# -- simulated race -------------------------------------------------------------------------------------------------
 
 
 def cells(folder: Path, *overrides: str, cluster: str = "free", **settings: Any) -> list[Cell]:

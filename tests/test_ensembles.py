@@ -26,7 +26,7 @@ from decentral.store import RunStore, Status
 from decentral.tasks.problems.convex import random_problem
 from decentral.training.assemble import local_network
 
-# -- ensembles 
+# -- ensembles ------------------------------------------------------------------------------------------------------
 
 MEMBERS = [Member(0, 0.1), Member(3, 0.1), Member(0, 1.0)]
 RATES = [0.05, 0.2, 0.1]
@@ -164,7 +164,7 @@ def test_the_facts_of_two_graphs_are_two_jobs_even_for_an_algorithm_that_needs_n
     assert "topology" not in fact("algo=relaysgd", "topology=chain").parameters()  # it is part of the identity
 
 
-# -- ensembles search 
+# -- ensembles search -----------------------------------------------------------------------------------------------
 
 TEN_SEEDS = list(range(10))
 SMALL = ("task=quadratics", "task.dimension=10", "task.singular_min=0.5", "task.initial_distance=100", "num_workers=6")

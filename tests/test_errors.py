@@ -275,7 +275,7 @@ def test_aliases_that_stay_small_are_accepted(tmp_path: Path) -> None:
     assert compose(["experiment=mine"], str(tmp_path)).alpha == 0.25
 
 
-# -- ranges of settings 
+# -- ranges of settings ------------------------------------------------------------------------------------------------
 
 SETTINGS = [Config, *NODES.values(), *(cls for package in find.CONTRACTS for cls in find.ours(package).values())]
 LIMITED = [(cls, name) for cls in SETTINGS for name, metadata in limited(cls).items() if metadata["limits"]]

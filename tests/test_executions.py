@@ -70,7 +70,7 @@ def test_the_provenance_says_which_way_it_was(start):
         assert json.loads((run.directory / "provenance.json").read_text())["execution"] == way
 
 
-# -- what auto chooses 
+# -- what auto chooses -------------------------------------------------------------------------------------------------
 
 
 def work(*settings: str, workers: int | None = None) -> Workload:
@@ -107,7 +107,7 @@ def test_workers_are_batched_in_groups_that_fit_the_cache():
     assert [group.stop - group.start for group in groups] == [4, 4, 4, 4]
 
 
-# -- what batched refuses 
+# -- what batched refuses ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_images_lie_in_memory_as_usual_for_modules_that_nothing_is_known_of():
     assert passes(flat(module).repeat(2, 1), *batch, range(2), lambda j: None)[1].isfinite().all()
 
 
-# -- the first batch 
+# -- the first batch ---------------------------------------------------------------------------------------------------
 
 
 def mixed(layer: nn.Linear, x: torch.Tensor, own: Sequence[torch.Tensor], k: int) -> torch.Tensor:
@@ -423,7 +423,7 @@ def test_an_unused_parameter_has_gradient_zero():
     assert g.shape == x.shape and (g == 0).sum() == 4
 
 
-# -- the command line 
+# -- the command line --------------------------------------------------------------------------------------------------
 
 
 def test_the_ways_are_named_in_the_help(capsys):
@@ -443,7 +443,7 @@ def test_deciding_needs_no_torch():
     assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
-# -- precision 
+# -- precision ---------------------------------------------------------------------------------------------------------
 
 IMAGES = ("task=images", "algo=dpsgd", "topology=ring")
 QUADRATICS = ("task=quadratics", "algo=dpsgd", "topology=ring")

@@ -115,7 +115,7 @@ def test_handlers_get_what_came_before_them_too_and_in_order(worlds, carrier):
     assert worlds(2).call(handle_all, carrier) == [(numbers, numbers)] * 2
 
 
-# -- what goes wrong 
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
 def opened_alone(world: World, carrier: Carrier, timeout_s: float) -> Mailbox:

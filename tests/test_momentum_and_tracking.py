@@ -44,7 +44,7 @@ EXACT_VARIANTS = [
 ]
 
 
-# -- momentum 
+# -- momentum ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_what_a_step_costs_on_a_ring(start, algo: str, vectors: int, messages: i
     assert facts["bytes_sent"] == sends * vectors / messages * 2 * 6 * 6 * 8
 
 
-# -- exact methods 
+# -- exact methods -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "variant"), EXACT_VARIANTS)

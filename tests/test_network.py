@@ -65,7 +65,7 @@ def test_rows_on_another_device_stay_there(build, name):
         assert {each.device for each in found} == {gpu}
 
 
-# -- mix and mean 
+# -- mix and mean ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -111,7 +111,7 @@ def test_the_mean_is_exact_and_everybodys(shape):
     assert torch.equal(mean, x.mean(0, keepdim=True).expand(4, *shape))
 
 
-# -- RelaySum 
+# -- RelaySum ----------------------------------------------------------------------------------------------------------
 
 
 def relay_cases():
@@ -175,7 +175,7 @@ def test_counts_say_how_many_models_are_in_a_message_also_when_messages_are_lost
     assert incomplete > 5
 
 
-# -- over processes 
+# -- over processes ----------------------------------------------------------------------------------------------------
 
 
 def use_every_verb(net: Network, x: Tensor) -> dict[str, Tensor]:
@@ -265,7 +265,7 @@ def test_workers_are_split_evenly_and_in_order(n, processes, sizes):
     assert [worker for workers in layout for worker in workers] == list(range(n))
 
 
-# -- bytes by formula 
+# -- bytes by formula --------------------------------------------------------------------------------------------------
 
 STEPS, N, BYTES = 3, 16, 8  # float64
 EXPECTED_BYTES = {  # of all workers, per step and coordinate of the model
@@ -306,7 +306,7 @@ def test_local_sgd_sends_once_in_a_period(start):
     assert result.facts["bytes_sent"] == 2 * 2 * (N - 1) * P * BYTES
 
 
-# -- what is worked out once, or not at all 
+# -- what is worked out once, or not at all ----------------------------------------------------------------------------
 
 
 def test_weights_that_are_one_in_the_precision_of_the_rows_take_no_pass(build):

@@ -41,7 +41,7 @@ def seen(network: ChangingCosts, step: int, seconds: float = 0.0) -> tuple[float
     return costs.hop_s(0, 1), 8e-9 / (costs.message_s(0, 1, 1.0) - costs.hop_s(0, 1))
 
 
-# -- what links are like 
+# -- what links are like -----------------------------------------------------------------------------------------------
 
 
 def test_paper_c1_is_the_schedule_of_the_papers_code() -> None:
@@ -91,7 +91,7 @@ def test_of_machines_the_links_between_them_change() -> None:
     assert network.first.message_s(0, 1, 10) == 11 and network.first.message_s(1, 2, 10) == pytest.approx(25)
 
 
-# -- what that takes 
+# -- what that takes ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_timelines_have_traces_by_seconds_alone(tmp_path: Path) -> None:
     assert SimulatedTime(config, steps=20).line(0)["simulated_s"] == 2 * 1.5 + 18
 
 
-# -- identities, and what is refused 
+# -- identities, and what is refused -----------------------------------------------------------------------------------
 
 
 def test_a_network_that_does_not_change_is_no_part_of_the_identity() -> None:

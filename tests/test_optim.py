@@ -119,7 +119,7 @@ def test_a_setting_of_adam_that_makes_no_sense_is_refused(settings):
         Adam(**settings)
 
 
-# -- sums of rows 
+# -- sums of rows ------------------------------------------------------------------------------------------------------
 
 ALPHAS = [1.0, -0.5, torch.linspace(-1, 1, P, dtype=torch.float64)[None]]
 
@@ -146,7 +146,7 @@ def test_rows_are_scaled_divided_and_copied_where_they_lie(a):
     assert rows.copy(x, out=other) is other and torch.equal(other, x)
 
 
-# -- schedules 
+# -- schedules ---------------------------------------------------------------------------------------------------------
 
 TEN = 10.0  # steps per epoch
 SCHEDULES = [
@@ -186,7 +186,7 @@ def test_a_run_follows_its_schedule(start):
     np.testing.assert_allclose(left, expected, rtol=1e-9)
 
 
-# -- batches 
+# -- batches -----------------------------------------------------------------------------------------------------------
 
 PARTS = [np.arange(100 * w, 100 * w + size) for w, size in enumerate((23, 40, 7, 30))]  # 25 for each in an epoch
 

@@ -177,7 +177,7 @@ def test_a_job_that_failed_or_diverged_says_nothing_of_the_others(pace: Pace, cl
     assert pace.to_go_s(at(job("b"), None), []) is None
 
 
-# -- what is stored of a job 
+# -- what is stored of a job -------------------------------------------------------------------------------------------
 
 
 def test_a_job_that_is_finished_or_of_another_id_holds_nothing_to_go_on_from(job):
@@ -235,7 +235,7 @@ def test_runs_of_one_kind_differ_in_their_rates_and_seeds_alone(tmp_path: Path):
     assert len({kind(), kind("algo=d2"), kind("topology=chain"), kind("epochs=3"), kind("num_workers=9")}) == 5
 
 
-# -- what the user sees 
+# -- what the user sees ------------------------------------------------------------------------------------------------
 
 
 class Terminal(io.StringIO):

@@ -139,7 +139,7 @@ def test_what_is_recorded_gives_the_rows_with_gradients_that_came_meanwhile(worl
         assert [event.at_ns for event in log] == sorted(event.at_ns for event in log)
 
 
-# -- one averaging, step by step 
+# -- one averaging, step by step ---------------------------------------------------------------------------------------
 
 
 def average_once(world: World) -> list[list[float]]:
@@ -181,7 +181,7 @@ def test_two_active_or_two_passive_workers_are_refused():
             assert str(error.value).endswith(f"but they are {kinds}.")
 
 
-# -- processes that are killed 
+# -- processes that are killed -----------------------------------------------------------------------------------------
 
 
 def how_it_ends(site: Site, worker: int) -> str:

@@ -129,7 +129,7 @@ def test_payloads_are_the_same_over_processes_and_so_is_what_is_counted(
         assert wire[0] <= net.bytes_sent and 0 < wire[1] < net.messages_sent
 
 
-# -- accounts and time 
+# -- accounts and time -------------------------------------------------------------------------------------------------
 
 
 def numbers(*lengths: int) -> list[Payload]:
@@ -202,7 +202,7 @@ def test_a_round_of_several_exchanges_or_of_none_swaps_along_its_matrix() -> Non
         assert heard == [[j for j in range(5) if j != i and W[i, j]] for i in range(5)]
 
 
-# -- memory 
+# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 def shared_blocks() -> set[str]:
@@ -242,7 +242,7 @@ def test_sizes_that_keep_changing_leave_nothing_behind(worlds, carrier):
         assert num_bytes[0] <= 2 * 2 * (1 << 19) + (1 << 16)
 
 
-# -- what goes wrong 
+# -- what goes wrong ---------------------------------------------------------------------------------------------------
 
 
 def test_payloads_that_are_not_what_was_said_are_refused() -> None:

@@ -71,7 +71,7 @@ def test_a_claim_that_is_not_met_says_why(directory: Path) -> None:
     assert set(results.reasons) <= set(claims)
 
 
-# -- studies 
+# -- studies -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("directory", STUDIES, ids=name)
@@ -143,7 +143,7 @@ def test_the_pages_are_made_again_byte_for_byte(tmp_path: Path) -> None:
         assert (copy / page).read_text() == (RESULTS / page).read_text()
 
 
-# -- the runs of the README 
+# -- the runs of the README --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("directory", RUNS, ids=lambda directory: directory.name)
@@ -164,7 +164,7 @@ def test_the_metrics_of_a_kept_run_are_read(directory: Path) -> None:
     assert accuracies["worst"] == min(own) and math.isclose(accuracies["mean"], sum(own) / 16, rel_tol=1e-6)
 
 
-# -- README.md agrees 
+# -- README.md agrees --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -59,7 +59,7 @@ def problem_of(run: Run) -> PolicyOptimisation:
     return run.problem
 
 
-# -- PPO, as CleanRL documents it 
+# -- PPO, as CleanRL documents it --------------------------------------------------------------------------------------
 
 
 def reference_advantages(
@@ -185,7 +185,7 @@ def test_the_recurrent_policy_is_torchs_lstm_that_forgets_where_an_episode_begin
     torch.testing.assert_close(module(pieces), torch.stack(wanted, 1))
 
 
-# -- what a draw is 
+# -- what a draw is ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -288,7 +288,7 @@ def test_measuring_gradients_changes_nothing(start: Start) -> None:
     assert values[0] == values[1]
 
 
-# -- gridworld 
+# -- gridworld ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
@@ -388,7 +388,7 @@ def test_tests_are_the_same_whoever_else_is_tested_and_add_up_over_parts() -> No
     assert 0 <= found["SPL"] <= found["success"] <= 1 and 1 <= found["episode_length"] <= 6
 
 
-# -- gymnasium 
+# -- gymnasium ---------------------------------------------------------------------------------------------------------
 
 
 def test_any_id_of_gymnasium_is_an_environment() -> None:
@@ -460,7 +460,7 @@ def test_the_size_of_a_batch_and_the_environment_are_part_of_a_runs_identity() -
     assert len(set(ids)) == 3 and ids[0] == ids[3], "images have nothing to do with it"
 
 
-# -- learning 
+# -- learning ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -334,7 +334,7 @@ def test_the_second_ctrl_c_stops_at_once(toy, monkeypatch):
     assert tally.interrupted and log[-1] == "close"
 
 
-# -- what the user sees 
+# -- what the user sees ------------------------------------------------------------------------------------------------
 
 
 def test_without_a_terminal_every_event_is_a_line(toy):

@@ -168,7 +168,7 @@ def test_a_script_takes_the_steps_of_a_run(name: str, in_scripts: Path, problem:
     np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
 
 
-# -- in a script, beside the steps 
+# -- in a script, beside the steps -------------------------------------------------------------------------------------
 
 
 def network() -> nn.Module:

@@ -46,7 +46,7 @@ def values(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-# -- after wrap 
+# -- after wrap --------------------------------------------------------------------------------------------------------
 
 
 def unfreeze(model: Any, optimizer: Any) -> None:
@@ -192,7 +192,7 @@ def test_a_second_stage_is_averaged_when_it_is_wrapped_again(worlds):
         assert distance < 1e-12 and moved.abs().min() > 0
 
 
-# -- parameters without a gradient 
+# -- parameters without a gradient -------------------------------------------------------------------------------------
 
 
 class Branches(nn.Module):
@@ -240,7 +240,7 @@ def test_all_reduce_treats_missing_gradients_as_torch_does(worlds, kind: str):
         assert torch.equal(ours[10:], values(Branches())[10:])  # what is never used has not decayed
 
 
-# -- before wrap 
+# -- before wrap -------------------------------------------------------------------------------------------------------
 
 
 def resumed(world: World, how: str, optimizer: str, plain: bool, told: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -348,7 +348,7 @@ def test_weights_that_differ_at_wrap_are_told(worlds, case: str, starts: list[in
     assert told.count("weights differ") <= 1 and not any(said for said, _ in found[1:])
 
 
-# -- copies 
+# -- copies ------------------------------------------------------------------------------------------------------------
 
 
 def copied(world: World, how: str) -> int:
@@ -395,7 +395,7 @@ def test_copies_of_a_wrapped_model_are_plain_modules(worlds, how: str):
     assert worlds(2).call(copied, how) == [5, 0]
 
 
-# -- what cannot be wrapped 
+# -- what cannot be wrapped --------------------------------------------------------------------------------------------
 
 
 def buffered(buffer: Tensor) -> nn.Module:

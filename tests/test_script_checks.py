@@ -24,7 +24,7 @@ def ones(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Te
     return torch.full(shape or (3,), float(rank), dtype=dtype)
 
 
-# -- calls 
+# -- calls -------------------------------------------------------------------------------------------------------------
 
 
 def refused(world: World, mistake, **settings) -> str:
@@ -196,7 +196,7 @@ def test_without_the_check_only_those_who_talk_take_part(worlds):
     assert all(worlds(4).call(unchecked))
 
 
-# -- joining 
+# -- joining -----------------------------------------------------------------------------------------------------------
 
 
 def join_refused(world: World, topology, settings) -> str:
@@ -275,7 +275,7 @@ def test_what_was_joined_can_be_asked(worlds):
     ]  # fmt: skip
 
 
-# -- at the wrong time, in the wrong place 
+# -- at the wrong time, in the wrong place -----------------------------------------------------------------------------
 
 
 def sum_of(peers: Peers) -> float:
@@ -369,7 +369,7 @@ def test_a_fork_is_refused_and_does_its_rank_no_harm(worlds):
         assert "which was forked from process " in said[-1]
 
 
-# -- what each rank alone has done before 
+# -- what each rank alone has done before ------------------------------------------------------------------------------
 
 VERBS = {
     "neighbor_allreduce": lambda peers, x: peers.neighbor_allreduce(x),

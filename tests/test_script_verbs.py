@@ -51,7 +51,7 @@ def agree(found: list, expected: np.ndarray) -> None:
         np.testing.assert_allclose(np.asarray(x), expected[i], rtol=1e-12, atol=1e-12)
 
 
-# -- rounds of the schedule 
+# -- rounds of the schedule --------------------------------------------------------------------------------------------
 
 
 def mix(world: World, rounds: list[int], topology, settings: dict) -> list[Tensor]:
@@ -111,7 +111,7 @@ def test_matrices_are_authoritative(worlds, size):
     agree([x for (x,) in worlds(size).call(mix, [5], push, {})], push @ everybody(size))
 
 
-# -- weights of one call 
+# -- weights of one call -----------------------------------------------------------------------------------------------
 
 
 def sides(rank: int, A: np.ndarray, r: np.ndarray | None, s: np.ndarray | None) -> dict:
@@ -184,7 +184,7 @@ def test_ranks_that_send_or_receive_nothing(worlds):
     agree(alone, 3 * everybody(4))
 
 
-# -- what is given 
+# -- what is given -----------------------------------------------------------------------------------------------------
 
 
 def every_shape(world: World, dtype: torch.dtype) -> dict[str, list[Tensor]]:
@@ -274,7 +274,7 @@ def test_in_place_on_a_part_of_a_tensor(worlds):
     agree(worlds(2).call(in_place_and_strided), expected)
 
 
-# -- pairs, machines, everybody 
+# -- pairs, machines, everybody ----------------------------------------------------------------------------------------
 
 
 def gossip(world: World, check: bool | None) -> Tensor:
@@ -358,7 +358,7 @@ def test_verbs_of_everybody(worlds, size):
             np.testing.assert_allclose(result, right, rtol=1e-12, atol=1e-12)
 
 
-# -- gathering of neighbours 
+# -- gathering of neighbours -------------------------------------------------------------------------------------------
 
 
 def gather(world: World, src, dst, check: bool | None, ragged: bool) -> Tensor:
@@ -414,7 +414,7 @@ def test_sources_follow_from_destinations_and_the_reverse(worlds):
         np.testing.assert_allclose(x, X[rank] + X[sources].sum(0), rtol=1e-12, atol=1e-12)
 
 
-# -- in the background 
+# -- in the background -------------------------------------------------------------------------------------------------
 
 
 def in_the_background(world: World) -> list[Tensor]:

@@ -19,7 +19,7 @@ from decentral.study.catalogue import study_from
 from decentral.study.study import Cell, Study
 from decentral.topology.groups import group_period, grouping, versions_to_reach_all
 
-# -- collectives 
+# -- collectives ----------------------------------------------------------------------------------------------------
 
 RING = {"method": "Ring", "scheme": "ring"}
 MAP = {"kind": "collective_map", "num_parameters": 1000, "num_workers": [4, 8], "keep": [0.1, 0.01]}
@@ -113,7 +113,7 @@ def test_facts_of_nothing_are_refused(settings: dict[str, Any], said: str) -> No
         study_from("mine", {"kind": "collective_facts", "rows": [RING], "num_workers": [8]} | settings)
 
 
-# -- groups 
+# -- groups ---------------------------------------------------------------------------------------------------------
 
 
 def groups_run(values: dict, folder: Path) -> list[Cell]:

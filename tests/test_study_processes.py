@@ -24,7 +24,7 @@ from decentral.study.catalogue import study_from
 from decentral.study.study import Study
 from handmade import write
 
-# -- exchanges 
+# -- exchanges ------------------------------------------------------------------------------------------------------
 
 ROWS: list[dict[str, Any]] = [
     {"method": "All-reduce", "topology": "complete", "base": ["topology=complete"], "verb": "mean"},
@@ -144,7 +144,7 @@ def test_a_confidence_band_is_that_of_student(tmp_path: Path) -> None:
     assert results.spec.repeats == "round"
 
 
-# -- sleeping 
+# -- sleeping -------------------------------------------------------------------------------------------------------
 
 FREE = ["task=quadratics", "cluster=free", "cluster.num_parameters=11", "cluster.compute.mean_s=0.002"]
 DELAYED = [*FREE, "cluster.stragglers.mode=exactly", "cluster.stragglers.count=1", "cluster.stragglers.delay_s=0.003"]

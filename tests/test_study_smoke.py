@@ -25,7 +25,7 @@ from decentral.study.kinds.comparison import Comparison, TunedCell
 from decentral.study.measured import MeasuredCell
 from decentral.study.study import Cell
 
-# -- smoke 
+# -- smoke ----------------------------------------------------------------------------------------------------------
 
 NAMES = [name for name in catalogue.names() if "smoke" in catalogue.scales(name)]
 
@@ -70,7 +70,7 @@ def test_a_study_runs_reports_and_is_then_done(name: str, results: Path, capsys:
     assert "nothing was computed" in capsys.readouterr().out
 
 
-# -- scales 
+# -- scales ---------------------------------------------------------------------------------------------------------
 
 COUNTS = {"train": 1280, "test": 20}
 
@@ -116,7 +116,7 @@ def test_a_run_starts_and_takes_two_steps(name, scale, path, tmp_path, monkeypat
     assert {row["metric"] for row in last} >= {"accuracy", "loss"}
 
 
-# -- wagma 
+# -- wagma ----------------------------------------------------------------------------------------------------------
 
 WAGMA_NAMES = [name for name in catalogue.names() if name.startswith("wagma_")]
 PUBLISHED = {item: {one.key for one in numbers("wagma", item)} for item in items("wagma")}

@@ -20,7 +20,7 @@ from decentral.study.catalogue import study_from
 from decentral.study.study import Study
 from handmade import TABLE, value, write
 
-# -- timeline 
+# -- timeline -------------------------------------------------------------------------------------------------------
 
 FREE = ["cluster=free", "cluster.num_parameters=1000"]
 SLOW = [*FREE, "cluster.stragglers.mode=fixed", "cluster.stragglers.workers=[0]", "cluster.stragglers.slowdown=3"]
@@ -131,7 +131,7 @@ def test_what_cannot_be_timed_is_refused(base: list[str], settings: dict, said: 
         study(base, **{"rows": [WAGMA], **settings}).cells([f"results_dir={tmp_path}"])
 
 
-# -- map 
+# -- map ------------------------------------------------------------------------------------------------------------
 
 MAP_SLOW = [
     "cluster=free",

@@ -65,7 +65,7 @@ def tokens(*shape: int) -> Tensor:
     return torch.randint(1, 30, shape, generator=torch.Generator().manual_seed(1))
 
 
-# -- models 
+# -- models ------------------------------------------------------------------------------------------------------------
 
 
 def test_every_model_for_texts_is_looked_at_here():
@@ -181,7 +181,7 @@ def test_images_and_tokens_are_refused_by_models_for_the_other():
             configure(f"task={task}", f"data={data}", "algo=dpsgd", "topology=ring", "num_workers=4")
 
 
-# -- data 
+# -- data --------------------------------------------------------------------------------------------------------------
 
 
 def test_synthetic_texts_do_not_depend_on_the_seed_and_can_be_told_apart():
@@ -411,7 +411,7 @@ def test_byte_pairs_count_characters_for_bits_per_character(tmp_path):
     assert loaded.characters[targets].sum() > len(targets)
 
 
-# -- the natural partition 
+# -- the natural partition ---------------------------------------------------------------------------------------------
 
 
 def test_the_natural_partition_deals_out_whole_sources():
@@ -423,7 +423,7 @@ def test_the_natural_partition_deals_out_whole_sources():
         Natural().indices(labels, 6, seed=0)
 
 
-# -- what is counted 
+# -- what is counted ---------------------------------------------------------------------------------------------------
 
 
 def language(*settings: str) -> list[str]:
@@ -470,7 +470,7 @@ def test_batches_that_are_accumulated_are_one_larger_batch(start):
     np.testing.assert_allclose(two, one, rtol=0, atol=1e-12)
 
 
-# -- with everything else 
+# -- with everything else ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def traced(tmp_path, table: Sequence[Sequence[float]], latency_s: float) -> list
     ]  # fmt: skip
 
 
-# -- by hand 
+# -- by hand -----------------------------------------------------------------------------------------------------------
 
 BY_HAND = {
     "dpsgd": (["topology=chain"], 6.0),  # 2.5 and 2; 5.5 and 3, so that the second waits until 5.5 + 0.5
@@ -101,7 +101,7 @@ def test_equally_fast_workers_with_a_free_network_never_wait(tmp_path, name):
     assert set(found.ages) <= {0}
 
 
-# -- recurrences 
+# -- recurrences -------------------------------------------------------------------------------------------------------
 
 LOGNORMAL = (
     *("cluster=machines", "cluster.compute.distribution=lognormal", "cluster.compute.mean_s=1"),
@@ -144,7 +144,7 @@ def test_what_a_period_costs_has_a_closed_form():
     assert groups.waiting_share == pytest.approx(local.waiting_share, rel=1e-9)
 
 
-# -- causality 
+# -- causality ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("costs", [SLOW, Costs(), Costs(hop=3.0, message=5.0, pair=4.0)], ids=["slow", "free", "far"])

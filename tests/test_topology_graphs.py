@@ -35,7 +35,7 @@ from decentral.topology.spanning_tree import shortest_path_tree
 from decentral.topology.weights import Weights
 from reference_topology import pieces
 
-# -- The exact edges of every topology, edges to relay over, and the facts that papers quote about them 
+# -- The exact edges of every topology, edges to relay over, and the facts that papers quote about them
 
 TOPOLOGIES = components("topology")
 CHANGING = {"inner_outer_exponential", "inner_outer_ring", "one_peer", "one_peer_exponential"} | {
@@ -171,7 +171,7 @@ def test_eigenvalues_of_default_weights(of, name, sizes, expected, half_a_digit)
     assert [of(schedule(name, n).matrices(0)[0]) for n in sizes] == pytest.approx(expected, abs=half_a_digit)
 
 
-# -- The mixing matrices of static topologies, entry by entry: formulas from the papers, and the tests' own reference 
+# -- The mixing matrices of static topologies, entry by entry: formulas from the papers, and the tests' own reference
 
 SIZES = [1, 2, 3, 5, 8, 17]
 
@@ -206,7 +206,7 @@ def test_static_matrices_are_those_of_the_reference(name, place, weights):
         np.testing.assert_allclose(matrix(name, n, **fields, weights=weights), part.matrices[0], rtol=0, atol=1e-15)
 
 
-# -- Graphs and mixing matrices by their entries do what dense matrices do 
+# -- Graphs and mixing matrices by their entries do what dense matrices do
 
 SIZES_mixing_matrix = (1, 3, 12, 30)
 

@@ -26,7 +26,7 @@ from decentral.topology.requirements import Need, check
 from decentral.topology.rounds import Rounds
 from decentral.topology.weights import Weights
 
-# -- What algorithms ask of a topology, and the sentence one gets when it is not so 
+# -- What algorithms ask of a topology, and the sentence one gets when it is not so
 
 TOPOLOGIES = components("topology")
 TREES = {"chain", "bt", "dbt", "star", "spanning_tree"}
@@ -147,7 +147,7 @@ def test_one_worker_alone_satisfies_every_method_or_the_topology_is_refused(name
     assert rounds.period == 1 and len(rounds.edges()) == 0 and rounds.mixing(7)[0].dense().tolist() == [[1.0]]
 
 
-# -- Groups that change by a butterfly: every property that WAGMA-SGD relies on, and where its printed algorithm fails 
+# -- Groups that change by a butterfly: every property that WAGMA-SGD relies on, and where its printed algorithm fails
 
 POWERS = [1 << n for n in range(11)]
 CELLS = [(P, S) for P in POWERS for S in POWERS if S <= P]

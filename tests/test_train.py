@@ -564,7 +564,7 @@ def test_labels_that_are_none_are_refused(labels, said):
         GivenData.of(few, few)
 
 
-# -- what is the caller's 
+# -- what is the caller's ----------------------------------------------------------------------------------------------
 
 
 def toy(n: int = 48) -> TensorDataset:

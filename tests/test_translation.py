@@ -57,7 +57,7 @@ def drawn(lengths: list[int], vocabulary: int = 11, seed: int = 1) -> Corpus:
     return Corpus.of([[chosen.randrange(3, vocabulary) for _ in range(length)] for length in lengths])
 
 
-# -- the network 
+# -- the network -------------------------------------------------------------------------------------------------------
 
 
 def test_the_base_size_has_the_paper_s_parameters():
@@ -108,7 +108,7 @@ def test_writing_token_by_token_gives_the_logits_of_the_whole():
             torch.testing.assert_close(logits, whole[:, place], rtol=1e-10, atol=1e-10)
 
 
-# -- search 
+# -- search ------------------------------------------------------------------------------------------------------------
 
 
 def naive(module: EncoderDecoder, source: torch.Tensor, most: int) -> list[int]:
@@ -153,7 +153,7 @@ def test_a_beam_that_holds_everything_finds_the_best_of_all_translations():
             assert found[i] == [y for y in best if y != END]
 
 
-# -- BLEU 
+# -- BLEU --------------------------------------------------------------------------------------------------------------
 
 TEXTS = [
     (["the cat sat on the mat", "A dog ."], ["The cat sat on a mat today", "a dog barks ."]),
@@ -182,7 +182,7 @@ def test_bleu_is_sacrebleu_s_and_its_counts_add_up(kind, case):
     assert str(theirs.get_signature()).startswith(ours.signature)
 
 
-# -- batches 
+# -- batches -----------------------------------------------------------------------------------------------------------
 
 
 def unequal(N: int = 3000) -> Pairs:
@@ -239,7 +239,7 @@ def test_the_warm_up_is_linear_and_the_rest_an_inverse_root():
         InverseSqrt(warmup_steps=0)
 
 
-# -- files 
+# -- files -------------------------------------------------------------------------------------------------------------
 
 ENGLISH = "A dog runs .\nTwo men sit at a table .\nA child plays .\nA cat sleeps .\n"
 GERMAN = "Ein Hund läuft .\nZwei Männer sitzen an einem Tisch .\nEin Kind spielt .\nEine Katze schläft .\n"
@@ -355,7 +355,7 @@ def test_a_folder_of_multi30k_is_found_by_its_names(cache):
     assert data.inspect().num_test == 4
 
 
-# -- runs 
+# -- runs --------------------------------------------------------------------------------------------------------------
 
 RUN = (*SMALL, "precision=fp64", "steps=6", "evaluation.every_epochs=0.5", "num_workers=4")
 COMPRESSED = [("allreduce", "topk"), ("choco", "int8"), ("relaysgd", "bf16")]

@@ -43,7 +43,7 @@ def at_the_end(run) -> dict[tuple[str, ...], float]:
     return {(row["worker"], row["metric"]): row["value"] for row in last}
 
 
-# -- limits 
+# -- limits ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ASYNCHRONOUS])
@@ -104,7 +104,7 @@ def test_what_the_table_says_of_asynchronous_methods(start, tmp_path, name):
     assert found["averaged", "distance_to_optimum"] < 60  # at first 100
 
 
-# -- resume 
+# -- resume ------------------------------------------------------------------------------------------------------------
 
 
 BY_TIME = [*EVERY, "evaluation.every_simulated_s=1.3", "stop_after_simulated_s=9"]
@@ -130,7 +130,7 @@ def test_a_virtual_run_goes_on_bit_for_bit(start, tmp_path, monkeypatch, name, f
         assert broken.facts[fact] == straight.facts[fact]
 
 
-# -- simulated time 
+# -- simulated time ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["wagma", "adpsgd", "dpsgd"])
@@ -208,7 +208,7 @@ def test_losses_count_when_gradients_are_over_not_when_they_are_computed(start):
     assert len(found["loop"]) > 4
 
 
-# -- bad input 
+# -- bad input ---------------------------------------------------------------------------------------------------------
 
 WAGMA = ["algo=wagma", "num_workers=8"]
 RING = ["algo=dpsgd", "topology=ring", "num_workers=4"]
@@ -239,7 +239,7 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(case):
     assert "\n" not in str(refused.value) and str(refused.value).endswith(".")
 
 
-# -- times that are measured 
+# -- times that are measured -------------------------------------------------------------------------------------------
 
 MEASURED = ("cluster=free", *[f"cluster.compute.{one}" for one in ("distribution=measured", "mean_s=null", "passes=7")])
 

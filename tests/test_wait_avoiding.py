@@ -91,7 +91,7 @@ def tagged(worker: int, version: int, P: int) -> Tensor:
     return torch.eye(P, dtype=torch.float64)[worker] * (version + 1)
 
 
-# -- the sums 
+# -- the sums ----------------------------------------------------------------------------------------------------------
 
 
 def walk(site: Site, worker: int, pace_s: float) -> list[tuple[int, list[float], int, int]]:
@@ -183,7 +183,7 @@ def test_one_process_and_groups_of_one_need_nobody():
         assert (total.tolist(), contributed, used) == ([1.0], 0, 0)
 
 
-# -- the simulated clock and threads 
+# -- the simulated clock and threads -----------------------------------------------------------------------------------
 
 
 class InOrder(ThreadedStepper):
@@ -258,7 +258,7 @@ def test_the_simulated_clock_and_threads_give_the_same_rows(method):
     stepper.close()
 
 
-# -- processes that are killed, or do not come 
+# -- processes that are killed, or do not come -------------------------------------------------------------------------
 
 
 def how_it_ends(site: Site, worker: int) -> str:

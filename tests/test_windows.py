@@ -73,7 +73,7 @@ def with_small_weights(function: Callable[..., Any]) -> Callable[..., Any]:
     return quiet
 
 
-# -- what the operations do 
+# -- what the operations do --------------------------------------------------------------------------------------------
 
 
 class Model:
@@ -218,7 +218,7 @@ def test_a_lock_of_nobody_is_refused_with_those_there_are(worlds, carrier, proce
         assert "worker 1 does not send to worker 0 in this window: the senders of worker 0 are none" in said[3]
 
 
-# -- concurrency 
+# -- concurrency -------------------------------------------------------------------------------------------------------
 
 
 @with_small_weights
@@ -364,7 +364,7 @@ def test_a_killed_holder_of_a_lock_blocks_nobody_for_ever(worlds):
     assert said == "timed out after 0.05 s of waiting for the slot of worker 1 at worker 0"
 
 
-# -- processes that do not come, or die 
+# -- processes that do not come, or die --------------------------------------------------------------------------------
 
 
 def how_it_ends(call: Callable[[], Any]) -> str:
@@ -421,7 +421,7 @@ def test_who_waits_for_a_killed_holder_of_its_row_hears_of_it(pair):
     assert (kind, said) == ("done", "connection closed by process 1 of this run")
 
 
-# -- push-sum with a straggler 
+# -- push-sum with a straggler -----------------------------------------------------------------------------------------
 
 
 def push(window: Window, edges: Edges, worker: int) -> None:
@@ -451,7 +451,7 @@ def test_nobody_waits_for_a_partner(worlds, carrier):
     assert sum(worlds(N).call(push_past_one_who_does_nothing, carrier)) == pytest.approx(N, rel=1e-12)
 
 
-# -- the drain and its alarms 
+# -- the drain and its alarms ------------------------------------------------------------------------------------------
 
 
 def test_a_drain_notices_lost_mass():
@@ -474,7 +474,7 @@ def test_a_push_sum_weight_that_vanishes_gives_one_alarm():
     assert len(alarms) == 1
 
 
-# -- which window 
+# -- which window ------------------------------------------------------------------------------------------------------
 
 
 def chosen_by_itself(world: World, edges: Edges) -> str:
