@@ -20,6 +20,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: here 
 os.environ.setdefault("WANDB_MODE", "offline")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as a script's background has it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # as nohup has it
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
