@@ -56,13 +56,10 @@ evidence: $(VENV)/.installed  ## the results that are committed: a study into re
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-test: $(VENV)/.installed-dev  ## the tests, less those that take long and rarely break (under ten minutes on 2 cores)
+test: $(VENV)/.installed-dev  ## the tests, less those that take long and rarely break (under three minutes on 2 cores)
 	$(PYTEST) -m "not slow"
 
-test-slow: $(VENV)/.installed-dev
-	$(PYTEST) -m slow
-
-test-all: $(VENV)/.installed-dev  ## all tests
+test-all: $(VENV)/.installed-dev  ## all tests (under fifteen minutes on 2 cores)
 	$(PYTEST)
 
 test-matrix: $(VENV)/.installed-dev  ## Python 3.11 to 3.13 with the lowest and the newest torch, as far as this machine has them
@@ -107,4 +104,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 SWEEPS := sweep-thesis-lr sweep-thesis-topologies sweep-relaysum-alpha sweep-relaysum-workers
-.PHONY: help run studies study benchmark $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-slow test-all test-matrix check format bench readme notebooks docs clean
+.PHONY: help run studies study benchmark $(SWEEPS) throughput evidence reproduce-relaysum-exact reproduce-bluefog-exact report test test-all test-matrix check format bench readme notebooks docs clean

@@ -13,10 +13,10 @@ from decentral.cli import advise as cli
 from decentral.cluster.links import CollectiveName
 from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose
-from decentral.measurements.advice.advise import CAUTION, advise
+from decentral.measurements.advice.advise import advise
 from decentral.measurements.advice.coding import in_means
 from decentral.measurements.advice.machine import Machine, MeasuredLinks, fitted
-from decentral.measurements.advice.methods import METHODS, Case, InMeans, Overlapped
+from decentral.measurements.advice.methods import METHODS, Case, Overlapped
 from decentral.measurements.advice.text import text
 from decentral.measurements.advice.workload import Passes, layout_of
 from decentral.registry import components
@@ -82,14 +82,6 @@ def test_bytes_of_a_compressed_mean_are_those_of_its_verbs(compress: str, verbs:
     assert found.work_s > 0
 
 
-def test_a_compressed_mean_takes_the_gradient_the_coding_and_its_collectives():
-    given = case(on(1e-3, 0.1), "algo=allreduce", "compress=topk", "compress.keep=0.1")
-    found = InMeans("top-k", ()).predict(given)
-    gathered = 2 * 1e-3 + 3 * 8 * (P // 10) * 8e-9 / 0.1  # log2 n alpha + (n - 1) N beta
-    assert found.coding_s > 0
-    assert found.step_s == pytest.approx(0.3 + found.coding_s + gathered)
-
-
 @pytest.mark.slow
 def test_every_method_is_predicted_or_says_why_not():
     given = ["num_workers=8", "cluster=slow_network", *MODEL]
@@ -118,12 +110,6 @@ def test_the_time_of_methods_without_compression_is_that_of_a_timeline():
 # -- the advice --------------------------------------------------------------------------------------------------------
 
 
-def test_where_the_network_is_fast_the_answer_is_distributed_data_parallel():
-    found = advise([*MODEL, "num_workers=8", "cluster=even"], None, None, lambda _: None)
-    assert found.use_ddp and found.verdict.startswith("Use DistributedDataParallel")
-    assert found.facts()["use_ddp"] is True and CAUTION in text(found)
-
-
 def test_where_the_network_is_slow_it_is_not():
     large = ["cluster=slow_network", "cluster.num_parameters=2000000"]
     found = advise([*MODEL, "num_workers=8", *large], None, None, lambda _: None)
@@ -132,13 +118,6 @@ def test_where_the_network_is_slow_it_is_not():
     assert f"'{best.method.title}' is predicted to take" in found.verdict
     (why,) = found.impossible.values()
     assert "the shapes of the parameters" in why
-
-
-def test_images_that_are_not_there_are_taken_to_be_what_they_are_known_to_be(capsys, tmp_path: Path):
-    given = ("model=resnet50", "data=imagenet", "num_workers=4", "cluster=slow_network")
-    assert layout_of(compose([*given, "simulate=timeline", "steps=8"])).num_coordinates == 25_557_032
-    code, _, told = command(capsys, *given, f"data.path={tmp_path / 'nowhere'}")
-    assert code == 2 and "nowhere" in told and told.count("\n") == 1
 
 
 # -- what is measured --------------------------------------------------------------------------------------------------

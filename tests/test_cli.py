@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import math
 import os
+import shlex
 import subprocess
 import sys
+import tomllib
+import zipfile
+from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from decentral.cli.completion import candidates
+from decentral.cli.guarded import guarded
 from decentral.cli.run import main
+from decentral.cli.study import main as study
 from decentral.config.composition import compose, conf_directory
 from decentral.config.overrides import CHOICES, checked, options
-from decentral.config.schema import Config
+from decentral.config.schema import NODES, Config
+from decentral.errors import ConfigError
+from decentral.registry import find
+from decentral.settings import limited
 
 QUICK = ("task=quadratics", "num_workers=4", "steps=3", "progress=false", "device=cpu", "processes=1")
 
@@ -38,55 +51,7 @@ def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # what can be chosen
 
 
-def test_help_names_every_choice(capsys: pytest.CaptureFixture[str]) -> None:
-    words = command(capsys, "--help")[1].split()
-    assert {name for group in CHOICES for name in options(group, [conf_directory()])} <= set(words)
-
-
-def test_the_defaults_and_the_command_of_the_papers() -> None:
-    config = compose([])
-    assert (config.algo.name, config.topology.name, config.num_workers) == ("relaysgd", "dbt", 16)
-    config = compose(["algo=relaysgd", "topology=dbt", "alpha=1", "seed=3"])
-    assert config.alpha == config.partition.alpha == 1 and isinstance(config.alpha, float)
-
-
-def test_a_plus_before_a_setting_has_no_meaning() -> None:
-    assert compose(["+lr=0.3", "++alpha=0.2", "+algo=dpsgd"]) == compose(["lr=0.3", "alpha=0.2", "algo=dpsgd"])
-
-
 # experiments
-
-
-def test_the_relaysum_experiment_has_the_settings_of_appendix_c_1() -> None:
-    config = compose(["experiment=relaysum_cifar10"])
-    assert (config.data.name, config.partition.name, config.model.name) == ("cifar10", "dirichlet", "vgg11")
-    assert (config.num_workers, config.batch_size, config.epochs) == (16, 32, 200)
-    assert (config.optim.momentum, config.optim.nesterov, config.optim.weight_decay) == (0.9, True, 1e-4)
-    assert config.schedule.name == "multistep"
-    assert config.schedule.milestones == [150, 180]
-    assert (config.schedule.warmup_epochs, config.schedule.gamma) == (5, 0.1)
-    assert config.data.normalisation.name == "cifar10"
-
-
-def test_the_thesis_experiment_has_the_settings_of_its_code() -> None:
-    config = compose(["experiment=thesis_cifar10"])
-    assert (config.data.name, config.partition.name, config.model.name) == ("cifar10", "dirichlet_thesis", "vgg11")
-    assert (config.num_workers, config.batch_size, config.epochs) == (8, 8, 200)
-    assert (config.optim.momentum, config.optim.nesterov, config.optim.weight_decay) == (0.9, False, 5e-4)
-    assert (config.schedule.name, config.schedule.gamma) == ("exponential", 0.9)
-    assert config.data.normalisation.name == "imagenet"
-    assert (config.task.reshuffle, config.task.drop_last) == (False, False)
-    assert config.evaluation.every_epochs == 1
-
-
-def test_everything_in_an_experiment_can_be_overridden() -> None:
-    relaxed = ["optim=sgd", "optim.weight_decay=0", "num_workers=8", "epochs=5"]
-    overrides = ["algo=dpsgd", "topology=ring", "alpha=1", "lr=0.4", *relaxed]
-    config = compose(["experiment=relaysum_cifar10", *overrides])
-    assert (config.algo.name, config.topology.name, config.optim.momentum) == ("dpsgd", "ring", 0)
-    assert (config.partition.alpha, config.lr, config.num_workers, config.epochs) == (1, 0.4, 8, 5)
-    assert config.optim.weight_decay == 0
-    assert config.model.name == "vgg11"
 
 
 @pytest.mark.parametrize("prefix", ["", "+"])
@@ -104,14 +69,7 @@ def test_experiments_and_choices_of_the_users_own_are_found_in_config_dir(tmp_pa
 # options
 
 
-def test_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    from decentral import __version__
-
-    assert command(capsys, "--version") == (0, f"decentral-run {__version__}\n", "")
-
-
 def test_help_names_every_setting_with_its_default(capsys: pytest.CaptureFixture[str]) -> None:
-    import dataclasses
 
     code, out, _ = command(capsys, "--help")
     assert code == 0
@@ -123,14 +81,12 @@ def test_help_names_every_setting_with_its_default(capsys: pytest.CaptureFixture
 
 HELPED = [
     ("algo=relaysgd", "x_i^{t+1} ="),
-    ("algo=relaysgd", "arXiv:2110.04175"),
     ("algo=relaysgd", "algo.fill=auto one of auto, initial, previous, own, count"),
     ("algo=dpsgd", "Where no topology is named: topology=ring"),
     ("optim=nesterov", "optim.momentum=0.9 at least 0 and below 1 optim.nesterov=true"),  # what the choice's file sets
     ("cluster=two_delayed", "cluster.stragglers.count=2 how many are slow in every step"),  # a setting in a setting
     ("compress=topk", "compress.keep=0.1 the share of the coordinates that is sent; above 0 and at most 1"),  # shared
     ("lr", "learning rate"),
-    ("dbt", "topology=dbt"),
     ("network", "lost"),
 ]
 
@@ -138,16 +94,6 @@ HELPED = [
 @pytest.mark.parametrize(("topic", "expected"), HELPED)
 def test_help_says_what_a_topic_is(topic: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert expected in " ".join(command(capsys, "--help", topic)[1].split())
-
-
-@pytest.mark.parametrize("group", CHOICES)
-def test_help_of_a_group_has_a_line_for_each_choice(group: str, capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = command(capsys, "--help", group)
-    for name in options(group, [conf_directory()]):
-        lines = [line for line in out.splitlines() if line.startswith(f"  {name} ")]
-        assert len(lines) == 1
-        assert len(lines[0].split()) > 1
-    assert f"--help {group}=" in out
 
 
 def test_cfg_prints_the_configuration_and_runs_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -159,33 +105,18 @@ def test_cfg_prints_the_configuration_and_runs_nothing(capsys: pytest.CaptureFix
     assert everything(tmp_path) == set()
 
 
-def test_completion_offers_choices(tmp_path: Path) -> None:
-    line = "decentral-run algo=relaysgd_g"
-    environment = os.environ | {"COMP_LINE": line, "COMP_POINT": str(len(line))}
-    done = subprocess.run(
-        [sys.executable, "-m", "decentral", "-sc", "query=bash"],
-        env=environment, capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
-    assert done.stdout.split() == ["algo=relaysgd_grad"], done.stderr
-    assert everything(tmp_path) == set()
-
-
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
         ("decentral-run algo=relaysgd algo.", "algo.correct_lr= algo.fill= algo.initial_count= algo.overlap="),
-        ("decentral-run optim=adam optim.b", "optim.beta1= optim.beta2="),
         ("decentral-run optim=nesterov optim.nesterov=", "optim.nesterov=false optim.nesterov=true"),
         ("decentral-run -m algo=d2,relaysgd_", "algo=d2,relaysgd_grad"),
         ("decentral-run network.t", "network.timeout_s= network.transport="),
-        ("decentral-run cluster=even cluster.links.l", "cluster.links.latency_s="),
         ("decentral-run cluster=even cluster.links.ports=", "cluster.links.ports=duplex cluster.links.ports=one"),
-        ("decentral-run --mul", "--multirun"),
         ("decentral-run logger.", ""),
         ("decentral-study relaysum_fig2 scale=s", "scale=small scale=smoke"),
         ("decentral-study thesis_fig5_", "thesis_fig5_1 thesis_fig5_2 thesis_fig5_3"),
         ("decentral-study relaysum_fig2 topology=d", "topology=dbt"),
-        ("decentral-study --p", "--plan"),
     ],
 )
 def test_completion_offers_what_is_accepted(line: str, offered: str) -> None:
@@ -231,14 +162,7 @@ def test_bash_completes_with_the_script_that_is_printed(tmp_path: Path, name: st
     assert done.stdout == "[relaysgd_grad ]" and "-F _decentral" in done.stderr, done.stderr
 
 
-def test_completion_of_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = command(capsys, "-sc", "install=fish")
-    assert code == 2 and "use -sc install=bash or -sc install=zsh" in err
-
-
-@pytest.mark.parametrize(
-    "arguments", ["run --help", "run --help algo", "run -sc install=bash", "run --cfg job", "study"]
-)
+@pytest.mark.parametrize("arguments", ["run --help", "run -sc install=bash", "study"])
 def test_what_nobody_reads_to_its_end_ends_quietly(arguments: str) -> None:
     name, *rest = arguments.split()
     read, write = os.pipe()
@@ -283,3 +207,295 @@ def test_a_failed_run_says_where_it_is_and_how_to_go_on(
     assert code == 1
     assert err.count("\n") == 1
     assert "no space left" in err and "results/runs/" in err
+
+
+SCRIPTS = tomllib.loads(Path(__file__).parents[1].joinpath("pyproject.toml").read_text())["project"]["scripts"]
+
+
+def raising(error: BaseException) -> int:
+    raise error
+
+
+@pytest.mark.parametrize(("error", "status", "sentence"), [
+    (ConfigError("alpha=-1 has to be above 0."), 2, "decentral-x: alpha=-1 has to be above 0."),
+    (KeyboardInterrupt(), 130, "decentral-x: interrupted."),
+    (OSError(errno.ENOSPC, "No space left on device", "table.md"), 1, "decentral-x: "),
+    (PermissionError(errno.EACCES, "Permission denied", "them/data"), 2, "decentral-x: them/data is closed to you"),
+])  # fmt: skip
+def test_what_goes_wrong_is_a_sentence_and_a_status(
+    error: BaseException, status: int, sentence: str, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit) as exit:
+        guarded("decentral-x", lambda _: raising(error), [])
+    told = capsys.readouterr()
+    assert exit.value.code == status and told.out == ""
+    assert told.err.startswith(sentence) and told.err.count("\n") == 1 and told.err.endswith(".\n")
+
+
+@pytest.mark.parametrize("name_of", SCRIPTS)
+def test_every_console_command_is_guarded(name_of: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, name = SCRIPTS[name_of].partition(":")
+    called: list[str] = []
+    monkeypatch.setattr(f"{module}.guarded", lambda name_of, *more: called.append(name_of))
+    getattr(import_module(module), name)(["--help"])
+    assert called == [name_of]
+
+
+@pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline"])
+def test_the_backend_of_a_notebook_does_not_cost_a_command_its_figures(tmp_path: Path, backend: str) -> None:
+    words = ["data=digits", "model=mlp", "num_workers=2", "topology=ring", "steps=1", f"results_dir={tmp_path}"]
+    name_of, environment = [sys.executable, "-m", "decentral.cli.run", *words], {**os.environ, "MPLBACKEND": backend}
+    found = subprocess.run(name_of, env=environment, capture_output=True, text=True, check=True)
+    assert "warning" not in found.stderr
+    assert len(list(tmp_path.rglob("learning_curves.png"))) == 1
+
+
+# command line, and what the sentence has to contain: the key, the value, what would work
+REFUSED = [
+    # names
+    ("algo=relysgd", "algo=relysgd", "'relaysgd'"),
+    ("topolgy=dbt", "topolgy", "'topology'"),
+    ("+foo=1", "foo", "lr"),
+    ("algo.fil=own", "algo=relaysgd", "'fill'"),
+    ("data.path=x", "data=digits", "no settings"),
+    ("network.drop=1", "network", "drop_probability"),
+    ("experiment=thesis_cifar10 optim.momentun=1", "momentun", "'momentum'"),
+    # the form of the command line
+    ("algo relaysgd", "'algo'", "algo=..."),
+    ("lr =0.1", "'lr'", "without spaces"),
+    ("'lr=0.1 seed=2'", "lr=0.1 seed=2", "an argument of its own"),
+    ("algo=dpsgd,relaysgd", "algo=dpsgd,relaysgd", "-m"),
+    ("~algo", "~algo", "algo=..."),
+    ("algo.fill.x=1", "algo.fill", "algo.fill=..."),
+    ("algo.name=dpsgd", "algo.name=dpsgd", "algo=..."),
+    ("network=5", "network", "network.timeout_s"),
+    ("--lr=0.1", "--lr", "lr=..."),
+    ("--multi lr=1,2", "--multi", "--multirun"),
+    ("--cfg", "--cfg", "argument"),
+    ("--config-dir nowhere", "nowhere", "folder"),
+    ("--help relaysdg", "relaysdg", "'relaysgd'"),
+    ("-m lr=interval(0,1)", "lr=interval(0,1)", "list the values"),
+    ("-m seed=range(1000000000)", "seed=range(1000000000)", "1,000,000,000 combinations", "max_combinations=10000"),
+    ("-m seed=range(3) lr=1,2 max_combinations=5", "6 combinations", "max_combinations=5"),
+    ("-m lr=range(0,1,0)", "lr=range(0,1,0)", "never ends"),
+    ("-m algo=relysgd,dpsgd", "algo=relysgd", "'relaysgd'"),
+    # types
+    ("alpha=abc", "alpha=abc", "a number, such as 0.1"),
+    ("num_workers=2.5", "num_workers=2.5", "a whole number"),
+    ("trace=maybe", "trace=maybe", "true or false"),
+    ("algo.fill=onw", "algo.fill=onw", "'own'"),
+    ("model=mlp model.hidden=5", "model.hidden=5", "a list"),
+    ("experiment=relaysum_cifar10 optim.weight_decay=x", "optim.weight_decay=x", "a number"),
+    ("alpha=${foo}", "alpha=${foo}", "'foo'"),
+    # values
+    ("alpha=0", "alpha=0", "above 0"),
+    ("lr=nan", "lr=nan", "at least 0"),
+    ("epochs=1e300", "epochs=1e+300", "1e+12"),
+    ("task=quadratics task.dimension=1000000000", "task.dimension=1000000000", "memory"),
+    ("task=regression task.dimension=1000000000 task.l2=1", "task.dimension=1000000000", "memory"),
+    ("optim.momentum=2", "optim.momentum=2", "at least 0 and below 1"),
+    ("optim.nesterov=true", "optim.nesterov=true", "optim.momentum"),
+    ("processes=0", "processes=0", "auto"),
+    ("device=gpu", "device=gpu", "cuda"),
+    ("results_dir=", "results_dir=", "folder"),
+    # what does not go together
+    ("processes=17", "processes=17", "num_workers=16"),
+    ("topology=ring", "algo=relaysgd", "topology=ring", "chain"),
+    ("num_workers=1", "topology=dbt", "num_workers=1", "topology=bt"),
+    ("num_workers=3 topology=hypercube algo=dpsgd", "topology=hypercube", "num_workers=2 or 4"),
+    ("algo=d2 topology=social num_workers=32", "algo=d2", "-1/3", "exact_diffusion"),
+    ("num_workers=2000", "num_workers=2000", "1438"),
+    ("num_workers=100", "num_workers=100", "batch_size=14"),
+    ("model=vgg11", "model=vgg11", "32 x 32", "cnn"),
+    ("algo=allreduce network.drop_probability=0.1", "network.drop_probability=0.1", "algo=allreduce"),
+    # files
+    ("data=imagefolder data.path=nowhere", "data.path=nowhere", "train/<class>/"),
+    ("data=imagefolder data.path=a_file", "data.path=a_file", "train/<class>/"),
+    ("data=imagefolder data.path=pictures", "pictures/train/cat", "no images"),
+    ("data=imagefolder data.path=pipes", "pipes/train/cat/1.jpg", "not a regular file"),
+    # the home of nobody
+    ("data=imagefolder data.path='\"~nobody0/x\"'", "data.path=~nobody0/x", "train/<class>/"),
+    ("task=quadratics task.problem=nowhere.npz", "task.problem=nowhere.npz", "A [n, d, d]"),
+    ("task=quadratics task.problem=a_file", "task.problem=a_file", ".npz"),
+    ("task=quadratics task.problem=no_b.npz", "task.problem=no_b.npz", "'b'"),
+    ("task=quadratics task.problem=flat.npz", "A has shape [4, 3, 2]", "[n, d, d]"),
+    ("task=quadratics task.problem=good.npz num_workers=5", "num_workers=5", "4 workers"),
+    ("topology=file topology.path=nowhere.csv", "topology.path=nowhere.csv", "not a file"),
+    ("topology=file topology.path=empty.csv algo=dpsgd", "topology.path=empty.csv", "no edges"),
+    ("topology=file topology.path=pipe.csv algo=dpsgd", "topology.path=pipe.csv", "not a file"),
+    ("topology=file topology.path=edges.csv num_workers=4", "line 2", "1,9"),
+    ("run_dir=a_file", "run_dir=a_file", "is a file"),
+    ("run_dir=foreign", "run_dir=foreign", "new or empty"),
+    ("run_dir=other_run", "run_dir=other_run", "another run_dir"),
+    (f"run_dir={'x' * 300}", "run_dir=xxx", "255 bytes"),
+    (f"results_dir={'x/' * 2000}", "results_dir=x/x/", "3840"),
+    ("task=quadratics task.problem=huge.npz", "task.problem=huge.npz", "cannot be read"),
+    ("results_dir=a_file", "results_dir=a_file", "is a file"),
+]
+
+
+@pytest.fixture
+def stumbling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with things to stumble over."""
+    monkeypatch.chdir(tmp_path)
+    Path("a_file").write_text("text")
+    for name in ("train/cat", "test/cat"):
+        Path("pictures", name).mkdir(parents=True)
+        Path("pipes", name).mkdir(parents=True)
+    os.mkfifo("pipes/train/cat/1.jpg")
+    os.mkfifo("pipe.csv")
+    with zipfile.ZipFile("huge.npz", "w") as archive:  # a header that promises more than any machine has
+        for name in ("A", "edges"):
+            shape = {"shape": (2**45, 2), "fortran_order": False, "descr": "<i8"}
+            with archive.open(f"{name}.npy", "w") as array:
+                np.lib.format.write_array_header_1_0(array, shape)
+    Path("empty.csv").touch()
+    Path("header.csv").write_text("source,target\n")
+    A, b = np.ones((4, 3, 3)), np.ones((4, 3))
+    np.savez("good.npz", A=A, b=b)
+    np.savez("no_b.npz", A=A)
+    np.savez("flat.npz", A=A[:, :, :2], b=b)
+    Path("edges.csv").write_text("0,1\n1,9\n")
+    for name, file, text in (("foreign", "thesis.tex", "?"), ("other_run", "config.yaml", "# run 0123456789ab\n")):
+        Path(name).mkdir()
+        Path(name, file).write_text(text)
+    return tmp_path
+
+
+def files(stumbling: Path) -> set[str]:
+    """Everything in a stumbling, but for the lock that looking into a run's directory may leave there."""
+    return {str(path.relative_to(stumbling)) for path in stumbling.rglob("*") if path.name != "run.lock"}
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"), [(case[0], case[1:]) for case in REFUSED], ids=[c[0] for c in REFUSED]
+)
+def test_a_bad_command_line_is_refused_in_one_helpful_sentence(
+    command: str, expected: tuple[str, ...], stumbling: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = files(stumbling)
+    with pytest.raises(SystemExit) as exit:
+        main(shlex.split(command))
+    captured = capsys.readouterr()
+    assert exit.value.code == 2
+    assert captured.err.startswith("decentral-run: ")
+    assert captured.err.count("\n") == 1
+    assert captured.err.endswith((".\n", "?\n", "[1,2].\n"))
+    assert captured.out == ""
+    for words in expected:
+        assert words in captured.err
+    assert files(stumbling) == before
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("alpha: 0.5\n", ""), ("# @package _global_\nalpha: [\n", ""), ("# @package _global_\nalpha: much\n", "alpha"),
+     ("# @package _global_\nalhpa: 0.5\n", "'alpha'")],
+    ids=["without its first line", "no YAML", "wrong type", "misspelled"],
+)  # fmt: skip
+def test_an_experiment_that_cannot_be_read_is_refused_in_one_sentence(
+    text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    with pytest.raises(SystemExit) as exit:
+        main(["--config-dir", str(tmp_path), "experiment=mine"])
+    said = capsys.readouterr().err
+    assert exit.value.code == 2
+    assert said.count("\n") == 1 and says in said
+
+
+def bomb(levels: int) -> str:
+    """A list of lists of lists ..., each of which is written down once: 9^levels values."""
+    lines = ["# @package _global_", "a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, levels)]
+    return "\n".join([*lines, ""])
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("group", ["experiment", "study"])
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("# @package _global_\nalpha: 0.5 # \u00e9t\u00e9\n".encode("latin-1"), "is not UTF-8 (line 2)"),
+        (bomb(9).encode(), "values once its aliases are written out"),
+        (b"# @package _global_\na: &a [*a]\n", "endlessly many values once its aliases are written out"),
+        (None, "is not a regular file"),
+    ],
+    ids=["latin-1", "alias bomb", "endless", "pipe"],
+)
+def test_a_file_of_the_users_that_cannot_be_loaded_is_refused_by_every_command(
+    group: str, content: bytes | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / group / "mine.yaml"
+    file.parent.mkdir()
+    os.mkfifo(file) if content is None else file.write_bytes(content)
+    entry, choice = (study, ["mine"]) if group == "study" else (main, [f"{group}=mine"])
+    with pytest.raises(SystemExit) as exit:
+        entry(["--config-dir", str(tmp_path), *choice])
+    message = capsys.readouterr().err
+    assert exit.value.code == 2 and message.count("\n") == 1
+    assert str(file) in message and words in message
+
+
+# -- ranges of settings ------------------------------------------------------------------------------------------------
+
+SETTINGS = [Config, *NODES.values(), *(cls for package in find.CONTRACTS for cls in find.ours(package).values())]
+LIMITED = [(cls, name) for cls in SETTINGS for name, metadata in limited(cls).items() if metadata["limits"]]
+OUTSIDE = {
+    "above": lambda limit: (limit, limit - 1),
+    "at_least": lambda limit: (limit - 1,),
+    "below": lambda limit: (limit, limit + 1),
+    "at_most": lambda limit: (limit + 1,),
+}
+
+
+@pytest.mark.parametrize(("cls", "name"), LIMITED, ids=lambda one: getattr(one, "__name__", one))
+def test_a_value_outside_its_range_is_refused_wherever_an_instance_is_made(cls: type, name: str) -> None:
+    """Those of a class above count, too, where a default is another one."""
+    metadata = limited(cls)[name]
+    limits = metadata["limits"]
+    values = [value for name, limit in limits.items() for value in OUTSIDE[name](limit)]
+    for value in [*values, math.nan, *([math.inf] if metadata["finite"] else []), "many"]:
+        for given in (value, [value]):
+            with pytest.raises(ConfigError, match=rf"{name}=\S+ makes no sense: it has to be"):
+                cls(**{name: given})
+
+
+SLOW = ("torch", "torchvision", "pandas", "matplotlib", "wandb", "sklearn", "networkx", "scipy", "PIL")
+SCRIPT = """
+import contextlib, io, sys
+from decentral.cli.run import main
+for command in {commands!r}:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            main(command.split())
+        except SystemExit:
+            pass
+    slow = sorted(set(sys.modules) & set({slow!r}))
+    if slow:
+        sys.exit(f"{{command}} imports {{', '.join(slow)}}")
+"""
+
+
+def test_nothing_slow_is_imported_before_a_configuration_is_accepted(stumbling: Path) -> None:
+    commands = [
+        "--help",
+        "--help algo=relaysgd",
+        "--version",
+        "--cfg job",
+        "algo=relysgd",
+        "alpha=abc",
+        "alpha=0",
+        "topology=ring",
+        "model=vgg11",
+        "num_workers=2000",
+        "experiment=relaysum_cifar10 run_dir=foreign",
+        "data=imagefolder data.path=nowhere",
+        "task=quadratics task.problem=no_b.npz",
+        "run_dir=a_file",
+        "-m lr=x,y logger=wandb,tensorboard",
+    ]
+    script = SCRIPT.format(commands=commands, slow=SLOW)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=stumbling)
+    assert done.returncode == 0, done.stderr

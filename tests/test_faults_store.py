@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +13,6 @@ from unittest import mock
 
 import pytest
 
-import decentral
-from decentral.report.summary import summary
 from decentral.store import RunStore, read_metrics
 from decentral.training.stepper import Stepper
 from full_disk import files_limited_to
@@ -92,26 +87,6 @@ def test_8_every_flipped_bit_and_every_cut_is_noticed(stopped):
             file.write_bytes(content)
 
 
-@pytest.mark.slow
-def test_8_a_run_of_two_processes_falls_back_to_the_checkpoint_before_and_says_so(undisturbed, tmp_path, monkeypatch):
-    directory = tmp_path / "run"
-    monkeypatch.setenv("DECENTRAL_FAULTS", '[{"rank": 0, "step": 130, "kind": "raise"}]')
-    assert command(*RUN, "processes=2", f"run_dir={directory}") == 1
-    monkeypatch.delenv("DECENTRAL_FAULTS")
-    newest = newest_checkpoint(directory)
-    part = directory / "checkpoints" / str(newest) / "process1.pt"
-    content = bytearray(part.read_bytes())
-    content[len(content) // 2] ^= 1
-    part.write_bytes(content)
-    resume = [sys.executable, "-m", "decentral", *RUN, "processes=2", "progress=true", f"run_dir={directory}"]
-    told = subprocess.run(resume, capture_output=True, text=True, check=True).stdout
-    assert f"The checkpoint of step {newest} is damaged (process1.pt" in told
-    before = int(re.search(r"resumed at step (\d+)", told)[1])
-    assert 0 < before < newest
-    assert command(*RUN, "processes=2", f"run_dir={tmp_path / 'straight'}") == 0
-    same(directory, tmp_path / "straight")
-
-
 @pytest.mark.parametrize("processes", [1, 2])
 def test_10_a_run_whose_numbers_explode_stops_at_the_next_evaluation(tmp_path, processes):
     explosive = [*RUN, "algo=dpsgd", "topology=ring", "lr=1e6", f"processes={processes}", "steps=2000"]
@@ -120,20 +95,6 @@ def test_10_a_run_whose_numbers_explode_stops_at_the_next_evaluation(tmp_path, p
     assert facts["status"] == "diverged" and facts["step"] <= 80
     values = [row["value"] for row in read_metrics(tmp_path / "run") if row["step"] == facts["step"] - 20]
     assert values and all(map(math.isfinite, values))  # it was well at the evaluation before
-
-
-@pytest.mark.parametrize("settings", [
-    ("lr=1e300",),
-    ("lr=1e300", "optim=adam"),
-    ("lr=1e300", "algo=qg_dpsgd", "execution=loop"),
-    ("lr=1e300", "algo=allreduce", "compress=powersgd"),
-    ("lr=1e300", "precision=bf16"),
-    ("lr=0.1", "optim.weight_decay=1e300"),
-])  # fmt: skip
-def test_10_a_number_too_large_for_the_models_makes_the_run_diverge(start, settings):
-    """torch refuses it as a factor."""
-    words = ("data=digits", "model=mlp", "algo=dpsgd", "topology=ring", "num_workers=2", "steps=3")
-    assert start(*words, *settings).status == "diverged"
 
 
 @pytest.mark.parametrize("tail", ['{"step": 120, "epo', "\0\0\0\0"], ids=["half a line", "zeros"])
@@ -160,40 +121,12 @@ def test_a_damaged_line_in_the_metrics_of_a_finished_run_is_named_with_what_to_d
     same(directory, undisturbed)
 
 
-@pytest.mark.parametrize("finished", [True, False])
-def test_a_configuration_that_was_emptied_by_hand_is_written_again(undisturbed, stopped, tmp_path, finished):
-    directory = shutil.copytree(undisturbed, tmp_path / "finished") if finished else stopped
-    (directory / "config.yaml").write_text("")
-    assert command(*RUN, f"run_dir={directory}") == 0
-    text = (directory / "config.yaml").read_text()
-    assert text.startswith(f"# run {status(directory)['run_id']}\n") and "num_workers: 5" in text
-    same(directory, undisturbed)
-
-
-def test_17_a_run_that_was_killed_while_it_stopped_is_summed_up(stopped):
-    """Whoever recorded it then knew neither its time nor its bytes."""
-    facts = {key: value for key, value in status(stopped).items() if key not in ("wall_s", "bytes_sent")}
-    (stopped / "status.json").write_text(json.dumps(facts))
-    assert "131 (evaluated after " in summary(stopped)
-
-
 def test_20_a_clock_that_jumps_back_disturbs_nothing(undisturbed, tmp_path, monkeypatch):
     now = iter(range(2_000_000_000, 0, -3600))
     monkeypatch.setattr(time, "time", lambda: float(next(now)))
     assert command(*RUN, f"run_dir={tmp_path / 'run'}") == 0
     same(tmp_path / "run", undisturbed)
     assert 0 < status(tmp_path / "run")["wall_s"] < 3600  # the clock says hours
-
-
-def test_20_durations_are_measured_with_clocks_that_do_not_jump():
-    sources = Path(decentral.__file__).parent.rglob("*.py")
-    assert [source.name for source in sources if re.search(r"\btime\.time\(", source.read_text())] == []
-
-
-def test_20_a_lock_that_a_dead_process_has_left_is_no_obstacle(undisturbed, stopped):
-    (stopped / "run.lock").write_text("process 1 on another-host, before the power cut\n")
-    assert command(*RUN, f"run_dir={stopped}") == 0
-    same(stopped, undisturbed)
 
 
 @pytest.mark.parametrize("victim", ["the folder", "metrics.jsonl"])
@@ -234,26 +167,3 @@ def test_metrics_that_are_lost_before_a_run_goes_on_are_computed_again(undisturb
     assert command(*RUN, f"run_dir={stopped}") == 0
     assert "metrics.jsonl has lost some of the" in capfd.readouterr().out
     same(stopped, undisturbed)
-
-
-def test_a_checkpoint_with_the_name_of_a_later_step_is_not_gone_on_from(undisturbed, stopped, capfd):
-    (stopped / "checkpoints" / "131").rename(stopped / "checkpoints" / "180")
-    assert command(*RUN, f"run_dir={stopped}", "progress=true") == 0
-    told = capfd.readouterr().out
-    assert "it is that of step 131" in told and "resumed at step 120" in told
-    same(stopped, undisturbed)
-
-
-def test_a_checkpoint_of_another_seed_is_not_gone_on_from(stopped, tmp_path, monkeypatch, capfd):
-    monkeypatch.delenv("DECENTRAL_FAULTS")
-    other = [*RUN, "seed=1"]
-    assert command(*other, f"run_dir={tmp_path / 'straight'}") == 0
-    directory = tmp_path / "other"
-    monkeypatch.setenv("DECENTRAL_FAULTS", '[{"rank": 0, "step": 30, "kind": "terminate"}]')
-    assert command(*other, f"run_dir={directory}") == 130
-    for step in ("120", "131"):
-        shutil.copytree(stopped / "checkpoints" / step, directory / "checkpoints" / step)
-    assert command(*other, f"run_dir={directory}", "progress=true") == 0
-    told = capfd.readouterr().out
-    assert told.count(f"it is of run {status(stopped)['run_id']}") == 2 and "resumed at step 31" in told
-    same(directory, tmp_path / "straight")

@@ -172,6 +172,7 @@ def check(found: list[tuple[str, bool]]) -> None:
     assert len({directory for directory, _ in found}) == len(found) - 2
 
 
+@pytest.mark.slow
 def test_an_edited_script_is_another_run_and_the_same_one_elsewhere_is_not(tmp_path: Path) -> None:
     """The last are another file of helpers, other labels, and a file that the function reads."""
     script = SCRIPT.replace("RESULTS", str(tmp_path / "results"))
@@ -206,6 +207,7 @@ for number in range(int(sys.argv[1])):
     assert "Held.file of type _io.TextIOWrapper cannot be compared by value, so this run is new" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_edited_cell_of_a_notebook_is_another_run_and_the_same_one_again_is_not(tmp_path: Path) -> None:
     import nbformat
     from nbclient import NotebookClient

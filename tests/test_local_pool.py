@@ -14,14 +14,16 @@ from pathlib import Path
 import pytest
 
 from configure import configure
-from decentral.errors import ConfigError
-from decentral.host import devices
-from decentral.measurements.facts import GraphFacts
+from counting_jobs import Counting
+from decentral.config.files import dump
+from decentral.measurements.training_run import TrainingRun
+from decentral.scheduling.attempt import carry_out
 from decentral.scheduling.job import Demand
 from decentral.scheduling.local_pool import LocalPool
-from decentral.scheduling.pool import Ended
+from decentral.scheduling.pool import Ended, ended_without_report, seen_in_directory
 from decentral.scheduling.slots import Slots
 from decentral.store import RunStore, Status
+from table import ALGORITHMS
 from toy_jobs import Toy
 from waiting import PATIENCE_S, alive, until
 
@@ -50,7 +52,7 @@ def end_all(pool: LocalPool) -> dict[str, Ended]:
     return ended
 
 
-def carry_out(pool: LocalPool, job: Toy) -> Ended:
+def end_of(pool: LocalPool, job: Toy) -> Ended:
     assert pool.has_room(job)
     pool.start(job)
     while True:
@@ -64,17 +66,10 @@ def log(job: Toy) -> str:
 
 
 def test_a_job_ends_as_it_says_and_leaves_no_empty_log(pool, toy):
-    assert carry_out(pool, toy("a"))[1:] == (Status.done, None, "")
-    assert carry_out(pool, toy("b", "diverged")).status is Status.diverged
+    assert end_of(pool, toy("a"))[1:] == (Status.done, None, "")
+    assert end_of(pool, toy("b", "diverged")).status is Status.diverged
     assert not (toy("a").directory / "log.txt").exists()
     assert pool.look() == []
-
-
-def test_a_job_that_is_finished_is_not_carried_out_again(pool, toy):
-    job = toy("a")
-    carry_out(pool, job)
-    assert carry_out(pool, job).status is Status.done
-    assert len(job.attempts) == 1
 
 
 @pytest.mark.parametrize(
@@ -94,26 +89,11 @@ def test_a_failure_has_its_kind_and_reason_and_hurts_nobody_else(pool, toy, word
 
 def test_what_a_job_prints_and_where_it_failed_is_in_its_log(pool, toy, capfd):
     job = toy("a", "raise", "raise")
-    carry_out(pool, job)
+    end_of(pool, job)
     assert "it prints" in log(job) and "Traceback" in log(job)
-    carry_out(pool, job)
+    end_of(pool, job)
     assert log(job).count("it prints") == 2
     assert capfd.readouterr() == ("", "")
-
-
-def test_a_refused_start_leaves_no_directory_behind(pool, toy, tmp_path):
-    (tmp_path / "a").write_text("a file in the way")
-    ended = carry_out(pool, toy("a"))
-    assert ended.failure == "refused"
-
-
-def test_a_job_leads_a_process_group_and_gets_its_share_of_the_cores(toy, monkeypatch):
-    monkeypatch.setattr(devices, "num_cores", lambda: 8)
-    job = toy("a", "environment", needs=Demand(None))
-    with LocalPool(Slots(4)) as pool:
-        pool.expect(2)
-        carry_out(pool, job)
-    assert "processes=2 leader=True" in log(job)
 
 
 def test_a_job_sees_the_gpus_that_it_was_given(toy):
@@ -138,17 +118,6 @@ def test_progress_reaches_the_launcher(pool, toy):
     until(halfway)
 
 
-def test_a_computation_tells_the_launcher_how_far_it_is(pool, tmp_path, monkeypatch):
-    config = replace(configure("task=quadratics", "num_workers=4"), device="cpu", results_dir=str(tmp_path))
-    pool.start(GraphFacts(config, quantity="measured_correction", num_workers=list(range(4, 4000))))
-
-    def told() -> bool:
-        pool.wait(0.1)
-        return any(seen.fraction and seen.text.startswith("num_workers ") for seen in pool.look())
-
-    until(told)
-
-
 def test_a_killed_job_is_noticed_at_once_and_takes_its_children_with_it(pool, toy):
     job = toy("a", "child")
     pool.start(job)
@@ -157,14 +126,6 @@ def test_a_killed_job_is_noticed_at_once_and_takes_its_children_with_it(pool, to
     ended = end_all(pool)["a"]  # long before its child would end
     assert ended.failure == "killed" and str(job.pid) in ended.reason
     until(lambda: not alive(int(log(job))))
-
-
-def test_leaving_the_pool_kills_everything(toy):
-    job = toy("a", "child")
-    with LocalPool(Slots(2)) as pool:
-        pool.start(job)
-        until(lambda: (job.directory / "log.txt").exists() and log(job).endswith("\n"))
-    until(lambda: not alive(job.pid) and not alive(int(log(job))))
 
 
 def test_an_interrupt_is_no_failure_and_after_the_grace_it_kills(pool, toy):
@@ -185,16 +146,11 @@ def test_somebody_else_at_the_same_job_is_told_apart_from_a_failure(pool, toy):
     job = toy("a", "sleep600")
     pool.start(job)
     job.pid  # noqa: B018 - it waits
-    assert carry_out(pool, job).status is Status.running
+    assert end_of(pool, job).status is Status.running
     other = toy("b")
     with RunStore.open(other.directory, other.id, ""):
-        assert carry_out(pool, other).status is Status.running
-    assert carry_out(pool, other).status is Status.done
-
-
-def test_a_job_that_needs_gpus_which_are_not_there_is_refused(pool, toy):
-    with pytest.raises(ConfigError, match="device=cuda needs a GPU"):
-        pool.has_room(toy("a", needs=Demand(1, "cuda")))
+        assert end_of(pool, other).status is Status.running
+    assert end_of(pool, other).status is Status.done
 
 
 def test_a_process_that_got_the_number_of_a_dead_leader_is_left_alone(pool, toy):
@@ -233,3 +189,55 @@ def test_a_launcher_that_is_killed_leaves_no_process_behind(toy, tmp_path):
         until(lambda: (a.directory / "log.txt").exists() and log(a).endswith("\n"))
         launcher.kill()
     until(lambda: not any(map(alive, (*pids, int(log(a))))))
+
+
+def rows(*steps: int) -> list[dict]:
+    common = {"split": "test", "metric": "accuracy", "wall_s": 0.0, "bytes_sent": 0}
+    workers = {0: 0.5, "worst": 0.25, "mean": 0.4}
+    return [
+        {"step": step, "epoch": step / 10, "worker": worker, "value": value + step / 1000, **common}
+        for step in steps
+        for worker, value in workers.items()
+    ]
+
+
+@pytest.mark.parametrize(("limit", "fraction"), [("steps=400", 0.25), ("epochs=20", 0.5)])
+def test_progress_is_read_from_the_newest_evaluation(tmp_path, limit, fraction):
+    config = replace(configure("task=quadratics", limit), run_dir=str(tmp_path / "run"))
+    job = TrainingRun(config)
+    assert seen_in_directory(job, "slurm 1")[1:] == ("slurm 1", 0.0, "")
+    with RunStore.open(job.directory, job.id, "") as store:
+        store.append(rows(0, 100))
+    assert seen_in_directory(job, "slurm 1")[1:] == ("slurm 1", fraction, "epoch 10.0  worst accuracy 0.35")
+    with RunStore.open(job.directory, job.id, "") as store:
+        store.set_status(Status.running, step=200, epoch=20.0)
+    assert seen_in_directory(job, "slurm 1").fraction == 2 * fraction, "a checkpoint is news, too"
+
+
+@pytest.mark.parametrize("processes", ["1", "2"])
+def test_a_run_directory_that_another_process_writes_is_left_to_it(tmp_path, processes):
+    config = configure("task=quadratics", "num_workers=4", "steps=2", "progress=false")
+    config = replace(config, device="cpu", processes=processes, run_dir=str(tmp_path / "run"))
+    job = TrainingRun(config)
+    with RunStore.open(job.directory, job.id, dump(config)):
+        report = carry_out(job)
+    assert report.status is Status.running and "is being written by process" in report.reason
+    assert carry_out(job).status is Status.done
+
+
+@pytest.mark.parametrize("name", ["relaysgd", "allreduce", "choco"])
+def test_a_run_keeps_its_id_where_the_launcher_chooses_its_processes(name, tmp_path):
+    case = ALGORITHMS[name]
+    overrides = [*case.nets[0].overrides(tmp_path), f"algo={name}", f"task={case.task}", *case.overrides]
+    job = TrainingRun(configure(*overrides))
+    placed = [job.placed(processes) for processes in (1, 2, 64)]
+    assert [one.id for one in placed] == [job.id] * 3 and {one.directory for one in placed} == {job.directory}
+
+
+def test_a_process_that_is_gone_was_killed_unless_the_directory_or_the_user_says_otherwise(tmp_path):
+    job = Counting(str(tmp_path))
+    assert ended_without_report(job, "why")[1:] == ("failed", "killed", "why")
+    assert ended_without_report(job, "why", stopped=True)[1:] == ("interrupted", None, "")
+    with RunStore.open(job.directory, job.id, "") as store:
+        store.set_status(Status.done)
+    assert ended_without_report(job, "why")[1:] == ("done", None, "")

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
-import shutil
+import os
 import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import decentral
-from decentral.cli.single import carry_out
+from conftest import Result
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
+from decentral.network.world import World
 from decentral.script.loading import load, runs
+from decentral.store import RunStore
 from decentral.store.models import FILE, load_models, stored_facts
 from decentral.training import keeping
+from worlds import carry_out
 
 MLP = ("data=digits", "model=mlp", "num_workers=4", "batch_size=8", "steps=6", "algo=dpsgd", "topology=ring", "seed=3")
 NORMED = ("data=digits", "model=resnet18", "num_workers=2", "batch_size=4", "steps=2", "algo=dpsgd", "topology=ring",
@@ -48,45 +56,10 @@ def test_loaded_models_have_the_accuracy_that_the_run_recorded_last(start, setti
     assert len(found.metrics) == len(result.rows)
 
 
-@pytest.mark.parametrize("algo", [["algo=dpsgd", "topology=ring"], ["algo=wagma"]], ids=["rounds", "programs"])
-def test_a_run_that_simulated_time_ends_keeps_its_models(start, algo):
-    result = start(*MLP[:5], *algo, "cluster=even", "stop_after_simulated_s=0.4")
-    facts = stored_facts(result.directory)
-    assert int(facts["step"]) == result.rows[-1]["step"] == 3
-    assert accuracy(load(result.directory).averaged, compose(MLP)) == result.last("accuracy", "averaged")
-
-
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_task_without_modules_keeps_none(start, accumulate):
     result = start("task=quadratics", "num_workers=2", "steps=2", "algo=allreduce", f"accumulate={accumulate}")
     assert not (result.directory / FILE).exists()
-
-
-def test_any_number_of_processes_keeps_the_same_models(start):
-    one, two = start(*MLP, directory="one"), start(*MLP, processes=2, directory="two")
-    mine, theirs = load_models(one.directory).models, load_models(two.directory).models
-    assert mine.keys() == theirs.keys() == {"averaged", *(f"worker{i}" for i in range(4))}
-    for model, tensors in mine.items():
-        for name, tensor in tensors.items():
-            torch.testing.assert_close(theirs[model][name], tensor, rtol=1e-5, atol=1e-7)
-
-
-def test_names_are_those_of_the_module(start):
-    found = start(*NORMED).directory
-    config = compose(NORMED)
-    module = config.model.build(config.data.inspect())
-    assert list(load_models(found).models["worker1"].keys() ^ module.state_dict().keys()) == []
-
-
-def test_none_are_kept_where_none_are_wanted_or_there_are_none(start):
-    assert not (start(*MLP, "save=none").directory / FILE).exists()
-    assert not (start("task=quadratics", "num_workers=3", "steps=3", directory="q").directory / FILE).exists()
-    assert load(start(*MLP, "save=none").directory).models == []
-
-
-def test_models_that_have_diverged_are_not_kept(start):
-    result = start(*MLP[:-1], "lr=1e6", "partition=iid", "steps=60", "evaluation.every_epochs=0.5")
-    assert result.status == "diverged" and not (result.directory / FILE).exists()
 
 
 def test_the_best_are_those_of_the_evaluation_that_was_best_for_the_worst_worker(start):
@@ -112,16 +85,7 @@ def test_where_all_would_take_too_much_the_worst_and_the_average_are_kept(start,
     assert accuracy(model, compose(MLP)) == result.last("accuracy", "worst")
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "noise"])
-def test_a_damaged_file_is_refused_in_one_sentence(start, damage):
-    directory = start(*MLP).directory
-    content = (directory / FILE).read_bytes()
-    (directory / FILE).write_bytes({"cut": content[:-100], "empty": b"", "noise": b"\x93" * 500}[damage])
-    with pytest.raises(ConfigError, match=rf"{FILE} is damaged \(.*\): delete the run's directory and repeat the run"):
-        load(directory)
-
-
-STRANGE = {
+STRANGE: dict[str, tuple[str | None, Any]] = {
     "no number of a worker": ("workerX.x", {}),
     "a negative number": ("worker-1.x", {}),
     "another name": ("x", {}),
@@ -136,11 +100,20 @@ STRANGE = {
 """The name of a tensor beside the averaged model's (None: instead of it), and more of the header."""
 
 
-@pytest.mark.parametrize("what", STRANGE)
+DAMAGED: dict[str, Callable[[bytes], bytes]] = {
+    "cut": lambda content: content[:-4],
+    "empty": lambda content: b"",
+    "noise": lambda content: b"\x93" * 500,
+}
+
+
+@pytest.mark.parametrize("what", [*STRANGE, *DAMAGED])
 def test_a_file_that_holds_something_else_is_refused_in_one_sentence(what, tmp_path):
-    name, header = STRANGE[what]
+    name, header = STRANGE.get(what, ("worker0.x", {}))
     tensors = {"averaged.x" if name else "worker0.x": torch.zeros(3), name or "worker1.x": torch.zeros(3)}
     save_file(tensors, tmp_path / FILE, metadata={"run_id": "abc", **header})
+    if what in DAMAGED:
+        (tmp_path / FILE).write_bytes(DAMAGED[what]((tmp_path / FILE).read_bytes()))
     with pytest.raises(ConfigError, match=rf"{FILE} is damaged \(.*\): delete the run's directory and repeat the run"):
         load_models(tmp_path)
 
@@ -154,17 +127,6 @@ def test_a_file_of_another_run_is_refused_in_one_sentence(start):
     (mine.directory / FILE).write_bytes(struct.pack("<Q", len(header)) + header + bytes(4))
     with pytest.raises(ConfigError, match="belongs to no run of decentral"):
         load(mine.directory)
-
-
-def test_a_run_of_a_study_is_found_by_its_id(start, tmp_path):
-    done = start(*MLP).directory
-    shutil.copytree(done, tmp_path / "results" / "own" / "runs" / "abc")
-    assert decentral.load("abc", tmp_path / "results").metrics.equals(decentral.load(done).metrics)
-
-
-def test_what_is_no_run_is_said_to_be_none(tmp_path):
-    with pytest.raises(ConfigError, match="abc is no run"):
-        decentral.load("abc", tmp_path)
 
 
 @pytest.mark.slow
@@ -207,16 +169,202 @@ def test_all_runs_are_rows_of_one_table(start, tmp_path):
     assert table.loc[str(second.directory), "status"] == "done" and table.loc[str(first.directory), "step"] == 6
 
 
-def test_a_finished_run_that_kept_other_models_says_how_to_get_these(tmp_path, capsys):
-    run = [*MLP, f"run_dir={tmp_path / 'run'}", "progress=false", "device=cpu"]
-    assert carry_out(compose([*run, "save=none"])) == 0
-    assert "rerun=true" not in capsys.readouterr().out
-    assert carry_out(compose(run)) == 0
-    assert "Its models are those of save=none: rerun=true computes it again with save=final." in capsys.readouterr().out
+N = 24
+SHORT = {
+    **{"algo": "allreduce", "num_workers": 1, "batch_size": N, "steps": 5, "lr": 0.1, "precision": "fp64"},
+    **{"optim.momentum": 0, "optim.weight_decay": 0, "schedule": "constant", "partition": "iid", "seed": 3},
+    **{"progress": False, "device": "cpu"},
+}
 
 
-@pytest.mark.parametrize("facts", [{"run_id": "another", "score": "0.9999"}, {"score": "abc"}])
-def test_the_best_so_far_is_that_of_this_run_alone(start, monkeypatch, facts):
-    monkeypatch.setattr(keeping, "stored_facts", lambda path: facts)
-    result = start(*MLP, "save=best")
-    assert float(stored_facts(result.directory)["score"]) < 0.9
+def examples(seed: int = 0, number: int = N) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
+    return TensorDataset(torch.randn(number, 6, generator=generator).double(), torch.arange(number) % 3)
+
+
+TRAIN, TEST = examples(), examples(1, 12)
+
+
+def train(model: Any, path: Any, **settings: Any) -> decentral.script.loading.Trained:
+    return decentral.train(model, TRAIN, TEST, results_dir=path, **{**SHORT, **settings})
+
+
+def made(make: Callable[[], nn.Module]) -> nn.Module:
+    torch.manual_seed(7)
+    return make().double()
+
+
+class Net(nn.Module):
+    """A linear layer behind what a subclass does first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+        self.prepare()
+
+    def prepare(self) -> None: ...
+
+    def before(self, x: Tensor) -> Tensor:
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(self.before(x))))
+
+
+class Kinds(Net):
+    """Buffers of many types, one without dimensions, one that is not stored, one in two modules."""
+
+    def prepare(self) -> None:
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("seen", torch.zeros(6, dtype=torch.bool))
+        self.register_buffer("turn", torch.ones(2, dtype=torch.complex128))
+        self.register_buffer("scale", torch.linspace(0, 1, 6), persistent=False)
+        self.first.register_buffer("calls", self.calls)
+
+    def before(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+            self.seen |= (x > 1).any(0)
+            self.turn *= 0.6 + 0.8j
+        return x * (self.scale + self.seen + 0.1 * self.first.calls.to(x) + self.turn.imag.sum())
+
+
+class Own(Net):
+    """Buffers that differ between workers: of every kind there is."""
+
+    def prepare(self) -> None:
+        self.register_buffer("mu", torch.zeros(6))
+        self.register_buffer("turn", torch.zeros(2, dtype=torch.complex64))
+        self.register_buffer("calls", torch.tensor(0))
+        self.register_buffer("latest", torch.zeros(1))
+        self.register_buffer("ragged", torch.zeros(0))
+        self.register_buffer("scale", torch.tensor(1.0))
+        self.norm, self.kept = nn.BatchNorm1d(6, momentum=0.3), nn.BatchNorm1d(6)
+        self.kept.eval()
+        self.instance = nn.InstanceNorm1d(2, track_running_stats=True)
+        self.first = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+        self.tau = 1.0
+
+    def before(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.mu = self.mu * 0.5 + x.mean(0)
+            self.turn += torch.complex(x[0, 0], x[0, 1])
+            self.calls += int((x > 0).sum())
+            self.tau = float(x.mean())
+            self.scale *= 0.9
+            self.ragged = torch.cat([self.ragged, x[x[:, 0] > 0, 0]])
+        self.latest = x[:1, 0]
+        x = self.instance(self.kept(self.norm(x)).view(-1, 2, 3)).flatten(1)
+        return x - self.mu + self.tau
+
+
+def pair() -> tuple[TensorDataset, TensorDataset]:
+    return examples(0, 96), examples(1, 20)
+
+
+OWN = ("model=test_models_kept:Own", "data=test_models_kept:pair", "num_workers=3", "batch_size=4", "topology=ring",
+       "algo=dpsgd", "partition=iid", "steps=6", "precision=fp64", "seed=2", "task.statistics_images=64")  # fmt: skip
+
+
+@pytest.fixture
+def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Callable[..., Result]:
+    """Carry out a run of a model of one's own, as `conftest.start` does."""
+
+    def _start(*overrides: str, processes: int = 1, directory: str = "run", interrupt_at: int = -1) -> Result:
+        config = compose([*overrides, "progress=false", "device=cpu", f"run_dir={tmp_path / directory}"])
+        if processes == 1:
+            return Result(carry_out(World(0, 1, torch.device("cpu")), config, -1, interrupt_at), tmp_path / directory)
+        (status,) = set(worlds(processes).call(carry_out, config, -1, interrupt_at))
+        return Result(status, tmp_path / directory)
+
+    return _start
+
+
+def stored(result: Any) -> dict[str, dict[str, Any]]:
+    return load_models(result.directory).models
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert one.keys() == other.keys()
+    for model, tensors in one.items():
+        for name, value in tensors.items():
+            torch.testing.assert_close(other[model][name], value, rtol=1e-12, atol=1e-12, msg=f"{model} {name}")
+
+
+def test_the_averaged_model_has_means_statistics_of_its_own_and_what_worker_0_has(start):
+    result = start(*OWN)
+    models = stored(result)
+    averaged, workers = models["averaged"], [models[f"worker{i}"] for i in range(3)]
+    for name in ("mu", "turn", "latest"):
+        values = torch.stack([own[name] for own in workers])
+        torch.testing.assert_close(averaged[name], values.mean(0), rtol=1e-12, atol=1e-12)
+        assert not torch.equal(values[0], values[1]), "a test that cannot fail"
+    for name in ("calls", "ragged", "first.parametrizations.weight.0._u", "kept.running_mean"):
+        assert torch.equal(averaged[name], workers[0][name])
+    assert workers[0]["calls"] != workers[1]["calls"] and len(workers[0]["ragged"]) > 0
+    assert torch.equal(workers[1]["kept.running_mean"], torch.zeros(6).double())
+    for name in ("norm.running_mean", "instance.running_mean"):
+        assert averaged[name].abs().min() > 0
+        assert not torch.allclose(averaged[name], torch.stack([own[name] for own in workers]).mean(0))
+    assert int(averaged["norm.num_batches_tracked"]) == 1 and int(workers[0]["norm.num_batches_tracked"]) == 6
+
+
+def test_any_number_of_processes_has_the_same_states(start):
+    one, two = start(*OWN, directory="one"), start(*OWN, processes=2, directory="two")
+    assert_same(stored(one), stored(two))
+    assert [row["value"] for row in one.rows] == pytest.approx([row["value"] for row in two.rows], rel=1e-9)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_states_are_part_of_checkpoints_and_evaluations_leave_them_alone(start, processes):
+    whole = start(*OWN, "evaluation.every_epochs=0.2")
+    interrupted = [*OWN, "evaluation.every_epochs=0.2", "checkpoint_every_s=0"]
+    assert start(*interrupted, directory="cut", interrupt_at=3).status == "interrupted"
+    assert_same(stored(whole), stored(start(*interrupted, directory="cut", processes=processes)))
+    rare = start(*OWN, "evaluation.every_epochs=1000", "evaluation.initial=false", directory="rare")
+    assert_same(stored(whole), stored(rare))
+
+
+def test_a_run_begins_with_the_state_of_another(start):
+    first = start(*OWN)
+    second = start(*OWN, f"init={first.directory}", "steps=1", "lr=0", directory="second")
+    averaged, begun = stored(first)["averaged"], stored(second)["worker1"]
+    torch.testing.assert_close(
+        begun["mu"] - 0.5 * averaged["mu"], stored(start(*OWN, "steps=1", directory="x"))["worker1"]["mu"]
+    )
+    assert len(begun["ragged"]) >= len(averaged["ragged"])
+
+
+def test_the_file_of_models_follows_the_umask_and_what_cannot_be_opened_is_not_damaged(start, monkeypatch):
+    before = os.umask(0o027)
+    try:
+        path = start(*OWN).directory / FILE
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"is damaged \(its content is not what was written\): delete"):
+        load_models(path.parent)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(ConfigError, match=f"{FILE} cannot be read: Is a directory\\.$"):
+        load_models(path.parent)
+
+
+class Warms(Net):
+    def prepare(self) -> None:
+        self.tau = 1.0
+
+    def before(self, x: Tensor) -> Tensor:
+        self.tau *= 0.9 if self.training else 1.0
+        return x * self.tau
+
+
+def test_a_run_says_what_its_file_of_models_leaves_out_and_whose_buffers_the_average_has(tmp_path, capsys):
+    decentral.train(made(Warms), TRAIN, TEST, results_dir=tmp_path, **{**SHORT, "progress": True})
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"{FILE} leaves out what training has changed of tau: get_extra_state would keep it" in said
+    (note,) = RunStore.peek(train(made(Kinds), tmp_path).directory)["notes"]
+    assert note == "averaged model: scale, turn averaged over the workers; calls, first.calls, seen taken from worker 0"

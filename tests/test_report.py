@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import itertools
 import json
 import math
 import re
@@ -15,20 +17,26 @@ from typing import cast
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 
 from configure import configure
-from decentral.config.files import dump
+from decentral.cli import run as command
+from decentral.cli.single import carry_out, work_out
+from decentral.config.identity import run_directory
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
 from decentral.network.world import World
-from decentral.report.learning_curves import Scale, _draw, save_learning_curves
-from decentral.report.series import describe, read_curves
+from decentral.report.figures.figure import Line
+from decentral.report.figures.three_axes import reached
+from decentral.report.learning_curves import save_learning_curves
+from decentral.report.series import describe
 from decentral.report.summary import summary
-from decentral.store import RunStore, Status, provenance
+from decentral.store import RunStore, Status
+from decentral.store.lines import read_lines
 from decentral.terminal import progress as progress_module
-from decentral.terminal.display import Row, display
 from decentral.terminal.progress import progress
 from decentral.training.recorder import Recorder
 from decentral.training.run import Run
+from decentral.training.timing import timed
 
 CONFIG = """
 algo: {name: relaysgd}
@@ -102,59 +110,6 @@ def test_learning_curves_are_drawn_for_every_kind_of_task(tmp_path: Path, rows, 
     assert "matplotlib.pyplot" not in sys.modules
 
 
-def test_a_curve_without_points_is_not_drawn(tmp_path: Path) -> None:
-    """After step 0 the consensus distance has none: what is recorded there is rounding."""
-    with RunStore.open(tmp_path / "run", "aaa", CONFIG) as store:
-        store.append(image_rows(0))
-    curves = read_curves(tmp_path / "run")
-    panel = Figure().subplots()
-    _draw(panel, curves, "consensus_distance", Scale("epoch", "epochs"))
-    assert not panel.lines and panel.get_legend() is None
-    assert [text.get_text() for text in panel.texts] == ["nothing to draw yet"]
-
-
-def test_the_metric_that_a_run_is_judged_by_comes_first_and_consensus_last(tmp_path: Path) -> None:
-    image = read_curves(make_run(tmp_path / "image", image_rows)).series
-    assert list(image) == [("test", "accuracy"), ("test", "loss"), ("train", "loss"), ("model", "consensus_distance")]
-    quadratic = read_curves(make_run(tmp_path / "quadratic", quadratic_rows)).series
-    assert [metric for _, metric in quadratic] == ["suboptimality", "distance", "consensus_distance"]
-
-
-def test_curves_are_in_order_of_steps(tmp_path: Path) -> None:
-    with RunStore.open(tmp_path / "run", "aaa", CONFIG) as store:
-        store.append([row(step, "mean", "train", "loss", step) for step in (30, 10, 20, 10)])
-    assert read_curves(tmp_path / "run").series["train", "loss"]["mean"].at["step"] == [10, 20, 30]
-
-
-def test_a_run_is_described_by_what_was_chosen(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", image_rows, Status.diverged)
-    assert describe(run) == "relaysgd on dbt, vgg11 on cifar10, alpha=0.1, 3 workers, seed 4: diverged"
-    assert describe(tmp_path) == f"{tmp_path.name}: unknown"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], ""),
-        (["compress=topk"], "compress=topk"),
-        (["compress=topk", "compress.keep=0.01"], "compress=topk keep=0.01"),
-        (["compress=bf16", "compress.error_feedback=false"], "compress=bf16 error_feedback=false"),
-        (["compress=artopk", "compress.select=var"], "compress=artopk select=var"),
-    ],
-)
-def test_what_is_sent_instead_of_rows_tells_runs_apart(tmp_path: Path, words: list[str], said: str) -> None:
-    config = configure("algo=allreduce", "task=quadratics", "num_workers=4", *words)
-    (tmp_path / "config.yaml").write_text(dump(config))
-    assert describe(tmp_path) == ", ".join(
-        filter(None, ["allreduce", said, "quadratics", "4 workers", "seed 0: unknown"])
-    )
-
-
-def test_a_precision_that_is_not_the_usual_one_is_said(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text(dump(configure("num_workers=4", "precision=bf16")))
-    assert ", 4 workers, bf16, seed 0: " in describe(tmp_path)
-
-
 # The table
 
 
@@ -168,11 +123,19 @@ def test_the_summary_gives_the_final_values_of_each_metric(tmp_path: Path) -> No
     assert words["model consensus distance"] == ["-", "1.5", "-", "-"]
 
 
-def test_the_best_worker_is_at_the_other_end_from_the_worst(tmp_path: Path) -> None:
-    text = summary(make_run(tmp_path / "run", lambda step: [
-        row(step, worker, "test", "loss", value) for worker, value in {0: 3.0, 1: 1.0, "worst": 3.0}.items()
-    ]))  # fmt: skip
-    assert re.search(r"test loss +3 +- +- +1$", text, re.MULTILINE)
+@pytest.mark.parametrize(
+    ("reason", "head"), [({"reason": "SIGTERM"}, "interrupted (SIGTERM)"), ({"reason": "interrupted"}, "interrupted")]
+)
+def test_the_summary_of_an_interrupted_run_says_why_how_far_it_came_and_how_it_goes_on(
+    tmp_path: Path, reason: dict[str, str], head: str
+) -> None:
+    run = make_run(tmp_path / "run", image_rows, Status.interrupted)
+    with RunStore.open(run, "aaa", CONFIG) as store:
+        store.set_status(Status.interrupted, step=25, wall_s=12.0, bytes_sent=30_000, **reason)
+    text = summary(run)
+    assert text.startswith(f"relaysgd on dbt, vgg11 on cifar10, alpha=0.1, 3 workers, seed 4: {head}\n")
+    assert "Steps:    25 (evaluated after 20) in 12.0 s" in text and "Sent:     10 kB by a worker" in text
+    assert text.endswith("decentral-run algo=relaysgd seed=4 run_dir=x  (goes on from the newest checkpoint)")
 
 
 def test_the_summary_says_what_it_cost_and_where_the_results_are(
@@ -191,17 +154,6 @@ def test_the_summary_says_what_it_cost_and_where_the_results_are(
     ]
 
 
-def test_the_summary_of_an_interrupted_run_says_why_and_how_it_goes_on(tmp_path: Path) -> None:
-    text = summary(make_run(tmp_path / "run", image_rows, Status.interrupted, reason="SIGTERM"))
-    assert text.startswith("relaysgd on dbt, vgg11 on cifar10, alpha=0.1, 3 workers, seed 4: interrupted (SIGTERM)\n")
-    assert text.endswith("decentral-run algo=relaysgd seed=4 run_dir=x  (goes on from the newest checkpoint)")
-
-
-def test_the_summary_does_not_give_the_status_as_its_reason(tmp_path: Path) -> None:
-    text = summary(make_run(tmp_path / "run", image_rows, Status.interrupted, reason="interrupted"))
-    assert text.splitlines()[0].endswith("seed 4: interrupted")
-
-
 @pytest.mark.parametrize(("lr", "proposed"), [(1e6, "0.1"), (0.2, "0.05")])
 def test_after_divergence_a_usual_learning_rate_is_proposed(tmp_path: Path, lr: float, proposed: str) -> None:
     path = tmp_path / "run"
@@ -209,19 +161,6 @@ def test_after_divergence_a_usual_learning_rate_is_proposed(tmp_path: Path, lr: 
         store.write_provenance({"command_line": ["/bin/decentral-run", f"lr={lr:g}"]})
         store.set_status(Status.diverged, step=20, epoch=2.0)
     assert f" lr={proposed}  (a smaller learning rate)" in summary(path)
-
-
-def test_the_summary_of_an_interrupted_run_says_how_far_it_came_after_the_last_evaluation(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", image_rows, Status.interrupted)
-    with RunStore.open(run, "aaa", CONFIG) as store:
-        store.set_status(Status.interrupted, step=25, wall_s=12.0, bytes_sent=30_000)
-    text = summary(run)
-    assert "Steps:    25 (evaluated after 20) in 12.0 s" in text
-    assert "Sent:     10 kB by a worker" in text
-
-
-def test_a_run_that_measured_nothing_has_a_summary(tmp_path: Path) -> None:
-    assert "No metrics were recorded." in summary(make_run(tmp_path / "run", lambda step: [], Status.failed))
 
 
 # Provenance
@@ -236,19 +175,6 @@ def test_provenance_is_json_and_imports_nothing_heavy() -> None:
     assert facts["packages"].keys() == {"torch", "torchvision", "numpy", "hydra-core", "omegaconf"}
     assert facts["devices"] == ["cpu"] and facts["processes"] == 2 and facts["cores"] >= 1
     assert facts["python"] == ".".join(map(str, sys.version_info[:3]))
-
-
-def test_what_cannot_be_found_out_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("broken")
-
-    monkeypatch.setattr(provenance.subprocess, "run", broken)
-    monkeypatch.setattr(provenance.platform, "platform", broken)
-    monkeypatch.setattr(provenance.importlib.metadata, "version", broken)
-    facts = provenance.collect(["cuda:0"], 1)
-    assert [facts[name] for name in ("git_commit", "git_dirty", "platform", "gpus")] == [None] * 4
-    assert set(facts["packages"].values()) == {None}
-    assert facts["host"]
 
 
 # Progress
@@ -295,71 +221,12 @@ def test_without_a_terminal_only_lines_are_shown_and_each_at_once(monkeypatch: p
     assert lines[2].startswith("[relaysgd] step 21/100  epoch 2.0  loss 0.41  worst 81.2 %  averaged 83.0 %  0:00 left")
 
 
-def test_an_evaluation_has_one_line_even_if_one_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_module, "LINE_PERIOD_S", 0.0)
-    stream = io.StringIO()
-    with progress(100, "relaysgd", stream=stream) as shown:
-        shown.milestone("step 0: accuracy", 0, 0.0, loss="", worst="9.0 %", averaged="9.0 %")
-    assert stream.getvalue() == "[relaysgd] step 0: accuracy\n"
-
-
-@pytest.mark.parametrize("launched", [False, True])
-def test_the_accuracy_before_training_does_not_pass_for_that_of_later_steps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched: bool
-) -> None:
-    monkeypatch.setattr(progress_module, "LINE_PERIOD_S", 0.0)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as launcher:
-        launcher.bind(str(tmp_path / "launcher"))
-        if launched:
-            monkeypatch.setenv(progress_module.ADDRESS, f"{tmp_path / 'launcher'}:7")
-        with progress(4, "relaysgd", stream=io.StringIO()) as shown:
-            shown.milestone("step 0: accuracy", 0, 0.0, loss="", worst="9.0 %", averaged="9.0 %")
-            shown.update(1, 1.0, "0.9")
-            assert shown._shown.words() == "epoch 1.0  loss 0.9"
-            shown.milestone("step 2: accuracy", 2, 2.0, loss="0.5", worst="80.0 %", averaged="81.0 %")
-            assert shown._shown.words() == "epoch 2.0  loss 0.5  worst 80.0 %  averaged 81.0 %"
-
-
-def test_in_an_evaluation_no_time_is_said_to_be_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress_module, "LINE_PERIOD_S", 0.0)
-    stream = io.StringIO()
-    with progress(2, "relaysgd", stream=stream) as shown:
-        shown.update(1, 1.0)
-        shown.update(2, 2.0)
-        shown.doing("evaluating worker 3, batch 1 of 20")
-    lines = stream.getvalue().splitlines()
-    assert lines[1].endswith("0:00 left")
-    assert lines[2] == "[relaysgd] step 2/2  epoch 2.0  evaluating worker 3, batch 1 of 20"
-
-
 def test_on_a_terminal_there_is_a_bar_that_keeps_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "150")
     text = show_some(Terminal())
     assert "21/100" in text and "avg 83.0 %" in text
     assert re.search(r"epoch 2: \[worst\] 81.2 %", text)
-
-
-def test_a_terminal_shows_as_many_rows_as_it_has_lines_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key, value in {"TERM": "xterm", "COLUMNS": "100", "LINES": "10"}.items():
-        monkeypatch.setenv(key, value)
-    terminal = Terminal()
-    shown = display(stream=terminal)
-    shown.draw([Row(f"job {number}", "here", 0.5, "half") for number in range(7)], "seven jobs")
-    shown.line("[a line]")
-    shown.close("all over")
-    text = terminal.getvalue()
-    assert all(part in text for part in ("seven jobs", "job 3", "half", "and 3 more", "[a line]", "all over"))
-    assert "job 4" not in text
-
-
-def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "dumb")
-    assert "\x1b" not in show_some(Terminal())
-
-
-def test_progress_can_be_off() -> None:
-    assert show_some(Terminal(), enabled=False) == ""
 
 
 def test_a_stream_that_is_gone_does_not_stop_the_run() -> None:
@@ -374,3 +241,144 @@ def test_a_stream_that_is_gone_does_not_stop_the_run() -> None:
         shown.line("one")
         shown.line("two")
     assert Gone.writes == 1
+
+
+DELAYED = (
+    *("cluster=even", "cluster.stragglers.mode=exactly", "cluster.stragglers.count=1"),
+    "cluster.stragglers.delay_s=0.32",
+)
+SMALL = ("task=quadratics", "num_workers=4", "steps=20", "progress=false", "device=cpu", "processes=1")
+
+
+def finished(tmp_path: Path, *overrides: str) -> tuple[Config, Path]:
+    config = configure(*SMALL, f"results_dir={tmp_path}", *overrides)
+    assert carry_out(config) == 0
+    return config, run_directory(config)
+
+
+# The end of a run
+
+
+def test_a_run_says_what_a_step_cost_and_where_its_timeline_is(tmp_path: Path) -> None:
+    config, directory = finished(tmp_path, "algo=wagma", *DELAYED)
+    facts = RunStore.peek(directory) or {}
+    found = timed(config, 20, 10, dtype=torch.float64)
+    assert facts["simulated_s"] == found.simulated_s
+    assert {int(age): times for age, times in facts["staleness"].items()} == found.ages
+    assert facts["critical"] == [found.critical.index(max(found.critical)), max(found.critical), sum(found.critical)]
+    told = summary(directory)
+    shares = facts["simulated_shares"]
+    total = sum(mean for mean, _, _ in shares.values())
+    assert f"Simulated: {facts['simulated_s']:.1f} s; per step {facts['simulated_s'] / 20:.3g} s: " in told
+    for part, word in (("compute", "computing"), ("wait", "waiting"), ("exchange", "exchange")):
+        assert f"{word} {100 * shares[part][0] / total:.0f} %" in told
+    assert f"worker {found.accounts['wait'].argmin()} the least" in told
+    fresh = 100 * found.ages[0] / sum(found.ages.values())
+    assert f"Staleness: {fresh:.0f} % of contributions fresh" in told and f"{max(found.ages)} at most" in told
+    assert f"Timeline: {directory / 'timeline.png'}" in told and "ui.perfetto.dev" in told
+    assert "cluster: constant 0.16 s, exactly 1 straggler," in describe(directory)
+    for name in ("timeline.png", "staleness.png", "learning_curves.png"):
+        assert (directory / name).read_bytes().startswith(b"\x89PNG")
+
+
+# The trace
+
+
+def test_the_trace_has_a_track_for_each_worker_with_the_durations_of_the_cluster(tmp_path: Path) -> None:
+    _, directory = finished(tmp_path, "algo=dpsgd", "topology=ring", *DELAYED)
+    events = json.loads((directory / "timeline.json").read_text())["traceEvents"]
+    names = {one["tid"]: one["args"]["name"] for one in events if one["name"] == "thread_name"}
+    assert names == {i: f"worker {i}" for i in range(4)}
+    spans = [one for one in events if one["ph"] == "X"]
+    gradients = [[one for one in spans if one["tid"] == i and one["name"] == "compute"] for i in range(4)]
+    assert [len(each) for each in gradients] == [20] * 4
+    for t in range(20):  # one of four is delayed by 0.32 s in every step
+        assert sorted(each[t]["dur"] for each in gradients) == pytest.approx([160e3, 160e3, 160e3, 480e3])
+    simulated_s = (RunStore.peek(directory) or {})["simulated_s"]
+    assert max(one["ts"] + one["dur"] for one in spans) == pytest.approx(1e6 * simulated_s)
+    for i in range(4):  # one after the other
+        mine = [one for one in spans if one["tid"] == i]
+        assert all(a["ts"] + a["dur"] <= b["ts"] + 0.01 for a, b in itertools.pairwise(mine))
+
+
+# Figures
+
+
+@pytest.mark.parametrize(
+    ("y", "target", "place"),
+    [
+        ([50.0, 80.0, 100.0], 90.0, 15.0),
+        ([50.0, 80.0, 70.0], 90.0, None),
+        ([3.0, 1.0, 0.5], 2.0, 5.0),
+        ([95.0, 20.0, 99.0], 95.0, 0.0),
+        ([math.nan, 50.0, 100.0], 75.0, 15.0),
+        ([], 1.0, None),
+    ],
+)
+def test_where_a_target_is_reached(y, target, place) -> None:
+    assert reached(Line("", (), [0.0, 10.0, 20.0][: len(y)], y), target) == place
+
+
+# Time alone
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    return ended.value.code, *capsys.readouterr()
+
+
+def test_a_timeline_alone_trains_nothing_and_says_what_steps_cost(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setattr("decentral.data.digits.Digits.load", None)  # nobody asks for the data
+    words = ["algo=wagma", *DELAYED, "num_workers=1024", "steps=20", "simulate=timeline", f"results_dir={tmp_path}"]
+    status, out, _ = run(capsys, *words)
+    assert status == 0
+    (directory,) = (tmp_path / "timelines").iterdir()
+    (facts,) = read_lines(directory / "timeline.jsonl")
+    with torch.random.fork_rng(devices=[]):
+        config = configure(*words)
+        model = config.model.build(config.data.inspect())
+    assert facts["num_parameters"] == sum(p.numel() for p in model.parameters())
+    assert facts["simulated_s"] == timed(config, 20, facts["num_parameters"]).simulated_s
+    for text in ("per step", "waiting", "Staleness: ", "Critical:  worker ", "20 steps", f"{directory}/timeline.png"):
+        assert text in out
+    with open(directory / "workers.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 1024 and rows[0].keys() == {"worker", "compute_s", "wait_s", "exchange_s", "critical"}
+    mean = sum(float(row["wait_s"]) for row in rows) / 1024
+    assert mean == pytest.approx(facts["simulated_shares"]["wait"][0], abs=1e-5)
+    assert {"timeline.png", "timeline.json", "staleness.png"} <= {path.name for path in directory.iterdir()}
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (("steps=5",), "simulate=timeline works out time in a virtual cluster: choose one"),
+        (("cluster=even", "steps=5", "processes=2"), "leave processes= out"),
+        (("cluster=even",), "trains nothing, so that there are no epochs: give steps="),
+        (("cluster=even", "steps=5", "stop_after_simulated_s=3"), "stop_after_simulated_s=3 is for training"),
+    ],
+)
+def test_what_a_timeline_alone_needs(overrides, sentence) -> None:
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        configure("algo=allreduce", "task=quadratics", "simulate=timeline", *overrides)
+
+
+@pytest.mark.parametrize("compress", ["threshold", "powersgd"])
+def test_a_timeline_has_to_know_how_long_messages_are(compress: str) -> None:
+    words = ("algo=allreduce", "task=quadratics", "simulate=timeline", "cluster=even", "steps=5")
+    with pytest.raises(ConfigError, match=f"knows of no layers, on which it depends what compress={compress} sends"):
+        work_out([("", configure(*words, f"compress={compress}"))])
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.1, 0.0123, 0.00015])
+def test_a_timeline_sends_what_messages_keep(keep: float) -> None:
+    words = ("algo=choco", "topology=ring", "task=quadratics", "cluster=even", "num_workers=4", "steps=3")
+    config = configure(*words, "compress=topk", f"compress.keep={keep}")
+    sent = timed(config, 3, 1_000_000).bytes_sent
+    assert sent == pytest.approx(3 * 4 * 2 * 8 * keep * 1_000_000, rel=2e-3)
+    assert timed(config, 3, 2).bytes_sent == 3 * 4 * 2 * 8 * max(1, int(2 * keep))
+
+
+# What the timeline of groups says

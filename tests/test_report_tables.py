@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decentral.errors import ConfigError
 from decentral.report.make import make
-from decentral.report.tables import together
+from decentral.report.spec import parse
 from handmade import PUBLISHED, TABLE, table1, value, write
 
 
@@ -48,17 +48,9 @@ def test_at_another_scale_the_published_numbers_stand_apart(tmp_path: Path) -> N
     assert "| D-PSGD | ring | 87.4 | 53.9 |" in theirs
 
 
-def test_a_cell_without_runs_says_how_many_are_missing_and_one_that_only_diverged_says_so(tmp_path: Path) -> None:
-    values = [value("RelaySGD", "dbt", alpha, 80, seed) for alpha in (1, 0.1) for seed in (1, 2)]
-    values += [value("D2", "ring", 1, "nan", seed, status="diverged") for seed in (1, 2)]
-    cells = {(row[0], i): text for row in rows(made(tmp_path, {"table": TABLE}, values)) for i, text in enumerate(row)}
-    assert cells["D2", 2] == "diverged (2 of 2)"
-    assert cells["D2", 3] == "-"
-
-
 def test_a_cell_says_how_many_of_the_runs_that_it_will_have_are_there(tmp_path: Path) -> None:
     values = [
-        value("RelaySGD", "dbt", 1, 80),
+        value("RelaySGD", "dbt", 1, 80, averaged=90.0),
         value("D2", "ring", 1, 70),
         value("D2", "ring", 0.1, "nan", status="diverged"),
     ]
@@ -75,17 +67,6 @@ def test_a_cell_says_how_many_of_the_runs_that_it_will_have_are_there(tmp_path: 
             ("1", "1"),
             ("0", "3"),
         ]
-
-
-@pytest.mark.parametrize(("words", "wanted"), [
-    ({"format": "percent"}, "1234.6"),
-    ({"format": "steps", "digits": 0}, "1235"),
-    ({"format": "scientific"}, "1.2e+03"),
-    ({"format": "plain"}, "1234.568"),
-])  # fmt: skip
-def test_numbers_have_the_format_that_was_asked_for(tmp_path: Path, words: dict, wanted: str) -> None:
-    directory = made(tmp_path, {"table": {"rows": ["method"], **words}}, [value("D2", "ring", 1, 1234.5678)])
-    assert rows(directory)[-1] == ["D2", wanted]
 
 
 @pytest.mark.parametrize(("larger", "best"), [(True, "D-PSGD"), (False, "RelaySGD"), (None, None)])
@@ -114,28 +95,6 @@ def test_ties_within_the_noise_and_cells_at_the_level_of_chance_are_not_bold(
     assert (directory / "table.tex").read_text().count("\\textbf") == bold
     said = "Bold: the best of a column, where it is ahead by more than the noise."
     assert all((said in (directory / f"table.{kind}").read_text()) == bold for kind in ("md", "tex"))
-
-
-def test_who_does_not_reach_the_target_never_does_though_the_averaged_model_did(tmp_path: Path) -> None:
-    metric = {"metric": "simulated_s to test accuracy 95 %"}
-    values = [value("D-PSGD", "ring", 1, 80.0, averaged=80.0, mean="", **metric)]
-    values += [value("D2", "ring", 1, 80.0, averaged=80.0, mean=90.0, **metric)]
-    directory = made(tmp_path, {"table": {**TABLE, "format": "plain", "digits": 1, "of": ["averaged", "mean"]}}, values)
-    assert [row[2] for row in rows(directory) if row[0] in ("D-PSGD", "D2")] == ["80.0", "80.0", "never", "90.0"]
-
-
-def test_a_cell_that_is_alone_in_its_column_is_not_the_best_of_it(tmp_path: Path) -> None:
-    values = [value("RelaySGD", "dbt", alpha, 80.0 + seed, seed) for alpha in (1, 0.01) for seed in (1, 2)]
-    values += [value("D-PSGD", "ring", 1, 60.0 + seed, seed) for seed in (1, 2)]
-    directory = made(tmp_path, {"table": TABLE}, values)
-    assert ["RelaySGD", "double binary trees", "**81.5 ± 0.7**", "81.5 ± 0.7"] in rows(directory)
-
-
-def test_worst_mean_and_averaged_have_tables_of_their_own(tmp_path: Path) -> None:
-    values = [value("RelaySGD", "dbt", 1, 80.0, worst=80.0, averaged=90.0)]
-    directory = made(tmp_path, {"table": {**TABLE, "of": ["value", "averaged"]}}, values)
-    assert [row[2] for row in rows(directory) if row[0] == "RelaySGD"] == ["80.0", "90.0"]
-    assert "**Test accuracy (%), averaged model**" in (directory / "table.md").read_text()
 
 
 def test_the_csv_has_unrounded_numbers_for_each_cell(tmp_path: Path) -> None:
@@ -168,23 +127,6 @@ def test_a_table_that_cannot_be_made_is_refused(tmp_path: Path, table: dict, com
     assert complaint in str(refused.value)
 
 
-def test_a_study_without_any_values_yet_has_an_empty_table(tmp_path: Path) -> None:
-    directory = made(tmp_path, {"table": TABLE, "figures": [{"kind": "curves", "lines": ["method"]}]}, [], labels=())
-    assert rows(directory) == []
-
-
-def test_the_learning_rate_may_be_a_label(tmp_path: Path) -> None:
-    directory = write(tmp_path / "a" / "b" / "small", [], {"table": {"rows": ["lr"], "columns": "method"}})
-    (directory / "values.csv").write_text(
-        "method,lr,metric,value,seed,rate,chosen,at_edge,status,worst,mean,averaged,published,run,wall_s\n"
-        "D2,0.10,accuracy,80,1,0.1,True,False,done,,,,,r,1\n"
-    )
-    facts = json.loads((directory / "study.json").read_text())
-    (directory / "study.json").write_text(json.dumps(facts | {"labels": ["method", "lr"]}))
-    make(directory)
-    assert rows(directory)[0] == ["learning rate", "D2"] and rows(directory)[-1] == ["0.1", "80.000"]
-
-
 def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no study\.json.*run decentral-study first"):
         make(tmp_path)
@@ -199,9 +141,40 @@ def test_what_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
         make(write(directory, [], {}, labels=["seed"]))
 
 
-def test_remarks_that_differ_in_numbers_only_are_one() -> None:
-    ended = [f"stop_after_simulated_s=9.5 ended the run after {steps} of 400 steps" for steps in (30, 120, 60)]
-    assert together([ended[0], "the data are CIFAR-10 (JPEG)", *ended[1:]]) == [
-        "stop_after_simulated_s=9.5 ended the run after 30 to 120 of 400 steps",
-        "the data are CIFAR-10 (JPEG)",
-    ]
+GOOD: dict[str, Any] = {
+    "caption": "Stands alone.",
+    "table": {"rows": ["method"], "columns": "alpha", "format": "percent", "digits": 2},
+    "figures": [
+        {"name": "one", "kind": "curves", "metric": "loss", "worker": 0, "x": "epoch", "ylim": [None, 1]},
+        {"name": "two", "kind": "scaling", "x": "num_workers", "spread": "none"},
+    ],
+    "published": {"item": "table1", "tolerance": {"relative": "5e-2"}, "because": "of this", "scales": ["paper"]},
+    "claims": [{"says": "so", "kind": "order", "better": {"alpha": 1}, "worse": {"alpha": 0.1}, "by": 5}],
+}
+
+
+def test_a_section_becomes_typed_objects() -> None:
+    spec = parse(GOOD, "mine")
+    assert spec.table and spec.table.digits == 2
+    assert [figure.file for figure in spec.figures] == ["one", "two"]
+    assert spec.published and spec.published.tolerance.relative == 0.05
+    assert spec.claims[0].says == "so"
+    assert parse({}, "mine").table is parse(None, "mine").table is None
+
+
+@pytest.mark.parametrize(("change", "complaint"), [
+    ({"captoin": "x"}, "study mine: report has no key 'captoin'. Did you mean 'caption'?"),
+    ({"caption": [1]}, "study mine: report.caption=[1] does not fit: it should be text."),
+    ({"table": {"rows": ["a"], "format": "procent"}}, "it should be one of percent, steps, scientific, plain."),
+    ({"table": {"rows": ["a"], "digits": 1.5}}, "report.table.digits=1.5 does not fit: it should be a whole number"),
+    ({"figures": [{"kind": "curve"}]}, "report.figures[0].kind=curve does not exist. Did you mean 'curves'?"),
+    ({"figures": [{"kind": "curves", "name": "a"}] * 2}, "two are called 'a'"),
+    ({"published": {"item": "table1", "because": "x", "tolerance": {}}}, "needs one of relative, absolute and factor"),
+    ({"published": {"item": "table1", "because": "x", "tolerance": {"factor": 0.5}}}, "factor=0.5 is below 1"),
+    ({"claims": [{"says": "so", "kind": "order", "better": {"a": 1}}]}, "'so' needs both `better` and `worse`"),
+    ({"claims": [{"says": "so", "kind": "steady", "across": {"a": [1]}, "within": 1}]}, "at least two of its values"),
+])  # fmt: skip
+def test_what_is_wrong_is_named_with_what_would_work(change: dict, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=r"^study mine: report") as refused:
+        parse({**GOOD, **change}, "mine")
+    assert complaint in str(refused.value)

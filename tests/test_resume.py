@@ -9,27 +9,25 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from PIL import Image
 
-import decentral.training.run
 from configure import configure
 from decentral.cli.run import main
 from decentral.registry import components
 from decentral.store import read_metrics
-from decentral.training.recorder import Recorder
 from table import ALGORITHMS, OPTIMIZERS, TASKS, VARIANTS
 from toy_problems import DriftingQuadratics
 from worlds import carry_out
 
 OFTEN = ["checkpoint_every_s=0", "trace=true"]
 CASES = [pytest.param(name, [], id=name) for name in ALGORITHMS] + [
-    pytest.param(name, [variant], id=f"{name}-{variant}") for name in VARIANTS for variant in VARIANTS[name]
+    pytest.param(name, [variant], id=f"{name}-{variant}", marks=pytest.mark.slow)
+    for name in VARIANTS
+    for variant in VARIANTS[name]
 ]
-FAULTS = [{"crash_at": 13}, {"interrupt_at": 9}, {"interrupt_at": 6}]  # after, at and between evaluations
+FAULTS = [{"crash_at": 13}, {"interrupt_at": 9}]  # between evaluations, and at one
 
 
 def settings(name: str, folder: Path) -> list[str]:
@@ -51,12 +49,6 @@ def same(one, other) -> None:
         assert one.facts[fact] == other.facts[fact]
 
 
-def test_a_trace_begins_with_the_models_before_the_first_step_whether_they_are_evaluated_or_not(start):
-    one = ["algo=dpsgd", "topology=ring", "task=quadratics", "num_workers=3", "steps=4", "trace=true"]
-    evaluated, not_evaluated = start(*one), start(*one, "evaluation.initial=false", directory="not evaluated")
-    assert np.array_equal(evaluated.iterates, not_evaluated.iterates)
-
-
 @pytest.mark.parametrize(("name", "variant"), CASES)
 def test_an_algorithm_goes_on_bit_for_bit(start, tmp_path, name, variant):
     overrides = [*settings(name, tmp_path), *variant]
@@ -73,7 +65,7 @@ def test_an_algorithm_goes_on_bit_for_bit(start, tmp_path, name, variant):
 def test_an_algorithm_goes_on_with_another_number_of_processes(start, tmp_path, name):
     overrides = settings(name, tmp_path)
     straight = start(*overrides, directory="straight")
-    for before, after in ((5, 2), (2, 1), (1, 5)):
+    for before, after in ((5, 2), (1, 5)):
         directory = f"{before} then {after}"
         assert start(*overrides, directory=directory, processes=before, crash_at=13).status == "crashed"
         resumed = start(*overrides, directory=directory, processes=after)
@@ -109,7 +101,7 @@ def test_a_task_goes_on_bit_for_bit(start, name):
     same(start(*overrides), straight)
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 1), (1, 2), (2, 1), (2, 5)])
+@pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 5)])
 def test_a_problem_that_remembers_something_goes_on_with_another_number_of_processes(tmp_path, worlds, before, after):
     config = configure(
         "task=quadratics", "algo=dpsgd", "topology=ring", "num_workers=5", "steps=20",
@@ -126,43 +118,6 @@ def test_a_problem_that_remembers_something_goes_on_with_another_number_of_proce
     straight = iterates("straight", (1, -1))
     resumed = iterates("broken", (before, 13), (after, -1))
     np.testing.assert_allclose(resumed, straight, rtol=0, atol=1e-12 * np.abs(straight).max())
-
-
-def test_the_device_has_finished_when_the_clock_is_read_before_a_checkpoint(start, monkeypatch):
-    seen = []
-    monkeypatch.setattr(Recorder, "checkpoint_due", lambda self, evaluated: True)
-    monkeypatch.setattr(decentral.training.run, "synchronize", lambda world: seen.append("synchronize"))
-    monkeypatch.setattr(decentral.training.run, "save", lambda *args: seen.append("save"))
-    monkeypatch.setattr(decentral.training.run, "examine", lambda *args: Mock(diverged=False))
-    start("task=quadratics", "algo=dpsgd", "topology=ring", "num_workers=4", "steps=3", "evaluation.every_epochs=100")
-    assert seen == ["synchronize", *["synchronize", "save"] * 2, "synchronize"]
-
-
-@pytest.fixture
-def pictures(tmp_path, monkeypatch) -> Path:
-    """Two classes of random 32 x 32 pictures, twenty for training."""
-    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
-    random = np.random.default_rng(0)
-    for split, count in (("train", 10), ("test", 2)):
-        for name in ("cat", "dog"):
-            folder = tmp_path / "pictures" / split / name
-            folder.mkdir(parents=True)
-            for number in range(count):
-                Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{number}.png")
-    return tmp_path / "pictures"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("model", "size"), [("vgg11", "data.image_size=32"), ("resnet18", "data.image_size=8")])
-def test_a_model_with_dropout_or_batch_statistics_goes_on_bit_for_bit(start, pictures, model, size):
-    overrides = [
-        "task=images", "data=imagefolder", f"data.path={pictures}", "data.num_processes=1", f"model={model}", size,
-        "batch_size=3", "partition=iid", "num_workers=2", "topology=chain", "checkpoint_every_s=0",
-        "steps=3", "evaluation.every_epochs=0.3", "task.statistics_images=8",
-    ]  # fmt: skip
-    straight = start(*overrides, directory="straight")
-    assert start(*overrides, crash_at=2).status == "crashed"
-    same(start(*overrides), straight)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -184,14 +139,6 @@ def test_the_newest_checkpoint_that_is_whole_is_used(start, capsys):
     parts[1].write_bytes(parts[1].read_bytes()[:-1])
     same(start(*overrides), straight)
     assert "checkpoint" in capsys.readouterr().out
-
-
-def test_a_finished_run_keeps_no_checkpoints_and_an_unfinished_one_does(start):
-    overrides = ["task=quadratics", "num_workers=5", *OFTEN, "steps=20", "evaluation.every_epochs=5"]
-    broken = start(*overrides, interrupt_at=7)
-    assert {path.name for path in broken.directory.glob("checkpoints/*")} == {"5", "8"}
-    done = start(*overrides)
-    assert not list(done.directory.glob("checkpoints/*"))
 
 
 @pytest.mark.timeout(120)

@@ -12,16 +12,15 @@ from pathlib import Path
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.host import interrupt
 from decentral.scheduling import scheduler
 from decentral.scheduling.board import Board, board
 from decentral.scheduling.job import Demand, Job
 from decentral.scheduling.launchers.launcher import Launcher
 from decentral.scheduling.pool import Ended, NoRoom, Pool, Seen
 from decentral.scheduling.scheduler import Fixed, Tally, schedule
+from decentral.scheduling.slots import Seat, Slots
 from decentral.store import RunStore, Status
 from decentral.store.files import try_lock
-from decentral.terminal.display import display
 from toy_jobs import Toy
 
 WORDS = {
@@ -131,10 +130,6 @@ def test_what_is_finished_is_not_started_and_without_work_nothing_is_opened(toy)
     assert run(jobs)[1] == []
 
 
-def test_a_job_that_is_asked_for_twice_runs_once(toy):
-    assert run([toy("a"), toy("a")])[1] == ["open", "a", "close"]
-
-
 @pytest.mark.parametrize("failure", ["killed", "lost"])
 def test_what_failed_from_outside_is_tried_again_so_often_and_no_more(toy, failure):
     tally, log = run([toy("a", failure)], Played(retries=2))
@@ -170,29 +165,12 @@ def test_out_of_memory_is_tried_once_more_alone(toy):
     assert [ended.failure for ended in tally.failed] == ["out_of_memory"]
 
 
-def test_out_of_memory_is_final_where_a_job_had_its_devices_to_itself(toy):
-    tally, log = run([toy("a", "out_of_memory"), toy("b")], Played(shares_devices=False))
-    assert log == ["open", "a", "b", "close"]
-    assert [ended.failure for ended in tally.failed] == ["out_of_memory"] and count(tally, Status.done) == 1
-
-
 def test_a_full_disk_stops_everything_and_says_what_to_do(toy):
     stream = io.StringIO()
     tally, log = run([toy("a", "disk_full"), *(toy(name) for name in "bcd")], shown=board("test", stream=stream))
     assert log == ["open", "a", "b", "close"]
     assert [ended.status for ended in tally.ended] == [Status.failed, Status.interrupted]
     assert "the disk is full" in stream.getvalue() and "same command goes on" in stream.getvalue()
-
-
-def test_a_pool_that_cannot_start_a_job_fails_that_job_alone(toy):
-    class Broken(Played):
-        def start(self, job: Job) -> None:
-            if job.title == "a":
-                raise OSError("no more processes")
-            super().start(job)
-
-    tally, _ = run([toy("a"), toy("b")], Broken())
-    assert [ended.job.title for ended in tally.failed] == ["a"] and count(tally, Status.done) == 1
 
 
 @dataclass(frozen=True)
@@ -227,25 +205,6 @@ def test_a_job_that_does_not_know_what_it_needs_fails_alone(toy, wrong, failure)
     assert [(ended.job, ended.failure) for ended in tally.failed] == [(jobs[1], failure)]
 
 
-@pytest.mark.parametrize("says", ["no room", "refused"])
-def test_a_job_that_never_fits_is_refused_and_the_others_go_on(toy, says):
-    class Small(Played):
-        def has_room(self, job: Job) -> bool:
-            if job.demand.processes == 1:
-                return super().has_room(job)
-            if says == "refused":
-                raise ConfigError("processes=8 needs 8 GPUs, here is 1.")
-            return False
-
-    class Impatient(Board):
-        def waits(self, count: int) -> None:
-            raise AssertionError("nobody else is at it")
-
-    tally, log = run([toy("a", needs=Demand(8)), toy("b"), toy("c")], Small(room=1), Impatient())
-    assert log == ["open", "b", "c", "close"]
-    assert [(ended.job.title, ended.failure) for ended in tally.failed] == [("a", "refused")]
-
-
 @pytest.mark.parametrize("error", [ConfigError("line 3 is damaged."), ZeroDivisionError()])
 def test_a_source_that_breaks_lets_running_jobs_write_checkpoints_before_its_error_is_raised(toy, error):
     first, second = toy("first"), toy("second")
@@ -263,18 +222,6 @@ def test_a_source_that_breaks_lets_running_jobs_write_checkpoints_before_its_err
     assert pool.interrupted and pool.log == ["open", "first", "second", "close"] and not pool.running
     assert "stopping, since it cannot be said what is left" in stream.getvalue()
     assert "interrupted second" in stream.getvalue()
-
-
-def test_the_source_is_asked_again_after_every_job(toy):
-    first, second = toy("first"), toy("second")
-
-    class Search:
-        def pending(self):
-            return [job for job in (first, *([second] if first.finished() else [])) if not job.finished()]
-
-    pool = Played()
-    schedule(Search(), pool, Path("unused"), Board())
-    assert pool.log == ["open", "first", "second", "close"]
 
 
 def test_a_job_that_waits_for_a_gpu_lets_one_for_the_cpu_pass(toy):
@@ -307,12 +254,6 @@ def test_what_another_launcher_is_at_is_left_to_it_until_it_is_finished_or_free(
     assert len(tally.ended) == (1 if finishes else 2)
 
 
-def test_a_job_that_another_launcher_was_faster_to_start_is_no_failure(toy):
-    tally, log = run([toy("a", "taken", "taken", "taken", "taken", "done"), toy("b")])
-    assert log.count("a") == 5
-    assert count(tally, Status.done) == 2 and not tally.failed
-
-
 def test_the_first_ctrl_c_lets_jobs_write_checkpoints(toy):
     pool = Played(on_wait=lambda: pool.interrupted or os.kill(os.getpid(), signal.SIGINT))
     tally, log = run([toy(name) for name in "abc"], pool)
@@ -321,28 +262,7 @@ def test_the_first_ctrl_c_lets_jobs_write_checkpoints(toy):
     assert [ended.status for ended in tally.ended] == [Status.done, Status.interrupted]
 
 
-def test_the_second_ctrl_c_stops_at_once(toy, monkeypatch):
-    monkeypatch.setattr(interrupt, "AGAIN_S", 0.0)
-
-    def insist():
-        os.kill(os.getpid(), signal.SIGINT)
-        if pool.interrupted:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    pool = Played(on_wait=insist)
-    tally, log = run([toy("a")], pool)
-    assert tally.interrupted and log[-1] == "close"
-
-
 # -- what the user sees ------------------------------------------------------------------------------------------------
-
-
-def test_without_a_terminal_every_event_is_a_line(toy):
-    stream = io.StringIO()
-    run([toy("a", "killed", "done"), toy("b", "diverged")], Played(room=1), board("sweep", stream=stream))
-    words = [line.partition("] ")[2].split()[:2] for line in stream.getvalue().splitlines()]
-    assert words == [["started", "a"], ["retrying", "a:"], ["started", "a"], ["done", "a"], ["started", "b"],
-                     ["diverged", "b"]]  # fmt: skip
 
 
 def test_a_line_says_how_many_have_ended_of_those_that_are_known_so_far(toy):
@@ -358,63 +278,104 @@ def test_a_line_says_how_many_have_ended_of_those_that_are_known_so_far(toy):
     assert heads == [f"[study: {words}" for words in ("0 of 1", "1 of 1", "1 of 3", "2 of 3", "2 of 3", "3 of 3")]
 
 
-def test_after_ctrl_c_the_jobs_that_were_not_begun_are_still_left_and_those_that_were_stopped_are_not_done(toy):
-    class Watched(Board):
-        left: tuple[str, ...] = ()
-
-        def show(self, seen: Sequence[Seen], waiting: Sequence[Job]) -> None:
-            super().show(seen, waiting)
-            self.left = tuple(job.title for job in waiting)
-
-    stream = io.StringIO()
-    pool = Played(on_wait=lambda: pool.interrupted or os.kill(os.getpid(), signal.SIGINT))
-    shown = Watched("study", display(stream=stream))
-    run([toy(name) for name in "abcd"], pool, shown)
-    assert shown.left == ("c", "d")
-    assert stream.getvalue().splitlines()[-1].startswith("[study: 1 of 4] interrupted b")
+GPU = Demand(1, "cuda")
+GIB = 1 << 30
 
 
-def test_a_failure_line_says_which_job_why_where_its_log_is_and_how_to_run_it_again(toy):
-    @dataclass(frozen=True)
-    class Known(Toy):
-        command: str = "decentral-run lr=1"
+class Machine:
+    """GPUs of 10 GiB, a clock, and the memory that runs have taken."""
 
-    job = Known(toy("a").folder, "a", ("error",))
-    job.directory.mkdir()
-    (job.directory / "log.txt").write_text("a traceback")
-    stream = io.StringIO()
-    run([job], shown=board("sweep", stream=stream))
-    line = stream.getvalue().splitlines()[-1]
-    for part in (job.id, "error", "as the test says", str(job.directory / "log.txt"), "decentral-run lr=1"):
-        assert part in line
+    def __init__(self, gpus: int = 1, **options) -> None:
+        self.now = 0.0
+        self.free = {str(gpu): 10 * GIB for gpu in range(gpus)}
+        self.slots = Slots(16, list(self.free), free_bytes=lambda: dict(self.free), clock=lambda: self.now, **options)
 
+    def start(self, demand: Demand = GPU):
+        seat = self.slots.seat(demand, 1)
+        return seat and (seat, self.slots.take(seat))
 
-def test_a_terminal_gets_a_table_of_the_running_jobs(toy, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    for key, value in {"TERM": "xterm", "COLUMNS": "160", "LINES": "24"}.items():
-        monkeypatch.setenv(key, value)
-    stream = Terminal()
-    with board("sweep", stream=stream) as shown:
-        run([toy(f"job {name}") for name in "abc"], Played(room=2), shown)
-    text = stream.getvalue()
-    for part in ("job a", "here", "50 %", "epoch 1", "2 running", "3 done", "elapsed", "to go"):
-        assert part in text
+    def uses(self, started, gib: float) -> None:
+        """A run has done its first step, and has taken so much."""
+        seat, residents = started
+        for gpu, resident in zip(seat.gpus, residents, strict=True):
+            self.free[gpu] -= int(gib * GIB)
+            resident.seen = True
+        self.now += 2
 
 
-def test_a_board_that_is_not_wanted_and_one_that_nobody_reads_do_no_harm(toy):
-    stream = io.StringIO()
-    run([toy("a")], shown=board("sweep", enabled=False, stream=stream))
-    assert stream.getvalue() == ""
-    unread = board("sweep", stream=stream)
-    stream.close()
-    assert len(run([toy("b", "error")], shown=unread)[0].failed) == 1
+def test_a_process_takes_a_core_and_gives_it_back():
+    slots = Slots(2)
+    one, two = slots.seat(Demand(), 9), slots.seat(Demand(2), 9)
+    assert (one, two) == (Seat(1), Seat(2))
+    taken = slots.take(one)
+    assert slots.seat(Demand(2), 9) is None
+    assert slots.seat(Demand(), 9) == Seat(1)
+    slots.free(one, taken)
+    assert slots.seat(Demand(2), 9) == Seat(2)
 
 
-def test_a_cluster_that_takes_no_more_jobs_now_gets_them_when_one_has_ended(toy):
-    pool, stream = Played(room=4, takes=2), io.StringIO()
-    tally, _ = run([toy(name) for name in "abcde"], pool, board("sweep", stream=stream))
-    assert count(tally, Status.done) == 5 and pool.log[1:3] == ["a", "b"] and max(pool.beside.values()) == 1
-    assert "it takes no more than 2" in stream.getvalue()
+def test_the_cores_are_shared_out_between_jobs_that_leave_the_number_open():
+    slots = Slots(8)
+    assert [slots.seat(Demand(None), waiting).processes for waiting in (1, 2, 3, 8, 100)] == [8, 4, 2, 1, 1]
+    slots.take(Seat(6))
+    assert slots.seat(Demand(None), 1) == Seat(2)
+    slots.take(Seat(2))
+    assert slots.seat(Demand(None), 1) is None
+
+
+@pytest.mark.parametrize("demand", [Demand(4), Demand(1, alone=True)], ids=["more than there is", "takes times"])
+def test_some_jobs_run_alone(demand: Demand):
+    slots = Slots(2)
+    beside = slots.take(Seat(1))
+    assert slots.seat(demand, 1) is None
+    slots.free(Seat(1), beside)
+    slots.take(slots.seat(demand, 1))
+    assert slots.seat(Demand(), 1) is None
+
+
+def test_the_first_run_on_a_gpu_is_alone_until_what_it_takes_has_been_seen():
+    machine = Machine()
+    first = machine.start()
+    assert first is not None and machine.start() is None
+    machine.uses(first, 3)
+    assert machine.start() is not None
+
+
+def test_runs_share_a_gpu_until_its_memory_is_used_up():
+    machine, runs = Machine(), 0
+    while (started := machine.start()) is not None:
+        machine.uses(started, 3)
+        runs += 1
+    assert runs == 3
+
+
+def test_the_memory_of_other_users_is_not_ours_to_give():
+    machine = Machine()
+    first = machine.start()
+    machine.uses(first, 3)
+    machine.free["0"] = 1 * GIB
+    machine.now += 2
+    assert machine.start() is None
+
+
+def test_a_run_of_several_processes_gets_as_many_gpus_and_no_gpu_twice():
+    machine = Machine(gpus=4)
+    assert machine.start(Demand(3, "cuda"))[0].gpus == ("0", "1", "2")
+    assert machine.start(Demand(2, "cuda")) is None
+    assert machine.start(Demand(1, "cuda"))[0].gpus == ("3",)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "demand", "complaint"),
+    [
+        (1, Demand(8, "cuda"), "needs 8 GPUs, here is 1"),
+        (2, Demand(1, "cuda:3"), "device=cuda:3 is not there: this machine shows cuda:0 to cuda:1"),
+        (0, Demand(None, "cuda"), "device=cuda needs a GPU, and this machine shows none"),
+    ],
+)
+def test_a_job_whose_gpus_are_not_there_is_refused_however_full_the_machine_is(gpus, demand, complaint):
+    machine = Machine(gpus)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=complaint):
+            machine.slots.seat(demand, 1)
+        machine.start(Demand(1, "cpu"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import multiprocessing
 import os
 import sys
@@ -48,18 +47,6 @@ def unexpected_message(peers: Peers, rank: int) -> None:
     peers.neighbor_allreduce(ones(rank), self_weight=1, src_weights=sources[rank], dst_weights=destinations[rank])
 
 
-def unexpected_gathering(peers: Peers, rank: int) -> None:
-    destinations, sources = [[2], [], [], []], [[], [], [3], []]
-    peers.neighbor_allgather(ones(rank), sources[rank], destinations[rank])
-
-
-def unexpected_machine(peers: Peers, rank: int) -> None:
-    destinations, sources = [[1], []][rank // 2], [[], []][rank // 2]
-    peers.hierarchical_neighbor_allreduce(
-        ones(rank), 2, self_weight=1, src_machine_weights=sources, dst_machine_weights=destinations
-    )
-
-
 def other_partner(peers: Peers, rank: int) -> None:
     peers.pair_gossip(ones(rank), [1, 2, 1, None][rank], check=True)
 
@@ -73,10 +60,6 @@ def other_dtype(peers: Peers, rank: int) -> None:
     peers.allreduce(ones(rank, dtype=dtype), check=True)
 
 
-def other_round(peers: Peers, rank: int) -> None:
-    peers.neighbor_allreduce(ones(rank), round=rank // 2, check=True)
-
-
 def other_verb(peers: Peers, rank: int) -> None:
     if rank == 3:
         peers.allgather(ones(rank))
@@ -88,14 +71,6 @@ def other_columns(peers: Peers, rank: int) -> None:
     peers.allgather(ones(rank, rank, 2 if rank == 1 else 3))
 
 
-def other_machines(peers: Peers, rank: int) -> None:
-    peers.allreduce(ones(rank), workers_per_machine=2 if rank else 4, check=True)
-
-
-def other_root(peers: Peers, rank: int) -> None:
-    peers.broadcast(ones(rank), root=rank % 2, check=True)
-
-
 def one_forgets_its_weight(peers: Peers, rank: int) -> None:
     peers.neighbor_allreduce(ones(rank), self_weight=None if rank == 2 else 0.5, dst_weights=[])
 
@@ -104,19 +79,14 @@ def one_forgets_its_weight(peers: Peers, rank: int) -> None:
     ("mistake", "says"),
     [
         (unexpected_message, ["rank 2 waits for rank 3", "rank 0 sends to rank 2, which does not receive from it"]),
-        (unexpected_gathering, ["neighbor_allgather: rank 2 waits for rank 3", "rank 0 sends to rank 2"]),
-        (unexpected_machine, ["rank 0 sends to rank 2", "rank 1 sends to rank 3"]),
         (other_partner, ["rank 0 waits for rank 1, which does not send to it", "pair_gossip"]),
         (
             other_shape,
             ["rank 0: neighbor_allreduce of float32 [4]", "ranks 1, 2, 3: neighbor_allreduce of float32 [3]"],
         ),
         (other_dtype, ["ranks 0, 1, 3: allreduce of mean of float32 [3]", "rank 2: allreduce of mean of float64 [3]"]),
-        (other_round, ["ranks 0, 1", "in round 0", "ranks 2, 3", "in round 1"]),
         (other_verb, ["ranks 0, 1, 2: neighbor_allgather", "rank 3: allgather"]),
         (other_columns, ["ranks 0, 2, 3: allgather of float32 [any, 3]", "rank 1: allgather of float32 [any, 2]"]),
-        (other_machines, ["rank 0", "4 ranks per machine", "ranks 1, 2, 3", "2 ranks per machine"]),
-        (other_root, ["ranks 0, 2", "from rank 0", "ranks 1, 3", "from rank 1"]),
     ],
 )
 def test_ranks_that_do_not_mean_the_same_all_hear_who_means_what(worlds, mistake, says):
@@ -217,62 +187,31 @@ def matrix(entry: float = 0.25, size: int = 4) -> np.ndarray:
 @pytest.mark.parametrize(
     ("topology", "settings", "says"),
     [
+        (["ring", "ring", "exponential", "ring"], [{}] * 4, "rank 2: join of topology exponential"),
+        (["complete"] * 4, [{}, {}, {}, {"check": False}], "rank 3: "),
+        (["complete"] * 4, [{}, {}, {}, {"workers_per_machine": 2}], "workers_per_machine=2"),
+        (["ring"] * 4, [{"direction": "up"}, {}, {}, {}], "topology.direction='up' does not exist"),
         ("rign", {}, "topology='rign' does not exist. Did you mean 'ring'?"),
         ("ring", {"wieghts": "pull"}, "topology=ring has no setting 'wieghts'. Did you mean 'weights'?"),
         ("ring", {"weights": "unifrom"}, "topology.weights='unifrom' does not exist. Did you mean 'uniform'?"),
-        ("exponential", {"base": "two"}, "topology.base='two'"),
         ("ring", {"every": 0}, "every=0"),
         ("ring", {"workers_per_machine": 3}, "workers_per_machine=3 does not divide"),
-        ("ring", {"global_every": 1.5}, "global_every=1.5"),
-        ("ring", {"timeout_s": -1}, "timeout_s=-1"),
         ("ring", {"device": "gpu"}, "device='gpu' does not exist"),
         ("ring", {"needs": ["doubly_stochastc"]}, "needs names 'doubly_stochastc', which does not exist. Did you mean"),
         ("star", {"weights": "uniform", "needs": ["doubly_stochastic"]}, "your algorithm needs a doubly stochastic"),
-        ("social", {}, "made for 32, but there are 4 ranks"),
         (Star(), {"center": 1}, "'center' is neither an argument of join nor a setting"),
         (matrix(size=3), {}, "made for 3, but there are 4 ranks"),
         (np.ones((4, 3)) / 3, {}, "W has the shape [4, 3]"),
-        (np.ones(4), {}, "topology has to be the name of a topology, a Topology, a matrix"),
-        ([], {}, "topology"),
         (matrix(-0.25), {}, "W has -0.25 at [1, 2], which is negative"),
         ([matrix(), matrix(float("nan"))], {}, "W of round 1 has nan at [1, 2], which is not a finite number"),
         (matrix(0.75), {}, "rows sum to [1, 1.5, 1, 1] and columns to [1, 1, 1.5, 1]"),
-        ("ring", {"topolgy": 1}, "topology=ring has no setting 'topolgy'"),
         (3, {}, "int is none of them"),
     ],
 )
 def test_every_rank_is_told_what_is_wrong_with_the_topology(worlds, topology, settings, says):
-    heard = worlds(4).call(join_refused, [topology] * 4, [settings] * 4)
-    assert len(set(heard)) == 1 and says in heard[0], heard[0]
-
-
-def test_ranks_that_join_differently_are_told(worlds):
-    heard = worlds(4).call(join_refused, ["ring", "ring", "exponential", "ring"], [{}] * 4)
-    assert len(set(heard)) == 1
-    assert "ranks 0, 1, 3: join of topology ring" in heard[0] and "rank 2: join of topology exponential" in heard[0]
-
-
-def test_ranks_that_join_with_other_checks_or_machines_are_told(worlds):
-    for settings, says in (({"check": False}, "check=False"), ({"workers_per_machine": 2}, "workers_per_machine=2")):
-        heard = worlds(4).call(join_refused, ["complete"] * 4, [{}, {}, {}, settings])
-        assert len(set(heard)) == 1 and says in heard[0].partition("rank 3")[2]
-
-
-def test_what_is_wrong_on_one_rank_when_joining_is_heard_by_all(worlds):
-    heard = worlds(4).call(join_refused, ["ring"] * 4, [{}, {"direction": "up"}, {}, {}])
-    assert "topology.direction='up' does not exist" in heard[1]
-    assert [heard[rank] for rank in (0, 2, 3)] == [f"rank 1: {heard[1]}"] * 3
-
-
-def joined_with_needs(world: World) -> list[int]:
-    with decentral.join("ring", needs=["doubly_stochastic", "connected"]) as peers:
-        return [peers.rank, peers.size, peers.schedule.period, *peers.in_neighbors(), *peers.out_neighbors()]
-
-
-def test_what_was_joined_can_be_asked(worlds):
-    assert worlds(4).call(joined_with_needs) == [
-        [0, 4, 1, 1, 3, 1, 3], [1, 4, 1, 0, 2, 0, 2], [2, 4, 1, 1, 3, 1, 3], [3, 4, 1, 0, 2, 0, 2],
-    ]  # fmt: skip
+    alike = isinstance(settings, dict)
+    heard = worlds(4).call(join_refused, [topology] * 4 if alike else topology, [settings] * 4 if alike else settings)
+    assert len({text.removeprefix("rank 0: ") for text in heard}) == 1 and says in heard[0], heard[0]
 
 
 # -- at the wrong time, in the wrong place -----------------------------------------------------------------------------
@@ -292,14 +231,6 @@ def test_a_group_works_on_when_another_one_of_the_same_process_closes():
     with decentral.join() as third:
         second.close()
         assert sum_of(third) == 0
-    assert not torch.distributed.is_initialized()
-
-
-def test_a_group_that_is_forgotten_leaves_the_next_one_alone():
-    decentral.join()
-    gc.collect()
-    with decentral.join() as peers:
-        assert sum_of(peers) == 0
     assert not torch.distributed.is_initialized()
 
 
@@ -328,15 +259,6 @@ def test_verbs_of_two_threads_are_refused_before_they_meet_those_of_other_ranks(
         assert allreduce.startswith("allreduce in thread 'T', but rank ") and "in one thread" in allreduce
         assert barrier.startswith("barrier in thread 'T'") and equally.startswith("equally in thread 'T'")
         assert collect == "collect while another thread uses this window: call its verbs in one thread"
-
-
-def test_a_verb_inside_another_is_refused():
-    """A signal handler or `__del__` calls it in the middle of one."""
-    with decentral.join() as peers:
-        peers.turn.take("allreduce")
-        assert refusal(peers.barrier) == "barrier inside allreduce: call it when allreduce has returned"
-        peers.turn.give_back()
-        peers.barrier()
 
 
 def in_a_fork(world: World) -> tuple[list[str], float]:
@@ -419,20 +341,27 @@ def differ(rank: int, calls: list[tuple[str, torch.Tensor]], known: int) -> None
             *(("weighted", torch.ones(4)), ("weighted", torch.ones(2, dtype=torch.complex64))), marks=pytest.mark.slow
         ),
         (("allreduce", torch.ones(3)), ("allreduce", torch.ones(4))),
-        (("allreduce", torch.ones(4)), ("allreduce", torch.ones(2, dtype=torch.float64))),
-        (("allreduce", torch.ones(4)), ("sum", torch.ones(4))),
-        (("sum", torch.ones(4)), ("sum", torch.ones(4, dtype=torch.int32))),
-        (("broadcast", torch.ones(3)), ("broadcast", torch.ones(4))),
-        (("broadcast", torch.ones(4)), ("allreduce", torch.ones(4))),
-        (("barrier", torch.ones(1)), ("equally", torch.ones(1))),
-        (("broadcast_parameters", torch.ones(3)), ("broadcast_parameters", torch.ones(4))),
-        (("allreduce_parameters", torch.ones(2)), ("allreduce_parameters", torch.ones(2).bfloat16())),
+        pytest.param(
+            ("allreduce", torch.ones(4)), ("allreduce", torch.ones(2, dtype=torch.float64)), marks=pytest.mark.slow
+        ),
+        pytest.param(("allreduce", torch.ones(4)), ("sum", torch.ones(4)), marks=pytest.mark.slow),
+        pytest.param(("sum", torch.ones(4)), ("sum", torch.ones(4, dtype=torch.int32)), marks=pytest.mark.slow),
+        pytest.param(("broadcast", torch.ones(3)), ("broadcast", torch.ones(4)), marks=pytest.mark.slow),
+        pytest.param(("broadcast", torch.ones(4)), ("allreduce", torch.ones(4)), marks=pytest.mark.slow),
+        pytest.param(("barrier", torch.ones(1)), ("equally", torch.ones(1)), marks=pytest.mark.slow),
+        pytest.param(
+            ("broadcast_parameters", torch.ones(3)), ("broadcast_parameters", torch.ones(4)), marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ("allreduce_parameters", torch.ones(2)),
+            ("allreduce_parameters", torch.ones(2).bfloat16()),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=lambda call: f"{call[0]} {str(call[1].dtype)[6:]}{list(call[1].shape)}",
 )
-@pytest.mark.parametrize("known", [2, pytest.param(1, marks=pytest.mark.slow)])
-def test_ranks_that_differ_end_in_a_sentence_although_each_did_the_same_before(ranks, tmp_path, first, second, known):
-    told = ranks.call(differ, 2, tmp_path, [first, second], known)
+def test_ranks_that_differ_end_in_a_sentence_although_each_did_the_same_before(ranks, tmp_path, first, second):
+    told = ranks.call(differ, 2, tmp_path, [first, second], 2)
     assert all(text and "nothing has happened" not in text for text in told), told
     if first[0] not in ("pair_gossip", "weighted"):  # whose messages do not match, and are not received
         assert any(str(list(first[1].shape)) in text or "barrier" in text for text in told), told

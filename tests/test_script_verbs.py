@@ -11,9 +11,9 @@ import decentral
 from decentral.network.world import World
 from waiting import until
 
-SIZES = [1, 2, 4, 5]
+SIZES = [1, 4, 5]
 DTYPES = [
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
+    torch.float64, torch.float16, torch.bfloat16, torch.complex64,
 ]  # fmt: skip
 SHAPES = {
     "a number": lambda x: x[0].clone(),
@@ -94,13 +94,6 @@ def schedule_of(
     return communication.schedule(topology_from(topology, settings), size)
 
 
-def test_a_topology_of_machines(worlds):
-    found = worlds(4).call(mix, [0, 1], "one_peer_exponential", {"workers_per_machine": 2})
-    means = everybody(4).reshape(2, 2, -1).mean(1)
-    for round in (0, 1):
-        agree([of_rank[round] for of_rank in found], np.repeat([means.mean(0)] * 2, 2, 0))
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_matrices_are_authoritative(worlds, size):
     pull = [weights(size, seed) for seed in (1, 2)]
@@ -164,24 +157,6 @@ def order_of_sum(world: World) -> Tensor:
             values(world.rank, 1000, torch.float32),
             self_weight=0.3, src_weights=dict.fromkeys(others, 0.1), dst_weights=dict.fromkeys(others, 0.7),
         )  # fmt: skip
-
-
-def send_to_one(world: World) -> list[Tensor]:
-    """Rank 0 sends to rank 1, and nobody else sends anything."""
-    with decentral.join("complete") as peers:
-        x = values(world.rank)
-        pushed = peers.neighbor_allreduce(x, self_weight=1, dst_weights=[1] if world.rank == 0 else [])
-        alone = peers.neighbor_allreduce(x, self_weight=3, src_weights={}, dst_weights={})
-        assert torch.equal(x, values(world.rank))
-        return [pushed, alone]
-
-
-def test_ranks_that_send_or_receive_nothing(worlds):
-    pushed, alone = zip(*worlds(4).call(send_to_one), strict=True)
-    expected = everybody(4)
-    expected[1] += expected[0]
-    agree(pushed, expected)
-    agree(alone, 3 * everybody(4))
 
 
 # -- what is given -----------------------------------------------------------------------------------------------------
@@ -258,22 +233,6 @@ def test_tensors_and_modules_travel_together_and_in_place(worlds):
                 torch.testing.assert_close(result.detach(), mean)
 
 
-def in_place_and_strided(world: World) -> list[Tensor]:
-    """A view is written to where it lies, and nothing around it."""
-    whole = values(world.rank).view(4, 6)
-    with decentral.join("ring") as peers:
-        peers.neighbor_allreduce(whole[:, 1:3], inplace=True)
-        peers.neighbor_allreduce(whole[:, 4:], self_weight=2, dst_weights=[], inplace=True)
-    return whole
-
-
-def test_in_place_on_a_part_of_a_tensor(worlds):
-    expected = everybody(2).reshape(2, 4, 6)
-    expected[:, :, 1:3] = expected[:, :, 1:3].mean(0)
-    expected[:, :, 4:] *= 2
-    agree(worlds(2).call(in_place_and_strided), expected)
-
-
 # -- pairs, machines, everybody ----------------------------------------------------------------------------------------
 
 
@@ -302,27 +261,15 @@ def between_machines(world: World, L: int, own, sources, destinations, length: i
         )  # fmt: skip
 
 
-@pytest.mark.parametrize("length", [1, 7, 24])
 @pytest.mark.parametrize("sent", [None, [{1: 0.25}, {0: 2.0}]])
-def test_machines_average_inside_and_mix_outside(worlds, sent, length):
+def test_machines_average_inside_and_mix_outside(worlds, sent):
+    length = 7
     received = [{1: 0.5}, {0: 0.25}]
     found = worlds(4).call(between_machines, 2, 0.5, received, sent or [None, None], length)
     s = sent or [{1: 1.0}, {0: 1.0}]
     means = everybody(4)[:, :length].reshape(2, 2, -1).mean(1)
     mixed = [0.5 * means[m] + received[m][1 - m] * s[1 - m][m] * means[1 - m] for m in (0, 1)]
     agree(found, np.repeat(mixed, 2, 0))
-
-
-def machines_of_the_topology(world: World, L: int) -> Tensor:
-    with decentral.join("ring") as peers:
-        return peers.hierarchical_neighbor_allreduce(values(world.rank), L)
-
-
-@pytest.mark.parametrize("L", [1, 2, 4])
-def test_without_weights_machines_mix_by_the_topology(worlds, L):
-    W = schedule_of("ring", 4 // L).matrices(0)[0]
-    means = everybody(4).reshape(4 // L, L, -1).mean(1)
-    agree(worlds(4).call(machines_of_the_topology, L), np.repeat(W @ means, L, 0))
 
 
 def all_together(world: World) -> list[Tensor]:
@@ -384,14 +331,6 @@ def test_neighbours_tensors_in_the_order_of_the_sources(worlds, src, dst, check,
     found = worlds(4).call(gather, src, dst, check, ragged)
     for rank, order in enumerate(SOURCES if src else [sorted(sources) for sources in SOURCES]):
         assert found[rank].tolist() == [j for j in order for _ in range(j + 1 if ragged else 2)]
-
-
-@pytest.mark.parametrize("check", [None, True])
-def test_neighbours_of_the_topology_by_default(worlds, check):
-    A = schedule_of("ring", 5, direction="left").matrices(0)[0] != 0
-    found = worlds(5).call(gather, None, None, check, True)
-    for rank in range(5):
-        assert found[rank].tolist() == [j for j in np.flatnonzero(A[rank]) if j != rank for _ in range(j + 1)]
 
 
 def infer(world: World) -> list:
@@ -466,14 +405,3 @@ def ask(world: World) -> Tensor:
 
 def test_a_handle_says_truly_whether_its_messages_have_arrived(worlds):
     agree(worlds(2).call(ask), np.repeat([everybody(2).mean(0)], 2, 0))
-
-
-def many_lengths(world: World) -> list[Tensor]:
-    with decentral.join("ring") as peers:
-        return [peers.neighbor_allreduce(values(world.rank, 1 + length % 80)).sum() for length in range(120)]
-
-
-def test_rows_of_many_different_lengths(worlds):
-    X = [np.stack([values(rank, 1 + length % 80) for rank in (0, 1)]).mean(0).sum() for length in range(120)]
-    for found in worlds(2).call(many_lengths):
-        np.testing.assert_allclose(found, X, rtol=1e-12, atol=1e-12)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
-from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.registry import components
 from decentral.topology.communication import Communication
+from decentral.topology.weights import Weights
 from worlds import are_named
 
 STEPS = 7
@@ -114,65 +114,28 @@ def trained(
 
 
 CASES = [
-    ("atc", "sgd", "one_peer_exponential", {}),
-    ("atc", "adamw", "ring", {}),
-    ("atc", "rmsprop", "exponential", {}),
-    ("atc", "groups", "star", {}),
-    ("atc", "sgd", "ring", {"every": 2, "global_every": 2}),
-    ("atc", "sgd", "ring", {"workers_per_machine": 2}),
-    ("awc", "sgd", "one_peer_exponential", {}),
-    ("awc", "adamw", "ring", {}),
-    ("awc", "groups", "ring", {"workers_per_machine": 2}),
+    ("atc", "sgd", "one_peer_exponential", {}, True, 1),
+    ("atc", "adamw", "ring", {}, False, 1),
+    ("atc", "rmsprop", "exponential", {}, True, 1),
+    ("atc", "groups", "star", {}, False, 1),
+    ("atc", "sgd", "ring", {"every": 2, "global_every": 2}, True, 1),
+    ("atc", "sgd", "ring", {"workers_per_machine": 2}, False, 1),
+    ("atc", "sgd", "ring", {}, True, 3),
+    ("awc", "sgd", "one_peer_exponential", {}, True, 1),
+    ("awc", "adamw", "ring", {}, False, 3),
+    ("awc", "groups", "ring", {"workers_per_machine": 2}, True, 1),
+    ("push_sum", "adamw", "star", {"weights": Weights.uniform}, False, 1),
+    ("push_sum", "sgd", "one_peer_exponential", {}, False, 1),
+    ("allreduce", "groups", "ring", {}, False, 1),
 ]
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize(("mode", "optimizer", "topology", "settings"), CASES)
-def test_steps_are_the_formula(worlds, mode, optimizer, topology, settings, overlap):
-    expected = by_the_formula(mode, optimizer, topology, settings)
-    found = torch.stack(worlds(N).call(trained, mode, optimizer, topology, settings, overlap))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-def by_mode_and_by_algorithm(world: World, optimizer: str) -> list[Tensor]:
-    found = []
-    for how in ({"mode": "awc"}, {"algo": "dpsgd", "algo_settings": {"mode": "awc"}}):
-        model = network()
-        with decentral.join("ring") as peers:
-            opt = decentral.wrap(model, OPTIMIZERS[optimizer](model.parameters()), peers=peers, **how)
-            for step in range(STEPS):
-                opt.zero_grad(set_to_none=False)
-                x, y = batch(world.rank, step)
-                F.cross_entropy(model(x), y).backward()
-                opt.step()
-            opt.close()
-        found.append(flat(model))
-    return found
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-def test_awc_is_one_formula_in_both_ways_to_ask_for_it(worlds, optimizer: str):
-    """With weight decay, too, which acts on what has been averaged."""
-    for mode, algorithm in worlds(N).call(by_mode_and_by_algorithm, optimizer):
-        used = slice(2, None)  # a parameter without a gradient is one whose gradient is zero, or none at all
-        torch.testing.assert_close(mode[used], algorithm[used], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
-@pytest.mark.parametrize(("topology", "settings"), [("star", {"weights": "uniform"}), ("one_peer_exponential", {})])
-def test_push_sum_is_right_on_irregular_graphs(worlds, optimizer, topology, settings):
-    from decentral.topology.weights import Weights
-
-    expected = by_the_formula("push_sum", optimizer, topology, {k: Weights[v] for k, v in settings.items()})
-    found = torch.stack(worlds(N).call(trained, "push_sum", optimizer, topology, settings, False))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("mode", ["atc", "awc"])
-def test_gradients_of_all_micro_batches_count(worlds, mode, overlap):
-    expected = by_the_formula(mode, "sgd", "ring", {}, micro=3)
-    found = torch.stack(worlds(N).call(trained, mode, "sgd", "ring", {}, overlap, 3))
+@pytest.mark.parametrize(("mode", "optimizer", "topology", "settings", "overlap", "micro"), CASES)
+def test_steps_are_the_formula(worlds, mode, optimizer, topology, settings, overlap, micro):
+    """With a linear optimizer all-reduce of gradients is ATC on the complete graph."""
+    as_formula = ("atc", optimizer, "complete") if mode == "allreduce" else (mode, optimizer, topology)
+    expected = by_the_formula(*as_formula, settings, micro)
+    found = torch.stack(worlds(N).call(trained, mode, optimizer, topology, settings, overlap, micro))
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -200,63 +163,6 @@ def test_ranks_with_different_numbers_of_batches_step_equally_often(worlds, size
     assert worlds(N).call(uneven, sized) == [([0, 1, 10, 11], 4)] * N
 
 
-def test_no_sync_is_what_accumulate_is():
-    opt = decentral.wrap(model := network(), OPTIMIZERS["sgd"](model.parameters()), "ring", overlap=True)
-    x, y = batch(0, 0)
-    with opt.no_sync():
-        F.cross_entropy(model(x), y).backward()
-    before = flat(model).clone()
-    F.cross_entropy(model(x), y).backward()  # a second backward pass, which overlap refuses without it
-    opt.step()
-    assert not torch.equal(before, flat(model))
-    opt.close()
-
-
-def test_all_reduce_averages_gradients(worlds):
-    """With a linear optimizer it is ATC on the complete graph, and all ranks stay together."""
-    expected = by_the_formula("atc", "groups", "complete", {})
-    found = torch.stack(worlds(N).call(trained, "allreduce", "groups", "ring", {}, False))
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-
-
-def interrupted(world: World) -> tuple[Tensor, Tensor]:
-    """Seven steps at once; and three, saved, loaded into new objects, and four more, with a learning rate schedule."""
-
-    def steps(model: nn.Module, opt: Any, scheduler: Any, which: range) -> None:
-        for step in which:
-            opt.zero_grad()
-            x, y = batch(world.rank, step)
-            F.cross_entropy(model(x), y).backward()
-            opt.step()
-            scheduler.step()
-
-    def fresh() -> tuple[nn.Module, Any, Any]:
-        model = network()
-        opt = decentral.wrap(
-            model, OPTIMIZERS["sgd"](model.parameters()), "star", weights="uniform", mode="push_sum", bucket_mb=1e-4
-        )
-        return model, opt, torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)
-
-    whole, opt, scheduler = fresh()
-    steps(whole, opt, scheduler, range(7))
-    opt.close()
-    first, opt, scheduler = fresh()
-    steps(first, opt, scheduler, range(3))
-    saved = deepcopy((first.state_dict(), opt.state_dict(), scheduler.state_dict()))
-    opt.close()
-    second, opt, scheduler = fresh()
-    for target, state in zip((second, opt, scheduler), saved, strict=True):
-        target.load_state_dict(state)
-    steps(second, opt, scheduler, range(3, 7))
-    opt.close()
-    return flat(whole), flat(second)
-
-
-def test_training_goes_on_from_a_saved_state(worlds):
-    for whole, resumed in worlds(N).call(interrupted):
-        torch.testing.assert_close(resumed, whole, rtol=0, atol=0)
-
-
 def mistakes(world: World) -> list[str]:
     """What is said of them; the group works on afterwards."""
     told: list[str] = []
@@ -274,16 +180,17 @@ def mistakes(world: World) -> list[str]:
         return F.cross_entropy(model(x), y)
 
     sgd = OPTIMIZERS["sgd"]
-    model, other = network(), network()
-    said(lambda: decentral.wrap(model, sgd(model.parameters()), mode="act"))
-    said(lambda: decentral.wrap(model, sgd(model.parameters()), "rign"))
-    said(lambda: decentral.wrap(model, sgd(other.parameters())))
-    said(lambda: decentral.wrap(model, sgd(model.parameters()), "star", weights="uniform"))
-    said(lambda: decentral.wrap(model, sgd(model.parameters()), np.eye(3), peers=decentral.join("ring")))
-    said(lambda: decentral.wrap(model, sgd(model.parameters()), "ring", mode="allreduce", every=2))
-    said(lambda: decentral.wrap(model, sgd(model.parameters()), "ring", evry=2))
-    different = nn.Linear(3, 2 + world.rank)
-    said(lambda: decentral.wrap(different, sgd(different.parameters())))
+    model, other, different = network(), network(), nn.Linear(3, 2 + world.rank)
+    for wrapped, parameters, arguments, settings in (
+        (model, model, (), {"mode": "act"}),
+        (model, other, (), {}),
+        (model, model, ("star",), {"weights": "uniform"}),
+        (model, model, (np.eye(3),), {"peers": decentral.join("ring")}),
+        (model, model, ("ring",), {"mode": "allreduce", "every": 2}),
+        (model, model, ("ring",), {"evry": 2}),
+        (different, different, (), {}),
+    ):
+        said(partial(decentral.wrap, wrapped, sgd(parameters.parameters()), *arguments, **settings))
     opt = decentral.wrap(model, sgd(model.parameters()), "ring", overlap=True, bucket_mb=1e-4)
     said(lambda: decentral.wrap(model, opt))
     said(lambda: opt.step(lambda: 0.0))
@@ -310,7 +217,6 @@ def mistakes(world: World) -> list[str]:
 def test_mistakes_are_named_on_every_rank(worlds):
     expected = [
         "mode='act' does not exist. Did you mean",
-        "rign",
         "parameters that the model does not have",
         "use weights='metropolis' on an undirected topology",
         "topology and its settings belong to decentral.join",
@@ -418,33 +324,6 @@ def test_all_ranks_skip_a_step_in_which_the_scaled_gradients_of_one_overflow(wor
         torch.testing.assert_close(found, expected[rank], rtol=1e-12, atol=1e-12)
 
 
-def test_alone_it_is_the_optimizer_itself():
-    model, plain = network(), network()
-    opt = decentral.wrap(model, OPTIMIZERS["adamw"](model.parameters()))
-    other = OPTIMIZERS["adamw"](plain.parameters())
-    for step in range(STEPS):
-        x, y = batch(0, step)
-        for net, each in ((model, opt), (plain, other)):
-            each.zero_grad()
-            F.cross_entropy(net(x), y).backward()
-            each.step()
-    opt.close()
-    torch.testing.assert_close(flat(model), flat(plain), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("settings", [{"mode": "awc"}, {"algo": "choco", "compress": "topk"}], ids=str)
-def test_generators_are_left_as_they_were(settings):
-    def drawn() -> list[object]:
-        return [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
-
-    model, (x, y), before = network(), batch(0, 0), drawn()
-    opt = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), **settings)
-    F.cross_entropy(model(x), y).backward()
-    opt.step()
-    opt.close()
-    assert drawn() == before
-
-
 def evaluated_carelessly(world: World, mode: str) -> Tensor:
     """With gradients and in training mode, inside `averaged`: nothing may start to travel from there."""
     model = nn.Linear(1, 1, bias=False).double()
@@ -464,73 +343,3 @@ def evaluated_carelessly(world: World, mode: str) -> Tensor:
 def test_an_evaluation_does_not_start_to_mix(worlds, mode):
     for found in worlds(2).call(evaluated_carelessly, mode):
         assert found.tolist() == [0.5]
-
-
-def unlike(world: World) -> list[str]:
-    """Ranks that wrap differently: the sentence that each hears."""
-    told = []
-    for number in range(4):
-        model = network()
-        parameters = list(model.parameters())
-        mine = world.rank == 1
-        try:
-            decentral.wrap(
-                model,
-                OPTIMIZERS["sgd"](parameters[:2] if mine and number == 0 else parameters),
-                "complete",
-                bucket_mb=1.0 if mine and number == 1 else 8.0,
-                broadcast_from=9 if number == 2 else 0,
-                mode=["atc"] if mine and number == 3 else "atc",  # type: ignore[arg-type]
-            )
-        except ConfigError as error:
-            told.append(str(error))
-    return told
-
-
-def test_ranks_that_wrap_differently_all_hear_of_it(worlds):
-    for told in worlds(2).call(unlike):
-        assert len(told) == 4
-        assert "do not agree" in told[0] and "do not agree" in told[1]
-        assert "broadcast_from=9 is no rank" in told[2] and "unhashable" in told[3]
-
-
-def partly_frozen(world: World) -> list[Tensor]:
-    model = network()
-    model[0].requires_grad_(False)
-    calls: list[int] = []
-    opt = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1), "complete", overlap=True, bucket_mb=1e-6)
-    opt.register_step_post_hook(lambda *_: calls.append(1))
-    before = model[0].weight.clone()
-    for step in range(2):
-        opt.zero_grad()
-        x, y = batch(world.rank, step)
-        F.cross_entropy(model(x), y).backward()
-        opt.step()
-    opt.close()
-    return [flat(model), model[0].weight - before, torch.tensor(len(calls))]
-
-
-def test_frozen_parameters_stay_and_hooks_are_called(worlds):
-    found = worlds(3).call(partly_frozen)
-    for everything, moved, calls in found:
-        torch.testing.assert_close(everything, found[0][0], rtol=1e-12, atol=1e-12)
-        assert not moved.any() and calls > 0
-
-
-def many_buckets(world: World) -> Tensor:
-    """Hundreds of bells that nobody hears until the end of a step."""
-    torch.manual_seed(world.rank)
-    model = nn.Sequential(*[nn.Linear(2, 2) for _ in range(150)]).double()
-    opt = decentral.wrap(model, torch.optim.SGD(model.parameters(), lr=0.0), "complete", bucket_mb=1e-6)
-    model(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
-    opt.step()
-    handles = [opt.peers.neighbor_allreduce(torch.ones(3) * world.rank, async_op=True) for _ in range(250)]
-    assert all(torch.equal(handle.wait(), torch.full((3,), 0.5)) for handle in handles)
-    opt.close()
-    opt.peers.close()
-    return flat(model)
-
-
-def test_hundreds_of_exchanges_can_be_on_their_way(worlds):
-    one, other = worlds(2).call(many_buckets)
-    torch.testing.assert_close(one, other, rtol=0, atol=0)

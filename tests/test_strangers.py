@@ -24,13 +24,11 @@ from decentral.report.make import make
 from decentral.report.make import report_all as make_all
 from decentral.report.results import read as read_results
 from decentral.script.loading import runs
-from decentral.store import RunStore, Status, checkpoints, find_runs
+from decentral.store import RunStore, Status, checkpoints
 from decentral.store.files import read_json, write_json, write_text
 from decentral.store.lines import read_lines
 from decentral.terminal.console import report_error, say, warn
 from handmade import value, write
-
-SHORT = ["data=digits", "model=mlp", "num_workers=2", "topology=ring", "steps=2", "batch_size=8", "progress=false"]
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +93,6 @@ FOREIGN: dict[str, Callable[[str, Path], dict[str, object]]] = {
     "a function of the library": lambda _, c: {"model": {"name": "subprocess:getoutput", "cmd": f"touch {c.parent}/x"}},
     "a model in the current folder": lambda evil, _: {"model": {"name": f"{evil}:Net"}},
     "data in the current folder": lambda evil, _: {"data": {"name": f"{evil}:make"}},
-    "os.system": lambda _, c: {"model": {"name": "os:system", "command": f"touch {c.parent}/x"}},
     "a module that does not exist": lambda *_: {"model": {"name": "antigravity_:x"}},
     "an attribute of an attribute": lambda *_: {"model": {"name": "os.path:os"}},
     "an environment's module": lambda evil, _: {
@@ -143,13 +140,10 @@ YAML = {
     "an alias bomb": BOMB,
     "a list in itself": "&a [*a]",
     "deep": "[" * 20_000,
-    "deep blocks": "- " * 20_000,
     "huge": "a: " + "x" * 2_000_000,
     "python": "a: !!python/object/apply:os.system [touch x]",
-    "no date": "a: 2001-99-99",
     "a number of 5000 digits": "a: " + "9" * 5000,
     "not UTF-8": b"\xff\xfe\x00",
-    "no text": b"\x00\x00",
 }
 
 
@@ -234,8 +228,16 @@ def test_packed_curves_do_not_become_enormous(content: str, tmp_path: Path, monk
 # Links
 
 
-LINKS = ("status.json", "config.yaml", "metrics.jsonl", "run.lock", "log.txt", "checkpoints", "checkpoints/5", "before",
-         "tensorboard", "learning_curves.png", "models.safetensors", "anything")  # fmt: skip
+LINKS = (
+    "status.json",
+    "metrics.jsonl",
+    "run.lock",
+    "checkpoints",
+    "checkpoints/5",
+    "before",
+    "models.safetensors",
+    "any",
+)
 
 
 @pytest.mark.parametrize("name", LINKS)
@@ -263,19 +265,10 @@ def test_no_link_waits_under_the_name_of_a_temporary_file(tmp_path: Path, canary
     unchanged(canary)
 
 
-def test_a_folder_of_results_that_is_a_link_is_no_run_of_the_folder_named(tmp_path: Path, canary: Path) -> None:
-    with RunStore.open(tmp_path / "elsewhere", "aaa", "x: 1\n") as store:
-        store.set_status(Status.done)
-    (tmp_path / "results" / "runs").mkdir(parents=True)
-    (tmp_path / "results" / "runs" / "aaa").symlink_to(tmp_path / "elsewhere")
-    assert [one.run_id for one in find_runs(tmp_path / "results")] == ["aaa"]  # to read it is harmless
-
-
 # Studies
 
 
-NAMES = ("../../../home/thesis", "/home/thesis", "a/b", "..", ".hidden", "a\0b", "x" * 300, "", "a\nb", "a.", "..\\x",
-         "~/x", "a:b")  # fmt: skip
+NAMES = ("../../../home/thesis", "/home/thesis", "..", ".hidden", "a\0b", "x" * 300, "", "..\\x")
 REPORT = {"figures": [{"name": "course", "kind": "curves", "lines": ["method"]}], "table": {"rows": ["method"]}}
 HOSTILE = "<script>alert(1)</script> [x](javascript:alert(1)) ![y](http://evil/z.png)\n\n# Met `*` | \x1b[2J[red]"
 
@@ -308,15 +301,9 @@ def test_names_of_figures_and_listings_are_plain_names_of_files(
     unchanged(canary)
 
 
-@pytest.mark.parametrize("names", [("Course", "course"), ("table",), ("VALUES",), ("verdicts",)])
-def test_a_listing_does_not_take_the_place_of_another_file(names: tuple[str, ...], tmp_path: Path) -> None:
-    listings = [{"name": name, "kind": "ranks", "metrics": {"steps": "steps"}} for name in names]
-    with pytest.raises(ConfigError, match="two are called"):
-        make(study(tmp_path, {"listings": listings}))
-
-
-@pytest.mark.parametrize("key", ["paper", "study", "scale"])
-@pytest.mark.parametrize("name", ["../../home", "/home", "..", "a\nb"])
+@pytest.mark.parametrize(
+    ("key", "name"), [("paper", "../../home"), ("study", "/home"), ("scale", ".."), ("study", "a\nb")]
+)
 def test_a_study_names_no_folder_elsewhere(key: str, name: str, tmp_path: Path, canary: Path) -> None:
     with pytest.raises(ConfigError, match=f"{key}=.* is no plain name"):
         make(study(tmp_path, **{key: name}))

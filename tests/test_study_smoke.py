@@ -4,34 +4,50 @@ from __future__ import annotations
 
 import csv
 import json
-from collections import Counter
+import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from decentral.cli import study as command
-from decentral.data import cifar10
-from decentral.data.cifar10 import Cifar10
-from decentral.data.description import ImageData
-from decentral.measurements.training_run import TrainingRun
+from decentral.cli.study_arguments import chosen_studies
+from decentral.config.composition import compose
+from decentral.config.identity import run_id
+from decentral.host import devices
+from decentral.measurements.estimation import Estimation
 from decentral.published import key as published_key
-from decentral.report.published import items, numbers
-from decentral.runtime.launch import launch
-from decentral.store import Status, read_metrics
+from decentral.report.published import numbers
+from decentral.report.spec import parse
+from decentral.store import RunStore, Status
+from decentral.store.files import write_json
 from decentral.study import catalogue
-from decentral.study.kinds.comparison import Comparison, TunedCell
+from decentral.study.kinds.comparison import TunedCell
+from decentral.study.kinds.courses import CourseCell
 from decentral.study.measured import MeasuredCell
-from decentral.study.study import Cell
+from decentral.study.progress import Unfinished
 
 # -- smoke ----------------------------------------------------------------------------------------------------------
 
-NAMES = [name for name in catalogue.names() if "smoke" in catalogue.scales(name)]
+QUICK = ("bluefog_consensus_simulated", "relaysum_fig5", "relaysum_fig7_rates", "relaysum_table13")
+STUDIES = [
+    *QUICK,
+    *(pytest.param(name, marks=pytest.mark.slow) for name in (
+        *("benchmark_methods", "bluefog_consensus", "bluefog_consensus_graphs", "bluefog_fig11", "bluefog_fish_school"),
+        *("bluefog_table2_time", "flex_choice_map", "flex_cost_table", "flex_honest", "relaysum_fig3", "relaysum_fig9"),
+        *("relaysum_table1", "time_map", "time_validation", "wagma_ablations_time", "wagma_fig10_measured"),
+        *("wagma_fig1_groups", "wagma_fig6"),
+    )),
+]  # fmt: skip
+"""One of each kind."""
 
 
-QUICK = {"relaysum_fig2"}
-STUDIES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in NAMES]
+def test_each_kind_of_study_has_one_that_is_carried_out():
+    names = [*QUICK, *(param.values[0] for param in STUDIES[len(QUICK) :])]
+    kinds = {name: catalogue.load(name, "smoke").name for name in catalogue.names()}
+    assert {kinds[name] for name in names} == set(kinds.values())
 
 
 def start(*arguments: str) -> int:
@@ -43,10 +59,6 @@ def start(*arguments: str) -> int:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("results")
-
-
-def test_every_study_has_the_scale_smoke():
-    assert catalogue.names() == NAMES
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -90,84 +102,152 @@ def path(tmp_path_factory) -> Path:
     return file
 
 
-def test_every_paper_has_some():
-    assert {name.partition("_")[0] for name in SCALES_STUDIES} == {
-        *("relaysum", "thesis", "bluefog", "wagma", "flex", "natural", "benchmark")
-    }
+# -- all studies ----------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "scale"), [pytest.param(*one, id=" ".join(one)) for one in RUNS])
-def test_a_run_starts_and_takes_two_steps(name, scale, path, tmp_path, monkeypatch):
-    monkeypatch.setattr(cifar10, "COUNTS", COUNTS)
-    info = ImageData(num_train=COUNTS["train"], num_test=COUNTS["test"], num_classes=10, shape=(3, 32, 32))
-    monkeypatch.setattr(Cifar10, "INFO", info)
-    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
-    few = [f"data.path={path}", f"results_dir={tmp_path}", "batch_size=2", "steps=2", "processes=1", "progress=false"]
-    study = catalogue.load(name, scale)
-    assert isinstance(study, Comparison)
-    if scale == "paper" and "num_workers" not in study.columns:  # VGG-11
-        few.append("num_workers=4")
-    job = next(job for cell in study.cells(few) for job in cell.jobs())
-    assert isinstance(job, TrainingRun)
-    outcome = launch(job.config)
-    assert outcome.status is Status.done
-    last = [row for row in read_metrics(outcome.directory) if row["step"] == 2]
-    assert {row["metric"] for row in last} >= {"accuracy", "loss"}
-
-
-# -- wagma ----------------------------------------------------------------------------------------------------------
-
-WAGMA_NAMES = [name for name in catalogue.names() if name.startswith("wagma_")]
-PUBLISHED = {item: {one.key for one in numbers("wagma", item)} for item in items("wagma")}
-NEEDS_FILES = {"data=imagenet", "data=parallel", "data=multi30k"}
-COMPARED = [
-    (name, report["published"]["item"])
-    for name, report in ((name, catalogue.load(name, "paper").report) for name in WAGMA_NAMES)
-    if "published" in report
+FILES = {f"data={name}" for name in ("agnews", "imagefolder", "imagenet", "multi30k", "parallel", "shakespeare")}
+SPEAKERS = [
+    f"{kind} {name}"
+    for kind in ("FIRST", "SECOND")
+    for name in ("LORD", "LADY", "CLOWN", "KING", "PAGE", "DUKE", "HEIR", "MAID")
 ]
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pictures")
-    for part, count in (("train", 32), ("val", 1)):  # one for each of 64 workers
-        for kind in ("cat", "dog"):
-            (folder / part / kind).mkdir(parents=True)
-            for number in range(count):
-                Image.new("RGB", (8, 8)).save(folder / part / kind / f"{number}.jpg")
+def imagenet(tmp_path_factory) -> Path:
+    """What looks like ImageNet in small, and a few sentences."""
+    path = tmp_path_factory.mktemp("imagenet")
+    for split in ("train", "val", "test"):
+        folder = path / split / "cat"
+        folder.mkdir(parents=True)
+        for number in range(128 if split == "train" else 1):
+            (folder / f"{number}.jpeg").touch()
+    Image.new("RGB", (32, 32)).save(path / "train" / "cat" / "0.jpeg")
     for split in ("train", "newstest2014", "test_2016_flickr"):
         for language in ("en", "de"):
-            (folder / f"{split}.{language}").write_text(16 * "A .\n")
-    return folder
+            (path / f"{split}.{language}").write_text(16 * "A .\n")
+    for split in ("train", "test"):
+        (path / f"{split}.csv").write_text('"1","a title","some news"\n' * 8000)
+    (path / "play_gut.txt").write_text("".join(f"\n\n{name}.\n" + "What light?\n" * 300 for name in SPEAKERS))
+    return path
 
 
-def cells(name: str, scale: str, pictures: Path, folder: Path) -> list[Cell]:
-    study = catalogue.load(name, scale)
-    data = [f"data.path={pictures}", "batch_size=1"] if NEEDS_FILES & set(study.base) else []
-    return study.cells([*data, f"results_dir={folder}"])
+def published_keys(cell: Any) -> list[str]:
+    """The published numbers that the values of a cell are compared with."""
+    if isinstance(cell, TunedCell):
+        return [cell.published]
+    if isinstance(cell, CourseCell):
+        study, known = cell.study, {"n": cell.config.num_workers, "zeta2": cell.study.zeta2[cell.place]}
+        setting = cell.row.setting or study.setting
+        steps = study.at or [study.steps[cell.place]]
+        return [published_key(cell.row.published, setting, **known, step=step) for step in steps]
+    if not isinstance(cell, MeasuredCell):
+        return []
+    at = cell.job.at if isinstance(cell.job, Estimation) else [0]
+    return [published_key(cell.line, cell.setting, **cell.labels | {"after_steps": step}) for step in at]
 
 
-def test_the_paper_has_42_numbers_all_of_which_are_compared_by_a_study() -> None:
-    assert sum(map(len, PUBLISHED.values())) == 42
-    assert set(PUBLISHED) == {item for _, item in COMPARED}
-    assert max(Counter(item for _, item in COMPARED).values()) == 1
+UNDEFINED = ("network C2",)
+"""Of flexible communication, which nowhere says what it is."""
 
 
-@pytest.mark.parametrize(("name", "item"), COMPARED)
-def test_every_number_of_an_item_belongs_to_a_cell(name: str, item: str, pictures: Path, tmp_path: Path) -> None:
-    keys = set()
-    for cell in cells(name, "paper", pictures, tmp_path):
-        if isinstance(cell, TunedCell):
-            keys.add(cell.published)
-        elif isinstance(cell, MeasuredCell):
-            keys.add(published_key(cell.line, cell.setting, **cell.labels))
-    assert PUBLISHED[item] <= keys
+COMPOSED = ("relaysum_table1", "thesis_fig5_2", "bluefog_table2", "wagma_fig5", "flex_adaptive")
 
 
-@pytest.mark.parametrize("name", WAGMA_NAMES)
-def test_every_scale_composes(name: str, pictures: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in COMPOSED else pytest.mark.slow) for name in catalogue.names()]
+)
+def test_every_study_composes_at_every_scale_and_has_a_cell_for_every_published_number(name, tmp_path, imagenet):
     for scale in catalogue.scales(name):
-        if "env=habitat" in catalogue.load(name, scale).base:  # which refuses where it is not installed
+        study = catalogue.load(name, scale)
+        if "env=habitat" in study.base or (name, scale) == ("benchmark_methods", "laptop"):  # need what is not here
             continue
-        assert cells(name, scale, pictures, tmp_path), scale
+        data = [f"data.path={imagenet}", "batch_size=1"] if FILES & set(study.base) else []
+        cells = study.cells([f"results_dir={tmp_path}", "device=cpu", *data])
+        spec = parse(study.report, name)
+        assert cells and spec.caption and any(cell.jobs() for cell in cells)
+        if scale == "paper" and spec.published is not None:
+            keys = {key for cell in cells for key in published_keys(cell)}
+            theirs = numbers(study.paper, spec.published.item, spec.published.keys)
+            assert {number.key for number in theirs if not number.key.endswith(UNDEFINED)} <= keys
+
+
+def test_the_thesis_studies_run_what_its_experiment_says(tmp_path):
+    study = catalogue.load("thesis_fig5_2", "paper")
+    job = study.cells([f"results_dir={tmp_path}"])[-1].final
+    same = compose(["experiment=thesis_cifar10", "algo=model_averaging", "alpha=0.01", "lr=0.1"])
+    assert run_id(job.config) == run_id(same)
+
+
+PLANNED = """
+kind: comparison
+paper: mine
+base: [task=quadratics, num_workers=4, steps=20, device=cpu]
+rows:
+  - {method: D-PSGD, topology: ring, base: [algo=dpsgd, topology=ring]}
+  - {method: All-reduce, topology: complete, base: [algo=allreduce]}
+columns: {alpha: [1, 0.1]}
+tune: {rule: powers_of_two, at_most: 3}
+seeds: [1, 2, 3]
+measure: {split: objective, metric: suboptimality, worker: averaged, percent: false, larger_is_better: false}
+scales: {smoke: {}}
+"""
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the command gets beside the study's name: a study of one's own, and folders that only this test has."""
+    (tmp_path / "conf" / "study").mkdir(parents=True)
+    (tmp_path / "conf" / "study" / "mine.yaml").write_text(PLANNED)
+    monkeypatch.setattr(devices, "num_gpus", lambda: 0)
+    folder = ["--config-dir", str(tmp_path / "conf"), f"results_dir={tmp_path / 'results'}", "scale=smoke"]
+    return [*folder, "launcher.slots=1"]
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    with pytest.raises(SystemExit) as exit:
+        command.main(list(arguments))
+    assert exit.value.code == 0
+    return capsys.readouterr().out
+
+
+def rows_of(plan: str) -> list[dict[str, str]]:
+    """The lines of the table, by the heads of the columns; the last one is the total."""
+    head, rule, *lines = plan.partition("\n\n")[0].splitlines()
+    places = [match.span() for match in re.finditer("-+", rule)]
+    return [{head[a:b].strip(): line[a:b].strip() for a, b in places} for line in lines]
+
+
+@pytest.mark.parametrize("name", ["mine", "relaysum_fig7_rates"])
+def test_rows_add_up_to_the_total_for_a_job_of_several_cells_is_counted_once(name: str, given: list[str], capsys):
+    plan = said(capsys, name, *given, "--plan")
+    *cells, total = rows_of(plan)
+    assert total[next(iter(total))] == "total"
+    for column in ("jobs known", "done", "to come"):
+        assert sum(int(row[column]) for row in cells) == int(total[column])
+    assert f"{total['jobs known']} jobs known today" in plan and "Time:     not known before a job is done" in plan
+    assert (f"{total['to come']} to come when searches" in plan) == (total["to come"] != "0")
+
+
+def test_time_follows_from_finished_runs_of_the_kind_less_what_is_begun(given: list[str], tmp_path: Path, capsys):
+    """One run of each method took 40 s; of the two others of each, one has 5 of its 20 steps."""
+    said(capsys, "mine", *given, "progress=false", "study.seeds=[1]", "study.tune={rule: fixed}")
+    for run in (tmp_path / "results" / "runs").iterdir():
+        facts = json.loads((run / "status.json").read_text())
+        write_json(run / "status.json", facts | {"wall_s": 40.0})
+    more = ["study.tune={rule: fixed}"]
+    plan = said(capsys, "mine", *given, *more, "--plan")
+    assert "6 jobs known today (2 done, 4 to do)" in plan
+    assert "Time:     about 2 min 40 s with 1 core, 2 min 40 s of one core." in plan
+    (chosen,) = chosen_studies(["mine", *given[2:], *more], given[1])
+    for job in Unfinished(command.checked_cells(chosen)).pending()[:2]:
+        with RunStore.open(job.directory, job.id, "") as store:
+            store.commit_checkpoint(5, {"process0": store.save_checkpoint_part(5, "process0", {})}, {})
+            store.set_status(Status.interrupted, step=5, epoch=5.0)
+    plan = said(capsys, "mine", *given, *more, "--plan")
+    assert "(2 done, 4 to do, 2 of them begun)" in plan and "Time:     about 2 min 20 s" in plan
+    assert "about 1 min 10 s with 2 cores" in said(capsys, "mine", *given, *more, "launcher.slots=2", "--plan")
+
+
+def test_a_plan_of_data_that_are_not_here_loads_nothing(given: list[str], tmp_path: Path, capsys):
+    arguments = [*given[:-2], "scale=paper", "device=cpu", f"data.path={tmp_path / 'absent'}"]
+    assert rows_of(said(capsys, "relaysum_table1", *arguments, "--plan"))[-1]["jobs known"] == "78"

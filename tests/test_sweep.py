@@ -5,21 +5,27 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
 
+import pandas
 import pytest
 
+import decentral
+from decentral.cli.report import main as report
 from decentral.cli.run import main
+from decentral.cli.run import main as run_main
+from decentral.cli.study import main as study
 from decentral.config.composition import compose
-from decentral.config.identity import run_id
 from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling import scheduler
 from decentral.scheduling.scheduler import Tally
 from decentral.store import RunStore, find_runs, read_metrics
+from decentral.study.catalogue import study_from
 from waiting import PATIENCE_S, alive, stands_still, until
 
 QUICK = ("task=quadratics", "num_workers=4", "steps=3", "device=cpu", "processes=1")
@@ -104,21 +110,12 @@ def test_finished_cells_of_a_grid_are_skipped_and_a_finished_grid_is_left_alone_
     assert "9 of 9 runs were done before; nothing was computed" in again.stdout
 
 
-@pytest.mark.parametrize("arguments", [["lr=0.1,0.2"], ["lr=choice(0.1,0.2)"], ["seed=range(2)"]])
+@pytest.mark.parametrize(
+    "arguments", [["lr=0.1,0.2"], ["lr=choice(0.1,0.2)"], ["seed=range(2)"], ["algo=glob(*grad)", "seed=0,1"]]
+)
 def test_a_sweep_takes_lists_ranges(capsys, planned, arguments):
     assert command(capsys, *arguments, "task=quadratics")[0] == 0
     assert len(planned) == 2
-
-
-def test_a_sweep_takes_patterns(capsys, planned):
-    assert command(capsys, "algo=glob(*grad)", "seed=0,1", "task=quadratics")[0] == 0
-    assert len(planned) == 2
-
-
-def test_a_run_of_a_sweep_knows_what_tells_it_from_the_others_and_how_to_run_it_alone(capsys, planned):
-    command(capsys, "algo=dpsgd,d2", "lr=0.1,0.2", "topology=ring", "task=quadratics")
-    assert [run.title for run in planned][:2] == ["algo=dpsgd lr=0.1", "algo=dpsgd lr=0.2"]
-    assert planned[0].command == "decentral-run algo=dpsgd lr=0.1 topology=ring task=quadratics"
 
 
 def test_an_algorithm_has_its_usual_topology_where_the_user_names_none(capsys, planned):
@@ -128,37 +125,15 @@ def test_an_algorithm_has_its_usual_topology_where_the_user_names_none(capsys, p
     assert topologies[:3] == ["dbt", "ring", "one_peer_exponential"] and set(topologies[3:]) == {"dbt"}
 
 
-def test_the_table_of_a_sweep_says_the_topology_of_every_run(capsys):
-    _, out, _ = command(capsys, "algo=relaysgd,dpsgd,allreduce", *QUICK)
-    assert [line.split()[:2] for line in out.splitlines() if line.startswith(("run  ", "algo="))] == [
-        ["run", "topology"],
-        ["algo=relaysgd", "dbt"],
-        ["algo=dpsgd", "ring"],
-        ["algo=allreduce", "none"],
-    ]
-
-
-def test_a_sweep_with_nothing_but_refusals_creates_nothing(capsys, tmp_path):
-    code, out, err = command(capsys, "lr=-1,x")
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 3
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("setting", "words"),
-    [("launcher.slots=0", "at least|from 1"), ("launcher.slots=x", "from 1"), ("launcher.retries=-1", "at least 0"),
+    [("launcher.slots=x", "from 1"), ("launcher.retries=-1", "at least 0"),
      ("launcher.slot=2", "no setting 'slot'"), ("launcher=lokal", "Did you mean 'local'"),
      ("launcher.slots=1,2", "one for all runs")],
 )  # fmt: skip
 def test_settings_of_the_launcher_that_make_no_sense_are_refused(capsys, setting, words):
     code, _, err = command(capsys, "seed=0,1", "task=quadratics", setting)
     assert code == 2 and re.search(words, err)
-
-
-def test_the_launcher_is_no_part_of_what_a_run_is():
-    config = compose([*QUICK])
-    assert run_id(config) == run_id(compose([*QUICK, "launcher.slots=7"]))
 
 
 def test_files_that_are_edited_during_a_sweep_do_not_change_it(capsys, tmp_path, planned):
@@ -184,15 +159,6 @@ def test_one_run_that_cannot_work_stops_no_other_and_is_named_at_the_end(capsys)
 def pids() -> list[int]:
     """The processes of all runs that have begun."""
     return [int((RunStore.peek(run.path) or {})["pid"]) for run in find_runs(Path("results"))]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_goes_on_and_the_others_do_not_notice():
-    grid = (*SLOW, "steps=2000,6000", "launcher.slots=2")
-    with start(*grid, DECENTRAL_FAULTS=fault(3000, "kill")) as launcher:
-        out, _ = launcher.communicate(timeout=PATIENCE_S)
-    assert launcher.returncode == 0
-    assert out.count("retrying") == 1 and "killed" in out and out.count("] done") == 2
 
 
 @pytest.mark.slow
@@ -260,3 +226,126 @@ def test_a_single_run_is_for_its_launcher_too(capsys, monkeypatch, words):
 def test_a_setting_that_is_given_twice_in_a_sweep_is_refused(capsys, twice):
     code, _, err = command(capsys, *QUICK, *twice)
     assert code == 2 and f"{twice[0].partition('=')[0]}= is given more than once" in err
+
+
+sys.path.append(str(Path(__file__).parents[1] / "scripts"))
+
+DOCS = Path(__file__).parents[1] / "docs" / "studies.md"
+STORED = Path(__file__).parents[1] / "results" / "relaysum" / "relaysum_table1" / "laptop"
+SWEEP = shlex.split(
+    "-m algo=dpsgd task.zeta2=1,0.1 lr=0.02,0.1,1e6 seed=1,2 task=quadratics topology=ring "
+    "num_workers=4 steps=20 device=cpu processes=1 --save-study mine"
+)
+
+
+def said(capsys, command, *arguments: str) -> str:
+    """What a command prints."""
+    with pytest.raises(SystemExit) as ended:
+        command(list(arguments))
+    out, err = capsys.readouterr()
+    assert ended.value.code == 0, err
+    return out
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory) -> tuple[Path, str]:
+    """A folder with the runs of SWEEP, and what it printed."""
+    folder = tmp_path_factory.mktemp("sweep")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        printed = []
+        patch.setattr("decentral.cli.sweep.say", lambda text, **_: printed.append(text))
+        with pytest.raises(SystemExit) as ended:
+            run_main(SWEEP)
+    assert ended.value.code == 0
+    return folder, "\n".join(printed)
+
+
+def test_a_sweep_ends_with_the_mean_over_seeds_at_the_best_rate_of_each_cell(swept):
+    folder, printed = swept
+    runs = decentral.runs(folder / "results")
+    value = "objective suboptimality (worst)"
+    means = runs.groupby(["algo", "task.zeta2", "lr"])[value].agg(["mean", "std"]).reset_index()
+    best = means.loc[means.groupby(["algo", "task.zeta2"])["mean"].idxmin()]
+    names = {path.name for path in (folder / "results" / "tables" / "algo_by_task.zeta2").iterdir()}
+    assert {"table.md", "table.csv", "table.tex", "values.png", "curves.png", "values.csv", "study.json"} <= names
+    assert "throughput (steps/s)" in printed.lower()
+    found = decentral.table(folder / "results", rows="algo", columns="task.zeta2", best="lr")
+    found = found[found.metric == "objective suboptimality"].sort_values(["algo", "task.zeta2"])
+    assert found["mean"].tolist() == pytest.approx(best["mean"].tolist())
+    assert found["std"].tolist() == pytest.approx(best["std"].tolist())
+    assert found["rates"].tolist() == best["lr"].tolist() == [0.1] * 2  # with 1e6 all diverge
+    assert set(found["runs"]) == {2}
+    for mean in found["mean"]:
+        assert re.search(rf"\b{re.escape(f'{mean:.3f}')} ± ", printed) or f"{mean:.1e}" in printed
+
+
+@pytest.mark.slow
+def test_the_saved_study_gives_the_same_numbers(swept, capsys, monkeypatch):
+    folder, _ = swept
+    monkeypatch.chdir(folder)
+    said(capsys, study, "mine", "scale=laptop", "--config-dir", "conf")
+    theirs = pandas.read_csv(folder / "results/own/sweeps/mine/laptop/table.csv")
+    ours = decentral.table(folder / "results", rows="algo", columns="task.zeta2", best="lr")
+    ours = ours[ours.metric == "objective suboptimality"]
+    assert sorted(theirs["mean"]) == pytest.approx(sorted(ours["mean"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--rows algo", "differ in task.zeta2"),
+        ("--rows algo --columns zeta2", "differ in lr"),
+        ("--rows algo --best lr", "differ in task.zeta2"),
+        ("--rows algoo", "Did you mean 'algo'"),
+        ("--rows algo,lr --best lr --columns zeta2", "named twice"),
+        ("--rows algo --metric acuracy", "--metric=acuracy"),
+        ("--rows algo --where lr=7", "no finished runs with lr=7"),
+        ("--columns lr", "--rows is missing"),
+        ("--rows algo --columns zeta2 --best lr --worker 9", "4 workers"),
+        ("--rows algo --columns zeta2 --best lr --name ../x", "no plain name"),
+        ("results_dir=nowhere --rows algo", "nowhere has no finished runs"),
+    ],
+)
+def test_what_has_no_table_is_refused(swept, capsys, monkeypatch, options, says):
+    monkeypatch.chdir(swept[0])
+    with pytest.raises(SystemExit) as ended:
+        report(["runs", *shlex.split(options)])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert says in err
+
+
+def test_table_1_of_the_readme_comes_from_its_stored_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    said(capsys, report, "runs", "--rows", "method,topology", "--columns", "alpha", f"results_dir={STORED}")
+    ours = pandas.read_csv(tmp_path / "results/tables/method_topology_by_alpha/table.csv")
+    theirs = pandas.read_csv(STORED / "table.csv")
+    columns = ["method", "topology", "alpha", "mean", "std", "rates", "at_edge"]
+    pandas.testing.assert_frame_equal(ours[columns], theirs[columns])
+
+
+def test_the_page_on_studies_has_every_key_and_its_example_is_a_study():
+    import yaml
+
+    from study_keys import listing
+
+    page = DOCS.read_text(encoding="utf-8")
+    assert page.endswith(f"<!-- keys -->\n\n{listing()}\n"), "python scripts/study_keys.py"
+    example = yaml.safe_load(page.split("```yaml")[1].split("```")[0])
+    example.pop("scales")
+    assert len(study_from("mine", example).cells([])) == 4
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_on_studies_do_what_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = DOCS.read_text(encoding="utf-8").partition("## The file")[0]
+    commands = [shlex.split(line) for line in re.findall(r"^    (decentral-.*)", page, re.M)]
+    sweep, as_study, *tables, stored = commands
+    quick = [re.sub(r"(=[^,]+,[^,]+),.*", r"\1", word.replace("epochs=5", "steps=3")) for word in sweep[1:]]
+    said(capsys, run_main, *quick, "num_workers=4", "--save-study", "mine")
+    assert "±" in said(capsys, study, *as_study[1:])
+    for table in tables:
+        assert "±" in said(capsys, report, *table[1:])
+    assert "±" in said(capsys, report, *stored[1:-1], f"results_dir={STORED}")

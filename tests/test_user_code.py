@@ -13,10 +13,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
 import decentral
 from conftest import Result
@@ -26,6 +24,7 @@ from decentral.errors import ConfigError
 from decentral.gradients.passes.worker_models import seed_draws
 from decentral.network.world import World
 from decentral.partition.partition import IID
+from decentral.script.given import GivenData
 from decentral.store.models import load_models
 from decentral.tasks.problems.batches import BatchOrder
 from user_table import CLASSES, DATA, MODULES, DataEntry, Entry, toy
@@ -38,8 +37,13 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def each(entries: dict[str, Any]) -> Any:
-    return pytest.mark.parametrize("entry", entries.values(), ids=entries.keys())
+def each(entries: dict[str, Any], slow: int = 1) -> Any:
+    """A case for each entry; of `slow` that follow each other, one is quick."""
+    cases = enumerate(entries.items())
+    return pytest.mark.parametrize(
+        "entry",
+        [pytest.param(entry, id=name, marks=pytest.mark.slow if i % slow else []) for i, (name, entry) in cases],
+    )
 
 
 TRAINED = {name: entry for name, entry in MODULES.items() if not entry.refused}
@@ -121,12 +125,13 @@ def loss_of(module: nn.Module, data: Dataset) -> float:
 @each(MODULES)
 def test_one_worker_is_plain_pytorch_and_is_stored_and_evaluated_as_it_is(entry: Entry, tmp_path: Path) -> None:
     module, data = entry.make(), toy(entry.inputs)
+    if entry.refused:
+        with pytest.raises(ConfigError, match=entry.refused) as said:
+            train(module, data, tmp_path, algo="allreduce", num_workers=1)
+        assert "\n" not in str(said.value)
+        return
     before = copy.deepcopy(_state(module))
     inputs = data[0].tensors[0].clone()
-    if entry.refused:
-        with pytest.raises(ConfigError, match=entry.refused):
-            train(module, data, tmp_path, algo="allreduce", num_workers=1)
-        return
     torch.manual_seed(7)
     state = torch.random.get_rng_state()
     result = train(module, data, tmp_path, algo="allreduce", num_workers=1)
@@ -157,7 +162,7 @@ def _fresh(entry: Entry) -> nn.Module:
     return entry.make()
 
 
-@each(TRAINED)
+@each(TRAINED, slow=4)
 def test_all_executions_agree(entry: Entry, tmp_path: Path) -> None:
     found = {}
     for execution in ("loop", "auto", "batched"):
@@ -210,7 +215,7 @@ def composed(name: str) -> Config:
     )
 
 
-@each({name: entry for name, entry in TRAINED.items() if entry.joint})
+@each({name: entry for name, entry in TRAINED.items() if entry.joint}, slow=4)
 def test_all_reduce_is_plain_pytorch_on_the_joint_batch(entry: Entry, tmp_path: Path) -> None:
     data = toy(entry.inputs)
     result = train(_fresh(entry), data, tmp_path, algo="allreduce", num_workers=4)
@@ -265,75 +270,163 @@ def test_two_processes_give_what_one_gives(name: str, worlds: Any, tmp_path: Pat
             torch.testing.assert_close(ours[model][key], value, rtol=0, atol=1e-12)
 
 
-ANY_LAYER = st.sampled_from(
-    [
-        "linear",
-        "relu",
-        "relu_in_place",
-        "tanh",
-        "gelu",
-        "batch_norm",
-        "layer_norm",
-        "dropout",
-        "identity",
-        "hook",
-        "twice",
+class Examples(Dataset):
+    """So many, each made by a function of its number."""
+
+    def __init__(self, length: int, make: Callable[[int], Any]) -> None:
+        self.length, self.make = length, make
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, number: int) -> Any:
+        return self.make(number)
+
+
+X = torch.randn(40, 6, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(40) % 4
+PAIRS_OF_6 = TensorDataset(X, Y)
+ONE_LABEL, ONE_BUFFER, TWO_BUFFERS = torch.tensor(0), torch.zeros(6), np.zeros((2, 6), np.float32)
+
+
+def labelled(label: Callable[[int], Any]) -> Examples:
+    return Examples(40, lambda number: (X[number], label(number)))
+
+
+def test_what_is_drawn_with_an_example_is_trained_on_with_it(tmp_path):
+    """A label that is drawn with the example, as for telling how far it was turned."""
+    given, drawn = list[tuple[torch.Tensor, int]](), list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def turned(number: int) -> tuple[torch.Tensor, int]:
+        by = int(torch.randint(4, ()))
+        given.append((X[number].roll(by), by))
+        return given[-1]
+
+    data = GivenData.of(Examples(40, turned), Examples(40, turned)).load("cpu", 0)
+    given.clear()
+    for inputs, labels in data.train_batches(lambda step: torch.arange(8).view(2, 4) + step, range(2), 0, 5):
+        drawn += zip(inputs.flatten(0, 1), labels.flatten(), strict=True)
+    assert all(torch.equal(x, was) and int(label) == by for (x, label), (was, by) in zip(drawn, given, strict=True))
+    assert any(int(label) != data.train_labels[i % 8 + i // 8] for i, (_, label) in enumerate(drawn))
+
+
+def test_any_other_example_or_label_is_another_run():
+    def digest(change: Callable[[int], Any]) -> str:
+        return GivenData.of(Examples(40, change), TensorDataset(X, Y)).content
+
+    def of(change: Callable[[int], Any]) -> str:
+        return GivenData.of([change(number) for number in range(40)], TensorDataset(X, Y)).content  # by content alone
+
+    def other(place: int, by: float, label: int) -> Callable[[int], Any]:
+        return lambda number: (X[number] + by * (number == place), (number + label * (number == place)) % 4)
+
+    found = [of(other(place, by, label)) for place in (1, 17, 39) for by, label in ((1e-6, 0), (0.0, 1), (0.0, 0))]
+    assert len(set(found)) == 7 and found[2] == found[5] == found[8]
+    moved = X.clone()
+    moved[17, 3] += 1e-6
+    tensors = [GivenData.of(TensorDataset(x, Y), TensorDataset(X, Y)).content for x in (X, moved, X.clone())]
+    assert tensors[0] == tensors[2] != tensors[1]
+    noise = [
+        digest(lambda number, by=scale: (X[number] + by * torch.randn(6), number % 4)) for scale in (0.1, 0.1, 0.2)
     ]
+    assert noise[0] == noise[1] != noise[2]
+
+
+class Around(Dataset):
+    """Another data set, read through what is called otherwise than `transform`, and counted."""
+
+    def __init__(self, base: Any, **settings: Any) -> None:
+        self.base, self.cache, self.reads = base, {}, 0
+        self.__dict__.update(settings)
+
+    def __len__(self) -> int:
+        return len(self.base)
+
+    def __getitem__(self, number: int) -> Any:
+        self.reads += 1
+        return self.cache.setdefault(number, self.base[number])
+
+
+class Rarely:
+    def __init__(self, p: float) -> None:
+        self.p = p
+
+
+SELDOM: dict[str, Callable[[float], Any]] = {
+    "probability": lambda p: Around(PAIRS_OF_6, p=p),
+    "probability in a dict": lambda p: Around(PAIRS_OF_6, options={"p": p}),
+    "switch": lambda p: Around(PAIRS_OF_6, flips=p < 0.5),
+    "function": lambda p: Around(PAIRS_OF_6, augment=lambda x: x if torch.rand(()) > p else -x),
+    "list of functions": lambda p: Around(PAIRS_OF_6, augment=[lambda x: x if torch.rand(()) > p else -x]),
+    "configuration": lambda p: Around(PAIRS_OF_6, options=Rarely(p)),
+    "data set within": lambda p: Around(Around(PAIRS_OF_6, p=p)),
+    "subset": lambda p: Subset(Around(PAIRS_OF_6, p=p), range(40)),
+    "parts": lambda p: ConcatDataset([Around(PAIRS_OF_6, p=p), PAIRS_OF_6]),
+}
+"""What may change an example at some later reading, though it has not at the first."""
+
+
+@pytest.mark.parametrize("name", SELDOM)
+def test_what_shows_at_some_readings_only_makes_another_run(name):
+    first, again, other = (SELDOM[name](p) for p in (1e-6, 1e-6, 0.9))
+    digests = [GivenData.of(data, PAIRS_OF_6).content for data in (first, again, other, first)]
+    assert digests[0] == digests[1] == digests[3] != digests[2]
+
+
+def test_examples_that_nobody_can_know_again_make_a_new_run(capsys):
+    draws = np.random.default_rng()
+    data = Examples(40, lambda number: (torch.from_numpy(draws.random(6)), number % 4))
+    assert GivenData.of(data, PAIRS_OF_6).content != GivenData.of(data, PAIRS_OF_6).content
+    assert "train_data[0] is another example when it is read again, so this run is new" in capsys.readouterr().err
+
+
+class Endless(IterableDataset):
+    def __len__(self) -> int:
+        return 40
+
+    def __iter__(self) -> Any:
+        return iter(PAIRS_OF_6)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (Endless(), "have to be a map-style data set, with len.. and .index., not a Endless"),
+        (labelled(lambda number: 1.0), "example 0 has the label 1.0, but labels have to be whole numbers .* from 0"),
+        (
+            labelled(lambda number: -1 if number == 17 else 0),
+            "example 17 has the label -1, but labels have to be whole",
+        ),
+        (labelled(lambda number: "cat"), "example 0 has the label 'cat', but labels"),
+        (labelled(lambda number: torch.eye(4)[number % 4]), r"a label of shape \[4\], but .*one-hot .* label\.argmax"),
+        (TensorDataset(X, torch.eye(4)[Y]), r"a label of shape \[4\], but"),
+        (TensorDataset(X, Y, Y), "a pair .tensor, label., but example 0 is a tuple of 3"),
+        (Examples(40, lambda number: {"x": X[number]}), "but example 0 is a dict"),
+        (Examples(40, lambda number: (X[number] + 1j, 0)), "example 0 is a strided tensor of complex64 and a label"),
+        (Examples(40, lambda number: (X[number].to_sparse(), 0)), "a sparse_coo tensor of float32"),
+        (Examples(40, lambda number: (np.array([None]), 0)), "an array of object"),
+        (
+            Examples(40, lambda number: (np.array([2**24 + number, 1]), 0)),
+            "example 1 has whole numbers above 16,777,216",
+        ),
+        (
+            TensorDataset(2**25 * (torch.arange(40)[:, None] == 4), Y),
+            "an example has whole numbers above 16,777,216, which float32",
+        ),
+        (
+            Examples(40, lambda number: (X[number, : 6 - number // 39], 0)),
+            r"example 39 is \[5\], but example 0 is \[6\]",
+        ),
+        (labelled(lambda number: 10**30), "has the label 1000"),
+        (
+            Examples(41, lambda number: (X[number], 0)),
+            "example 40 of 41 cannot be read .*: IndexError: index 40 is out of",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-
-
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
-@given(
-    layers=st.lists(ANY_LAYER, max_size=5), shape=st.sampled_from([(6,), (2, 6), (1, 2, 6)]), flat_first=st.booleans()
-)
-def test_any_sequence_is_plain_pytorch(
-    layers: list[str], shape: tuple[int, ...], flat_first: bool, tmp_path: Path
-) -> None:
-    g = torch.Generator().manual_seed(0)
-    sets = [TensorDataset(torch.randn(n, *shape, generator=g), torch.arange(n) % CLASSES) for n in (24, 6)]
-
-    def make() -> nn.Module:
-        torch.manual_seed(1)
-        shared = nn.Linear(6, 6)
-        size = int(np.prod(shape))
-        known: dict[str, Callable[[], nn.Module]] = {
-            "linear": lambda: nn.Linear(6, 6),
-            "relu": nn.ReLU,
-            "relu_in_place": lambda: nn.ReLU(inplace=True),
-            "tanh": nn.Tanh,
-            "gelu": nn.GELU,
-            "batch_norm": lambda: nn.BatchNorm1d(6),
-            "layer_norm": lambda: nn.LayerNorm(6),
-            "dropout": lambda: nn.Dropout(0.3),
-            "identity": nn.Identity,
-            "hook": nn.Identity,
-            "twice": lambda: shared,
-        }
-        first = [nn.Flatten(), nn.Linear(size, 6)] if flat_first else []
-        chosen = [layer for layer in layers if layer != "batch_norm" or flat_first or len(shape) == 1]
-        between = [known[layer]() for layer in chosen]
-        for layer, module in zip(chosen, between, strict=True):
-            if layer == "hook":
-                module.register_forward_hook(lambda mod, args, out: out * 2)
-        width = 6 if flat_first else size
-        return nn.Sequential(*first, *between, nn.Flatten(), nn.Linear(width, CLASSES))
-
-    result = train(make(), tuple(sets), tmp_path, algo="allreduce", num_workers=1, rerun=True)  # type: ignore[arg-type]
-    batch = batches(sets[0], 1)
-    same_state(result.models[0], plain(make(), lambda step: batch(0, step)))
-    found = []
-    for execution in ("loop", "auto"):
-        several = train(
-            make(),
-            tuple(sets),
-            tmp_path / execution,
-            algo="dpsgd",
-            topology="ring",
-            num_workers=4,
-            batch_size=3,
-            execution=execution,
-            rerun=True,
-        )  # type: ignore[arg-type]
-        with np.load(several.directory / "trace.npz") as file:
-            found.append(file["iterates"])
-    np.testing.assert_allclose(*found, rtol=0, atol=1e-12)
+def test_data_that_cannot_be_are_refused(data, said):
+    with pytest.raises(ConfigError, match=said):
+        GivenData.of(data, PAIRS_OF_6)
+    with pytest.raises(ConfigError, match=said):
+        GivenData.of(PAIRS_OF_6, data)

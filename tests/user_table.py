@@ -323,6 +323,94 @@ def double_gradient(self: Any, x: Tensor) -> Tensor:
     return self.o(g)
 
 
+def grows(self: Any, x: Tensor) -> Tensor:
+    """A buffer that becomes longer with each step."""
+    if self.training:
+        self.means = torch.cat([self.means, x.mean(0, keepdim=True)])
+    return self.l(x - self.means.mean(0))
+
+
+def from_none(self: Any, x: Tensor) -> Tensor:
+    if self.training:
+        self.mu = x.mean(0) if self.mu is None else self.mu * 0.5 + x.mean(0)
+    return self.l(x if self.mu is None else x - self.mu)
+
+
+def shares_a_buffer() -> Net:
+    """Which counts, and is in two modules; with bits and complex numbers beside it."""
+    net = with_buffers(counts_in_many_types, calls=torch.tensor(0), seen=torch.zeros(6, dtype=torch.bool))
+    net.register_buffer("turn", torch.ones(2, dtype=torch.complex128))
+    net.l.register_buffer("calls", net.calls)
+    return net
+
+
+def counts_in_many_types(self: Any, x: Tensor) -> Tensor:
+    if self.training:
+        self.calls += 1
+        self.seen |= (x > 1).any(0)
+        self.turn *= 0.6 + 0.8j
+    return self.l(x * (1 + self.seen + 0.1 * self.l.calls.to(x) + self.turn.imag.sum()))
+
+
+def follows(self: Any, x: Tensor) -> Tensor:
+    """A moving average of parameters, in parameters."""
+    if self.training:
+        for mean, own in zip(self.teacher.parameters(), self.a.parameters(), strict=True):
+            mean.data.mul_(0.9).add_(own.data, alpha=0.1)
+    return self.l(self.a(x) + self.teacher(x))
+
+
+def with_teacher() -> Net:
+    layer = nn.Linear(6, 6)
+    return Net(follows, a=layer, teacher=copy.deepcopy(layer).requires_grad_(False), l=nn.Linear(6, CLASSES))
+
+
+def reads_what_a_hook_leaves() -> Net:
+    """The hook is a closure of what the module holds."""
+    net = Net(
+        lambda m, x: (m.l(m.a(x)), m.outputs.clear())[0] + m.a.weight.sum(),
+        a=nn.Linear(6, 6),
+        l=nn.Linear(6, CLASSES),
+        outputs=[],
+    )
+    net.a.register_forward_hook(lambda _, inputs, output: net.outputs.append(output))
+    return net
+
+
+def in_one_memory() -> Net:
+    net = Net(lambda m, x: m.o(m.l(x)), l=nn.Linear(6, 6), o=nn.Linear(6, CLASSES))
+    net.l.weight.data[:3] = 0
+    net.o.weight.data = net.l.weight.data[:3]
+    return net
+
+
+class Unstorable(nn.Linear):
+    """What it says of its state cannot be stored."""
+
+    def get_extra_state(self) -> Any:
+        return {"rule": nn.Identity()}
+
+    def set_extra_state(self, state: Any) -> None: ...
+
+
+def late_layer(self: Any, x: Tensor) -> Tensor:
+    if self.training and not hasattr(self, "late"):
+        self.late = nn.Linear(6, 6)
+    return self.l(self.late(x) if hasattr(self, "late") else x)
+
+
+def late_buffer(self: Any, x: Tensor) -> Tensor:
+    if self.training and not hasattr(self, "mu"):
+        self.register_buffer("mu", x.mean(0))
+    return self.l(x)
+
+
+def keeps_a_graph(self: Any, x: Tensor) -> Tensor:
+    if self.training:
+        self.mu = 0.9 * self.mu + 0.1 * self.l(x).mean(0)
+    return self.l(x) - self.mu
+
+
 # fmt: off
 MODULES: dict[str, Entry] = {
     # norms
@@ -394,6 +482,25 @@ MODULES: dict[str, Entry] = {
     "not_persistent": Entry(not_persistent),
     "no_buffer": Entry(lambda: with_buffers(lambda m, x: m.l(x), missing=None)),
     "complex_buffer": Entry(lambda: with_buffers(lambda m, x: m.l((x * m.phase).real), phase=torch.tensor(0.5 + 0.5j))),
+    "grows": Entry(lambda: with_buffers(grows, means=torch.zeros(1, 6)), joint=False),
+    "from_none": Entry(lambda: with_buffers(from_none, mu=None), joint=False),
+    "shares_a_buffer": Entry(shares_a_buffer, joint=False),
+    "teacher": Entry(with_teacher, joint=False),
+    "reads_what_a_hook_leaves": Entry(reads_what_a_hook_leaves),
+    # what cannot be trained
+    "compiled": Entry(lambda: torch.compile(mlp()), refused=r"it is a OptimizedModule, .* give the module .* before torch\.compile"),
+    "scripted": Entry(lambda: torch.jit.script(mlp()), refused=r"it is a RecursiveScriptModule, .* before torch\.jit"),
+    "parallel": Entry(lambda: nn.DataParallel(mlp()), refused=r"it is a DataParallel, .*\(\.module\)"),
+    "in_one_memory": Entry(in_one_memory, refused="l.weight and o.weight are two tensors in the same memory: let them be one"),
+    "all_frozen": Entry(lambda: mlp().requires_grad_(False), refused="no parameters to train: all of them have requires_grad=False"),
+    "unstorable": Entry(lambda: Unstorable(6, CLASSES), refused="get_extra_state of Unstorable cannot be stored .*: let it return tensors"),
+    "uncopied": Entry(lambda: Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES), g=(i for i in range(3))), refused="cannot be copied, once for each worker: TypeError"),
+    "sparse_buffer": Entry(lambda: with_buffers(lambda m, x: m.l(x), adjacency=torch.eye(6).to_sparse()), refused="its adjacency is sparse_coo, which .* register it with persistent=False"),
+    "late_layer": Entry(lambda: Net(late_layer, l=nn.Linear(6, CLASSES)), refused=r"The model changes late\.bias while it is trained: make parameters .* __init__"),
+    "late_buffer": Entry(lambda: Net(late_buffer, l=nn.Linear(6, CLASSES)), refused="The model changes mu while it is trained: make .* in __init__ .None will do for a buffer"),
+    "keeps_a_graph": Entry(lambda: with_buffers(keeps_a_graph, mu=torch.zeros(CLASSES)), refused="second time.*: keep no graph of an earlier step in a buffer or an attribute"),
+    "no_graph": Entry(lambda: Net(lambda m, x: m.l(x).detach(), l=nn.Linear(6, CLASSES)), refused="RuntimeError: element 0 of tensors does not require grad"),
+    "never_initialized": Entry(lambda: Net(lambda m, x: m.l(x), l=nn.Linear(6, CLASSES), never=nn.LazyLinear(3)), refused="never.weight is not initialized by a forward pass: use it, or leave it out"),
     # random layers
     "dropout": Entry(lambda: mlp(nn.Dropout(0.5)), joint=False),
     "dropout_of_nothing": Entry(lambda: mlp(nn.Dropout(0.0))),
@@ -514,6 +621,20 @@ class OneBuffer(Dataset):
         return self.memory, self.inner[number][1]
 
 
+class Chosen(Subset):
+    """The user's own labels, by overriding both ways to read."""
+
+    def __getitem__(self, number: int) -> Any:
+        x, label = super().__getitem__(number)
+        return x, (label + 1) % CLASSES
+
+    def __getitems__(self, numbers: list[int]) -> list[Any]:
+        return [self[number] for number in numbers]
+
+
+_LABEL, _TWO = torch.tensor(0), torch.zeros(2, 6)
+
+
 class Stream(IterableDataset):
     def __iter__(self) -> Any:
         return iter(toy()[0])
@@ -576,12 +697,16 @@ DATA: dict[str, DataEntry] = {
             )
         )
     ),
-    "labels_that_are_negative": DataEntry(items(lambda x, y: (x, y - 1)), "from 0"),
-    "labels_of_text": DataEntry(items(lambda x, y: (x, "abc"[y])), "label"),
-    "labels_one_hot": DataEntry(items(lambda x, y: (x, torch.eye(3)[y])), "label"),
-    "labels_of_float": DataEntry(items(lambda x, y: (x, y + 0.5)), "label"),
-    "items_of_three": DataEntry(items(lambda x, y: (x, y, 0)), "pair|label"),
-    "items_of_dicts": DataEntry(items(lambda x, y: {"x": x, "y": y}), "pair|label|dict"),
+    "labels_in_a_column": DataEntry(wrapped(lambda d: TensorDataset(d.tensors[0], d.tensors[1][:, None]))),
+    "labels_of_bytes": DataEntry(wrapped(lambda d: TensorDataset(d.tensors[0], d.tensors[1].byte()))),
+    "labels_of_arrays": DataEntry(items(lambda x, y: (x, np.array(y)))),
+    "labels_of_one_memory": DataEntry(items(lambda x, y: (x, _LABEL.fill_(y)))),
+    "arrays_of_every_second": DataEntry(items(lambda x, y: (np.repeat(x.numpy(), 2)[::2], y))),
+    "items_of_two_memories": DataEntry(items(lambda x, y: (_TWO[y % 2].copy_(x), y))),
+    "subclass_of_subsets": DataEntry(wrapped(lambda d: Chosen(d, range(len(d))))),
+    "targets_of_the_tensors": DataEntry(
+        wrapped(lambda d: WithTargets(len(d), Relabeled(*d.tensors).__getitem__, d.tensors[1].tolist()))
+    ),
     "items_of_several_shapes": DataEntry(items(lambda x, y: (x[: 4 + y], y)), "shape"),
     "a_stream": DataEntry(lambda: (Stream(), Stream()), "IterableDataset|map-style|length"),
     "no_length": DataEntry(lambda: (Endless(), Endless()), "length|len"),

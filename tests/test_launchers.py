@@ -20,9 +20,10 @@ from counting_jobs import Counting
 from decentral.errors import ConfigError
 from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.attempt import Report
+from decentral.scheduling.launchers.ray import Ray
 from decentral.scheduling.launchers.slurm import Slurm, Where
 from decentral.scheduling.pool import Ended, Pool
-from decentral.store import RunStore, Status, find_runs, read_metrics
+from decentral.store import RunStore, find_runs, read_metrics
 from decentral.store.files import read_json
 from punisher import command
 from waiting import PATIENCE_S, alive, all_ended, stands_still, until
@@ -157,22 +158,6 @@ def test_jobs_outlive_a_launcher_that_is_killed_and_the_next_one_finds_them(tmp_
     killed._cluster.close()
 
 
-def test_a_job_that_is_gone_is_submitted_again(tmp_path):
-    job = Counting(str(tmp_path), steps=50, fate="held")
-    for fate in ("killed", "done"):
-        pool = replace(LOCAL).open(tmp_path)
-        pool.start(job)
-        until(lambda: started(job))
-        if fate == "killed":  # like the whole machine: the launcher does not see it
-            pool._cluster.kill(pool._numbers())
-            pool._cluster.close()
-        else:
-            job.let_go()
-            assert all_ended(pool)[job.title].status == "done"
-            pool.close()
-    assert job.finished()
-
-
 @pytest.mark.parametrize("fate", ["preempted", "slow to stop"])
 def test_slurm_requeues_what_it_preempts(tmp_path, slurm, fate):
     """With SIGTERM first and then SIGUSR2, which must not break off a run that is writing its checkpoint."""
@@ -226,35 +211,7 @@ def all_ended_but(pool: Pool, left: int) -> Ended:
     return ended[0]
 
 
-def test_a_job_that_takes_times_gets_its_node_to_itself_or_is_refused(tmp_path, slurm):
-    job, other = Counting(str(tmp_path), steps=1, alone=True), Counting(str(tmp_path), steps=2)
-    with Slurm().open(tmp_path) as pool:
-        for one in (job, other):
-            pool.start(one)
-        assert all_ended(pool, 2)[job.title].status == "done"
-    assert "#SBATCH --exclusive\n" in (slurm / "101.script").read_text()
-    assert "exclusive" not in (slurm / "102.script").read_text()
-    with replace(LOCAL).open(tmp_path) as pool, pytest.raises(ConfigError, match="done at 1 takes times and needs"):
-        pool.start(job)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"half", b"cdecentral.scheduling.attempt\nGone\n.", b"cno_such_module\nGone\n."]
-)
-def test_a_report_that_cannot_be_read_is_none_and_the_directory_tells(tmp_path, slurm, content):
-    job = Counting(str(tmp_path), steps=3)
-    with Slurm().open(tmp_path) as pool:
-        with holding(slurm):
-            pool.start(job)
-            with RunStore.open(job.directory, job.id, "") as store:
-                store.set_status(Status.done)
-            fake_slurm.scancel(slurm, "101")
-            (tmp_path / "submitted" / "101_0_result.pkl").write_bytes(content)
-        assert all_ended(pool)[job.title].status == "done"
-
-
 @pytest.mark.parametrize(("moment", "report"), [
-    ("before", ("success", Report("done"))),
     ("before", ("error", "an older one failed")),
     ("while it waits", ("success", Report("done"))),
 ])  # fmt: skip
@@ -271,15 +228,6 @@ def test_a_report_of_an_earlier_job_with_the_same_number_counts_for_nothing(tmp_
             assert not pool.wait(0.5)
         assert all_ended(pool)[job.title].status == "done"
     assert job.written == [0, 1, 2]
-
-
-def test_there_are_no_more_jobs_than_allowed(tmp_path, slurm):
-    jobs = [Counting(str(tmp_path), steps=steps) for steps in (1, 2, 3)]
-    with holding(slurm), Slurm(max_jobs=2).open(tmp_path) as pool:
-        for job in jobs[:2]:
-            assert pool.has_room(job)
-            pool.start(job)
-        assert not pool.has_room(jobs[2])
 
 
 def test_a_single_run_is_submitted(tmp_path, monkeypatch):
@@ -301,10 +249,74 @@ def test_what_is_missing_is_named(monkeypatch):
         Slurm().check()
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"time_minutes": 0}, {"cpus": 0}, {"gpus": -1}, {"memory_gb": 0.0}, {"grace_s": 14400}, {"retries": -1}]
-)
-def test_a_setting_that_makes_no_sense_is_refused(wrong):
-    (key, value), *_ = wrong.items()
-    with pytest.raises(ConfigError, match=f"launcher.{key}={value:g}"):
-        Slurm(**wrong)
+@pytest.fixture(scope="module")
+def home(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def ray(home) -> Iterator[Pool]:
+    """Ray takes seconds to start: once for this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(home))
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        for key in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"):
+            patch.setenv(key, "")  # so that what is set meanwhile does not stay
+            patch.delenv(key)
+        handler = signal.getsignal(signal.SIGTERM)
+        with Ray(address="local").open(Path("unused")) as ray:
+            assert signal.getsignal(signal.SIGTERM) == handler
+            yield ray
+
+
+def test_ray_runs_are_done_and_a_crash_takes_nothing_with_it(ray, tmp_path, start):
+    settings = ("task=quadratics", "topology=ring", "algo=dpsgd", "num_workers=4", "steps=50")
+    configs = [configure(*settings, f"seed={seed}", "progress=false") for seed in (0, 1)]
+    runs = [
+        TrainingRun(replace(config, device="cpu", processes="1", results_dir=str(tmp_path)), f"seed {config.seed}")
+        for config in configs
+    ]
+    toys = [Counting(str(tmp_path), fate=fate) for fate in ("killed", "error", "refused")]
+    for job in (*runs, *toys):
+        assert ray.has_room(job)
+        ray.start(job)
+    ended = all_ended(ray, 5)
+    assert [ended[job.title].status for job in runs] == ["done", "done"]
+    undisturbed = start(*settings)
+    rows = [{key: row[key] for key in row if key != "wall_s"} for row in read_metrics(runs[0].directory)]
+    assert rows == undisturbed.rows
+    failures = {job.fate: ended[job.title] for job in toys}
+    assert {fate: (one.status, one.failure) for fate, one in failures.items()} == {
+        "killed": ("failed", "killed"), "error": ("failed", "error"), "refused": ("failed", "refused")
+    }  # fmt: skip
+    assert "its Ray worker died" in failures["killed"].reason
+    assert failures["error"].reason.endswith("ArithmeticError: 1 is not 2")
+
+
+def test_a_killed_run_goes_on_from_where_it_was(ray, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    job = Counting("relative", steps=100, fate="held")
+    ray.start(job)
+    until(lambda: (job.directory / "numbers").exists())
+    assert ray.look()[0].place.startswith("ray on ")
+    os.kill(RunStore.peek(job.directory)["pid"], signal.SIGKILL)
+    assert all_ended(ray)[job.title].failure == "killed"
+    job.let_go()
+    ray.start(job)
+    assert all_ended(ray)[job.title].status == "done"
+    assert job.written[-1] == 99
+
+
+def test_an_interrupted_pool_lets_runs_write_a_checkpoint(ray, tmp_path):
+    running = Counting(str(tmp_path), steps=5000)
+    waiting = [Counting(str(tmp_path), steps=steps) for steps in range(5001, 5001 + 2 * (os.cpu_count() or 1))]
+    ray.start(running)
+    until(lambda: (running.directory / "numbers").exists())
+    for job in waiting:
+        ray.start(job)
+    assert any(one.place == "waiting for ray" for one in ray.look())
+    ray.interrupt(grace_s=PATIENCE_S)
+    ended = all_ended(ray, 1 + len(waiting))
+    assert {one.status for one in ended.values()} == {"interrupted"}
+    facts = RunStore.peek(running.directory)
+    assert facts["status"] == "interrupted" and running.written == list(range(facts["step"]))

@@ -1,8 +1,9 @@
-"""The axes of a curve: step, epoch, seconds and bytes, from a run's metrics to studies, claims and figures."""
+"""What a run says of its metrics, and that whoever reports them reads it there and guesses nothing."""
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,93 @@ import pytest
 from decentral.errors import ConfigError
 from decentral.measurements.values import NOT_REACHED, Curve, Meaning, Point, Value
 from decentral.report.figures.curves import Curves
-from decentral.report.make import make
 from decentral.report.results import read
+from decentral.report.series import read_curves
+from decentral.report.summary import overview, summary
 from decentral.report.verdicts import judge
-from decentral.store import RunStore, Status, read_metrics
+from decentral.store import Metric, RunStore, Status, read_metadata
 from decentral.study import collect
 from decentral.study.catalogue import study_from
 from decentral.study.measure import Measure
 from decentral.study.study import Cell
-from handmade import courses, table1, value, write
+from handmade import value, write
+
+REWARD = Metric("test", "success_rate", larger_is_better=True, unit="%", chance=0.25)
+PERPLEXITY = Metric("test", "perplexity", unit="")
+
+
+def make_run(path: Path, values: dict[tuple[str, str], dict[Any, float]], metrics: list[Metric] | None) -> Path:
+    with RunStore.open(path, "aaa", "seed: 1\n") as store:
+        if metrics is not None:
+            store.describe(metrics)
+        store.append(
+            {"step": 10, "epoch": 1.0, "worker": worker, "split": split, "metric": name, "value": value}
+            | {"wall_s": 1.0, "bytes_sent": 100}
+            for (split, name), each in values.items()
+            for worker, value in each.items()
+        )
+        store.set_status(Status.done, step=10, wall_s=1.0)
+    return path
+
+
+VALUES = {
+    ("test", "perplexity"): {0: 30.0, 1: 20.0, "worst": 30.0, "mean": 25.0, "averaged": 22.0},
+    ("test", "success_rate"): {0: 0.5, 1: 0.75, "worst": 0.5, "mean": 0.625, "averaged": 0.7},
+}
+
+
+def test_a_run_stores_split_unit_direction_and_chance_level_of_each_metric(start):
+    run = start("data=digits", "model=mlp", "model.hidden=[4]", "partition=iid", "num_workers=2", "steps=1")
+    assert json.loads((run.directory / "metrics.json").read_text())["metrics"][0] == {
+        "split": "test", "name": "accuracy", "larger_is_better": True, "unit": "%", "chance": 0.1,
+    }  # fmt: skip
+    known = read_metadata(run.directory)
+    assert list(known) == [("test", "accuracy"), ("test", "loss"), ("train", "loss"), ("model", "consensus_distance")]
+    assert known["test", "loss"].unit == known["train", "loss"].unit == "nats"
+    assert known["test", "loss"].larger_is_better is False
+    assert known["model", "consensus_distance"].larger_is_better is None
+    assert {(row["split"], row["metric"]) for row in run.rows} <= known.keys()
+
+
+def test_what_the_run_says_decides_order_unit_and_best_worker(tmp_path):
+    run = make_run(tmp_path / "run", VALUES, [REWARD, PERPLEXITY])
+    assert list(read_curves(run).series) == [("test", "success_rate"), ("test", "perplexity")]
+    lines = [line.split() for line in summary(run).splitlines()]
+    assert ["test", "success", "rate", "50.00", "%", "62.50", "%", "70.00", "%", "75.00", "%"] in lines
+    assert ["test", "perplexity", "30", "25", "22", "20"] in lines
+    assert overview(run)[:3] == ["done", "test success rate", "50.00 %"]
+
+
+def test_a_run_that_is_older_is_read_as_it_was_then(tmp_path):
+    accuracy = {0: 0.5, 1: 0.75, "worst": 0.5, "mean": 0.625, "averaged": 0.7}
+    values = {("model", "consensus_distance"): {"mean": 1.0}, ("train", "loss"): {"mean": 2.0}}
+    values |= {("test", "loss"): VALUES["test", "perplexity"], ("test", "accuracy"): accuracy}
+    run = make_run(tmp_path / "run", values, None)
+    assert not (run / "metrics.json").exists()
+    order = [("test", "accuracy"), ("test", "loss"), ("train", "loss"), ("model", "consensus_distance")]
+    assert list(read_curves(run).series) == order
+    assert "75.00 %" in summary(run)
+    assert next(line for line in summary(run).splitlines() if "test loss" in line).split()[-1] == "20"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"metrics": 3}',
+        '{"metrics": [{"name": "accuracy"}]}',
+        '{"metrics": [{"split": ["a"], "name": {}}]}',
+    ],
+)
+def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path, content):
+    (tmp_path / "metrics.json").write_text(content)
+    assert read_metadata(tmp_path, [("test", "accuracy")])["test", "accuracy"].percent
+
+
+# What a study measures
+
 
 ACCURACIES = {0: (0.1, 0.5, 0.8, 0.95), 1: (0.1, 0.7, 0.9, 0.91)}
 """Of two workers after 0, 10, 20 and 30 steps."""
@@ -45,49 +124,25 @@ def run(tmp_path: Path) -> Path:
 # What a run is judged by
 
 
-@pytest.mark.parametrize(
-    ("at", "expected"),
-    [({"bytes_sent": 2500}, 80.0), ({"step": 10}, 50.0), ({"wall_s": 3.9}, 50.0), ({"epoch": 99}, 91.0),
-     ({"epoch": 3, "bytes_sent": 0}, 10.0)],
-)  # fmt: skip
-def test_the_value_at_a_place_is_that_of_the_last_evaluation_not_beyond_it(run, at, expected):
-    assert Measure(at=at).of(run).value == pytest.approx(expected)
-
-
-def test_the_mean_over_the_last_epochs_ends_at_the_place(run):
-    assert Measure(at={"bytes_sent": 2500}, last_epochs=2, worker="0").of(run).value == pytest.approx(65.0)
-
-
-def test_a_place_is_part_of_the_name_of_the_number(run):
-    found = Measure(at={"bytes_sent": 1e9}).of(run)
-    assert found.label == "test accuracy (%) at bytes_sent 1e+09" and found.meaning.larger_is_better
-
-
-def test_a_place_before_the_first_evaluation_has_no_number(run):
-    found = Measure(at={"wall_s": -1}).of(run)
-    assert found.status == "damaged" and "up to wall_s -1" in found.remark
-
-
-@pytest.mark.parametrize(
-    ("axis", "expected"),
-    [("step", (20, 20, 20, 10)), ("bytes_sent", (2000, 2000, 2000, 1000)), ("wall_s", (4, 4, 4, 2))],
-)
-def test_a_target_is_reached_at_the_place_of_the_first_value_that_is_good_enough(run, axis, expected):
-    found = Measure(to_reach=70, axis=axis).of(run)
-    assert (found.value, found.worst, found.mean, found.averaged) == expected
-    assert found.label == f"{axis} to test accuracy 70 %" and found.status == "done"
-    assert found.meaning == Meaning(larger_is_better=False) and found.score == -found.value
-
-
-def test_a_target_that_is_not_reached_has_no_place(run):
-    found = Measure(to_reach=94, axis="bytes_sent").of(run)
-    assert math.isnan(found.value) and found.status == NOT_REACHED == "not reached"
-    assert found.averaged == 3000
-
-
-def test_of_a_metric_that_should_be_small_the_target_is_reached_from_above(run):
-    found = Measure(to_reach=0.6, worker="1", percent=False, larger_is_better=False).of(run)
-    assert found.value == 0 and found.label == "step to test accuracy 0.6"
+@pytest.mark.parametrize(("measure", "label", "value"), [
+    ({"at": {"bytes_sent": 2500}}, "test accuracy (%) at bytes_sent 2500", 80),
+    ({"at": {"step": 10}}, "test accuracy (%) at step 10", 50),
+    ({"at": {"epoch": 3, "wall_s": 0}}, "test accuracy (%) at epoch 3 at wall_s 0", 10),
+    ({"at": {"bytes_sent": 2500}, "last_epochs": 2, "worker": "0"}, "test accuracy (%) at bytes_sent 2500", 65),
+    ({"to_reach": 70, "axis": "step"}, "step to test accuracy 70 %", 20),
+    ({"to_reach": 70, "axis": "wall_s"}, "wall_s to test accuracy 70 %", 4),
+    ({"to_reach": 0.6, "worker": "1", "percent": False, "larger_is_better": False}, "step to test accuracy 0.6", 0),
+    ({"to_reach": 94, "axis": "bytes_sent"}, "bytes_sent to test accuracy 94 %", math.nan),
+    ({"at": {"wall_s": -1}}, "", math.nan),
+])  # fmt: skip
+def test_a_value_at_a_place_and_the_place_of_a_value(run, measure, label, value):
+    """Of the last evaluation not beyond the place, and of the first value that is good enough."""
+    found = Measure(**measure).of(run)
+    assert found.value == pytest.approx(value, nan_ok=True)
+    if label:
+        assert found.label == label and found.status == (NOT_REACHED if math.isnan(value) else "done")
+    else:
+        assert found.status == "damaged" and "up to wall_s -1" in found.remark
 
 
 @pytest.mark.parametrize(
@@ -105,13 +160,6 @@ def test_of_a_metric_that_should_be_small_the_target_is_reached_from_above(run):
 def test_what_makes_no_sense_is_refused(values, message):
     with pytest.raises(ConfigError, match=message):
         Measure(**values)
-
-
-def test_the_study_file_has_them(run):
-    values: dict[str, Any] = {"kind": "comparison", "measure": {"at": {"bytes_sent": "1e3"}}, "name": "mine"}
-    study = study_from("mine", values | {"also": [{"to_reach": 70, "axis": "wall_s"}]})
-    assert study.measure.of(run).value == pytest.approx(50.0)
-    assert [one.of(run).value for one in study.also] == [4]
 
 
 @pytest.mark.parametrize(
@@ -137,21 +185,6 @@ def test_a_metric_that_is_not_taken_worker_by_worker_has_the_aggregates_that_are
     assert found[:4] == pytest.approx(expected, nan_ok=True) and found.status == "done"
     missing = Measure(split="model", metric="consensus_distance", worker="worst").of(run)
     assert missing.status == "damaged" and "it has only the mean of this metric" in missing.remark
-
-
-def test_a_run_may_have_places_on_some_axes_only(tmp_path):
-    with RunStore.open(tmp_path / "run", "aaa", "seed: 1\n") as store:
-        row = {"step": 3, "epoch": 1.0, "worker": 0, "split": "test", "metric": "accuracy", "value": 0.5}
-        store.append([row])
-        with pytest.raises(AssertionError, match="a row has the keys"):
-            store.append([row | {"seconds": 1.0}])
-        with pytest.raises(AssertionError, match="a row has the keys"):
-            store.append([{key: value for key, value in row.items() if key != "epoch"}])
-        store.set_status(Status.done)
-    assert read_metrics(tmp_path / "run") == [row]
-    assert Measure(worker="0").of(tmp_path / "run").value == 50.0
-    reached = Measure(worker="0", to_reach=40, axis="wall_s").of(tmp_path / "run")
-    assert reached.status == "damaged" and "has no test accuracy over wall_s" in reached.remark
 
 
 # Curves
@@ -200,66 +233,11 @@ def test_curves_have_a_column_for_each_axis_that_is_known(collected):
 def test_a_figure_is_drawn_over_any_axis(collected, x, expected):
     (line,) = Curves(x=x, worker="worst", metric="test accuracy (%)").data(read(collected))
     assert line.x == expected and line.y == [10, 50, 80, 91]
-
-
-def test_a_curve_over_seconds_alone_has_no_place_on_other_axes(collected):
-    (line,) = Curves(x="wall_s", metric="error").data(read(collected))
-    assert line.x == [1.5, 3.0]
     with pytest.raises(ConfigError, match=r"has x=step, but its curves only have a place on .*: use one of these"):
         Curves(x="step", metric="error").data(read(collected))
 
 
-def test_an_axis_that_does_not_exist_is_refused():
-    with pytest.raises(ConfigError, match=r"has x=bytes_send\. Did you mean 'bytes_sent'\?"):
-        Curves(x="bytes_send")
-
-
-def test_curves_that_are_older_have_steps_and_epochs(tmp_path):
-    directory = write(tmp_path / "p" / "mine" / "paper", table1(), {}, courses("RelaySGD", "dbt", 1, 90, seeds=(1,)))
-    (line,) = Curves(x="epoch", worker="worst").data(read(directory))
-    assert line.x == [0, 5, 10, 15]
-    with pytest.raises(ConfigError, match="x=bytes_sent, but its curves only have a place on step, epoch"):
-        Curves(x="bytes_sent", worker="worst").data(read(directory))
-
-
-def test_curves_of_stragglers_that_are_older_keep_their_seconds_where_steps_are(tmp_path):
-    curves = courses("RelaySGD", "dbt", 1, 90, seeds=(1,))
-    directory = write(tmp_path / "p" / "mine" / "paper", table1(), {}, curves, kind="straggler")
-    for x in ("wall_s", "step"):
-        (line,) = Curves(x=x, worker="worst").data(read(directory))
-        assert line.x == [0, 10, 20, 30]
-
-
 # What reports take from the metrics that a study had
-
-
-def test_a_study_keeps_what_is_known_of_its_metrics(collected):
-    results = read(collected)
-    assert results.larger_is_better() is True and results.larger_is_better("bytes_sent to 70 %") is False
-    assert results.chance() == 10.0
-
-
-BYTES = "bytes_sent to test accuracy 70 %"
-
-
-def two_methods(**facts: Any) -> dict[str, Any]:
-    table = {"rows": ["method"], "format": "plain", "digits": 0}
-    claim = {"says": "RelaySGD sends less", "kind": "order", "better": {"method": "RelaySGD", "metric": BYTES}}
-    claim |= {"worse": {"method": "D-PSGD", "metric": BYTES}}
-    return {"report": {"table": table, "claims": [claim]}, **facts}
-
-
-def test_claims_and_tables_know_the_direction_of_each_metric(tmp_path):
-    values = [value("RelaySGD", "dbt", 1, 80.0), value("D-PSGD", "dbt", 1, 70.0)]
-    values += [value("RelaySGD", "dbt", 1, 1e3, metric=BYTES), value("D-PSGD", "dbt", 1, 2e3, metric=BYTES)]
-    metrics = {"test accuracy (%)": Meaning(True)._asdict(), BYTES: Meaning(False)._asdict()}
-    own = two_methods()
-    directory = write(tmp_path / "p" / "mine" / "paper", values, metrics=metrics, **own)
-    (verdict,) = judge(read(directory))
-    assert verdict.verdict == "met"
-    make(directory)
-    table = (directory / "table.md").read_text()
-    assert "**80**" in table and "**1000**" in table
 
 
 def test_a_run_counts_as_lost_near_the_chance_level_that_the_runs_say(tmp_path):

@@ -1,19 +1,168 @@
-"""`decentral.Window`: one-sided operations in a loop of one's own, one worker per process."""
+"""`decentral.join` in somebody's own training script: models, optimizers, the timeline, and torchrun."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import warnings
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 import decentral
 from decentral.errors import ConfigError
 from decentral.network.windows.window import SmallWeight
 from decentral.network.world import World
 from worlds import lose_patience
+
+
+def model(rank: int) -> nn.Module:
+    """Parameters, buffers and a counter that differ from rank to rank; weights in two dtypes."""
+    torch.manual_seed(rank)
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2).double())
+    net[1](torch.randn(5 + rank, 4))
+    for _ in range(rank):
+        net[1](torch.randn(5, 4))
+    return net
+
+
+def state(net: nn.Module) -> list[torch.Tensor]:
+    return [value.clone() for value in net.state_dict().values()]
+
+
+def start_alike(world: World) -> list[list[torch.Tensor]]:
+    with decentral.join() as peers:
+        one, other = model(world.rank), model(world.rank)
+        peers.broadcast_parameters(one, root=1)
+        peers.allreduce_parameters(other)
+        return [state(one), state(other)]
+
+
+def test_models_are_broadcast_and_averaged_with_their_buffers(worlds):
+    states = [state(model(rank)) for rank in range(4)]
+    for broadcast, averaged in worlds(4).call(start_alike):
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(broadcast, states[1], strict=True))
+        for found, *originals in zip(averaged, *states, strict=True):
+            if found.is_floating_point():
+                torch.testing.assert_close(found, sum(originals) / 4)
+    counters = [[value for value in found[1] if not value.is_floating_point()] for found in worlds(4).call(start_alike)]
+    assert [int(counter) for (counter,) in counters] == [1, 2, 3, 4]
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True),
+    "plain sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "adam": lambda parameters: torch.optim.AdamW(parameters, lr=0.1, amsgrad=True),
+    "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=2),
+}
+
+
+def continue_like_root(world: World, name: str) -> tuple[float, list[torch.Tensor]]:
+    """Only rank 1 has taken steps, with another learning rate; then all take the same step."""
+    with decentral.join() as peers:
+        net = nn.Linear(3, 2)
+        peers.broadcast_parameters(net)
+        optimizer = OPTIMIZERS[name](net.parameters())
+        x = torch.ones(4, 3)
+
+        def loss() -> torch.Tensor:
+            optimizer.zero_grad()
+            value = net(x).square().sum()
+            value.backward()
+            return value
+
+        if world.rank == 1:
+            optimizer.param_groups[0]["lr"] = 0.05
+            optimizer.step(loss)
+        peers.broadcast_optimizer_state(optimizer, root=1)
+        peers.broadcast_parameters(net, root=1)
+        optimizer.step(loss)
+        return optimizer.param_groups[0]["lr"], state(net)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_go_on_like_that_of_the_root(worlds, name):
+    found = worlds(4).call(continue_like_root, name)
+    assert [lr for lr, _ in found] == [0.05] * 4
+    for _, parameters in found:
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(parameters, found[1][1], strict=True))
+
+
+SCRIPT = """
+import sys
+import torch
+import decentral
+
+with decentral.join("one_peer_exponential") as peers, peers.timeline(sys.argv[1]):
+    torch.manual_seed(peers.rank)
+    model = torch.nn.Linear(4, 1).to(peers.device)
+    peers.broadcast_parameters(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    truth = torch.tensor([[1.0, -2.0, 3.0, 0.5]])
+    for step in range(200):
+        inputs = torch.randn(16, 4)
+        loss = (model(inputs) - inputs @ truth.T).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        peers.neighbor_allreduce(model, step, inplace=True)
+    assert torch.allclose(model.weight, truth, atol=1e-3), model.weight
+    pushed = peers.neighbor_allreduce(torch.tensor([float(peers.rank)]), self_weight=0.5,
+                                      dst_weights={(peers.rank + 2) % peers.size: 0.5})
+    try:
+        peers.neighbor_allreduce(pushed, self_weight=1, src_weights=[], dst_weights=[(peers.rank + 1) % peers.size])
+    except decentral.ConfigError as error:
+        assert "rank 0 sends to rank 1" in str(error)
+    together = peers.allgather(pushed).tolist()
+    if peers.rank == 0:
+        print(peers.size, together)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_under_torchrun(tmp_path):
+    script, trace = tmp_path / "script.py", tmp_path / "trace.json"
+    script.write_text(SCRIPT)
+    torchrun = [sys.executable, "-W", "error::UserWarning", "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node=4", str(script), str(trace)], capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "4 [1.0, 2.0, 1.0, 2.0]"
+    assert len(json.loads(trace.read_text())["traceEvents"]) > 4 * 200
+
+
+def test_alone_the_same_script_runs_without_torchrun(tmp_path, monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for _ in range(2):  # what was left can be joined again
+        with decentral.join("ring", every=2) as peers:
+            assert (peers.rank, peers.size) == (0, 1)
+            x = torch.arange(3.0)
+            assert torch.equal(peers.neighbor_allreduce(x, 1), x)
+            assert torch.equal(peers.neighbor_allreduce(x, self_weight=2, dst_weights={}), 2 * x)
+            assert peers.neighbor_allgather(x).shape == (0,)
+            with peers.timeline(tmp_path / "trace.json"):
+                peers.allreduce(x)
+        assert not dist.is_initialized()
+    with decentral.join("dbt") as peers:  # which would need two
+        assert torch.equal(peers.neighbor_allreduce(torch.ones(3)), torch.ones(3))
+    with pytest.raises(decentral.ConfigError, match="Did you mean"):
+        decentral.join("rign")
+    assert not dist.is_initialized()
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import decentral, sys; assert 'torch' not in sys.modules; decentral.join; assert 'torch' in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert {"join", "Peers", "Window", "wrap", "ConfigError"} <= set(dir(decentral))
+    with pytest.raises(AttributeError, match="no attribute 'jion'"):
+        decentral.jion  # noqa: B018
 
 
 def value(rank: int) -> Tensor:
@@ -191,14 +340,3 @@ def leave_alone(world: World) -> list[str]:
 def test_a_window_is_freed_although_another_rank_does_not_come(pair):
     said, _ = pair.call(leave_alone)
     assert said == ["timed out after 1 s of waiting for the other processes of this run"]
-
-
-def alone_in_the_group(world: World) -> float:
-    with decentral.join("ring") as peers, decentral.Window(torch.ones(3), peers, zero_init=True) as window:
-        window.accumulate()
-        window.collect()
-        return float(window.drain().sum())
-
-
-def test_one_rank_alone_keeps_what_it_has(worlds):
-    assert worlds(1).call(alone_in_the_group) == [3.0]

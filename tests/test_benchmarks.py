@@ -1,0 +1,382 @@
+"""What `make bench` measures: it counts right, every row is there, and the page shows it. Times are not looked at."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import shutil
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import bench.__main__ as command
+from bench import steps
+from bench.harness import BENCHMARKS, RESULTS, Benchmark, Effort, Findings, Steps, Table, Target, save
+from bench.page import load_all, write_page
+from bench.traffic import CASES, Meter, count
+from decentral.cli import benchmark as benchmark_command
+from decentral.cli.study_arguments import ChosenStudy, chosen_studies
+from decentral.measurements.timing import Turns, Work, in_group, in_turn
+from decentral.network.world import World
+from decentral.report.profiles import Costs, costs
+from decentral.report.results import read
+from decentral.store.failures import RunFailed
+from decentral.study.stored_cell import StoredCell, beside
+from handmade import value, write
+
+QUICK = Effort(rounds=1, quick=True)
+
+
+def handmade(found: float = 1.25) -> Findings:
+    table = Table("Times", {"what": "what", "ratio": "a / b"}, [{"what": "x", "ratio": (1.0, 0.5, 2.0), "hidden": 7}])
+    met = Target("b / a", 0.8, at_least=0.5)
+    return Findings([table], [Target("a / b", found, at_most=1.1, floor="the row x shows why"), met], ["a note"])
+
+
+# -- the command, what it stores, and the page -------------------------------------------------------------------------
+
+
+def test_what_is_measured_is_stored_and_what_fails_or_is_missing_is_told(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(BENCHMARKS, "rl", Benchmark("a / b", lambda effort: handmade(), lambda: "no such machine"))
+    monkeypatch.setattr(command.subprocess, "run", lambda arguments, **given: subprocess.CompletedProcess(arguments, 1))
+    assert command.main(["rl", "start", "--quick", "--output", str(tmp_path)]) == 1
+    out = capsys.readouterr().out
+    assert "not run: no such machine" in out and "of importing torch ... failed" in out
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")] == [Path("quick/README.md")]
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["simulatd"])
+    assert "there is no benchmark simulatd" in capsys.readouterr().err
+
+
+def test_the_page_has_targets_tables_notes_and_provenance(tmp_path) -> None:
+    record = json.loads(save("start", handmade(), QUICK, 61.0, tmp_path).read_text())
+    assert [target["met"] for target in record["targets"]] == [False, True]
+    assert not {"directory", "host", "command_line"} & set(record["provenance"])
+    page = write_page(load_all(tmp_path), tmp_path).read_text()
+    assert "| a / b | at most 1.10 | 1.25 | not met (floor) |\n| b / a | at least 0.5 | 0.8 | met |" in page
+    assert "- The floor of a / b: the row x shows why" in page and "\n- a note" in page
+    assert "| x | 1.00 (0.5 to 2.00) |" in page and "hidden" not in page
+    assert "1 rounds in 1 min 1 s, quick: sizes too small to mean anything" in page
+    assert "![" not in page and not list(tmp_path.glob("*.png"))
+
+
+def test_the_page_that_is_committed_is_made_again(tmp_path) -> None:
+    assert write_page(load_all(RESULTS), tmp_path).read_text() == (RESULTS / "README.md").read_text()
+    assert {path.name for path in tmp_path.iterdir()} == {path.name for path in RESULTS.glob("*.[!j]*")}
+    assert {one["name"]: one["title"] for one in load_all(RESULTS)} == {
+        name: one.title for name, one in BENCHMARKS.items() if name != "gpu"
+    }
+
+
+@pytest.mark.parametrize(
+    "name, tables, targets",
+    [
+        ("collectives", 1, 2),
+        ("compression", 2, 5),
+        ("data", 2, 1),
+        ("simulated", 2, 3),
+        ("start", 1, 1),
+        ("timeline", 1, 1),
+        ("ways", 1, 2),
+    ],
+)
+@pytest.mark.slow
+def test_a_benchmark_finds_tables_and_targets(name: str, tables: int, targets: int, tmp_path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        found = BENCHMARKS[name].measure(QUICK)
+    finally:
+        torch.set_num_threads(threads)
+    assert (len(found.tables), len(found.targets)) == (tables, targets)
+    for table in found.tables:
+        assert table.rows and all(set(table.columns) <= set(row) for row in table.rows)
+    save(name, found, QUICK, 1.0, tmp_path)
+    page = write_page(load_all(tmp_path), tmp_path).read_text()
+    assert all(table.title in page for table in found.tables)
+    assert (tmp_path / "cost.png").exists() == (name in ("simulated", "scale"))
+
+
+# -- times, alone and between processes --------------------------------------------------------------------------------
+
+
+def test_works_are_called_in_turn_and_a_ratio_is_taken_within_each_round() -> None:
+    calls: list[str] = []
+    in_turn({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2)
+    assert "".join(calls) == "ab" + "ab" + "ba"
+    clock = iter([0, 2, 2, 3, 10, 14, 20, 28])
+    times = in_turn({"a": int, "b": int}, rounds=2, clock=lambda: float(next(clock)))
+    assert times.seconds == {"a": [2, 8], "b": [1, 4]}
+    assert times.ratio("a", "b") == (2, 2, 2)
+
+
+class Counting(Work):
+    """Sends rank + 1 bytes in one message, as it says, and writes down when it is called."""
+
+    def __init__(self, file: Path, name: str, world: World) -> None:
+        self.file, self.name, self.world, self.calls = file, name, world, 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        self.note(self.name)
+
+    def sent(self) -> tuple[int, int]:
+        return self.calls * (self.world.rank + 1), self.calls
+
+    def close(self) -> None:
+        self.note(f"close {self.name}")
+
+    def note(self, what: str) -> None:
+        if self.world.leader:
+            with open(self.file, "a") as file:
+                file.write(f"{what}\n")
+
+
+def broken(world: World) -> Work:
+    raise ValueError("no such work")
+
+
+def test_works_take_turns_and_what_all_processes_do_is_added_up(tmp_path) -> None:
+    setups = {name: partial(Counting, tmp_path / "calls", name) for name in "ab"}
+    found, again = in_group(2, [Turns(setups, rounds=3, repeats=2, warm_up=1), Turns(setups, rounds=1, warm_up=0)])
+    calls = (tmp_path / "calls").read_text().split("\n")[:-1]
+    rounds = "a a b b b b a a a a b b"
+    assert calls == ["a", "b", *rounds.split(), "close a", "close b", "a", "b", "close a", "close b"]
+    assert found.sent == again.sent == {"a": (3, 2), "b": (3, 2)}  # of one call: 1 + 2 bytes
+    for times in (found.wall, found.cpu):
+        assert {name: len(seconds) for name, seconds in times.seconds.items()} == {"a": 3, "b": 3}
+        assert min(times.least("a"), times.least("b")) > 0
+    with pytest.raises(RunFailed, match="no such work"):
+        in_group(2, [Turns({"broken": broken}, rounds=1)])
+
+
+# -- exchanges ---------------------------------------------------------------------------------------------------------
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [("model=mlp",), ("model=cnn",)])
+def test_the_plain_loop_and_every_way_find_the_same_gradients(settings: tuple[str, ...]) -> None:
+    run = Steps("algo=dpsgd", "topology=ring", "num_workers=4", "batch_size=8", *settings).run
+    works = steps.gradients_by_way(run, run.stepper.models)
+    assert set(works) == {"plain loop", "auto", "loop", "batched"}
+    loss, g = works["plain loop"]()
+    for work in works.values():
+        found_loss, found_g = work()
+        assert torch.allclose(found_loss, loss, atol=1e-6) and torch.allclose(found_g, g, atol=1e-6)
+    run.close()
+
+
+# -- GPUs --------------------------------------------------------------------------------------------------------------
+
+
+# -- memory: computed, measured, counted -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operation", "moved", "allocated"),
+    [
+        (lambda a, b: a.add_(b), 3, 0),
+        (lambda a, b: a.copy_(b), 2, 0),
+        (lambda a, b: a.zero_(), 1, 0),
+        (lambda a, b: torch.add(a, b, out=a.view(-1)), 3, 0),
+        (lambda a, b: a + b, 3, 1),
+        (lambda a, b: a[::2].mul_(2), 1, 0),
+        (lambda a, b: a.view(2, -1).t(), 0, 0),
+    ],
+)
+def test_the_meter_counts_each_operand_and_each_result_once(operation, moved, allocated) -> None:
+    a, b = torch.zeros(8), torch.zeros(8)
+    with Meter() as meter:
+        operation(a, b)
+    assert (meter.moved_bytes, meter.allocated_bytes) == (32 * moved, 32 * allocated)
+
+
+@pytest.mark.parametrize(("settings", "least"), CASES)
+def test_no_method_moves_much_more_than_it_has_to_and_all_allocate_next_to_nothing(settings, least) -> None:
+    found = count(settings, least, 1 << 21)
+    assert found["allocated"] <= 0.01
+    assert found.get("ratio", 1) <= (2.0 if settings == CASES[0][0] else 2.2)
+    assert settings != CASES[0][0] or found["least"] == 9.0
+
+
+INF = math.inf
+EXAMPLE = Path(__file__).parents[1] / "examples" / "own_algorithm" / "mine"
+
+BY_HAND = Costs(
+    methods=[("A",), ("B",), ("C",)],
+    problems=["p", "q", "r", "s"],
+    seeds=[
+        [(1.0, 2.0, 3.0), (4.0, 4.0, 4.0), (10.0, INF, INF), (INF, INF, INF)],
+        [(6.0, 4.0, 5.0), (2.0, 2.0, 9.0), (3.0, 3.0, 3.0), (INF, INF, INF)],
+        [(2.0, 2.0, 2.0), (INF, 8.0, 8.0), (6.0, 6.0, 6.0), (INF, INF, INF)],
+    ],
+    left_out=[],
+)
+"""Medians: A 2 4 never never, B 5 2 3 never, C 2 8 6 never. Best: 2 2 3, and nobody."""
+
+
+def test_profiles_and_ranks_are_those_that_follow_by_hand() -> None:
+    """A method takes the median over its seeds; never is infinite; equals share their ranks."""
+    assert np.array_equal(BY_HAND.typical, [[2, 4, INF, INF], [5, 2, 3, INF], [2, 8, 6, INF]])
+    assert np.array_equal(BY_HAND.ratios, [[1, 2, INF, INF], [2.5, 1, 1, INF], [1, 4, 2, INF]])
+    shares = [[0.25, 0.5, 0.5, 0.5], [0.5, 0.5, 0.75, 0.75], [0.25, 0.5, 0.5, 0.75]]
+    assert BY_HAND.profile([1, 2, 2.5, 4]).tolist() == shares
+    expected = [(1.5 + 2 + 3 + 2) / 4, (3 + 1 + 1 + 2) / 4, (1.5 + 3 + 2 + 2) / 4]
+    assert BY_HAND.ranks().tolist() == pytest.approx(expected)
+    assert [BY_HAND.methods[one] for one in BY_HAND.order()] == [("B",), ("A",), ("C",)]
+
+
+def test_costs_are_read_from_what_a_study_wrote(tmp_path: Path) -> None:
+    def row(method: str, scenario: str, value: float | str, seed: int) -> dict[str, object]:
+        status = "not reached" if value == "" else "done"
+        labels = {"method": method, "scenario": scenario}
+        return {**labels, "metric": "steps", "value": value, "seed": seed, "status": status, "chosen": True}
+
+    rows = [row("A", "p", 3, 1), row("A", "p", "", 2), row("A", "q", 5, 1), row("B", "p", 4, 1)]
+    folder = write(tmp_path / "mine" / "study" / "small", rows, {}, labels=["method", "scenario"])
+    found = costs(read(folder), "steps", "scenario", ["method"])
+    assert found.methods == [("A",)] and found.left_out == [("B",)]
+    assert found.seeds == [[(3.0, INF), (5.0,)]]
+
+
+# -- what is run -------------------------------------------------------------------------------------------------------
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -> str:
+    with pytest.raises(SystemExit) as exit:
+        benchmark_command.main(list(arguments))
+    captured = capsys.readouterr()
+    assert exit.value.code == status, captured.err
+    return captured.out + captured.err
+
+
+@pytest.mark.parametrize(("arguments", "complaint"), [
+    (["scale=tiny"], "scale=tiny does not exist here. Choose one of:"),
+    (["scale=smoke", "methods=[relaysdg]"], "methods=[relaysdg] does not exist. Did you mean 'relaysgd'?"),
+    (["relaysgd"], "relaysgd is no setting: write methods=[relaysgd]"),
+    (["scale=smoke", "lr=0.1"], "lr=0.1 cannot be set, because benchmark_methods itself sets lr"),
+])  # fmt: skip
+def test_what_is_wrong_is_said_in_a_sentence(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert complaint in " ".join(said(capsys, *arguments, status=2).split())
+
+
+@pytest.mark.parametrize(("file", "text", "complaint"), [
+    ("methods.yaml", "mine: {base: [algo=dpsgd]}", "method mine.title is missing: it should be text"),
+    ("methods.yaml", "dpsgd: {title: D, base: []}", "dpsgd is the name of one of ours: give it another one"),
+    ("scenario/mine.yaml", "title: M", "scenario mine.base is missing"),
+    (
+        "scenario/mine.yaml",
+        "{title: M, base: [], steps: 5, target: {metric: loss}, because: so, rates: [1]}",
+        "scenario mine: target has no to_reach",
+    ),
+])  # fmt: skip
+def test_what_is_wrong_with_a_file_of_ones_own_is_said(
+    file: str, text: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "benchmark" / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    said_ = said(capsys, "scale=smoke", "--plan", "--config-dir", str(tmp_path), status=2)
+    assert complaint in " ".join(said_.split())
+
+
+def runs(folder: Path) -> set[str]:
+    return {path.parent.name for path in folder.glob("runs/*/status.json")}
+
+
+def shown(folder: Path) -> list[str]:
+    with open(folder / "benchmark" / benchmark_command.STUDY / "smoke" / "ranks.csv", newline="") as file:
+        return sorted(row["method"] for row in csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_a_method_of_ones_own_enters_with_one_file_and_only_its_runs_are_carried_out(tmp_path: Path) -> None:
+    """The smoke scale, from an empty folder: then a folder with one algorithm, which has no line anywhere."""
+    mine = tmp_path / "mine"
+    (mine / "algorithms").mkdir(parents=True)
+    shutil.copy(EXAMPLE / "algorithms" / "partway.py", mine / "algorithms")
+
+    def carried_out(*arguments: str) -> str:
+        words = [sys.executable, "-m", "decentral.cli.benchmark", "scale=smoke", *arguments]
+        return subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+
+    results = tmp_path / "results" / "own"
+    carried_out("methods=[dpsgd,allreduce]")
+    assert shown(results) == ["All-reduce", "D-PSGD"]
+    before = runs(results)
+    assert len(before) == 4  # two methods, two scenarios, a rate and a seed
+    carried_out("methods=[partway]", "--config-dir", "mine")
+    assert shown(results) == ["All-reduce", "D-PSGD", "partway"]
+    assert len(runs(results) - before) == 2 and before < runs(results)
+    assert "nothing was computed" in carried_out("methods=[partway]", "--config-dir", "mine")
+    carried_out("methods=[dpsgd]")  # which knows nothing of that folder: its results stay
+    assert shown(results) == ["All-reduce", "D-PSGD", "partway"]
+    page = (results / "benchmark" / "README.md").read_text()
+    assert "partway" in page and "profile_time.png" in page
+
+    # the runs are gone: what was collected of them stays, and where it comes from
+    made = results / "benchmark" / benchmark_command.STUDY / "smoke"
+    commit = json.loads((made / "study.json").read_text())["git_commit"]
+    shutil.move(results / "runs", tmp_path / "away")
+    carried_out("--report", "--config-dir", "mine")
+    assert shown(results) == ["All-reduce", "D-PSGD", "partway"]
+    carried_out("methods=[partway]", "--config-dir", "mine")
+    assert shown(results) == ["All-reduce", "D-PSGD", "partway"] and len(runs(results)) == 2
+    assert json.loads((made / "study.json").read_text())["git_commit"] == commit
+    shutil.copytree(tmp_path / "away", results / "runs", dirs_exist_ok=True)
+
+    # as published: another folder for results shows what `results` has of the others, without a run of theirs
+    (tmp_path / "results" / "benchmark").mkdir()
+    shutil.copytree(
+        results / "benchmark" / benchmark_command.STUDY, tmp_path / "results" / "benchmark" / benchmark_command.STUDY
+    )
+    text = carried_out("methods=[partway]", "--config-dir", "mine", "results_dir=elsewhere")
+    assert "cells are shown as published" in text
+    assert len(runs(tmp_path / "elsewhere")) == 2
+    assert shown(tmp_path / "elsewhere") == ["All-reduce", "D-PSGD", "partway"]
+
+
+def test_what_earlier_commands_have_left_of_other_scenarios_and_methods_is_kept(tmp_path: Path) -> None:
+    names = ("scenario", "method", "topology")
+
+    line = {key: word for key, word in value("D-PSGD", "ring", 1, 7.0).items() if key != "alpha"}
+    rows = [line | {"scenario": scenario} for scenario in ("digits", "cifar10", "gone")]
+    wanted = {'{"method": "D-PSGD", "scenario": "cifar10", "topology": "ring"}': 3}
+    write(tmp_path / "own" / "study" / "laptop", rows, {}, labels=names, wanted=wanted)
+    composed = [StoredCell({"scenario": "digits", "method": "D-PSGD", "topology": "ring"}, [])]
+    (kept,) = beside(composed, tmp_path / "own" / "study" / "laptop", lambda labels: labels["scenario"] != "gone")
+    assert kept.labels == {"scenario": "cifar10", "method": "D-PSGD", "topology": "ring"} and kept.wanted() == 3
+    assert [one.value for one in kept.values()] == [7.0]
+    assert beside(composed, tmp_path, lambda labels: True) == []
+
+
+def test_numbers_of_a_scenario_with_other_rules_are_not_shown_beside_those_of_today(tmp_path: Path) -> None:
+    (chosen,) = chosen_studies([benchmark_command.STUDY, "scale=smoke", f"results_dir={tmp_path}"])
+    now = chosen.study.further_facts()["scenarios"]
+    then = [now[0] | {"because": "other words"}, now[1] | {"target": "a nearer one"}]
+    directory = tmp_path / "benchmark" / benchmark_command.STUDY / "smoke"
+    directory.mkdir(parents=True)
+    (directory / "study.json").write_text(json.dumps({"scenarios": then}))
+    same = benchmark_command._same_rules(chosen, directory)
+    assert [same({"scenario": one["scenario"]}) for one in now] == [True, False]
+    assert not same({"scenario": "of somebody else"})
+
+
+def test_a_setting_of_one_scenario_makes_it_another_study() -> None:
+    def chosen(*words: str) -> ChosenStudy:
+        (found,) = chosen_studies(["benchmark_methods", "scale=smoke", *words])
+        return found
+
+    ours, theirs = chosen(), chosen("quadratic.num_workers=4")
+    assert ours.changed == [] and theirs.changed == ["quadratic.num_workers=4"]
+    assert theirs.directory.name.startswith("smoke-") and ours.directory.name == "smoke"
+    assert chosen("quadratic.device=cpu").changed == []

@@ -1,0 +1,399 @@
+"""The README's commands do what they say: every `decentral-run` line in it runs, for two steps, on small stand-ins.
+Those of docs/ are read."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections import Counter
+from html import unescape
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml  # type: ignore[import-untyped]
+from PIL import Image
+
+import decentral
+from decentral import __version__
+from decentral.cli.options import RunOptions
+from decentral.cli.run import main
+from decentral.cli.study_arguments import chosen_studies
+from decentral.config.composition import compose, conf_directory, folders_of
+from decentral.config.overrides import checked, options
+from decentral.config.schema import GROUPS
+from decentral.registry import components
+from decentral.study import catalogue
+from decentral.terminal.text import duration
+from handmade import TABLE, courses, table1, write
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+COMMANDS = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("decentral-run ")]
+TABLED = [f"decentral-run {settings}" for settings in re.findall(r"^\| `(algo=\w[^`]*)` \|", README, re.M)]
+HELP = [command for command in COMMANDS if "--help" in command]
+RUNS = [command for command in [*COMMANDS, *TABLED] if command not in HELP]
+
+
+STUDIES = [line.split("#")[0].strip() for line in README.splitlines() if line.startswith("decentral-study ")]
+
+
+DOCS = [
+    line.split("#")[0].strip()
+    for page in sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
+    for line in page.read_text().replace("\\\n", " ").splitlines()
+    if line.startswith(("decentral-run ", "decentral-study ")) and page.name != "own_components.md"
+    if "--config-dir mine" not in line
+]
+"""Those of own_components.md and with --config-dir mine are carried out, in examples/ (test_examples.py)."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with what the README's placeholders stand for."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
+    random = np.random.default_rng(0)
+    for split in ("train", "val", "test"):
+        for name in ("cat", "dog"):
+            (tmp_path / "FOLDER" / split / name).mkdir(parents=True)
+            for number in range(40 if split == "train" else 1):
+                picture = Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8))
+                picture.save(tmp_path / "FOLDER" / split / name / f"{number}.png")
+    (tmp_path / "edges.csv").write_text("".join(f"{i},{(i + 1) % 16}\n" for i in range(16)))
+    for example in ("own_algorithm", "own_model"):
+        shutil.copytree(Path(__file__).parents[1] / "examples" / example, tmp_path, dirs_exist_ok=True)
+    np.savez(tmp_path / "P.npz", A=random.normal(size=(4, 3, 3)), b=random.normal(size=(4, 3)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", HELP)
+def test_help_is_printed(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(shlex.split(command)[1:])
+    assert not ended.value.code
+    assert len(capsys.readouterr().out.splitlines()) > 10
+
+
+@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.slow
+def test_a_command_runs(command: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [*shlex.split(command)[1:], "progress=false"]
+    if "model=resnet50" in arguments:  # two steps of it take minutes
+        arguments = [argument for argument in arguments if "progress" not in argument]
+        assert compose([*arguments, "batch_size=4"]).model.name == "resnet50"
+        return
+    if "data=imagefolder" in arguments:
+        arguments += ["num_workers=2", "batch_size=2", "processes=1", "data.num_processes=1"]
+    arguments = [argument for argument in arguments if not argument.startswith("steps=")]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "steps=2"])
+    assert ended.value.code == 0, capsys.readouterr().err
+    runs = [run for kind in ("runs", "timelines") for run in folder.glob(f"results/{kind}/*/status.json")]
+    assert len(runs) == (6 if "lr=0.05,0.1,0.2" in arguments else 1)
+    assert all('"status": "done"' in run.read_text() for run in runs)
+
+
+def test_the_other_commands_of_the_readme_and_of_the_pages_can_be_read() -> None:
+    assert len(DOCS) >= 20 and len(RUNS) >= 8
+    for command in [*DOCS, *STUDIES]:
+        name, *words = shlex.split(command)
+        if name == "decentral-study":
+            assert chosen_studies([word for word in words if not word.startswith("--")])
+        else:
+            options = RunOptions().parse_intermixed_args(words)
+            assert checked(options.words, folders_of(options.config_dir), several=options.multirun)
+
+
+def filled(mark: str) -> str:
+    found = re.search(rf"<!-- {mark} -->\n(.*?)\n<!-- /{mark} -->", README, re.S)
+    assert found is not None
+    return found[1]
+
+
+def test_times_of_studies_are_those_that_were_recorded() -> None:
+    """`python scripts/readme.py times` fills them in."""
+    recorded = {}
+    for file in (ROOT / "results").glob("*/*/*/study.json"):
+        facts = json.loads(file.read_text())
+        recorded[facts["study"], facts["scale"]] = f"{duration(facts['wall_s'])}, {facts['jobs']} job"
+    header, _, *rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in filled("times").splitlines()]
+    scales = [cell.removeprefix("scale=") for cell in header[1:]]
+    told = {(row[0].strip("`"), scale): cell for row in rows for scale, cell in zip(scales, row[1:], strict=True)}
+    assert {key: cell.removesuffix("s") for key, cell in told.items() if cell} == {
+        key: value for key, value in recorded.items() if key[1] != "smoke"
+    }
+
+
+def test_the_citation_is_of_this_version_and_of_papers_that_the_readme_names() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (citation["version"], citation["license"]) == (__version__, project["license"])
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert len(citation["references"]) == 5
+    assert re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)[0] == __version__
+    assert all(one["url"] in README for one in citation["references"] if "url" in one)
+
+
+def script(name: str, page: str = "README.md") -> str:
+    found = re.search(rf"<!-- {name} -->\n```python\n(.*?)```", (ROOT / page).read_text(), re.S)
+    assert found is not None
+    return found[1]
+
+
+def run_script(source: str, ranks: int, folder: Path) -> str:
+    """What a script prints, under torchrun if there are several ranks."""
+    (folder / "train.py").write_text(source)
+    launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    command = [sys.executable, *launcher, "train.py"]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_it_trains(tmp_path: Path, ranks: int) -> None:
+    told = sorted(
+        re.findall(r"rank (\d+): ([\d.]+)% of the test images", run_script(script("example"), ranks, tmp_path))
+    )
+    assert [int(rank) for rank, _ in told] == list(range(ranks))
+    assert all(float(accuracy) > 90 for _, accuracy in told), told
+
+
+@pytest.mark.slow
+def test_a_module_is_trained_from_python(tmp_path: Path) -> None:
+    told = run_script(script("train"), 1, tmp_path)
+    assert "relaysgd" in told and "test accuracy (worst)" in told
+    assert (tmp_path / "curve.png").stat().st_size > 0 and (tmp_path / "averaged.pt").exists()
+    assert len(list((tmp_path / "results" / "runs").iterdir())) == 1
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_an_algorithm_finds_what_all_ranks_want(tmp_path: Path, ranks: int) -> None:
+    told = sorted(
+        re.findall(r"rank (\d+): ([\d.]+)", run_script(script("algo", "docs/own_script.md"), ranks, tmp_path))
+    )
+    assert [int(rank) for rank, _ in told] == list(range(ranks))
+    assert all(float(loss) < 1e-3 for _, loss in told), told
+
+
+FOUR = [pytest.param(name, 4, marks=pytest.mark.slow) for name in ("verbs", "window")]
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("window", 1), *FOUR])
+def test_verbs_and_windows_find_the_mean(tmp_path: Path, name: str, ranks: int) -> None:
+    told = sorted(re.findall(r"rank (\d+): ([\d.]+)", run_script(script(name, "docs/own_script.md"), ranks, tmp_path)))
+    assert [int(rank) for rank, _ in told] == list(range(ranks))
+    assert all(abs(float(mean) - (ranks - 1) / 2) < 1e-2 for _, mean in told), told
+
+
+def module(name: str) -> ModuleType:
+    """One of scripts/docs/."""
+    spec = importlib.util.spec_from_file_location(f"site_{name}", ROOT / "scripts" / "docs" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("doc", "shown"),
+    [
+        ("x_i of all *workers*, `a_b`.", "x\\_i of all \\*workers\\*, `a_b`."),
+        ("BigData\n2023. More", "BigData 2023. More"),
+        ("So:\n\n    x_i <- x_i\n      + u\n\n    y\n\nThen", "So:\n\n```text\nx_i <- x_i\n  + u\n\ny\n```\n\nThen"),
+        ("tau   steps\n      in all\nkeep  a|b", "| | |\n|---|---|\n| `tau` | steps in all |\n| `keep` | a\\|b |"),
+        ("Raises:\n    ConfigError: x < 0", "**Raises**: ConfigError: x &lt; 0"),
+    ],
+)
+def test_a_docstring_becomes_markdown(doc: str, shown: str) -> None:
+    assert module("docstrings").markdown(doc) == shown
+
+
+def test_links_lead_to_pages_of_the_site_or_to_what_the_repository_has() -> None:
+    links = module("links")
+    places = links.Links(ROOT, {"README.md": "overview.md", "docs/time.md": "time.md"}, lambda group, name: None)
+    text = (
+        "[a](../README.md#use) [b](../src/decentral/errors.py) [c](https://example.org) [d](#here)\n\n    [e](none.md)"
+    )
+    assert places.rewritten(text, "docs/time.md", "guides/time.md") == (
+        "[a](../overview.md#use) [b](../source/src/decentral/errors.py.md) [c](https://example.org) [d](#here)\n\n"
+        "    [e](none.md)"
+    )
+    assert places.wanted == {"src/decentral/errors.py"}
+    with pytest.raises(links.BrokenLink, match=r"time\.md links to none\.md"):
+        places.rewritten("[e](none.md)", "docs/time.md", "time.md")
+
+
+def test_pages_name_choices_that_there_are() -> None:
+    folders = [conf_directory()]
+    known = {group: set(options(group, folders)) for group in GROUPS}
+    named = {
+        (page.name, group, name)
+        for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+        if page.name != "own_components.md"
+        for group, name in re.findall(r"`(\w+)=([a-z]\w*)`", page.read_text())
+        if group in known
+    }
+    assert len(named) > 50
+    assert [found for found in sorted(named) if found[2] not in known[found[1]]] == []
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as `make docs` builds it."""
+    folder = tmp_path_factory.mktemp("docs")
+    command = [sys.executable, str(ROOT / "scripts" / "docs" / "build.py"), str(folder)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site"
+
+
+def text_of(page: Path) -> str:
+    return unescape(re.sub(r"<[^>]+>", "", page.read_text()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("how to run the default", "decentral-run algo=relaysgd topology=dbt alpha=0.01"),
+        ("which method suits a slow network with different data", "A slow network and different data"),
+        ("what RelaySGD sends", "1.88 models in 3.75 messages a step over topology=dbt"),
+        ("how to use a model of my own", "result = decentral.train("),
+        ("how far simulated time can be trusted", "with an error of 0.4 % (median; 95th percentile 4.2 %"),
+    ],
+)
+def test_the_front_page_leads_to_the_answer(site: Path, question: str, answer: str) -> None:
+    row = re.search(rf"<td>{question}</td>\s*<td>(.*?)</td>", (site / "index.html").read_text())
+    assert row is not None
+    link = re.search(r'href="([^"]+)"', row[1])
+    assert link is not None
+    place, _, section = link[1].partition("#")
+    page = site / (place or "index.html")
+    assert answer in " ".join(text_of(page).split())
+    assert not section or f'id="{section}"' in page.read_text()
+
+
+@pytest.mark.slow
+def test_every_method_and_topology_is_there(site: Path) -> None:
+    methods = set(options("algo", [conf_directory()]))
+    assert {page.stem for page in (site / "methods").glob("*.html")} == methods | {"index"}
+    for name in methods:
+        doc = components("algorithms")[name].__doc__ or ""
+        formula = next(
+            line.strip() for line in doc.splitlines() if (line.startswith("        ") and "<-" in line) or "=" in line
+        )
+        assert " ".join(formula.split()) in " ".join(text_of(site / "methods" / f"{name}.html").split())
+    topologies = set(options("topology", [conf_directory()])) - {"file"}
+    assert {drawing.stem for drawing in (site / "topologies").glob("*.svg")} == topologies
+
+
+REPOSITORY = Path(__file__).parents[1]
+LINES = (REPOSITORY / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+ROWS = [line.strip("| ").split(" | ") for line in LINES if line.startswith("| ") and not line.startswith("| word")]
+
+
+def test_every_word_is_explained_once():
+    assert [word for word, times in Counter(row[0] for row in ROWS).items() if times > 1] == []
+
+
+def test_every_place_that_it_names_is_there():
+    places = {place for row in ROWS for place in re.findall(r"`([\w/]+(?:\.py|/))`", row[-1])}
+    assert places
+    roots = (Path(decentral.__file__).parent, REPOSITORY)
+    assert [place for place in sorted(places) if not any((root / place).exists() for root in roots)] == []
+
+
+NOTEBOOK_FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+TRAINING = NOTEBOOK_FOLDER / "training.ipynb"
+NOTEBOOKS = sorted(set(NOTEBOOK_FOLDER.glob("*.ipynb")) - {TRAINING})
+SHOWN_STUDIES = {
+    "benchmark": "benchmark_methods",
+    "bluefog": "bluefog_linear_regression",
+    "flex": "flex_choice_map",
+    "relaysum": "relaysum_table1",
+    "thesis": "thesis_fig5_2",
+    "time": "time_readme",
+    "wagma": "wagma_fig5",
+}
+FIGURE = {"kind": "curves", "worker": "worst", "panels": "alpha", "lines": ["method"]}
+RUN_NOTEBOOK = """
+import json, sys, nbformat
+from nbclient import NotebookClient
+notebook = nbformat.read(sys.argv[1], 4)
+NotebookClient(notebook, timeout=60).execute()
+shown = [output["data"] for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
+print(json.dumps(shown))
+"""
+
+
+def cells(path: Path) -> list[dict[str, Any]]:
+    return json.loads(path.read_text())["cells"]
+
+
+def shown(path: Path) -> list[dict[str, str]]:
+    """What the cells of a notebook show, as it is kept, by the kind of what it is."""
+    outputs = [output["data"] for cell in cells(path) for output in cell.get("outputs", [])]
+    return [{kind: "".join(value) for kind, value in data.items()} for data in outputs]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS[::2], ids=lambda path: path.stem)
+def test_what_is_kept_is_what_is_shown_of_the_stored_results(path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", RUN_NOTEBOOK, str(path)],
+        cwd=NOTEBOOK_FOLDER, capture_output=True, text=True, timeout=300, check=True,
+    )  # fmt: skip
+    for kept, found in zip(shown(path), json.loads(done.stdout), strict=True):
+        assert kept.get("text/markdown") == found.get("text/markdown"), "make notebooks"
+        assert ("image/png" in kept) == ("image/png" in found)
+
+
+ONE_IS_QUICK = [path for path in NOTEBOOKS if path.stem == "relaysum"]
+
+
+@pytest.mark.parametrize("path", ONE_IS_QUICK, ids=lambda path: path.stem)
+def test_a_notebook_draws_what_was_run_and_says_how_to_run_the_rest(path: Path, tmp_path: Path) -> None:
+    report = {"table": TABLE, "figures": [FIGURE], "claims": []}
+    write(
+        tmp_path / path.stem / SHOWN_STUDIES[path.stem] / "smoke", table1(), report, courses("RelaySGD", "dbt", 1, 90)
+    )
+    environment = os.environ | {"DECENTRAL_RESULTS": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", "-c", RUN_NOTEBOOK, str(path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    shown = json.loads(done.stdout)
+    assert any("image/png" in data for data in shown)
+    texts = [data.get("text/markdown", "") for data in shown]
+    assert any("| RelaySGD |" in text for text in texts)
+    if path.stem != "benchmark":  # which is a single study
+        assert any("has no results in" in text and "run `decentral-study" in text for text in texts)
+    assert list(tmp_path.iterdir()) == [tmp_path / path.stem]
+
+
+def test_every_study_is_in_the_notebook_of_its_paper() -> None:
+    for name in catalogue.names():
+        paper = catalogue.load(name, catalogue.scales(name)[0]).paper
+        text = (NOTEBOOKS[0].parent / f"{paper}.ipynb").read_text()
+        assert re.search(rf"\b{name}\b", text), f"{name} is missing in notebooks/{paper}.ipynb"
+
+
+@pytest.mark.slow
+def test_the_notebook_on_training_shows_what_it_does_and_does_it_again(tmp_path: Path) -> None:
+    kept = [cell for cell in cells(TRAINING) if cell["cell_type"] == "code"]
+    figures = [output for cell in kept for output in cell["outputs"] if "image/png" in output.get("data", {})]
+    assert len(figures) == 2 and all(cell["execution_count"] for cell in kept)
+    command = [sys.executable, "-W", "ignore", "-c", RUN_NOTEBOOK.replace("timeout=60", "timeout=300"), str(TRAINING)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True)
+    texts = [data.get("text/plain", "") for data in json.loads(done.stdout)]
+    assert any("% of the test examples, by the averaged model" in text for text in texts)
+    assert len(list((tmp_path / "results" / "runs").iterdir())) == 3

@@ -1,0 +1,293 @@
+"""The school of fish: what fish see, how they swim, what they know, and the pictures of it."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configure import configure
+from decentral.errors import ConfigError
+from decentral.measurements.collectives import CROSSOVERS, SCHEMES, SECONDS, Link, crossover
+from decentral.measurements.fish_school import (
+    CURVES,
+    ERROR,
+    NEAREST,
+    FishSchool,
+    School,
+    look,
+)
+from decentral.measurements.groups import HOPS, PERIOD, REACH
+from decentral.measurements.values import Value
+from decentral.store import Status
+from decentral.study import catalogue
+from decentral.study.catalogue import study_from
+from decentral.study.kinds.courses import CourseCell
+from decentral.study.study import Cell, Study
+from decentral.topology.bt import BinaryTree
+from decentral.topology.chain import Chain
+from decentral.topology.facts import effective_spectral_gap, relay_matrix
+from decentral.topology.groups import group_period, grouping, versions_to_reach_all
+from decentral.topology.star import Star
+
+PREDATOR = np.array([-3.0, 1.0])
+
+
+def places(n: int = 9) -> np.ndarray:
+    return School().places(n, seed=0)
+
+
+def school_job(folder: Path, sharing: str = "neighbours", rounds: int = 30, **settings: float) -> FishSchool:
+    config = configure(
+        "task=mean_estimation", "algo=dpsgd", "topology=complete", "num_workers=10", f"results_dir={folder}"
+    )
+    own = School(**settings)
+    return FishSchool(config, seeds=[1, 2], sharing=sharing, school=own, rounds=rounds, pictures=[0, 10])
+
+
+# What a fish sees
+
+
+def test_the_gradient_is_that_of_half_the_squared_residual() -> None:
+    x, w, h = places(), places() + 1, 1e-6
+    seen = look(School(), x, PREDATOR, seed=1, k=3)
+
+    def f(w: np.ndarray) -> np.ndarray:
+        return (seen.d - (seen.u * (x - w)).sum(1)) ** 2 / 2
+
+    slopes = [(f(w + h * e) - f(w - h * e)) / (2 * h) for e in np.eye(2)]
+    np.testing.assert_allclose(seen.gradient(x, w), np.stack(slopes, axis=1), rtol=1e-6, atol=1e-6)
+
+
+# Who is near whom
+
+
+# How a fish swims
+
+
+# What the school knows
+
+
+def test_sharing_with_neighbours_helps_and_without_noise_everybody_knows(tmp_path: Path) -> None:
+    late = {}
+    for sharing in ("neighbours", "nobody", "everybody"):
+        job = school_job(tmp_path, sharing, width=4.0, predator_speed=0.0)
+        assert job.carry_out() is Status.done
+        late[sharing] = np.mean([line["numbers"]["error"][-15:] for line in job.found()])
+    assert late["everybody"] < 1.1 * late["neighbours"] and late["neighbours"] < late["nobody"] / 1.5
+    clear = school_job(tmp_path, "nobody", distance_noise=0.0, angle_noise=0.0, predator_speed=0.0)
+    clear.carry_out()
+    assert max(clear.found()[0]["numbers"]["error"]) < 1e-9
+
+
+def test_a_school_is_the_same_again_and_goes_on_after_the_seeds_that_are_done(tmp_path: Path) -> None:
+    whole, part = school_job(tmp_path / "whole"), school_job(tmp_path / "part")
+    whole.carry_out()
+    text = (whole.directory / "schools.jsonl").read_text()
+    part.directory.mkdir(parents=True)
+    (part.directory / "config.yaml").write_text(f"# run {part.id}\n")
+    (part.directory / "schools.jsonl").write_text(text.splitlines()[0] + '\n{"seed": 2, "num')
+    assert part.carry_out() is Status.done
+    assert (part.directory / "schools.jsonl").read_text() == text
+    assert len({whole.id, school_job(tmp_path, "nobody").id, school_job(tmp_path, radius=6.0).id}) == 3
+
+
+# The study and its pictures
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("rows=[{method: a, sharing: friends}]", "sharing=friends does not exist"),
+        ("rows=[{behaviour: sleep}]", "behaviour=sleep does not exist"),
+        ("rows=[{behaviour: escape, school: {radios: 1}}]", "no key 'radios'"),
+    ],
+)
+def test_a_study_that_makes_no_sense_is_refused(change: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        catalogue.load("bluefog_fish_school", "smoke", overrides=[change])
+
+
+def test_the_study_has_numbers_for_every_seed_and_places_for_the_first(tmp_path: Path) -> None:
+    study = catalogue.load("bluefog_fish_school", "smoke", overrides=["seeds=[3,4]"])
+    cell = study.cells([f"results_dir={tmp_path}"])[0]
+    (job,) = cell.jobs()
+    job.carry_out()
+    values = cell.values()
+    assert [(one.metric, one.seed) for one in values] == [(m, seed) for seed in (3, 4) for m in (ERROR, NEAREST)]
+    curves = cell.curves()
+    assert {(one.metric, one.seed) for one in curves if not one.worker} == {
+        (m, s) for m in CURVES.values() for s in (3, 4)
+    }
+    placed = [one for one in curves if one.worker]
+    assert {one.seed for one in placed} == {3} and {one.worker for one in placed} == {*map(str, range(12)), "predator"}
+    assert {tuple(point.at["step"] for point in one.points) for one in placed} == {(0, 10)}
+
+
+# -- collectives ----------------------------------------------------------------------------------------------------
+
+RING = {"method": "Ring", "scheme": "ring"}
+MAP = {"kind": "collective_map", "num_parameters": 1000, "num_workers": [4, 8], "keep": [0.1, 0.01]}
+LINKS = {"latency_ms": [1.0, 2.0, 3.0], "gbps": [1.0, 10.0]}
+
+
+def found_by(found: Study, folder: Path) -> list[Value]:
+    cells = found.cells([f"results_dir={folder}", "progress=false"])
+    for job in {job.id: job for cell in cells for job in cell.jobs()}.values():
+        assert job.carry_out() is Status.done
+        assert job.carry_out() is Status.done  # nothing is added to what there is
+    return [value for cell in cells for value in cell.values()]
+
+
+@pytest.mark.parametrize("pair", CROSSOVERS.values())
+def test_at_a_crossover_both_cost_the_same_and_below_it_the_first_less(pair: tuple[str, str]) -> None:
+    n, parameters, keep, beta = 16, 1e6, 0.01, 1e-9
+    there = crossover(*pair, n) * 4 * parameters * keep * beta
+    for factor, sign in ((0.9, -1), (1.0, 0), (1.1, 1)):
+        first, second = (SCHEMES[scheme](n, parameters, keep, Link(factor * there, beta)) for scheme in pair)
+        difference = (first - second) / second
+        assert abs(difference) < 1e-12 if sign == 0 else difference * sign > 1e-3
+
+
+def test_each_place_of_a_map_has_the_time_of_its_formula(tmp_path: Path) -> None:
+    rows = [RING, {"method": "AG-Topk", "scheme": "topk_allgather"}]
+    values = found_by(study_from("mine", MAP | LINKS | {"rows": rows, "base": ["task=quadratics"]}), tmp_path)
+    assert len(values) == 2 * 2 * 2 * 3 * 2 and {value.metric for value in values} == {SECONDS}
+    for value in values:
+        n, keep, latency, gbps = (float(value.labels[name]) for name in ("num_workers", "keep", "latency_ms", "gbps"))
+        alpha, beta, phases = latency / 1000, 8e-9 / gbps, math.log2(n)
+        ring = 2 * (n - 1) * alpha + 2 * (n - 1) / n * 4000 * beta
+        gathered = phases * alpha + (n - 1) * 8 * 1000 * keep * beta
+        assert value.value == pytest.approx(ring if value.labels["method"] == "Ring" else gathered, rel=1e-12)
+
+
+@pytest.mark.parametrize(("values", "said"), [
+    (MAP | LINKS | {"rows": [{"method": "Ring", "scheme": "rings"}]}, "scheme=rings is unknown"),
+    (MAP | LINKS | {"rows": [RING], "keep": [2]}, "keep=2 makes no sense: it has to be above 0 and at most 1"),
+    (MAP | LINKS | {"rows": [RING], "gbps": []}, "gbps=.. makes no map"),
+    ({"kind": "collective_facts", "rows": [RING], "num_workers": [2]}, "num_workers=2 makes no sense"),
+    *(({"kind": "groups", "sizes": [size]}, "groups|size") for size in ([8, 3], [12, 4], [4, 8], [4])),
+])  # fmt: skip
+def test_what_makes_no_sense_is_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        study_from("mine", values)
+
+
+# -- groups ---------------------------------------------------------------------------------------------------------
+
+
+def groups_of(values: dict, folder: Path) -> list[Cell]:
+    cells = study_from("mine", values).cells([f"results_dir={folder}", "progress=false"])
+    for job in {job.id: job for cell in cells for job in cell.jobs()}.values():
+        assert job.carry_out() is Status.done
+    return cells
+
+
+def test_following_a_contribution_gives_the_formula_for_how_far_it_comes(tmp_path: Path) -> None:
+    sizes = [[2, 2], [8, 4], [16, 8], [64, 8], [64, 4]]
+    for (n, size), cell in zip(
+        sizes, groups_of({"kind": "groups", "base": ["task=quadratics"], "sizes": sizes}, tmp_path), strict=True
+    ):
+        found = {value.metric: value.value for value in cell.values()}
+        assert found == {REACH: versions_to_reach_all(n, size), PERIOD: group_period(n, size), HOPS: n.bit_length() - 1}
+        groups = [curve for curve in cell.curves() if curve.metric == "group"]
+        for version in range(group_period(n, size)):
+            members = grouping(version, n, size).tolist()
+            assert [members[int(curve.points[version].value)].count(int(curve.worker)) for curve in groups] == [1] * n
+
+
+def test_the_times_of_gradients_are_those_of_the_distribution(tmp_path: Path) -> None:
+    base = ["task=quadratics", "num_workers=4", "cluster=paper_wagma_transformer"]
+    values = {"kind": "gradient_times", "base": base, "rows": [{"method": "T"}], "steps": 300}
+    (cell,) = groups_of(values, tmp_path)
+    found = {value.metric: value.value for value in cell.values()}
+    assert found["least (s)"] == pytest.approx(1024 * 2e-4) and found["most (s)"] == pytest.approx(8192 * 2e-4)
+    assert found["mean (s)"] == pytest.approx(4608 * 2e-4, rel=0.05)
+    (curve,) = cell.curves()
+    assert [point.value for point in curve.points] == list(range(101))
+
+
+@cache
+def load(figure: str, scale: str) -> Study:
+    return catalogue.load(f"relaysum_{figure}", scale)
+
+
+def carry_out(cells: list[Cell]) -> int:
+    """As a scheduler would, one job after the other; how many there were."""
+    count = 0
+    while jobs := [
+        job for job in {job.id: job for cell in cells for job in cell.jobs()}.values() if not job.finished()
+    ]:
+        for job in jobs:
+            assert job.carry_out() is Status.done
+            count += 1
+    return count
+
+
+def values_of(figure: str, folder: Path, **changes: object) -> dict[tuple[object, ...], Value]:
+    """What a study at scale=paper finds with some of its keys replaced; by the values of its labels."""
+    study = load(figure, "paper")
+    own = type(study)(**{**vars(study), **changes})
+    cells = own.cells([f"results_dir={folder}"])
+    carry_out(cells)
+    return {tuple(value.labels.values()): value for cell in cells for value in cell.values()}
+
+
+def test_figure_8_has_the_published_steps_and_draws_half_of_the_rate(tmp_path: Path) -> None:
+    study = load("fig8", "paper")
+    rows = [row for row in study.rows if row.method in ("D2", "RelaySGD")]  # type: ignore[attr-defined]
+    found = values_of("fig8", tmp_path, rows=rows)
+    assert {key[0]: value.value for key, value in found.items() if key[2] == 0} == {"D2": 65, "RelaySGD": 8}
+    own = type(study)(**{**vars(study), "rows": rows})
+    (cell, *_) = own.cells([f"results_dir={tmp_path}"])
+    assert isinstance(cell, CourseCell)
+    simulation = cell.simulation()
+    assert simulation is not None
+    assert [member.lr for member in simulation.members] == [0.078125]
+    assert cell.values()[0].lr == 2 * 0.078125
+
+
+def test_figure_10_has_the_published_plateau_of_relaysgd_grad(tmp_path: Path) -> None:
+    """The authors' notebook prints 7.337735926317589e-11, 2.0265183017786903e-08 and 8.653164309535555e-07."""
+    rows = [row for row in load("fig10", "paper").rows if row.method == "RelaySGD/Grad"]  # type: ignore[attr-defined]
+    found = values_of("fig10", tmp_path, rows=rows)
+    ends = {key[2]: value.value for key, value in found.items()}
+    assert ends[0] == pytest.approx(7.337735926317589e-11, rel=1e-3)
+    assert ends[0.01] == pytest.approx(2.0265183017786903e-08, rel=1e-6)
+    assert ends[1] == pytest.approx(8.653164309535555e-07, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("topology", "n", "ratio"), [(BinaryTree, 8, 58.5), (Chain, 8, 91.2), (Star, 8, 36.5), (BinaryTree, 16, 114.7)]
+)
+def test_the_effective_spectral_gap_is_the_published_one(topology: type, n: int, ratio: float) -> None:
+    m, p = effective_spectral_gap(relay_matrix(topology().schedule(n)))
+    assert m / p == pytest.approx(ratio, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    ("figure", "change", "words"),
+    [
+        ("fig7_rates", {"search": {"rule": "slowest"}}, "search.rule=slowest does not exist"),
+        ("fig7_rates", {"search": {"targt": 1}}, "targt"),
+        ("fig8", {"steps": [1, 2]}, "zeta2, steps and every"),
+    ],
+)
+def test_a_wrong_study_is_refused(figure: str, change: dict[str, object], words: str, tmp_path: Path) -> None:
+    study = load(figure, "smoke")
+    with pytest.raises(ConfigError, match=words):
+        type(study)(**{**vars(study), **change}).cells([f"results_dir={tmp_path}"])
+
+
+def test_a_member_for_which_no_rate_reaches_the_target_has_no_number_and_is_not_called_diverged(tmp_path: Path) -> None:
+    study = load("fig7_rates", "smoke")
+    search = {"rule": "fastest", "start_lr": 0.001, "target": 1e-6, "max_steps": 20, "test_points": 10}
+    (cell, *_) = type(study)(**{**vars(study), "search": search}).cells([f"results_dir={tmp_path}"])
+    assert carry_out([cell]) == 1
+    (value,) = cell.values()
+    assert math.isnan(value.value) and value.lr is None
+    assert (value.status, value.chosen) == ("not reached", True)
