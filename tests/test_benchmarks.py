@@ -8,7 +8,6 @@ import math
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,11 +21,9 @@ from bench.page import load_all, write_page
 from bench.traffic import CASES, Meter, count
 from decentral.cli import benchmark as benchmark_command
 from decentral.cli.study_arguments import ChosenStudy, chosen_studies
-from decentral.measurements.timing import Turns, Work, in_group, in_turn
-from decentral.network.world import World
+from decentral.measurements.timing import in_turn
 from decentral.report.profiles import Costs, costs
 from decentral.report.results import read
-from decentral.store.failures import RunFailed
 from decentral.study.stored_cell import StoredCell, beside
 from handmade import value, write
 
@@ -113,46 +110,6 @@ def test_works_are_called_in_turn_and_a_ratio_is_taken_within_each_round() -> No
     times = in_turn({"a": int, "b": int}, rounds=2, clock=lambda: float(next(clock)))
     assert times.seconds == {"a": [2, 8], "b": [1, 4]}
     assert times.ratio("a", "b") == (2, 2, 2)
-
-
-class Counting(Work):
-    """Sends rank + 1 bytes in one message, as it says, and writes down when it is called."""
-
-    def __init__(self, file: Path, name: str, world: World) -> None:
-        self.file, self.name, self.world, self.calls = file, name, world, 0
-
-    def __call__(self) -> None:
-        self.calls += 1
-        self.note(self.name)
-
-    def sent(self) -> tuple[int, int]:
-        return self.calls * (self.world.rank + 1), self.calls
-
-    def close(self) -> None:
-        self.note(f"close {self.name}")
-
-    def note(self, what: str) -> None:
-        if self.world.leader:
-            with open(self.file, "a") as file:
-                file.write(f"{what}\n")
-
-
-def broken(world: World) -> Work:
-    raise ValueError("no such work")
-
-
-def test_works_take_turns_and_what_all_processes_do_is_added_up(tmp_path) -> None:
-    setups = {name: partial(Counting, tmp_path / "calls", name) for name in "ab"}
-    found, again = in_group(2, [Turns(setups, rounds=3, repeats=2, warm_up=1), Turns(setups, rounds=1, warm_up=0)])
-    calls = (tmp_path / "calls").read_text().split("\n")[:-1]
-    rounds = "a a b b b b a a a a b b"
-    assert calls == ["a", "b", *rounds.split(), "close a", "close b", "a", "b", "close a", "close b"]
-    assert found.sent == again.sent == {"a": (3, 2), "b": (3, 2)}  # of one call: 1 + 2 bytes
-    for times in (found.wall, found.cpu):
-        assert {name: len(seconds) for name, seconds in times.seconds.items()} == {"a": 3, "b": 3}
-        assert min(times.least("a"), times.least("b")) > 0
-    with pytest.raises(RunFailed, match="no such work"):
-        in_group(2, [Turns({"broken": broken}, rounds=1)])
 
 
 # -- exchanges ---------------------------------------------------------------------------------------------------------
