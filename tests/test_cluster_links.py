@@ -1,8 +1,9 @@
-"""What links cost in a virtual cluster: closed forms by hand for a few workers, and what is refused."""
+"""What links cost in a virtual cluster, by hand for a few workers, and how they change during a run."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Callable
 from math import inf
@@ -13,15 +14,22 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from configure import configure
 from decentral.cluster.cluster import Machines
 from decentral.cluster.collectives import AllGather, Broadcast, Ring, Star, Tree
 from decentral.cluster.compute import ComputeTimes
 from decentral.cluster.costs import LinkCosts
 from decentral.cluster.groups import Groups, Meeting
 from decentral.cluster.links import CollectiveName, Links, Ports
+from decentral.cluster.network_changes import ChangingCosts, Mode, NetworkChanges
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
+from decentral.measurements.timeline import Timeline as SimulatedTime
 from decentral.topology.groups import GroupSchedule
+from decentral.training.faults import VARIABLE, Injected
+from table import FREE
+
+# -- What links cost in a virtual cluster: closed forms by hand for a few workers, and what is refused -----------------
 
 ALPHA, BETA = 0.5, 2.0  # seconds; seconds per byte
 PLAIN = Links(latency_s=ALPHA, bandwidth_gbps=8e-9 / BETA, copy_gbps=inf)
@@ -40,24 +48,6 @@ def exchange(now: list[float], edges: list[tuple[int, int]], num_bytes: Any, **c
     """When everybody is ready, for edges (from, to)."""
     src, dst = np.array(edges, dtype=np.int64).reshape(-1, 2).T
     return costs(n=len(now), **changed).plan(src, dst).ready(np.array(now), num_bytes).tolist()
-
-
-# -- one message -------------------------------------------------------------------------------------------------------
-
-
-def test_a_link_is_latency_and_bandwidth() -> None:
-    known = costs(Links(latency_s=50e-6, bandwidth_gbps=10.0, copy_gbps=80.0))
-    assert known.hop_s(0, 3) == 50e-6
-    assert known.message_s(0, 3, 1.25e9) == pytest.approx(1 + 50e-6)
-    assert known.pair_s(0, 3, 1.25e9) == pytest.approx(1 + 50e-6)
-    assert known.copy_s(1e10) == pytest.approx(1)
-    assert known.uniform
-
-
-def test_nothing_is_paid_for_infinite_bandwidth_nor_to_oneself() -> None:
-    free = costs(Links(latency_s=0.0, bandwidth_gbps=inf, copy_gbps=inf))
-    assert free.pair_s(0, 1, 1e30) == free.copy_s(1e30) == free.all_reduce_s(4, 1e30) == 0
-    assert costs().pair_s(2, 2, 10) == costs().hop_s(2, 2) == 0
 
 
 def test_machines_have_links_of_two_kinds() -> None:
@@ -118,9 +108,6 @@ def test_arrays_are_what_single_links_are(tmp_path: Path, make: Callable[[Path],
     assert known.of(src[:, None], dst[None, :])[0].shape == (16, 16)
 
 
-# -- exchanges ---------------------------------------------------------------------------------------------------------
-
-
 def test_two_workers_wait_for_the_later_one() -> None:
     both = [(1, 0), (0, 1)]
     # worker 0 hears of 1 at 10 + alpha; worker 1 itself begins at 10, and that of 0 has been there for long
@@ -128,27 +115,6 @@ def test_two_workers_wait_for_the_later_one() -> None:
     assert exchange([0, 0], both, 4) == [ALPHA + 4 * BETA] * 2
     assert exchange([0, 0], both, 4, ports=Ports.one) == [ALPHA + 8 * BETA] * 2
     assert exchange([0, 0], both, 4, ports=Ports.one)[0] == costs(ports=Ports.one, n=2).pair_s(0, 1, 4)
-
-
-def test_only_who_has_a_message_waits() -> None:
-    # 0 -> 1: the receiver waits, the sender is busy with sending; 2 has no part in it
-    assert exchange([5, 0, 1], [(0, 1)], 3) == [5 + 3 * BETA, 5 + ALPHA + 3 * BETA, 1]
-    assert exchange([5, 0, 1], [], 3) == [5, 0, 1]
-
-
-def test_messages_of_a_worker_go_through_its_port_one_after_the_other() -> None:
-    star = [(1, 0), (2, 0), (3, 0)]
-    assert exchange([0, 0, 0, 0], star, 1) == [ALPHA + 3 * BETA, BETA, BETA, BETA]
-    back = [*star, (0, 1)]
-    assert exchange([0, 0, 0, 0], back, 1)[0] == ALPHA + 3 * BETA, "duplex: three come in while one goes out"
-    assert exchange([0, 0, 0, 0], back, 1, ports=Ports.one)[0] == ALPHA + 4 * BETA
-
-
-def test_times_that_are_handed_over_are_not_changed_and_a_plan_can_be_used_again() -> None:
-    now, plan = np.array([0.0, 1.0, 7.0, 2.0]), costs().plan(*RING)
-    first = plan.ready(now, 3.0)
-    assert now.tolist() == [0, 1, 7, 2]
-    np.testing.assert_array_equal(plan.ready(now, 3.0), first)
 
 
 def test_what_machines_share_is_as_fast_as_all_of_it_together() -> None:
@@ -186,9 +152,6 @@ def test_exchanges_of_many_workers_are_the_maxima_and_sums_of_their_edges() -> N
             assert found[i] == pytest.approx(max(heard) + (into + out if ports is Ports.one else max(into, out)))
 
 
-# -- all-reduce --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("collective", "workers", "expected"), [
     (CollectiveName.recursive_doubling, 2, ALPHA + 12 * BETA),
     (CollectiveName.recursive_doubling, 4, 2 * (ALPHA + 12 * BETA)),
@@ -206,16 +169,6 @@ def test_exchanges_of_many_workers_are_the_maxima_and_sums_of_their_edges() -> N
 ])  # fmt: skip
 def test_an_all_reduce_of_twelve_bytes(collective: CollectiveName, workers: int, expected: float) -> None:
     assert costs(collective=collective).all_reduce_s(workers, 12) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(("collective", "twice"), [
-    (CollectiveName.recursive_doubling, True), (CollectiveName.rabenseifner, True), (CollectiveName.ring, True),
-    (CollectiveName.tree, False), (CollectiveName.star, False),
-])  # fmt: skip
-def test_one_port_takes_twice_as_long_where_workers_send_and_receive(collective: CollectiveName, twice: bool) -> None:
-    quick = {"latency_s": 0.0, "collective": collective}
-    one, duplex = (costs(ports=ports, **quick).all_reduce_s(4, 12) for ports in (Ports.one, Ports.duplex))
-    assert one == (2 if twice else 1) * duplex
 
 
 @pytest.mark.parametrize("n", [2, 4, 8, 16, 32, 64, 1024])
@@ -240,22 +193,16 @@ def test_the_slowest_link_and_a_shared_way_out_decide_on_an_all_reduce() -> None
     assert costs(shared, **ring).all_reduce_s(4, 12) == pytest.approx(6 * 3 + 18 * 5), "one of them sends outside"
 
 
-# -- refusals ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("links", "changed", "says"),
     [
         (PLAIN, {"copy_gbps": None}, "cluster=machines needs cluster.links.copy_gbps, which is not given"),
         (TWO_TIERS, {"between_latency_s": None}, "needs cluster.links.between_latency_s, which is not given"),
-        (PLAIN, {"latency_s": -1.0}, "latency_s=-1 makes no sense"),
         (PLAIN, {"latency_s": 1e10}, r"latency_s=1e\+10 makes no sense: .* from 0 to 1e\+09, a number of seconds"),
-        (PLAIN, {"copy_gbps": float("nan")}, "copy_gbps=nan makes no sense"),
         (PLAIN, {"bandwidth_gbps": 0.0}, "bandwidth_gbps=0 makes no sense: .* at least 1e-12, a number of Gbit/s"),
-        (PLAIN, {"between_latency_s": 1.0}, "between_latency_s=1 has no meaning without machines"),
         (PLAIN, {"shared_gbps": 1.0}, "shared_gbps=1 has no meaning without machines"),
         (TWO_TIERS, {"workers_per_machine": 3}, "workers_per_machine=3 does not divide num_workers=4"),
-        (TWO_TIERS, {"workers_per_machine": 0}, "workers_per_machine=0 makes no sense"),
+        (PLAIN, {"file": "nowhere.csv"}, "is not a file"),
     ],
 )
 def test_links_that_make_no_sense_are_refused(links: Links, changed: dict[str, Any], says: str) -> None:
@@ -266,16 +213,12 @@ def test_links_that_make_no_sense_are_refused(links: Links, changed: dict[str, A
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "holds no links"),
         ("source,target,latency_s,bandwidth_gbps\n", "holds no links"),
         ("0,1,1\n", "line 1 of cluster.links.file=.* has 3 columns"),
         ("0,1,1,1\n0,1,1,1\n", "line 2 .* repeats the link 0,1"),
         ("0,4,1,1\n", "line 1 .* has '4' where the number of a worker should be, 0 to 3 with num_workers=4"),
-        ("-1,0,1,1\n", "line 1 .* has '-1' where the number of a worker"),
         ("2,2,1,1\n", "line 1 .* is a link from worker 2 to itself"),
-        ("0,1,-1,1\n", "line 1 .* has '-1' where a number of seconds"),
         ("0,1,1e300,1\n", "line 1 .* has '1e300' where a number of seconds from 0 to 1e"),
-        ("0,1,1,0\n", "line 1 .* has '0' where a bandwidth in Gbit/s, at least 1e-12"),
         ("0,1,1,fast\n", "line 1 .* has 'fast' where a bandwidth"),
     ],
 )
@@ -283,14 +226,6 @@ def test_files_with_links_that_make_no_sense_are_refused_with_their_line(tmp_pat
     (tmp_path / "links.csv").write_text(text)
     with pytest.raises(ConfigError, match=says):
         costs(file=str(tmp_path / "links.csv"))
-
-
-def test_a_file_with_links_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a file"):
-        costs(file=str(tmp_path / "links.csv"))
-
-
-# -- the clusters that are named ---------------------------------------------------------------------------------------
 
 
 def named(name: str) -> Machines:
@@ -311,3 +246,151 @@ def test_the_papers_cluster_delays_two_workers_of_each_step() -> None:
     seconds = named("paper_wagma_resnet").gradient_times(64, 0).seconds(0, 50)
     np.testing.assert_allclose(np.sort(seconds, axis=1)[:, -3:], np.tile([0.62, 0.94, 0.94], (50, 1)))
     assert named("paper_wagma_resnet").costs(64).message_s(0, 1, 9e9) == pytest.approx(1, rel=1e-3), "9 GB/s"
+
+
+# -- Networks that change under way: what links are like in which step, what that takes, and what is refu --------------
+
+PAPER_C1 = """1/25, 2/20, 4/15, 8/10, 16/5, 32/1, 32/1, 16/5, 8/10, 4/15, 2/20, 1/25"""
+"""Latency in ms / Gbit/s of each 4 epochs (specification, section 5); afterwards 1/25."""
+STEPS = (
+    *(*FREE, "cluster.links.latency_s=null", "cluster.links.bandwidth_gbps=null", "cluster.network.mode=steps"),
+    *("cluster.network.segment_epochs=5", "cluster.network.latency_s=[0.25,0.5]"),
+    "cluster.network.bandwidth_gbps=[inf,inf]",
+)
+"""Without links of its own: 0.25 s for five epochs, then 0.5 s."""
+QUADRATICS = ("task=quadratics", "task.dimension=5", "steps=20", "num_workers=4", "evaluation.every_epochs=5")
+
+
+def changing(mode: Mode, links: Links | None = None, seed: int = 0, **settings: object) -> ChangingCosts:
+    links = links or Links(copy_gbps=math.inf)
+    changes = NetworkChanges(mode, **settings)  # type: ignore[arg-type]
+    return ChangingCosts(changes, links, 4, seed, steps_per_epoch=2.5)
+
+
+def seen(network: ChangingCosts, step: int, seconds: float = 0.0) -> tuple[float, float]:
+    """Latency in seconds, Gbit/s."""
+    costs = network.at(step, seconds)
+    return costs.hop_s(0, 1), 8e-9 / (costs.message_s(0, 1, 1.0) - costs.hop_s(0, 1))
+
+
+def test_paper_c1_is_the_schedule_of_the_papers_code() -> None:
+    cluster = configure("cluster=paper_c1", "algo=allreduce", "num_workers=8", *QUADRATICS[:2]).cluster
+    network = cluster.changing(8, 0, steps_per_epoch=3.0)
+    expected = [tuple(map(float, each.split("/"))) for each in PAPER_C1.split(", ")]
+    for epoch in range(101):
+        latency_ms, gbps = expected[min(epoch // 4, 11)]
+        for step in (3 * epoch, 3 * epoch + 2):
+            assert seen(network, step) == (pytest.approx(latency_ms * 1e-3), pytest.approx(gbps))
+
+
+def test_a_walk_begins_as_usual_and_stays_in_its_range() -> None:
+    links = Links(latency_s=1e-3, bandwidth_gbps=10.0, copy_gbps=math.inf)
+    settings = {"segment_epochs": 0.4, "drift": 0.3, "most": 2.0}
+    walk = [seen(changing(Mode.random_walk, links, **settings), step) for step in range(200)]
+    assert walk[0] == (1e-3, pytest.approx(10.0))
+    ratios = np.log2(np.array(walk) / walk[0])
+    assert np.abs(ratios).max() <= 1 + 1e-9 and np.all(np.ptp(ratios, axis=0) > 1.5), "in steps of a fifth of the range"
+    steps = np.diff(np.array(walk)[:, 0]) != 0
+    assert steps.all(), "a segment is a step here"
+    backwards = changing(Mode.random_walk, links, **settings)
+    assert [seen(backwards, step) for step in reversed(range(200))] == walk[::-1]
+    assert [seen(changing(Mode.random_walk, links, 1, **settings), step) for step in range(9)] != walk[:9]
+
+
+@pytest.mark.parametrize("unit", ["epoch", "seconds"])
+def test_a_trace_says_from_when_on(tmp_path: Path, unit: str) -> None:
+    (tmp_path / "network.csv").write_text(f"{unit},latency_s,bandwidth_gbps\n0,1,8\n2,3,4\n10,0.5,16\n")
+    network = changing(Mode.trace, trace=str(tmp_path / "network.csv"))
+    places = [(0, 1.0), (4, 1.9), (5, 2.0), (24, 9.9), (25, 10.0), (10**6, 1e9)]
+    expected = [(1, 8), (1, 8), (3, 4), (3, 4), (0.5, 16), (0.5, 16)]
+    for (step, seconds), (latency, gbps) in zip(places, expected, strict=True):
+        where = (step, 0.0) if unit == "epoch" else (0, seconds)
+        assert seen(network, *where) == (latency, pytest.approx(gbps, rel=1e-6))
+
+
+def test_of_machines_the_links_between_them_change() -> None:
+    links = Links(latency_s=1.0, bandwidth_gbps=8e-9, copy_gbps=math.inf, workers_per_machine=2)
+    network = changing(Mode.steps, links, segment_epochs=1.0, latency_s=[5.0], bandwidth_gbps=[4e-9])
+    assert network.first.message_s(0, 1, 10) == 11 and network.first.message_s(1, 2, 10) == pytest.approx(25)
+
+
+@pytest.mark.parametrize(
+    ("algo", "messages"),
+    [(("algo=allreduce",), 6), (("algo=allreduce", "compress=topk"), 2), (("algo=dpsgd", "topology=ring"), 1)],
+    ids=["ring all-reduce", "all-gather", "neighbours"],
+)
+def test_steps_take_what_links_cost_in_their_epoch(start, algo: tuple[str, ...], messages: int) -> None:
+    plain = start(*algo, *QUADRATICS, "trace=true", directory="plain")
+    run = start(*algo, *QUADRATICS, *STEPS, "trace=true", directory="run")
+    assert np.array_equal(run.iterates, plain.iterates), "time follows from values nowhere"
+    found = {row["step"]: row["simulated_s"] for row in run.rows}
+    for step in (0, 5, 10, 20):
+        latencies = 0.25 * min(step, 5) + 0.5 * max(0, step - 5)
+        assert found[step] == pytest.approx(step + messages * latencies, rel=1e-12)
+
+
+def test_a_trace_by_seconds_holds_from_the_first_step_that_begins_after_it(start, tmp_path: Path) -> None:
+    (tmp_path / "network.csv").write_text("seconds,latency_s,bandwidth_gbps\n0,0.5,inf\n2.9,0,inf\n")
+    trace = f"cluster.network.trace={tmp_path / 'network.csv'}"
+    run = start("algo=dpsgd", "topology=ring", *QUADRATICS, *STEPS[:-4], "cluster.network.mode=trace", trace)
+    assert {row["step"]: row["simulated_s"] for row in run.rows}[20] == 2 * 1.5 + 18
+
+
+def test_it_goes_on_bit_for_bit(start, monkeypatch) -> None:
+    overrides = [
+        *("algo=dpsgd", "topology=ring", *QUADRATICS, "checkpoint_every_s=0.000001", *FREE),
+        *("cluster.links.latency_s=0.1", "cluster.network.mode=random_walk", "cluster.network.drift=0.5"),
+        "cluster.network.segment_epochs=2",
+    ]
+    straight = start(*overrides, directory="straight")
+    monkeypatch.setenv(VARIABLE, json.dumps([{"rank": 0, "step": step, "kind": "raise"} for step in (5, 12)]))
+    for _ in range(2):
+        with pytest.raises(Injected):
+            start(*overrides, directory="broken")
+    broken = start(*overrides, directory="broken")
+    for fact in ("simulated_s", "simulated_shares"):
+        assert broken.facts[fact] == straight.facts[fact]
+    assert straight.facts["simulated_s"] > 20.5 and straight.facts["simulated_s"] != pytest.approx(22, rel=1e-3)
+
+
+def test_timelines_have_traces_by_seconds_alone(tmp_path: Path) -> None:
+    words = ("algo=dpsgd", "topology=ring", "num_workers=4", "steps=20", "simulate=timeline", *QUADRATICS[:2])
+    with pytest.raises(ConfigError, match=r"cluster.network.mode=steps goes by epochs, of which there are none"):
+        configure(*words, *STEPS)
+    (tmp_path / "network.csv").write_text("seconds,latency_s,bandwidth_gbps\n0,0.5,inf\n2.9,0,inf\n")
+    trace = f"cluster.network.trace={tmp_path / 'network.csv'}"
+    config = configure(*words, *STEPS[:-4], "cluster.network.mode=trace", trace, "cluster.num_parameters=10")
+    assert SimulatedTime(config, steps=20).line(0)["simulated_s"] == 2 * 1.5 + 18
+
+
+REFUSED = [
+    (["cluster.network.latency_s=[0.1]"], "1 numbers and cluster.network.bandwidth_gbps 2, which leaves a hole"),
+    (["cluster.network.latency_s=[0.1,-1]"], "cluster.network.latency_s=-1 makes no sense"),
+    (["cluster.network.latency_s=[]", "cluster.network.bandwidth_gbps=[]"], "give at least one segment"),
+    (["cluster.links.latency_s=1"], "cluster.links.latency_s=1 has no meaning with cluster.network.mode=steps"),
+    (["algo=wagma"], "mode=steps is for methods in rounds: with algo=wagma workers go on by themselves"),
+]
+
+
+@pytest.mark.parametrize(("further", "told"), REFUSED, ids=[told[:40] for _, told in REFUSED])
+def test_what_makes_no_sense_is_refused(further: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        configure("algo=dpsgd", "topology=ring", *QUADRATICS[:3], "num_workers=8", *STEPS, *further)
+    assert told in str(refused.value) and str(refused.value).count("\n") == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("0,1,8\n", "its first line has to be epoch,latency_s,bandwidth_gbps or"),
+        ("epoch,latency_s,bandwidth_gbps\n4,1,8\n", "has a hole: what holds from the beginning on"),
+        ("epoch,latency_s,bandwidth_gbps\n0,1,8\n2,5\n", "line 3 of cluster.network.trace"),
+        ("epoch,latency_s,bandwidth_gbps\n0,1,8\n2,x,8\n", "has 'x' where a number of seconds"),
+        ("epoch,latency_s,bandwidth_gbps\n0,1,8\n3,1,8\n2,1,8\n", "line 4"),
+    ],
+)
+def test_traces_with_holes_are_refused(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "network.csv").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        changing(Mode.trace, trace=str(tmp_path / "network.csv"))
+    assert told in str(refused.value)

@@ -1,29 +1,38 @@
-"""Data sets that live in memory: digits, CIFAR-10, and their batches."""
+"""Data sets that live in memory, the cache of prepared data, and how the training set is dealt out to the workers."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from time import sleep
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
-import PIL.Image
 import pytest
 import torch
+from PIL import Image
 
 from decentral.config.identity import component_identity
+from decentral.data.cache import cached
 from decentral.data.cifar10 import Cifar10
-from decentral.data.dataset import DataSet
 from decentral.data.digits import Digits
 from decentral.data.folder import find_tree
 from decentral.data.imagefolder import Normalisation
 from decentral.data.loading import in_memory
 from decentral.data.loading.in_memory import InMemory
 from decentral.errors import ConfigError
+from decentral.partition.dirichlet import Dirichlet, DirichletThesis, dirichlet_shares
+from decentral.partition.partition import IID, Natural, Partition, Shards, class_counts
 from decentral.registry import components
+from decentral.store import digests
+
+# -- Data sets that live in memory: digits, CIFAR-10, and their batches ------------------------------------------------
 
 SEED = 7
 
@@ -92,30 +101,6 @@ def test_what_a_gpu_gathers_is_what_is_copied_on_a_cpu(arrays, monkeypatch, pad,
     assert torch.equal(copied, gathered)
 
 
-def test_the_augmentation_of_a_worker_does_not_depend_on_the_others(arrays):
-    data = in_memory_data(arrays, pad=2, flip=True)
-    together, _ = next(data.train_batches(order, range(4), 5, 6))
-    alone, _ = next(data.train_batches(lambda step: order(step)[2:], range(2, 4), 5, 6))
-    assert torch.equal(together[2:], alone)
-    assert not torch.equal(together[0], together[1])
-
-
-def test_batches_can_be_resumed_at_any_step(arrays):
-    data = in_memory_data(arrays, pad=2, flip=True)
-    whole = list(data.train_batches(order, range(4), 0, 6))
-    rest = list(data.train_batches(order, range(4), 4, 6))
-    for (images, labels), (images_again, labels_again) in zip(whole[4:], rest, strict=True):
-        assert torch.equal(images, images_again) and torch.equal(labels, labels_again)
-
-
-def test_another_seed_augments_differently(arrays):
-    first = in_memory_data(arrays, pad=2, flip=True)
-    second = in_memory_data(arrays, pad=2, flip=True)
-    second.seed = SEED + 1
-    (a, _), (b, _) = (next(data.train_batches(order, range(4), 0, 1)) for data in (first, second))
-    assert not torch.equal(a, b)
-
-
 @pytest.mark.parametrize("small_bytes", [0, 64e6], ids=["kept as bytes", "kept normalised"])
 def test_without_augmentation_batches_are_the_normalised_images_and_their_labels(arrays, monkeypatch, small_bytes):
     monkeypatch.setattr(in_memory, "SMALL_BYTES", small_bytes)
@@ -135,9 +120,6 @@ def test_test_batches_hold_every_test_image_once_in_order_and_are_not_augmented(
     assert [len(images) for images, _ in batches] == [3, 3, 1]
     np.testing.assert_array_equal(torch.cat([images for images, _ in batches]), arrays["test_images"])
     np.testing.assert_array_equal(torch.cat([labels for _, labels in batches]), arrays["test_labels"])
-
-
-# --- digits --------------------------------------------------------------------------------------------------------
 
 
 def test_digits_are_those_of_sklearn_split_by_class_whatever_the_seed_of_the_run():
@@ -162,9 +144,6 @@ def test_digits_are_those_of_sklearn_split_by_class_whatever_the_seed_of_the_run
     share = np.bincount(data.train_labels) / np.bincount(raw.target)
     assert info.num_classes == data.num_classes == len(share)
     np.testing.assert_allclose(share, 0.8, atol=0.004)
-
-
-# --- CIFAR-10 ------------------------------------------------------------------------------------------------------
 
 
 def torchvision_with(monkeypatch, download) -> None:
@@ -204,18 +183,6 @@ def test_cifar10_that_is_damaged_is_not_said_to_be_missing(monkeypatch, tmp_path
         Cifar10(path=str(tmp_path), **settings).prepare()
 
 
-def test_a_damaged_cifar10_is_downloaded_again_if_that_is_asked_for(monkeypatch, tmp_path):
-    def download(path, train, download):
-        assert download
-        return SimpleNamespace(data=np.zeros((12, 32, 32, 3), np.uint8), targets=[3] * 12)
-
-    (tmp_path / "cifar-10-batches-py").mkdir()
-    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"damaged")
-    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
-    torchvision_with(monkeypatch, download)
-    Cifar10(path=str(tmp_path), download=True).prepare()
-
-
 def test_cifar10_is_downloaded_once_and_turned_into_channels_first(monkeypatch, tmp_path):
     calls = []
 
@@ -237,9 +204,6 @@ def test_cifar10_is_downloaded_once_and_turned_into_channels_first(monkeypatch, 
     assert labels.tolist() == [3] * 12
 
 
-# --- all -----------------------------------------------------------------------------------------------------------
-
-
 def test_looking_at_components_imports_nothing_slow():
     program = """
 import sys
@@ -251,14 +215,6 @@ slow = {"torch", "torchvision", "sklearn", "PIL", "matplotlib", "pandas", "rich"
 assert not slow, slow
 """
     subprocess.run([sys.executable, "-c", program], check=True)
-
-
-@pytest.mark.parametrize("cls", components("data").values(), ids=str)
-def test_every_data_set_is_a_configuration(cls):
-    from omegaconf import OmegaConf
-
-    assert issubclass(cls, DataSet)
-    assert OmegaConf.to_object(OmegaConf.structured(cls)) == cls()
 
 
 # CIFAR-10 in other files
@@ -283,7 +239,7 @@ def write_tree(root: Path, data, suffix: str) -> Path:
         for number, (image, label) in enumerate(zip(images, labels, strict=True)):
             folder = root / split / CLASSES[label]
             folder.mkdir(parents=True, exist_ok=True)
-            PIL.Image.fromarray(image).save(folder / f"{number:03d}{suffix}")
+            Image.fromarray(image).save(folder / f"{number:03d}{suffix}")
     return root
 
 
@@ -321,18 +277,9 @@ def test_a_tree_is_looked_through_once_and_again_when_an_image_comes(small_cifar
         counts.add(find_tree(str(root)).count(root / "train"))
     assert len(digests) == 1 and counts == {20}
     assert "cat" not in looked
-    PIL.Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(root / "train" / "cat" / "new.png")
+    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(root / "train" / "cat" / "new.png")
     assert Cifar10(path=str(root)).files_digest() not in digests
     assert find_tree(str(root)).count(root / "train") == 21
-
-
-def test_what_went_through_jpeg_files_is_said_to_be(small_cifar10, tmp_path):
-    said = {
-        suffix: Cifar10(path=str(write_tree(tmp_path / suffix, small_cifar10, suffix))).notes()
-        for suffix in (".jpg", ".png")
-    }
-    assert said == {".jpg": ("the data are CIFAR-10 (JPEG)",), ".png": ("the data are CIFAR-10 (PNG)",)}
-    assert Cifar10().notes() == ()
 
 
 def test_a_run_on_other_files_is_another_run(small_cifar10, tmp_path):
@@ -362,56 +309,276 @@ def test_arrays_that_are_not_those_of_cifar10_are_refused(changes, said, small_c
         Cifar10(path=str(write_npz(tmp_path / "c.npz", small_cifar10, **changes))).prepare()
 
 
-def test_a_folder_within_the_tree_and_a_file_are_refused_before_anything_is_downloaded(small_cifar10, tmp_path):
-    tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
-    with pytest.raises(ConfigError, match=rf"is the train folder .*: give the folder above it, data\.path={tree}"):
-        Cifar10(path=str(tree / "train")).inspect()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="is a file: give the folder that holds"):
-        Cifar10(path=str(tmp_path / "file")).inspect()
+def test_augmentation_is_a_function_of_seed_worker_and_step(arrays):
+    """Whatever other workers are here, and wherever one begins."""
+    data = in_memory_data(arrays, pad=2, flip=True)
+    whole = [images for images, _ in data.train_batches(order, range(4), 0, 6)]
+    rest = [images for images, _ in data.train_batches(lambda step: order(step)[2:], range(2, 4), 4, 6)]
+    assert all(torch.equal(images[2:], again) for images, again in zip(whole[4:], rest, strict=True))
+    data.seed = SEED + 1
+    assert not torch.equal(whole[0], next(data.train_batches(order, range(4), 0, 1))[0])
 
 
-def test_an_image_of_another_size_is_refused(small_cifar10, tmp_path):
-    tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
-    file = tree / "train" / "cat" / "003.png"
-    with PIL.Image.open(file) as image:
-        larger = image.resize((64, 48))
-    larger.save(file)
-    with pytest.raises(ConfigError, match=r"cat/003\.png has 64 x 48 pixels, not 32 x 32"):
-        Cifar10(path=str(tree)).prepare()
+def larger(tree: Path) -> None:
+    Image.new("RGB", (64, 48)).save(tree / "train" / "cat" / "003.png")
 
 
-@pytest.mark.parametrize(("there", "lacks"), [("train", "test"), ("test", "train")])
-def test_half_a_tree_is_refused_before_anything_is_downloaded(there, lacks, small_cifar10, tmp_path):
-    tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
-    shutil.rmtree(tree / lacks)
-    with pytest.raises(ConfigError, match=rf"is half a tree of images: it has {there}/ and no {lacks}/"):
-        Cifar10(path=str(tree)).inspect()
-    (tmp_path / "other" / there / "of something else").mkdir(parents=True)
-    assert Cifar10(path=str(tmp_path / "other")).inspect() == Cifar10.INFO
+def doubled(tree: Path) -> None:
+    shutil.copy(tree / "train" / "cat" / "003.png", tree / "train" / "cat" / "more.png")
 
 
-def test_files_that_are_not_those_of_cifar10_are_refused(small_cifar10, tmp_path):
-    tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
-    (tree / "train" / "cat" / "more.png").write_bytes((tree / "train" / "cat" / "003.png").read_bytes())
-    with pytest.raises(ConfigError, match="is no CIFAR-10: train/ has 21 images, not 20: use data=imagefolder"):
-        Cifar10(path=str(tree)).inspect()
+def renamed(tree: Path) -> None:
     for split in ("train", "test"):
         (tree / split / "cat").rename(tree / split / "zebra")
-    with pytest.raises(
-        ConfigError, match=r"there is no class folder cat/ \(2 such differences\): use data=imagefolder"
-    ):
-        Cifar10(path=str(tree)).inspect()
-    (tmp_path / "no.npz").write_text("nothing")
-    with pytest.raises(ConfigError, match=r"data.path=.*no.npz cannot be read as an .npz file"):
-        Cifar10(path=str(tmp_path / "no.npz")).prepare()
 
 
-def test_files_that_would_never_end_are_refused(small_cifar10, tmp_path):
-    os.mkfifo(tmp_path / "pipe.npz")
-    with pytest.raises(ConfigError, match=r"pipe\.npz is not a regular file"):
-        Cifar10(path=str(tmp_path / "pipe.npz")).prepare()
+@pytest.mark.parametrize(
+    ("change", "inside", "said"),
+    [
+        (larger, "", r"cat/003\.png has 64 x 48 pixels, not 32 x 32"),
+        (doubled, "", "is no CIFAR-10: train/ has 21 images, not 20: use data=imagefolder"),
+        (renamed, "", r"there is no class folder cat/ \(2 such differences\): use data=imagefolder"),
+        (lambda tree: shutil.rmtree(tree / "test"), "", r"is half a tree of images: it has train/ and no test/"),
+        (lambda tree: None, "train", r"is the train folder .*: give the folder above it, data\.path="),
+        (lambda tree: (tree / "train/cat/loop.png").symlink_to("loop.png"), "", r"loop\.png is not a regular file"),
+        (lambda tree: (tree / "file").touch(), "file", "is a file: give the folder that holds"),
+        (lambda tree: (tree / "no.npz").touch(), "no.npz", r"data.path=.*no.npz cannot be read as an .npz file"),
+        (lambda tree: os.mkfifo(tree / "pipe.npz"), "pipe.npz", r"pipe\.npz is not a regular file"),
+    ],
+)
+def test_trees_and_files_that_are_not_cifar10_are_refused(change: Callable, inside, said, small_cifar10, tmp_path):
     tree = write_tree(tmp_path / "tree", small_cifar10, ".png")
-    (tree / "train" / "cat" / "loop.png").symlink_to("loop.png")
-    with pytest.raises(ConfigError, match=r"loop\.png is not a regular file"):
-        Cifar10(path=str(tree)).inspect()
+    change(tree)
+    data = Cifar10(path=str(tree / inside))
+    with pytest.raises(ConfigError, match=said):
+        data.inspect()
+        data.prepare()
+
+
+# -- Prepared data is complete or not there at all ---------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def private_cache(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("DECENTRAL_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_data_is_built_once_however_many_ask_at_the_same_time():
+    builds = []
+
+    def build(folder: Path) -> None:
+        builds.append(folder)
+        (folder / "first").write_text("1")
+        sleep(0.05)
+        (folder / "last").write_text("2")
+
+    def ask(_: int) -> list[str]:
+        return sorted(file.name for file in cached("data", build).iterdir())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(8))) == [["first", "last"]] * 8
+    assert len(builds) == 1
+
+
+@pytest.mark.parametrize("interruption", [KeyboardInterrupt, ConfigError, MemoryError])
+def test_an_interrupted_build_leaves_nothing_and_is_done_again(private_cache, interruption):
+    def interrupted(folder: Path) -> None:
+        (folder / "first").write_text("1")
+        raise interruption
+
+    with pytest.raises(interruption):
+        cached("data", interrupted)
+    assert not (private_cache / "data").exists()
+    assert [file.name for file in cached("data", lambda folder: (folder / "whole").touch()).iterdir()] == ["whole"]
+
+
+def test_what_a_killed_process_left_is_not_mixed_in(private_cache):
+    (private_cache / "data.unfinished").mkdir(parents=True)
+    (private_cache / "data.unfinished" / "half").touch()
+    assert [file.name for file in cached("data", lambda folder: (folder / "whole").touch()).iterdir()] == ["whole"]
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_that_says_what_to_set(private_cache):
+    private_cache.write_text("a file is in the way")
+    with pytest.raises(ConfigError, match="DECENTRAL_CACHE"):
+        cached("data", lambda folder: None)
+
+
+def test_a_digest_is_trusted_while_a_file_is_surely_what_it_was(tmp_path, monkeypatch):
+    file, read = tmp_path / "file", []
+    monkeypatch.setattr(
+        digests, "_digest", lambda path, advance, real=digests._digest: read.append(path) or real(path, advance)
+    )
+    file.write_bytes(b"one")
+    first = [digests.file_digest(file) for _ in range(2)]
+    assert len(read) == 2, "it may change again at the same instant"
+    monkeypatch.setattr(digests, "_SETTLED_NS", 0)
+    assert [digests.file_digest(file) for _ in range(3)] == [first[0]] * 3 and len(read) == 3
+    facts = file.stat()
+    file.write_bytes(b"two")
+    os.utime(file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert digests.file_digest(file) == hashlib.sha256(b"two").hexdigest()[:16] != first[0]
+    other = tmp_path / "other"
+    other.write_bytes(b"six")
+    os.utime(other, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    other.replace(file)
+    assert digests.file_digest(file) == hashlib.sha256(b"six").hexdigest()[:16]
+
+
+def test_digests_that_took_long_are_kept_for_other_processes(tmp_path, private_cache, monkeypatch):
+    monkeypatch.setattr(digests, "_WORTH_KEEPING_S", 0)
+    monkeypatch.setattr(digests, "_SETTLED_NS", 0)
+    names = [str(number) for number in range(3)]
+    for name in names:
+        (tmp_path / name).write_text(name)
+    found = digests.folder_digest(tmp_path, names)
+    digests._KNOWN.clear()
+    monkeypatch.setattr(digests, "_digest", None)
+    assert digests.folder_digest(tmp_path, names) == found
+    (kept,) = (private_cache / "digests").iterdir()
+    kept.write_text("[]")
+    digests._KNOWN.clear()
+    monkeypatch.undo()
+    assert digests.folder_digest(tmp_path, names) == found
+
+
+# -- How the training set is dealt out to the workers ------------------------------------------------------------------
+
+ALL = [
+    IID(),
+    Shards(),
+    Shards(shards_per_worker=5),
+    *(Dirichlet(alpha=alpha, even=even) for alpha in (1e-300, 0.01, 1.0, 100.0) for even in (True, False)),
+    *(DirichletThesis(alpha=alpha) for alpha in (1e-4, 1.0)),
+]
+CIFAR_LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
+
+
+def digits_like(num_train: int = 1438, num_classes: int = 10) -> np.ndarray:
+    return np.random.default_rng(1).integers(num_classes, size=num_train)
+
+
+def largest_share(counts: np.ndarray) -> float:
+    return float((counts.max(axis=1) / counts.sum(axis=1)).mean())
+
+
+def test_every_partition_is_listed_here():
+    known = {type(partition) for partition in ALL} | {Natural}  # which deals whole labels: see test_text.py
+    assert known == set(components("partition").values())
+
+
+@pytest.mark.parametrize("partition", ALL, ids=str)
+def test_every_index_is_dealt_exactly_once(partition: Partition):
+    """To every worker some, by the seed; to most partitions' workers equally many; fewer than one each are refused."""
+    for num_workers, num_classes in ((1, 10), (7, 1), (16, 10)):
+        labels = digits_like(num_classes=num_classes)
+        partition.check(len(labels), num_workers)
+        dealt, again, other = (partition.indices(labels, num_workers, seed) for seed in (5, 5, 6))
+        sizes = [len(rows) for rows in dealt]
+        assert len(dealt) == num_workers and min(sizes) > 0 and {rows.dtype for rows in dealt} == {np.dtype(np.int64)}
+        np.testing.assert_array_equal(np.sort(np.concatenate(dealt)), np.arange(len(labels)))
+        assert all(np.array_equal(a, b) for a, b in zip(dealt, again, strict=True))
+        assert num_workers == 1 or not all(np.array_equal(a, b) for a, b in zip(dealt, other, strict=True))
+        assert isinstance(partition, Shards) or not getattr(partition, "even", True) or max(sizes) - min(sizes) <= 1
+    per_worker = getattr(partition, "shards_per_worker", 1 if getattr(partition, "even", True) else 2)
+    assert min(len(rows) for rows in partition.indices(digits_like(12 * per_worker), 12, seed=0)) >= 1
+    with pytest.raises(ConfigError, match=r"num_workers=13 .*<= 12"):
+        partition.indices(digits_like(12 * per_worker), 13, seed=0)
+
+
+@pytest.mark.parametrize("partition", [Dirichlet, DirichletThesis])
+def test_classes_concentrate_as_alpha_goes_to_zero(partition: type):
+    labels = digits_like()
+    share = []
+    for alpha in (100, 1, 0.1, 0.01):
+        dealt = [partition(alpha=alpha).indices(labels, 16, seed) for seed in range(4)]
+        share.append(np.mean([largest_share(class_counts(labels, rows, 10)) for rows in dealt]))
+    assert share == sorted(share)
+    assert share[0] < 0.2 and share[-1] > 0.6
+
+
+@pytest.mark.parametrize("alpha", [1e-2, 1e-4, 1e-300])
+@pytest.mark.parametrize("num_workers", [16, 64])
+def test_the_uneven_draw_gives_every_worker_at_least_half_of_its_share(alpha: float, num_workers: int):
+    labels = digits_like()
+    dealt = Dirichlet(alpha=alpha, even=False).indices(labels, num_workers, seed=0)
+    assert min(map(len, dealt)) >= int(0.5 * (len(labels) // num_workers))
+    assert largest_share(class_counts(labels, dealt, 10)) > 0.75
+
+
+def authors_shares(labels: np.ndarray, num_workers: int, alpha: float, random: np.random.RandomState) -> list:
+    """The rejection loop one draw at a time, as the specification states it."""
+    order = np.arange(len(labels))
+    random.shuffle(order)
+    shares: list[np.ndarray] = []
+    while len(shares) < num_workers:
+        n_g = min(10, num_workers - len(shares))
+        size = len(order) if len(shares) + n_g == num_workers else int(10 / num_workers * len(labels))
+        group, order = order[:size], order[size:]
+        held = np.zeros(n_g)
+        while True:
+            pieces: list[list] = [[] for _ in range(n_g)]
+            for c in range(labels.max() + 1):
+                rows = group[labels[group] == c]
+                held = np.array([sum(map(len, mine)) for mine in pieces])
+                p = random.dirichlet(np.repeat(alpha, n_g)) * (held < size / n_g)
+                cuts = (np.cumsum(p / p.sum()) * len(rows)).astype(int)[:-1]
+                for mine, piece in zip(pieces, np.split(rows, cuts), strict=True):
+                    mine.append(piece)
+            if min(sum(map(len, mine)) for mine in pieces) >= int(0.5 * size / n_g):
+                break
+        shares += [np.concatenate(mine) for mine in pieces]
+    return shares
+
+
+@pytest.mark.parametrize(("num_workers", "alpha"), [(3, 0.1), (16, 0.05), (20, 1.0), (16, 10.0)])
+def test_the_blockwise_draw_is_the_authors_loop(alpha: float, num_workers: int):
+    labels = digits_like(5000)
+    ours = dirichlet_shares(labels, num_workers, alpha, np.random.RandomState(2))
+    theirs = authors_shares(labels, num_workers, alpha, np.random.RandomState(2))
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("labels", [CIFAR_LABELS, np.sort(CIFAR_LABELS)], ids=["shuffled", "sorted"])
+@pytest.mark.parametrize(
+    ("alpha", "raw_sizes", "classes_present", "distance"),
+    [
+        (1.0, [6583, 6110, 5211, 8077, 6433, 6250, 7483, 3853], [9, 10, 10, 7, 9, 7, 9, 10], 0.394),
+        (0.1, [6725, 5338, 4286, 3812, 5686, 9080, 8141, 6932], [4, 7, 4, 7, 5, 3, 7, 7], 0.721),
+        (0.01, [5001, 6025, 4999, 5112, 4989, 4999, 8875, 10000], [4, 5, 3, 2, 4, 3, 2, 2], 0.782),
+    ],
+)
+def test_the_thesis_partition_has_the_facts_of_cifar10_with_8_workers(
+    labels: np.ndarray, alpha: float, raw_sizes: list[int], classes_present: list[int], distance: float
+):
+    raw = dirichlet_shares(labels, 8, alpha, np.random.RandomState(0))
+    assert [len(rows) for rows in raw] == raw_sizes
+    counts = class_counts(labels, DirichletThesis(alpha=alpha).indices(labels, 8, seed=0), 10)
+    assert (counts > 0).sum(axis=1).tolist() == classes_present
+    total_variation = 0.5 * np.abs(counts / 6250 - 0.1).sum(axis=1)
+    assert total_variation.mean() == pytest.approx(distance, abs=1e-3)
+
+
+@pytest.mark.parametrize(("alpha", "num_classes", "share"), [(1.0, 8.0, 0.31), (0.1, 4.3, 0.53), (0.01, 2.2, 0.79)])
+def test_the_relaysgd_partition_is_as_heterogeneous_as_theirs(alpha: float, num_classes: float, share: float):
+    counts = np.concatenate(
+        [class_counts(CIFAR_LABELS, Dirichlet(alpha=alpha).indices(CIFAR_LABELS, 16, s), 10) for s in (1, 2, 3, 4)]
+    )
+    assert (counts > 0.01 * 3125).sum(axis=1).mean() == pytest.approx(num_classes, rel=0.1)
+    assert largest_share(counts) == pytest.approx(share, rel=0.1)
+
+
+def test_the_samples_that_the_thesis_drops_go_to_the_first_workers():
+    labels = digits_like(103)
+    together = np.concatenate(dirichlet_shares(labels, 5, 0.1, np.random.RandomState(9)))
+    dealt = DirichletThesis(alpha=0.1).indices(labels, 5, seed=9)
+    assert [rows[:20].tolist() for rows in dealt] == together[:100].reshape(5, 20).tolist()
+    assert [rows[20:].tolist() for rows in dealt] == [[together[100]], [together[101]], [together[102]], [], []]
+
+
+def test_shards_give_each_worker_about_that_many_classes():
+    counts = class_counts(CIFAR_LABELS, Shards(shards_per_worker=2).indices(CIFAR_LABELS, 20, seed=0), 10)
+    assert (counts.sum(axis=1) == 2500).all()
+    assert set((counts > 0).sum(axis=1).tolist()) <= {1, 2}

@@ -1,4 +1,4 @@
-"""The verbs of the network, for every topology; over processes they do the same, and send what they say they send."""
+"""The verbs of the network and the rounds of communication: over processes they do the same, and send what they say."""
 
 from __future__ import annotations
 
@@ -11,20 +11,25 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench.traffic import Meter
+from configure import configure
+from decentral.errors import ConfigError
 from decentral.network import kernels
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
-from decentral.network.processes import join, split_workers
+from decentral.network.processes import join
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.transports.shared_memory import SharedMemory
 from decentral.network.transports.torch_distributed import TorchDistributed
 from decentral.network.world import World
 from decentral.registry import components
+from decentral.topology.communication import Communication
 from decentral.topology.delivery import Losses
 from decentral.topology.mixing_matrix import MixingMatrix
-from decentral.topology.rounds import Split
+from decentral.topology.rounds import Rounds, Split, slices
 from decentral.topology.topology import Topology
 from table import TOPOLOGIES, topology_overrides
+
+# -- The verbs of the network, for every topology; over processes they do the same, and send what they sa --------------
 
 TREES = [name for name, case in TOPOLOGIES.items() if case.tree]
 CERTAIN = Losses(0.0, seed=0)
@@ -65,9 +70,6 @@ def test_rows_on_another_device_stay_there(build, name):
         assert {each.device for each in found} == {gpu}
 
 
-# -- mix and mean ------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("lazy", [False, True])
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_mixing_applies_the_matrix_of_the_round_to_every_piece(build, name, lazy):
@@ -81,17 +83,7 @@ def test_mixing_applies_the_matrix_of_the_round_to_every_piece(build, name, lazy
         torch.testing.assert_close(net.mix(x.clone(), round, lazy), expected, rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name in TOPOLOGIES if name != "epidemic"])  # whose mean moves
-def test_mixing_preserves_the_mean_also_when_the_graph_changes(build, name):
-    n = TOPOLOGIES[name].n
-    net, x = local(build(name), n), whole_numbers(n, P)
-    mean = x.mean(0)
-    for round in range(20):
-        x = net.mix(x, round)
-        torch.testing.assert_close(x.mean(0), mean, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("name", ["ring", "dbt", "star", "exponential"])
 def test_mixing_shows_a_nan_to_those_who_take_from_its_sender_and_to_nobody_else(build, name):
     schedule = build(name).schedule(TOPOLOGIES[name].n)
     net, sender = LocalNetwork(schedule, CERTAIN), 1
@@ -111,9 +103,6 @@ def test_the_mean_is_exact_and_everybodys(shape):
     assert torch.equal(mean, x.mean(0, keepdim=True).expand(4, *shape))
 
 
-# -- RelaySum ----------------------------------------------------------------------------------------------------------
-
-
 def relay_cases():
     sizes = {name: [2, TOPOLOGIES[name].n] for name in TREES}
     sizes["star"].append(100)
@@ -121,44 +110,6 @@ def relay_cases():
     return [pytest.param(name, n, {}, id=f"{name}-{n}") for name in TREES for n in sizes[name]] + [
         pytest.param("dbt", n, {"split": Split.interleaved}, id=f"dbt-{n}-interleaved") for n in sizes["dbt"]
     ]
-
-
-@pytest.mark.parametrize(("name", "n", "fields"), relay_cases())
-def test_relayed_sums_are_complete_after_the_diameter_and_not_before(build, name, n, fields):
-    net, y = local(dataclasses.replace(build(name), **fields), n), whole_numbers(n, P) + 5000
-    diameter = int(net.rounds.hops().max())
-    m, c = net.no_messages(y), net.no_counts()
-    for round in range(2 * diameter):
-        m, c = net.relay(y, m, round), net.relay_counts(c, round)
-        complete = torch.equal(net.collect(m, y.clone()), y.sum(0).expand(n, P))
-        assert complete == (round + 1 >= diameter)
-        assert complete == bool((1 + net.collect_counts(c) == n).all())
-
-
-@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-@pytest.mark.parametrize(("name", "n", "fields"), relay_cases())
-def test_relaying_forgets_a_worker_that_was_not_finite_for_one_round(build, name, n, fields, poison):
-    net, y = local(dataclasses.replace(build(name), **fields), n), whole_numbers(n, P)
-    diameter = int(net.rounds.hops().max())
-    m = net.no_messages(y)
-    for round in range(diameter):
-        m = net.relay(y, m, round)
-    poisoned = y.clone()
-    poisoned[n - 1] = poison
-    m = net.relay(poisoned, m, diameter)
-    assert not net.collect(m, y.clone()).isfinite().all()
-    for round in range(diameter):
-        m = net.relay(y, m, diameter + 1 + round)
-    assert torch.equal(net.collect(m, y.clone()), y.sum(0).expand(n, P))
-
-
-@pytest.mark.parametrize("name", TREES)
-def test_relaying_leaves_its_input_alone(build, name):
-    n = TOPOLOGIES[name].n
-    net, y = local(build(name), n), whole_numbers(n, P)
-    before = y.clone()
-    net.relay(y, net.relay(y, net.no_messages(y), 0), 1)
-    assert torch.equal(y, before)
 
 
 @pytest.mark.parametrize("name", TREES)
@@ -173,9 +124,6 @@ def test_counts_say_how_many_models_are_in_a_message_also_when_messages_are_lost
         assert torch.equal(net.collect(m, torch.zeros_like(ones)), net.collect_counts(c))
         incomplete += int((1 + net.collect_counts(c) < n).any())
     assert incomplete > 5
-
-
-# -- over processes ----------------------------------------------------------------------------------------------------
 
 
 def use_every_verb(net: Network, x: Tensor) -> dict[str, Tensor]:
@@ -208,10 +156,18 @@ def over_processes(world: World, topology: Topology, n: int, tree: bool, x: Tens
     return found | {"mean": mean}, sent, list(net.workers)
 
 
-@pytest.mark.parametrize("carrier", [Carrier.shared_memory, Carrier.torch])
-@pytest.mark.parametrize("processes", [2, 5])
-@pytest.mark.parametrize("drop_probability", [0.0, 0.3])
-@pytest.mark.parametrize("name", TOPOLOGIES)
+SHARED, SOCKETS = Carrier.shared_memory, Carrier.torch
+
+
+SPREAD = [
+    *((name, 2, 0.3, SHARED) for name in TOPOLOGIES),
+    *((name, 5, 0.0, SOCKETS) for name in ("ring", "dbt", "star", "base_graph", "one_peer_exponential")),
+    *((name, 5, 0.0, SHARED) for name in ("ring", "dbt", "exponential")),
+    *((name, 2, 0.3, SOCKETS) for name in ("dbt", "epidemic")),
+]
+
+
+@pytest.mark.parametrize(("name", "processes", "drop_probability", "carrier"), SPREAD)
 def test_the_verbs_do_the_same_over_processes_and_send_what_they_count(
     worlds, build, name, processes, drop_probability, carrier
 ):
@@ -256,17 +212,6 @@ def test_many_workers_are_mixed_alike_in_one_process_and_two(worlds, name, n):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("n", "processes", "sizes"), [(5, 2, [3, 2]), (16, 16, [1] * 16), (7, 3, [3, 2, 2]), (4, 1, [4])]
-)
-def test_workers_are_split_evenly_and_in_order(n, processes, sizes):
-    layout = split_workers(n, processes)
-    assert [len(workers) for workers in layout] == sizes
-    assert [worker for workers in layout for worker in workers] == list(range(n))
-
-
-# -- bytes by formula --------------------------------------------------------------------------------------------------
-
 STEPS, N, BYTES = 3, 16, 8  # float64
 EXPECTED_BYTES = {  # of all workers, per step and coordinate of the model
     ("dpsgd", "ring"): 2 * N,  # a message to both neighbours
@@ -301,14 +246,6 @@ def test_a_run_sends_as_much_as_the_formula_says(start, algo, topology):
     assert {(row["step"], row["bytes_sent"]) for row in result.rows} == {(t, t * per_step) for t in range(STEPS + 1)}
 
 
-def test_local_sgd_sends_once_in_a_period(start):
-    result = start("algo=local_sgd", "algo.period_steps=4", "task=quadratics", f"task.dimension={P}", "steps=11")
-    assert result.facts["bytes_sent"] == 2 * 2 * (N - 1) * P * BYTES
-
-
-# -- what is worked out once, or not at all ----------------------------------------------------------------------------
-
-
 def test_weights_that_are_one_in_the_precision_of_the_rows_take_no_pass(build):
     net = local(build("exponential"), 32)
     w = net.mix_known(net.known_ones(), 0)
@@ -340,3 +277,165 @@ def test_terms_are_a_rows_own_first():
         False,
     )
     assert kernels.Terms.of(W, range(1, 3)) == (1, [[(1, 0.5), (0, 0.5)], [(2, 1.0)]], True)
+
+
+@pytest.mark.parametrize(("name", "n", "fields"), relay_cases())
+def test_relayed_sums_are_complete_after_the_diameter_and_forget_a_nan_after_it(build, name, n, fields):
+    net, y = local(dataclasses.replace(build(name), **fields), n), whole_numbers(n, P) + 5000
+    diameter, before = int(net.rounds.hops().max()), y.clone()
+    m, c = net.no_messages(y), net.no_counts()
+    for round in range(2 * diameter):
+        m, c = net.relay(y, m, round), net.relay_counts(c, round)
+        complete = torch.equal(net.collect(m, y.clone()), y.sum(0).expand(n, P))
+        assert complete == (round + 1 >= diameter)
+        assert complete == bool((1 + net.collect_counts(c) == n).all())
+    poisoned = y.clone()
+    poisoned[n - 1] = torch.nan
+    m = net.relay(poisoned, m, 2 * diameter)
+    assert not net.collect(m, y.clone()).isfinite().all()
+    for round in range(diameter):
+        m = net.relay(y, m, 2 * diameter + 1 + round)
+    assert torch.equal(net.collect(m, y.clone()), y.sum(0).expand(n, P)) and torch.equal(y, before)
+
+
+# -- How often workers communicate, how often all of them agree, and machines with several workers: for e --------------
+
+CASES = [
+    (Communication(every=3), "ring", 5),
+    (Communication(global_every=2), "one_peer_exponential", 6),
+    (Communication(every=2, global_every=3), "dbt", 5),
+    (Communication(workers_per_machine=2), "ring", 6),
+    (Communication(workers_per_machine=3), "one_peer_exponential", 12),
+    (Communication(workers_per_machine=4), "ring", 4),
+    (Communication(every=2, global_every=2, workers_per_machine=2), "exponential", 6),
+]
+
+
+def scheduled(communication: Communication, name: str, n: int) -> Rounds:
+    return communication.schedule(components("topology")[name](), n)
+
+
+def start(n: int) -> Tensor:
+    return torch.arange(n * P, dtype=torch.float64).view(n, P).sin()
+
+
+def dense(schedule: Rounds, x: Tensor, rounds: int) -> Tensor:
+    """With the matrices of the rounds, however they are carried out."""
+    x = x.clone()
+    for round in range(rounds):
+        for W, piece in zip(schedule.matrices(round), schedule.slices(P), strict=True):
+            x[:, piece] = torch.from_numpy(W.copy()) @ x[:, piece]
+    return x
+
+
+@pytest.mark.parametrize(("communication", "name", "n"), CASES)
+def test_the_exchanges_of_a_round_applied_in_turn_are_its_matrices(communication, name, n):
+    schedule = scheduled(communication, name, n)
+    for round in range(min(schedule.period, 40)):
+        for h, piece in enumerate(schedule.slices(P)):
+            for column in range(P)[piece]:
+                product = np.eye(n)
+                for phase in schedule.phases(round):
+                    W = np.full((n, n), 1 / n)
+                    if phase.matrices:
+                        pieces = slices(P, len(phase.matrices), phase.split)
+                        parts = zip(phase.matrices, pieces, strict=True)
+                        W = next(matrix.dense() for matrix, part in parts if column in range(P)[part])
+                    product = W @ product
+                np.testing.assert_allclose(product, schedule.matrices(round)[h], atol=1e-15)
+
+
+def mixed(net: Network, rounds: int, lazy: bool = False) -> Tensor:
+    x = start(net.n)[net.workers.start : net.workers.stop]
+    for round in range(rounds):
+        x = net.mix(x, round, lazy)
+    return net.gather(x)
+
+
+def rounds_in_processes(world: World, case: int, rounds: int, carrier: Carrier) -> tuple[Tensor, int, int, int]:
+    schedule = scheduled(*CASES[case])
+    net = join(schedule, CERTAIN, world.device, world.rank, world.size, NetworkSettings(transport=carrier))
+    found = mixed(net, rounds)
+    wire, counted, messages = net.wire_bytes, net.bytes_sent, net.messages_sent
+    net.close()
+    return found, wire, counted, messages
+
+
+def test_a_worker_of_a_machine_sends_its_shards_only(worlds):
+    """Of 6 coordinates with L = 3: twice a shard within the machine, one to the next machine, twice one back."""
+    case = CASES.index((Communication(workers_per_machine=3), "one_peer_exponential", 12))
+    schedule = scheduled(*CASES[case])
+    net = LocalNetwork(schedule, CERTAIN)
+    net.mix(torch.zeros(12, 6, dtype=torch.float64), 0)
+    assert net.bytes_sent == 12 * (2 + 1 + 2) * 2 * 8
+    assert net.messages_sent == 12 * (2 + 1 + 2)
+
+
+def test_the_lazy_matrix_of_machines_is_half_way(tmp_path):
+    schedule = scheduled(Communication(workers_per_machine=2), "ring", 6)
+    x = start(6)
+    (W,) = schedule.matrices(0)
+    expected = torch.from_numpy((W + np.eye(6)) / 2) @ x
+    torch.testing.assert_close(mixed(LocalNetwork(schedule, CERTAIN), 1, lazy=True), expected, rtol=0, atol=1e-14)
+
+
+def several_on_their_way(world: World, carrier: Carrier) -> Tensor:
+    """Three vectors of two shapes, begun at once and waited for in another order, while machines exchange in parts."""
+    schedule = scheduled(Communication(workers_per_machine=2), "ring", 6)
+    net = join(schedule, CERTAIN, world.device, world.rank, world.size, NetworkSettings(transport=carrier))
+    x = start(6)[net.workers.start : net.workers.stop]
+    a, b, c = x.clone(), x.cos(), x[:, :3].exp()
+    for round in range(4):
+        mixings = [net.begin_mix(rows, round) for rows in (a, b, c)]
+        for number in (0, 2, 1) if round % 2 else (2, 1, 0):
+            mixings[number].wait()
+    found = net.gather(torch.cat([a, b, c], 1))
+    net.close()
+    return found
+
+
+@pytest.mark.parametrize("carrier", [Carrier.shared_memory, Carrier.torch])
+def test_several_exchanges_can_be_on_their_way(worlds, carrier):
+    schedule = scheduled(Communication(workers_per_machine=2), "ring", 6)
+    W = torch.from_numpy(np.linalg.matrix_power(schedule.matrices(0)[0], 4))
+    x = start(6)
+    expected = torch.cat([W @ x, W @ x.cos(), W @ x[:, :3].exp()], 1)
+    for found in worlds(3).call(several_on_their_way, carrier):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_matrix_may_depend_on_data():
+    net, x = LocalNetwork(scheduled(Communication(), "ring", 5), CERTAIN), start(5)
+    W = np.linspace(0, 1, 25).reshape(5, 5)
+    torch.testing.assert_close(net.mix_with(x.clone(), W), torch.from_numpy(W) @ x, rtol=0, atol=1e-14)
+    assert net.messages_sent == 20  # all off-diagonal entries but none: the first entry, on the diagonal, is the zero
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["communication.workers_per_machine=3"], "communication.workers_per_machine=3 does not divide num_workers=16"),
+        (["topology=dbt", "communication.workers_per_machine=2"], "needs one graph of machines, but topology=dbt is 2"),
+        (["communication.global_every=50000", "communication.every=7"], "repeat after 350000 steps only"),
+        (["communication.global_every=2", "network.drop_probability=0.1"], "what machines and all workers do together"),
+        (["algo=allreduce", "communication.every=2"], "communication.every=2 has no meaning for it"),
+        (["algo=relaysgd", "topology=bt", "communication.every=2"], "relays over the same trees in every step, so"),
+        (["algo=d2", "communication.global_every=3"], "algo=d2 needs the same graph in every step"),
+    ],
+)
+def test_what_cannot_work_is_refused(overrides, says):
+    with pytest.raises(ConfigError, match=says):
+        configure("algo=dpsgd", "topology=ring", "task=quadratics", *overrides)
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_processes_agree_with_the_matrices(worlds, case):
+    schedule = scheduled(*CASES[case])
+    rounds = min(2 * schedule.period, 14)
+    net = LocalNetwork(schedule, CERTAIN)
+    expected = dense(schedule, start(schedule.num_workers), rounds)
+    torch.testing.assert_close(mixed(net, rounds), expected, rtol=1e-12, atol=1e-12)
+    for processes, carrier in ((2, Carrier.shared_memory), (min(5, CASES[case][2]), Carrier.torch)):
+        for found, _, counted, messages in worlds(processes).call(rounds_in_processes, case, rounds, carrier):
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+            assert (counted, messages) == (net.bytes_sent, net.messages_sent)

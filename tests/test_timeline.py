@@ -1,4 +1,4 @@
-"""Simulated time: by hand, by max-plus recurrences in plain Python, and never from the future."""
+"""Simulated time: by hand, by max-plus recurrences, never from the future; what the clock makes of observed runs."""
 
 from __future__ import annotations
 
@@ -16,11 +16,28 @@ from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, T
 from decentral.algorithms.eager_sgd import EagerSGD, Partial
 from decentral.algorithms.wagma import WAGMA
 from decentral.cluster.operations import Operation
+from decentral.config.composition import compose
+from decentral.config.schema import Config
+from decentral.measurements.validation.clock import (
+    Case,
+    calibrated,
+    computed,
+    known_cluster,
+    links_of,
+    shared,
+    work_on_cores,
+)
+from decentral.measurements.validation.clock import (
+    Costs as ClockCosts,
+)
+from decentral.measurements.validation.observed import Method, ObservedTimes, Recording, Target, pace
 from decentral.registry import components
 from decentral.topology.rounds import Rounds
 from decentral.training.timing import Timed, timed
 from handmade_cluster import Costs, Virtual
 from table import ALGORITHMS, ASYNCHRONOUS, FREE
+
+# -- Simulated time: by hand, by max-plus recurrences in plain Python, and never from the future -----------------------
 
 QUADRATICS = ("task=quadratics", "task.dimension=4")
 SLOW = Costs(all_reduce=0.3, hop=0.05, message=0.4, pair=0.25, copy=0.02)
@@ -68,8 +85,6 @@ def traced(tmp_path, table: Sequence[Sequence[float]], latency_s: float) -> list
     ]  # fmt: skip
 
 
-# -- by hand -----------------------------------------------------------------------------------------------------------
-
 BY_HAND = {
     "dpsgd": (["topology=chain"], 6.0),  # 2.5 and 2; 5.5 and 3, so that the second waits until 5.5 + 0.5
     "allreduce": ([], 6.0),  # 2 + 0.5; 5.5 + 0.5
@@ -100,8 +115,6 @@ def test_equally_fast_workers_with_a_free_network_never_wait(tmp_path, name):
     assert found.gradients == 12 * len(found.accounts["compute"])
     assert set(found.ages) <= {0}
 
-
-# -- recurrences -------------------------------------------------------------------------------------------------------
 
 LOGNORMAL = (
     *("cluster=machines", "cluster.compute.distribution=lognormal", "cluster.compute.mean_s=1"),
@@ -142,9 +155,6 @@ def test_what_a_period_costs_has_a_closed_form():
     groups = time_of(steps, "algo=wagma", f"algo.tau={tau}", *cluster)
     assert groups.simulated_s == pytest.approx(local.simulated_s, rel=1e-12)
     assert groups.waiting_share == pytest.approx(local.waiting_share, rel=1e-9)
-
-
-# -- causality ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("costs", [SLOW, Costs(), Costs(hop=3.0, message=5.0, pair=4.0)], ids=["slow", "free", "far"])
@@ -220,3 +230,125 @@ def test_a_warm_up_of_messages_lasts_epochs() -> None:
     config = configure(*QUADRATICS, *settings)
     short, long = (timed(config, 20, 1000, steps_per_epoch=steps) for steps in (2, 8))
     assert long.bytes_sent > 1.5 * short.bytes_sent and long.simulated_s > short.simulated_s
+
+
+# -- What is observed of real runs, and what the clock makes of it: a run of its own times comes out agai --------------
+
+OBSERVED = {
+    "All-reduce": ["algo=allreduce"],
+    "Local SGD": ["algo=local_sgd", "algo.period_steps=5"],
+    "D-PSGD": ["algo=dpsgd", "topology=ring"],
+    "SGP": ["algo=sgp", "topology=one_peer_exponential"],
+    "RelaySGD": ["algo=relaysgd", "topology=chain"],
+    "WAGMA-SGD": ["algo=wagma", "algo.tau=5"],
+    "Eager-SGD": ["algo=eager_sgd", "algo.period_steps=5"],
+    "AD-PSGD": ["algo=adpsgd", "topology=ring"],
+    "Async push-sum": ["algo=async_push_sum", "topology=one_peer_exponential"],
+}
+TWO = ["cluster.stragglers.mode=exactly", "cluster.stragglers.count=2", "cluster.stragglers.delay_s=0.06"]
+STEPS, CORES = 20, 2
+
+
+def config_of(method: str, n: int, *more: str) -> Config:
+    shared_by_all = ["task=quadratics", "cluster=even", f"num_workers={n}", f"processes={n}", "lr=0.1"]
+    return compose([*shared_by_all, *OBSERVED[method], *more])
+
+
+def case_of(method: str, n: int, *more: str) -> Case:
+    config = config_of(method, n, *more)
+    return Case.of(ObservedTimes(config, {}, [Method(method, config)], 1, STEPS, 10, 1000), method)
+
+
+def synthetic(case: Case, method: str, durations: np.ndarray, costs: ClockCosts) -> Recording:
+    """What would have been recorded if the clock were the world."""
+    from dataclasses import replace
+
+    from decentral.cluster.costs import LinkCosts
+    from decentral.cluster.known import KnownCluster
+    from decentral.cluster.spans import Spans
+    from decentral.training.timing import timed
+
+    n = durations.shape[1]
+    busy = shared(durations, costs.work_s, CORES, case.free_running)
+    cluster = KnownCluster(busy, LinkCosts(links_of(case.config, costs.latency_s, costs.transfer_s).open(n), n))
+    spans = Spans(n)
+    alone = replace(case.config, processes="1", cluster=cluster)
+    found = timed(alone, STEPS, 1, spans)
+    begins: list[list[float]] = [[] for _ in range(n)]
+    ends: list[list[float]] = [[] for _ in range(n)]
+    for span in spans.found:
+        if span.kind == "compute":
+            begins[span.worker].append(span.begin_s)
+            number = len(begins[span.worker]) - 1
+            ends[span.worker].append(span.begin_s + float(durations[number % len(durations), span.worker]))
+    accounts = found.accounts
+    waited = [float(accounts["wait"][i] + accounts["exchange"][i]) for i in range(n)]
+    return Recording(
+        method=method,
+        round=0,
+        steps=STEPS,
+        cores=CORES,
+        ended_s=[found.simulated_s] * n,
+        first=[case.warm_up] * n,
+        begin_s=begins,
+        end_s=ends,
+        waited_s=waited,
+        ages=found.ages,
+        operations=[],
+    )
+
+
+@pytest.mark.parametrize("method", ["All-reduce", "RelaySGD", "WAGMA-SGD", "AD-PSGD", "Async push-sum"])
+def test_the_replay_of_what_the_clock_did_is_what_it_did(method: str) -> None:
+    case = case_of(method, 8, *TWO)
+    costs = ClockCosts(np.zeros(1), 0.0, 2e-4)
+    recording = synthetic(case, method, case.planned(0, 10, 10 + 2 * STEPS), costs)
+    replayed = costs.clock(case, recording.durations(), recording.cores)
+    assert replayed.step_s == pytest.approx(recording.step_s(case.free_running), rel=1e-9)
+    if not case.free_running:
+        assert replayed.stale_share == recording.stale_share
+
+
+@pytest.mark.parametrize("method", ["All-reduce", "RelaySGD", "WAGMA-SGD", "AD-PSGD", "Async push-sum"])
+def test_costs_of_even_runs_predict_a_larger_cluster_with_stragglers(method: str) -> None:
+    even, late = case_of(method, 4), case_of(method, 8, *TWO)
+    costs = ClockCosts(np.full(1, 1e-3), 2e-3, 4e-4)
+    begins, ends = late.warm_up, late.warm_up + 2 * STEPS
+    found = calibrated(even, [synthetic(even, method, even.planned(0, begins, ends) + 1e-3, costs)])
+    assert found.beyond == pytest.approx(np.full(len(found.beyond), 1e-3))
+    assert found.work_s == pytest.approx(2e-3, rel=0.3)
+    predicted = found.predict(late, 0, CORES)
+    truth = costs.clock(late, late.planned(0, begins, ends) + 1e-3, CORES)
+    assert predicted.step_s == pytest.approx(truth.step_s, rel=0.01)
+
+
+def test_who_comes_first_has_the_first_core_that_is_free() -> None:
+    durations = np.array([[1.0, 1.0, 1.0, 9.0]])
+    assert shared(durations, 0.5, 2, False).tolist() == [[1.5, 1.5, 2.0, 9.5]]
+    apart = np.array([[1.0, 1.2], [1.0, 1.0]])
+    assert shared(apart, 0.5, 1, True) == pytest.approx(np.array([[1.5, 2.0], [1.5, 1.5]]))
+    longer = (shared(durations, 0.4, 2, False) - durations).mean()
+    assert work_on_cores(durations, float(longer), 2, False) == pytest.approx(0.4)
+
+
+def test_gradients_are_counted_until_the_first_worker_is_done() -> None:
+    assert pace([[0.0, 1.0], [0.0, 2.0]], [[1.0, 2.0], [2.0, 3.0]]) == pytest.approx(2 * 2 / 3)
+    assert pace([[0.0], [0.0]], [[1.0], [4.0]]) == pytest.approx(2 / 1.25)
+
+
+def test_who_computes_at_the_same_time_shares_the_cores_equally():
+    """Two cores: three begin at 0 with 2/3 of a core each; at 3 the first is done, and the others have one each."""
+    found = computed(np.array([[0.0, 0.0, 0.0, 5.0]]), np.array([[2.0, 3.0, 4.0, 1.0]]), 2, False)
+    np.testing.assert_allclose(found, [[3.0, 4.0, 5.0, 6.0]])
+
+
+@pytest.mark.parametrize("method", ["All-reduce", "AD-PSGD"])
+def test_time_to_a_target_is_simulated_time_when_it_is_first_seen_to_be_reached(method: str) -> None:
+    """Four equal workers, gradients of two seconds and exchanges that take none: step t is over after 2 t seconds."""
+    digits = ["task=images", "data=digits", "model=mlp", "partition=iid", "batch_size=32"]
+    config = config_of(method, 4, *digits)
+    cluster = known_cluster(np.full((3, 4), 2.0), links_of(config, 0.0, 0.0))
+    assert Target(1e-9, 5, 20).simulated_s(config, cluster) == pytest.approx(10.0)
+    assert np.isnan(Target(1.0, 2, 3).simulated_s(config, cluster))
+    later = Target(0.8, 5, 100).simulated_s(config, cluster)
+    assert 10.0 < later < 200.0 and later % 10.0 == pytest.approx(0.0)

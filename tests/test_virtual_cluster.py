@@ -19,6 +19,7 @@ TRAINING = ("optim=momentum", "lr=0.05", "steps=20", "evaluation.every_epochs=5"
 EVERY = ("evaluation.every_epochs=null",)
 """Where simulated time is to say when models are evaluated."""
 SMALL = ("task=quadratics", "task.dimension=5", "task.noise=0.1", *TRAINING)
+MEASURED = ("cluster=free", *[f"cluster.compute.{one}" for one in ("distribution=measured", "mean_s=null", "passes=7")])
 UNEVEN = (
     *("cluster=machines", "cluster.compute.distribution=shifted_pareto", "cluster.compute.floor_s=0.1"),
     *("cluster.compute.index=1.1", "cluster.compute.scale_s=0.1", "cluster.compute.cap_s=3"),
@@ -46,7 +47,17 @@ def at_the_end(run) -> dict[tuple[str, ...], float]:
 # -- limits ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name not in ASYNCHRONOUS])
+QUICK = ("dpsgd", "relaysgd", "gradient_tracking", "sgp")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
+        for name in ALGORITHMS
+        if name not in ASYNCHRONOUS
+    ],
+)
 def test_equal_speeds_and_a_free_network_change_nothing(start, tmp_path, name):
     case = ALGORITHMS[name]
     task = SMALL if case.task == "quadratics" else (f"task={case.task}", "task.dimension=5", *TRAINING)
@@ -178,14 +189,6 @@ def test_methods_in_rounds_have_the_same_simulated_time_between_processes(start,
         assert both.facts[fact] == alone.facts[fact]
 
 
-@pytest.mark.parametrize("name", ["wagma", "async_push_sum"])
-def test_who_goes_on_at_the_pace_of_processes_has_no_simulated_time_there(name):
-    overrides = [f"algo={name}", "task=quadratics", "num_workers=4", *FREE, "stop_after_simulated_s=3"]
-    configure(*overrides)
-    with pytest.raises(ConfigError, match="choose a cluster, such as cluster=even, and one process"):
-        configure(*overrides, "processes=2")
-
-
 def test_losses_count_when_gradients_are_over_not_when_they_are_computed(start):
     """Of 2 workers one takes 4 s for a gradient: computed with the first one of the other, it counts after 4 s."""
     slow = ("cluster.stragglers.mode=fixed", "cluster.stragglers.workers=[1]", "cluster.stragglers.slowdown=4")
@@ -216,18 +219,23 @@ REFUSED = {
     "a group of 3": (["algo=wagma", "num_workers=8", "algo.group_size=3"], r"algo.group_size=3 .* use one of 1, 2, 4"),
     "a group of text": ([*WAGMA, "algo.group_size=many"], r"algo.group_size=many .* a power of two, or auto"),
     "six workers": (["algo=wagma", "num_workers=6"], r"num_workers=6 .* a power of two, for example 4 or 8"),
-    "six eager workers": (["algo=eager_sgd", "num_workers=6"], r"num_workers=6 .* a power of two, for example 4 or 8"),
     "an odd ring": (["algo=adpsgd", "topology=ring", "num_workers=5"], r"algo=adpsgd .* odd length"),
     "a trace": ([*WAGMA, "trace=true"], r"trace=true .* evaluation.every_simulated_s"),
     "evaluations": ([*RING, "evaluation.every_simulated_s=1"], r"evaluation.every_simulated_s=1 .* choose a cluster"),
-    "an end": ([*RING, "stop_after_simulated_s=1"], r"stop_after_simulated_s=1 .* choose a cluster"),
     "two paces": (
         [*RING, *FREE, "evaluation.every_epochs=2", "evaluation.every_simulated_s=5"],
         r"every_epochs=2 and evaluation.every_simulated_s=5 contradict each other",
     ),
-    "no pace": ([*RING, *FREE, "evaluation.every_simulated_s=0"], r"evaluation.every_simulated_s=0 .* above 0"),
     "lost messages": ([*WAGMA, "network.drop_probability=0.1"], r"network.drop_probability=0.1 cannot be used"),
     "rounds": ([*WAGMA, "communication.every=2"], r"communication.every=2 is for methods in rounds"),
+    "processes": (
+        [*WAGMA, *FREE, "stop_after_simulated_s=3", "processes=2"],
+        "choose a cluster, such as cluster=even, and one process",
+    ),
+    "measured": (
+        [*RING, *MEASURED, "processes=2"],
+        r"measured is for training in one process.* recorded its operations",
+    ),
 }
 
 
@@ -240,8 +248,6 @@ def test_what_makes_no_sense_is_refused_in_a_sentence(case):
 
 
 # -- times that are measured -------------------------------------------------------------------------------------------
-
-MEASURED = ("cluster=free", *[f"cluster.compute.{one}" for one in ("distribution=measured", "mean_s=null", "passes=7")])
 
 
 def test_measured_times_are_kept_for_a_run_that_goes_on(start, monkeypatch) -> None:
@@ -256,12 +262,3 @@ def test_measured_times_are_kept_for_a_run_that_goes_on(start, monkeypatch) -> N
     times = config.cluster.gradient_times(3, config.seed).measured(seconds).seconds(0, 20)
     assert set(times.ravel()) <= set(seconds)
     assert broken.facts["simulated_s"] == pytest.approx(times.max(1).sum(), rel=1e-9)
-
-
-@pytest.mark.parametrize("elsewhere", ["processes=2", "simulate=timeline"])
-def test_measured_times_are_for_training_in_one_process(elsewhere) -> None:
-    overrides = ("algo=allreduce", "num_workers=3", *SMALL, *MEASURED)
-    with pytest.raises(ConfigError, match=r"measured is for training in one process.* that recorded its operations"):
-        configure(*overrides, elsewhere)
-    with pytest.raises(ConfigError, match=r"cluster\.compute\.passes=0"):
-        configure(*overrides, "cluster.compute.passes=0")
