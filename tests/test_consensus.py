@@ -9,17 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from decentral.config.composition import compose
 from decentral.config.schema import Config
-from decentral.errors import ConfigError
 from decentral.measurements.consensus import Consensus, starts
 from decentral.measurements.straggler import END, ERROR, MASS_ERROR, P_ERROR, SMALLEST_P, TURNS, Straggler
 from decentral.measurements.values import Labels
 from decentral.scheduling.job import Demand
 from decentral.store import Status
-from decentral.study import catalogue
 from decentral.study.catalogue import study_from
 from decentral.study.measured import MeasuredCell
 from decentral.study.study import Cell
@@ -63,11 +60,6 @@ def test_one_peer_exponential_is_exact_after_log2_n_rounds_and_push_sum_unbiased
         job.carry_out()
         errors = job.found()[0]["errors"]
         assert errors[-1] < 1e-12 and min(errors[:3]) > 0.1
-
-
-def test_the_starts_of_a_worker_do_not_depend_on_the_others() -> None:
-    assert torch.equal(starts(3, 4, 0), starts(9, 4, 0)[:3])
-    assert not torch.equal(starts(3, 4, 0), starts(3, 4, 1))
 
 
 # The race
@@ -145,40 +137,6 @@ def test_the_values_are_about_the_fast_workers_the_straggler_and_the_sums(run: S
     assert all(0 < t <= DURATION_S for curve in curves for t in (point.at["wall_s"] for point in curve.points))
 
 
-@pytest.mark.parametrize(
-    ("study", "override", "words"),
-    [
-        ("bluefog_consensus", "num_workers=1", "num_workers=1 cannot be used"),
-        ("bluefog_consensus", "network.drop_probability=0.5", "network.drop_probability=0.5 cannot be used"),
-        ("bluefog_consensus_graphs", "network.drop_probability=0.5", "network.drop_probability=0.5 cannot be used"),
-    ],
-)
-def test_what_cannot_work_is_refused(study: str, override: str, words: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=words):
-        catalogue.load(study, "small").cells([override])
-
-
-def test_a_graph_that_changes_with_the_round_cannot_be_raced(tmp_path: Path) -> None:
-    study = catalogue.load("bluefog_consensus", "small")
-    study.rows = study.rows[:1]
-    study.rows[0].base = ["topology=one_peer_exponential"]
-    with pytest.raises(ConfigError, match="topology=one_peer_exponential changes from round to round"):
-        study.cells([f"results_dir={tmp_path}"])
-
-
-@pytest.mark.parametrize(
-    ("study", "change", "words"),
-    [
-        ("bluefog_consensus", "slowdowns=[0.5]", "slowdowns"),
-        ("bluefog_consensus", "duration_s=0", "duration_s=0"),
-        ("bluefog_consensus_graphs", "at=[1000]", "at="),
-    ],
-)
-def test_a_study_that_makes_no_sense_is_refused(study: str, change: str, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        catalogue.load(study, "small", overrides=[change])
-
-
 # -- simulated race -------------------------------------------------------------------------------------------------
 
 
@@ -216,8 +174,3 @@ def test_turns_follow_by_hand_and_sums_are_kept(tmp_path: Path) -> None:
     assert {tuple(point.at) for cell in found for curve in cell.curves() for point in curve.points} == {
         ("simulated_s",)
     }
-
-
-def test_it_needs_a_cluster(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cluster=none has no simulated time"):
-        cells(tmp_path, cluster="none")

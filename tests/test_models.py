@@ -19,7 +19,7 @@ from decentral.models.mobile import EfficientNetB0, MobileNetV2
 from decentral.models.model import ImageModel, Model
 from decentral.models.resnet import ResNet18, ResNet50, ResNetEvoNorm, Stem
 from decentral.models.small import CNN, MLP
-from decentral.models.statistics import has_batch_statistics, recompute_batch_statistics
+from decentral.models.statistics import recompute_batch_statistics
 from decentral.models.vgg import VGG11, VGG16, AlexNet, Head
 from decentral.models.vit_l_16 import ViTL16
 from decentral.registry import components
@@ -91,13 +91,6 @@ def test_images_from_the_smallest_size_on_give_logits_and_a_gradient_to_every_pa
         assert parameter.grad is not None and parameter.grad.isfinite().all() and parameter.grad.any(), parameter_name
 
 
-@pytest.mark.parametrize("shape", [CIFAR, (3, 63, 63), (3, 64, 96)], ids=str)
-def test_vgg11_sees_one_feature_per_channel_whatever_the_image_size(shape):
-    module = build(VGG11(), shape)
-    assert num_parameters(module) == 9_750_922
-    assert module(torch.randn(2, *shape)).shape == (2, 10)
-
-
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"vit_l_16"}))  # 300 million numbers, drawn as those of alexnet
 def test_the_same_seed_gives_the_same_initial_values_and_another_seed_others(name):
     model = components("models")[name]()
@@ -132,25 +125,6 @@ def test_the_stem_of_a_residual_network_suits_the_images(model, stem, size, kern
     assert maps[0][2:] == (map_size, map_size)
 
 
-@pytest.mark.parametrize("model", [MobileNetV2(), EfficientNetB0()], ids=lambda model: model.name)
-@pytest.mark.parametrize(("channels", "size", "map_size"), [(3, 224, 7), (1, 64, 2), (3, 32, 2), (1, 8, 1)])
-def test_the_mobile_networks_halve_small_images_once_less(model, channels, size, map_size):
-    with torch.device("meta"):
-        module = build(model, (channels, size, size))
-        assert module.features(torch.empty(2, channels, size, size)).shape[2:] == (map_size, map_size)
-
-
-@pytest.mark.parametrize(
-    ("head", "size", "units"),
-    [(Head.auto, 32, 512), (Head.auto, 64, 4096), (Head.imagenet, 32, 4096), (Head.cifar, 64, 512)],
-)
-def test_the_head_of_vgg16_suits_the_images(head, size, units):
-    with torch.device("meta"):
-        module = build(VGG16(head=head), (1, size, size))
-        assert module(torch.empty(2, 1, size, size)).shape == (2, 10)
-    assert module[-1].in_features == units
-
-
 @pytest.mark.parametrize("learn_v", [True, False])
 def test_evonorm_is_the_formula_of_its_paper(learn_v):
     layer = EvoNormS0(12, groups=4, learn_v=learn_v).double()
@@ -170,17 +144,6 @@ def test_evonorm_is_the_formula_of_its_paper(learn_v):
             expected[image, channel] += layer.beta[channel]
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(layer, x[:1, :, :2, :2].clone().requires_grad_())
-
-
-def test_resnet_evonorm_normalizes_before_every_activation_and_keeps_no_statistics():
-    module = build(ResNetEvoNorm(), CIFAR)
-    assert sum(isinstance(m, EvoNormS0) for m in module.modules()) == 1 + 8  # stem, first of each block
-    assert sum(isinstance(m, nn.BatchNorm2d) for m in module.modules()) == 8 + 3  # second of each block, shortcuts
-    assert not list(module.buffers())
-    block, x = module.layer2[0], torch.randn(2, 64, 8, 8)
-    expected = torch.relu(block.bn2(block.conv2(block.bn1(block.conv1(x)))) + block.downsample(x))
-    torch.testing.assert_close(block(x), expected)
-    assert torch.equal(module.bn1(x), module.relu(module.bn1(x)))  # no ReLU after EvoNorm in the stem
 
 
 @pytest.mark.parametrize(
@@ -246,23 +209,6 @@ def with_statistics():
     return nn.Sequential(nn.BatchNorm2d(3, momentum=0.3), nn.Dropout(0.5), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("resnet18", True),
-        ("resnet50", True),
-        ("resnet_evonorm", False),
-        ("vgg11", False),
-        ("vgg16", False),
-        ("cnn", False),
-        ("mobilenet_v2", True),
-        ("efficientnet_b0", True),
-    ],
-)
-def test_only_tracked_batch_norm_has_batch_statistics(name, expected):
-    assert has_batch_statistics(build(components("models")[name](), CIFAR)) is expected
-
-
 def test_recomputed_statistics_are_the_mean_over_batches_of_the_mean_and_the_unbiased_variance():
     module, batches = with_statistics(), [torch.randn(8, 3, 6, 6) * (b + 1) + b for b in range(3)]
     module(batches[0] * 100)  # statistics of something else, to be forgotten
@@ -285,25 +231,6 @@ def test_recomputing_statistics_changes_nothing_else():
     assert [m.training for m in module.modules()] == modes
     assert (module[0].momentum, module[3].momentum) == (0.3, 0.1)
     assert all(torch.equal(p, q) and p.grad is None for p, q in zip(module.parameters(), parameters, strict=True))
-
-
-def test_modes_are_put_back_when_the_batches_fail():
-    module = with_statistics()
-    with pytest.raises(RuntimeError):
-        recompute_batch_statistics(module, [torch.ones(2, 5, 6, 6)])
-    assert all(m.training for m in module.modules())
-    assert module[0].momentum == 0.3
-
-
-def test_a_module_without_statistics_takes_no_batch():
-    batches = iter([torch.ones(2, 1, 8, 8)])
-    assert recompute_batch_statistics(build(CNN(), DIGITS), batches) == 0
-    assert len(list(batches)) == 1
-
-
-def test_the_cnn_halves_larger_images_more_often():
-    convolutions = [sum(isinstance(m, nn.Conv2d) for m in build(CNN(), (1, size, size))) for size in (4, 8, 16, 32, 64)]
-    assert convolutions == [2, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("shape", [DIGITS, CIFAR])
@@ -335,9 +262,3 @@ def test_pooling_without_gradients_gives_the_numbers_of_pooling_with_them(dtype,
     with torch.no_grad():
         found = pooled(images)
     torch.testing.assert_close(found, pooled(images.requires_grad_()).detach(), rtol=0, atol=0, equal_nan=True)
-
-
-def test_pooling_is_by_powers_of_two():
-    for size in (0, 3, 6):
-        with pytest.raises(ValueError, match=f"size={size} is not a power of 2"):
-            MaxPool2d(size)

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from configure import configure
 from decentral.algorithms.dpsgd import Mode
 from decentral.config.composition import compose
-from decentral.config.identity import identity
 from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
 from decentral.optim.optimizer import LocalRule
@@ -75,27 +73,6 @@ def test_dpsgd_with_momentum_rests_where_a_larger_learning_rate_does(rest):
 def test_decentlam_refuses_directed_graphs(topology: str):
     with pytest.raises(ConfigError, match=r"algo=decentlam needs a symmetric mixing matrix"):
         compose([*SMALL, "algo=decentlam", f"topology={topology}"])
-
-
-def test_in_the_form_of_ying_a_gradient_moves_the_models_one_step_later(start):
-    one = start(*SMALL, "algo=dmsgd", "algo.form=ying", "topology=ring", "steps=2", directory="ying").iterates
-    np.testing.assert_allclose(one[1], one[0], rtol=0, atol=1e-12)
-    assert np.abs(one[2] - one[1]).max() > 1e-3
-
-
-def test_the_weight_of_a_move_is_one_minus_beta_unless_said(start):
-    common = [*SMALL, "algo=qg_dpsgd", "topology=ring", "algo.beta=0.75", "steps=20"]
-    default, same, other = (
-        start(*common, *more, directory=f"run{i}").iterates
-        for i, more in enumerate([[], ["algo.a=0.25"], ["algo.a=0.1"]])
-    )
-    np.testing.assert_array_equal(same, default)
-    assert np.abs(other - default).max() > 1e-3
-
-
-@pytest.mark.parametrize(("algo", "field"), [("qg_dpsgd", "a"), ("gradient_tracking", "mode")])
-def test_runs_from_before_a_setting_keep_their_ids(algo: str, field: str):
-    assert field not in identity(configure(*SMALL, f"algo={algo}", "topology=ring"))["algo"]
 
 
 @pytest.mark.parametrize(

@@ -142,15 +142,6 @@ def assembled_again(run: Run) -> Run:
         return assemble(run.config, run.world)
 
 
-def test_a_stepper_counts_steps_and_draws() -> None:
-    run = assembled("quadratics")
-    with torch.no_grad():
-        for _ in range(4):
-            run.stepper.step()
-    assert run.stepper.t == 4
-    assert run.oracle.draws.tolist() == [4, 4, 4]
-
-
 def test_a_state_of_no_kind_is_refused_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
     class State(NamedTuple):
         x: Rows  # noqa: F821

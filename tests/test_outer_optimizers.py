@@ -8,7 +8,6 @@ import torch
 
 from configure import configure
 from decentral.algorithms.noloco import NoLoCo
-from decentral.algorithms.streaming_diloco import StreamingDiLoCo
 from decentral.algorithms.teleportation import Teleportation
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
@@ -168,13 +167,6 @@ def test_teleportation_sends_a_model_to_each_that_comes_next_and_along_the_small
 def test_settings_that_make_no_sense_are_refused(words: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         resolve(compose(["task=quadratics", "num_workers=6", *words.split()]))
-
-
-def test_a_part_and_the_steps_between_two_of_them() -> None:
-    method = StreamingDiLoCo(period_steps=6, fragments=3)
-    x = torch.zeros(1, 7)
-    assert [method.part(t, x) for t in (1, 3, 5, 7)] == [slice(0, 3), slice(3, 5), slice(5, 7), slice(0, 3)]
-    assert configure("algo=streaming_diloco", "task=quadratics").algo.every == 10
 
 
 def test_the_warm_up_of_sparseloco_is_in_epochs_of_its_steps():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import reference
-from reference_runs import LOCALS, LR, Case, Local, assert_agree, expected, one_way, problem, program, setting
+from reference_runs import LOCALS, LR, Case, Local, assert_agree, expected, one_way, program, setting
 from reference_topology import both_ways, graph, hops
 
 STEPS = 60
@@ -316,11 +316,6 @@ def test_one_or_two_workers_are_enough(tmp_path, case: Case, n: int):
 def test_two_trees_share_a_model_of_one_or_two_coordinates(tmp_path, d: int, split: str):
     case = Case("relaysgd", "dbt", 4, place={"split": split}, d=d)
     assert_agree(program(tmp_path, case, LOCALS["sgd"], STEPS), expected(case, LOCALS["sgd"], STEPS))
-
-
-def test_the_first_iterate_is_the_common_start(tmp_path):
-    x = program(tmp_path, Case("relaysgd", "chain", 4), LOCALS["sgd"], steps=1)
-    assert (x[0] == problem(4, 7)["x0"]).all()
 
 
 def test_the_reference_knows_every_algorithm():

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from configure import configure
-from conftest import Start
 from decentral.errors import ConfigError
-from decentral.tasks.convex import Loss, Regression
 from decentral.tasks.problems.convex import LOSSES, RegressionProblem, Samples, draw, optimum
 
 N, M, D, L2 = 6, 20, 5, 0.01
@@ -34,10 +32,6 @@ def objectives(data: Samples, loss: str, x: torch.Tensor) -> torch.Tensor:
     return losses.mean(1) + L2 / 2 * x.square().sum(1)
 
 
-def test_each_loss_of_the_configuration_has_its_arithmetic() -> None:
-    assert {loss.value for loss in Loss} == LOSSES.keys()
-
-
 @pytest.mark.parametrize("loss", LOSSES)
 def test_value_and_gradient_are_those_of_the_formula(loss: str) -> None:
     x = torch.randn(N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -48,22 +42,6 @@ def test_value_and_gradient_are_those_of_the_formula(loss: str) -> None:
     values, g = problem(loss).gradient(x, DRAWS)
     torch.testing.assert_close(values, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(g, slope, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_slope_and_curvature_are_derivatives_and_the_excess_is_what_is_above_the_tangent(loss: str) -> None:
-    z, least = torch.linspace(-4, 4, 9, dtype=torch.float64), torch.tensor(0.7, dtype=torch.float64)
-    one = LOSSES[loss]
-    for label in (-1.0, 1.0):
-        b = torch.full_like(z, label)
-        with torch.enable_grad():
-            at = z.clone().requires_grad_()
-            (slope,) = torch.autograd.grad(one.value(at, b).sum(), at, create_graph=True)
-            (curvature,) = torch.autograd.grad(slope.sum(), at)
-        torch.testing.assert_close(one.slope(z, b), slope.detach())
-        torch.testing.assert_close(one.curvature(z, b), curvature)
-        tangent = one.value(least, b) + one.slope(least, b) * (z - least)
-        torch.testing.assert_close(one.excess(z, least, b), one.value(z, b) - tangent)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -128,13 +106,6 @@ def test_labels_of_logistic_regression_are_1_and_minus_1_with_the_logistic_proba
     assert float(shares[0]) == pytest.approx(float(shares[1]), abs=0.02)
 
 
-def test_the_same_model_everywhere_makes_diffusion_exact_only_without_noise(start: Start) -> None:
-    same = ("task=regression", "task.heterogeneity=0", "task.noise=0", "task.l2=0", "num_workers=4", "steps=800")
-    run = start(*same, "algo=dpsgd", "topology=ring", "lr=0.2", "evaluation.every_epochs=800")
-    assert run.last("relative_squared_distance", "worst") < 1e-20
-    assert run.last("suboptimality", "worst") < 1e-20
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -147,8 +118,3 @@ def test_the_same_model_everywhere_makes_diffusion_exact_only_without_noise(star
 def test_what_cannot_work_is_refused(overrides: tuple[str, ...], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
         configure("task=regression", "algo=dpsgd", "topology=ring", "num_workers=4", *overrides)
-
-
-def test_the_defaults_are_those_of_bluefogs_example() -> None:
-    task = Regression()
-    assert (task.samples_per_worker, task.dimension, task.l2) == (20, 5, 0.01)

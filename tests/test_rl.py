@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal
 
-import decentral
 from configure import configure
 from conftest import Start
 from decentral.config.composition import compose
-from decentral.config.identity import run_id
 from decentral.environments.environment import EnvironmentDescription
 from decentral.environments.gridworld import Gridworld
 from decentral.environments.mazes import LAYOUTS, MOVES, Mazes, draw
@@ -276,18 +273,6 @@ def test_methods_of_every_kind_train_in_a_virtual_cluster_and_go_on_bit_for_bit(
     assert start(*overrides).rows == straight.rows
 
 
-def test_measuring_gradients_changes_nothing(start: Start) -> None:
-    overrides = [*settings("mlp"), "steps=9", "evaluation.every_epochs=1"]
-    plain = start(*overrides, directory="plain")
-    measured = (
-        *("cluster=machines", "cluster.compute.distribution=measured", "cluster.compute.passes=30"),
-        *("cluster.links.latency_s=0", "cluster.links.bandwidth_gbps=inf", "cluster.links.copy_gbps=inf"),
-    )
-    timed = start(*overrides, *measured, directory="timed")
-    values = [[row["value"] for row in run.rows] for run in (plain, timed)]
-    assert values[0] == values[1]
-
-
 # -- gridworld ---------------------------------------------------------------------------------------------------------
 
 
@@ -452,14 +437,6 @@ def test_a_missing_package_is_named_with_its_install_line(monkeypatch: pytest.Mo
         compose(["task=rl", "env=CartPole-v1"])
 
 
-def test_the_size_of_a_batch_and_the_environment_are_part_of_a_runs_identity() -> None:
-    ids = [
-        run_id(configure(*settings("mlp"), *more))
-        for more in ((), ("batch_size=8",), ("env.size=6",), ("data=digits",))
-    ]
-    assert len(set(ids)) == 3 and ids[0] == ids[3], "images have nothing to do with it"
-
-
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
@@ -474,35 +451,3 @@ def test_one_worker_solves_a_known_gridworld(start: Start) -> None:
     assert run.last("SPL", "averaged") > 0.9
     assert run.last("frames", 0) == 100 * 64 * 32
     assert math.isfinite(run.last("loss", "mean"))
-
-
-def test_an_environment_is_refused_by_a_task_that_has_data() -> None:
-    for task in ([], ["task=text"]):
-        with pytest.raises(ConfigError, match=r"env=CartPole-v1 has no meaning with .*data= instead.*task=rl"):
-            compose([*task, "env=CartPole-v1"])
-
-
-def test_python_trains_policies_and_has_them_again(tmp_path: Path) -> None:
-    trained = decentral.train(
-        "policy_mlp",
-        None,
-        task="rl",
-        epochs=1,
-        num_workers=2,
-        progress=False,
-        results_dir=tmp_path,
-        env=dict(num_test=4),
-    )
-    loaded = decentral.load(trained.directory)
-    assert len(loaded.models) == 2 and loaded.averaged is not None and trained.averaged is not None
-    for name, tensor in trained.averaged.state_dict().items():
-        assert torch.equal(tensor, loaded.averaged.state_dict()[name])
-    with pytest.raises(ConfigError, match=r"task=rl has no data set: give None for train_data"):
-        decentral.train("policy_mlp", "digits", task="rl", results_dir=tmp_path)
-
-
-def test_no_worker_is_the_worst_by_a_metric_without_a_direction(start: Start) -> None:
-    rows = start(*settings("mlp"), "steps=4").rows
-    workers = {(row["metric"], row["worker"]) for row in rows}
-    assert ("return", "worst") in workers and ("episode_length", "mean") in workers
-    assert not {("episode_length", "worst"), ("frames", "worst")} & workers
