@@ -1,29 +1,39 @@
-"""Every way to compute the gradients gives the same ones; `auto` chooses by a rule; precisions."""
+"""Every way to compute the gradients gives the same ones; what auto chooses; precisions; GPUs."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.parametrizations import weight_norm
 
 from configure import configure
+from decentral.config.composition import compose
 from decentral.config.identity import identity, run_id
+from decentral.data.description import ImageData
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Auto, Batched, Loop, Workload
-from decentral.gradients.passes import layers
+from decentral.gradients.passes import layers, replayed
 from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
 from decentral.gradients.precision import Precision
 from decentral.host import devices
+from decentral.measurements.training_run import TrainingRun
+from decentral.models.small import CNN, MLP
+from decentral.network.world import World
 from decentral.registry import components
-from decentral.runtime.devices import slow_precision
+from decentral.runtime.devices import num_processes, slow_precision
+from decentral.training.assemble import assemble
 from table import ALGORITHMS
+
+# -- Every way to compute the gradients gives the same ones; `auto` chooses by a rule; precisions ----------------------
 
 EXECUTIONS = sorted(components("gradients"))
 OTHERS = [name for name in EXECUTIONS if name != "loop"]
@@ -58,9 +68,6 @@ def test_a_run_that_was_interrupted_takes_the_very_same_steps(start, execution):
     assert np.array_equal(start(*settings, directory="broken").iterates, whole)
 
 
-# -- what auto chooses -------------------------------------------------------------------------------------------------
-
-
 def work(*settings: str, workers: int | None = None) -> Workload:
     config = configure("task=images", "algo=dpsgd", "topology=ring", *settings)
     info = config.data.inspect()
@@ -86,9 +93,6 @@ def work(*settings: str, workers: int | None = None) -> Workload:
 )
 def test_auto_batches_small_models_only(settings, choice):
     assert isinstance(Auto().choice(work(*settings)), choice)
-
-
-# -- what batched refuses ----------------------------------------------------------------------------------------------
 
 
 class Doubled(nn.Linear):
@@ -204,9 +208,6 @@ def test_images_lie_in_memory_as_usual_for_modules_that_nothing_is_known_of():
     passes = Auto().passes(Workload(models, (5, 1, 6, 6), Precision.fp32, cross_entropy))
     batch = torch.randn(2, 5, 1, 6, 6), torch.zeros(2, 5, dtype=torch.long)
     assert passes(flat(module).repeat(2, 1), *batch, range(2), lambda j: None)[1].isfinite().all()
-
-
-# -- the first batch ---------------------------------------------------------------------------------------------------
 
 
 def mixed(layer: nn.Linear, x: torch.Tensor, own: Sequence[torch.Tensor], k: int) -> torch.Tensor:
@@ -377,8 +378,6 @@ def test_an_unused_parameter_has_gradient_zero():
     assert g.shape == x.shape and (g == 0).sum() == 4
 
 
-# -- precision ---------------------------------------------------------------------------------------------------------
-
 IMAGES = ("task=images", "algo=dpsgd", "topology=ring")
 QUADRATICS = ("task=quadratics", "algo=dpsgd", "topology=ring")
 
@@ -434,3 +433,145 @@ def test_float32_on_a_gpu_is_what_its_precision_says():
         with precision.passes(torch.device("cuda")):
             assert settings() == (("tf32",) * 2 if precision is Precision.tf32 else ("ieee",) * 2)
     assert settings() == before
+
+
+# -- What a GPU computes is what a CPU computes, and recorded passes are the usual ones; skipped where th --------------
+
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+STEPS = 12
+BASE = ("precision=fp64", "num_workers=8", "batch_size=8", f"steps={STEPS}", "processes=1", "launcher=local")
+LOCKSTEP = (
+    "allreduce",
+    "d2",
+    "dmsgd",
+    "dpsgd",
+    "gradient_tracking",
+    "local_sgd",
+    "qg_dpsgd",
+    "relaysgd",
+    "sgp",
+    "choco",
+    "beer",
+)
+ASYNCHRONOUS = ("wagma", "eager_sgd", "adpsgd", "a2cid2", "async_push_sum")
+COMPRESSED = ("topk", "lwtopk", "artopk", "mstopk", "randomk", "threshold", "bf16", "int8", "sign", "powersgd")
+
+
+def trained(device: str, overrides: Sequence[str]) -> tuple[Tensor, dict[str, Tensor], int]:
+    """Models and buffers after some steps, on the CPU, and how many times the passes were recorded."""
+    config = compose([*BASE, *overrides, f"device={device}"])
+    with torch.no_grad():
+        run = assemble(config, World(0, 1, torch.device(device, 0) if device == "cuda" else torch.device(device)))
+        for _ in range(STEPS):
+            run.stepper.step()
+        run.stepper.flush()
+        recordings = len(getattr(getattr(run.problem, "passes", None), "_recordings", ()))
+        states = enumerate(run.problem.model_states())
+        buffers = {
+            f"{i} {name}": buffer.double().cpu() for i, state in states for name, buffer in state["tensors"].items()
+        }
+        models = run.stepper.models.cpu().clone()
+        run.close()
+    return models, buffers, recordings
+
+
+CASES = [
+    *([f"algo={name}"] for name in LOCKSTEP),
+    *([f"algo={name}", "cluster=two_delayed"] for name in ASYNCHRONOUS),
+    *(["algo=allreduce", f"compress={name}"] for name in COMPRESSED),
+    ["algo=dpsgd", "topology=ring", "execution=batched"],
+    ["algo=dpsgd", "topology=ring", "optim=adam"],
+    ["algo=d2", "topology=ring", "task=quadratics"],
+]
+
+
+@GPU
+@pytest.mark.parametrize("overrides", CASES, ids=" ".join)
+def test_a_gpu_takes_the_steps_of_a_cpu(overrides: list[str]) -> None:
+    (cpu, _, _), (gpu, _, _) = trained("cpu", overrides), trained("cuda", overrides)
+    torch.testing.assert_close(gpu, cpu, rtol=0, atol=1e-9)
+
+
+SYNTHETIC = ("data=synthetic", "data.image_size=32", "partition=iid")
+PASSES = [
+    [*SYNTHETIC, "model=vgg11", "algo=dpsgd", "topology=ring"],  # draws dropout
+    [*SYNTHETIC, "model=vgg11", "algo=adpsgd", "cluster=two_delayed"],  # some workers at a time
+    ["model=cnn", "algo=relaysgd", "topology=dbt"],
+    ["model=cnn", "algo=dpsgd", "topology=ring", "execution=batched"],
+    ["model=resnet18", "algo=dpsgd", "topology=ring"],  # changes batch statistics
+]
+
+
+@GPU
+@pytest.mark.parametrize("overrides", PASSES, ids=" ".join)
+def test_recorded_passes_are_the_usual_ones(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    models, buffers, recordings = trained("cuda", overrides)
+    assert recordings > 0
+    monkeypatch.setattr(replayed, "replayed", lambda passes: passes)
+    usual, usual_buffers, none = trained("cuda", overrides)
+    assert none == 0
+    torch.testing.assert_close(models, usual, rtol=0, atol=1e-6)
+    torch.testing.assert_close(buffers, usual_buffers, rtol=0, atol=1e-6)
+
+
+# -- `processes=auto`: as many as there are cores where a run is long enough for them, by the work that i --------------
+
+SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 40, 64)]
+MNIST = ("data=synthetic", "data.num_channels=1", "data.image_size=28", "data.num_classes=10", "data.num_train=60000")
+
+
+def counted(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """The multiplications of a forward pass of one example, by looking at every layer."""
+    total, x = 0, torch.zeros(1, *shape)
+    for layer in module:
+        x = layer(x)
+        if isinstance(layer, nn.Conv2d):
+            total += layer.weight.numel() * x.shape[2] * x.shape[3]
+        elif isinstance(layer, nn.Linear):
+            total += layer.weight.numel()
+    return total
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("model", [CNN(), MLP(), MLP(hidden=[])], ids=["cnn", "mlp", "regression"])
+def test_a_model_knows_its_multiplications_without_being_built(model, shape):
+    data = ImageData(shape=shape, num_classes=7)
+    assert model.multiplications(data) == counted(model.build(data), shape)
+
+
+def test_what_has_not_been_counted_has_many():
+    assert math.isinf(components("models")["vgg11"]().multiplications(ImageData(shape=(3, 32, 32), num_classes=10)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (("data=digits",), 2),  # four seconds of passes: one second saved by a third process is too little
+        (("data=digits", "epochs=50"), 1),
+        (("data=digits", "model=mlp"), 1),
+        ((*MNIST, "epochs=10"), 10),
+        ((*MNIST, "steps=10"), 1),
+        ((*MNIST, "steps=4", "model=vgg11", "data.image_size=32"), math.inf),
+        (("task=quadratics", "steps=1000000"), 1),
+    ],
+)
+def test_several_processes_are_for_runs_that_are_long_enough(settings, expected):
+    config = compose(settings)
+    assert config.task.useful_processes(config) == expected
+
+
+@pytest.mark.parametrize("algo", ["algo=dpsgd", "algo=adpsgd"])
+def test_where_time_is_simulated_a_run_of_a_sweep_has_one_process_as_one_alone_has(algo):
+    """Between several, workers of a described cluster really sleep."""
+    config = compose([algo, "topology=hypercube", "num_workers=4", "cluster=one_slow", *MNIST, "epochs=10"])
+    assert config.task.useful_processes(config) > 1
+    assert TrainingRun(config).demand.processes == 1 == num_processes(config)
+
+
+def test_a_certain_gpu_is_for_one_process(monkeypatch):
+    monkeypatch.setattr("decentral.runtime.devices.num_gpus", lambda: 4)
+    chosen = compose([*MNIST, "epochs=10", "device=cuda:1"])
+    assert num_processes(chosen) == 1 < num_processes(replace(chosen, device="cuda"))
+    with pytest.raises(ConfigError, match="processes=2 with device=cuda:1: every process needs a GPU of its own"):
+        num_processes(replace(chosen, processes="2"))

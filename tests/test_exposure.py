@@ -1,4 +1,4 @@
-"""Who can reach a run from outside: what listens at which address, and that nothing which comes in can run code."""
+"""Who can reach a run from outside, that nothing which comes in can run code; and side processes."""
 
 from __future__ import annotations
 
@@ -25,12 +25,15 @@ from torch.distributed.elastic.utils import store as agent_store
 import decentral
 from decentral.cli.run import main
 from decentral.errors import ConfigError
+from decentral.host.pool import carried_out
 from decentral.host.torchrun import place
+from decentral.report import make as reports
 from decentral.runtime.process_group import store_of_torchrun
 from decentral.scheduling import slurm_pool
-from decentral.scheduling.launchers.slurm import Slurm, Where
 from decentral.store import RunStore
-from punisher import below, newest_checkpoint
+from test_report_pages import results_dir  # noqa: F401
+
+# -- Who can reach a run from outside: what listens at which address, and that nothing which comes in can --------------
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -54,26 +57,6 @@ def _address(text: str) -> tuple[str, int]:
     digits, port = text.split(":")
     words = [bytes.fromhex(digits[i : i + 8])[::-1] for i in range(0, len(digits), 8)]  # little-endian words
     return str(ip_address(b"".join(words))), int(port, 16)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize("transport", ["shared_memory", "torch"])
-def test_a_run_on_one_machine_listens_on_the_loopback_only(tmp_path, transport):
-    directory = tmp_path / "run"
-    endless = ["steps=100000000", "checkpoint_every_s=0", f"network.transport={transport}", f"run_dir={directory}"]
-    command = [sys.executable, "-m", "decentral", *QUADRATICS, *endless]
-    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while run.poll() is None and newest_checkpoint(directory) < 0:
-            time.sleep(0.02)
-        processes = [run.pid, *below(run.pid)]
-        found = set().union(*map(listening, processes))
-    finally:
-        run.send_signal(signal.SIGINT)
-        run.wait()
-    assert len(processes) > 2 and found, "it has a store, and gloo's sockets"
-    assert all(ip_address(address).is_loopback for address, _ in found), found
 
 
 def free_port() -> int:
@@ -131,11 +114,6 @@ def test_what_jobs_have_pickled_is_read_only_where_nobody_else_can_write(tmp_pat
     assert not mark.exists()
     slurm_pool._unpickled(report)
     assert mark.exists()
-
-
-def test_a_launcher_of_slurm_jobs_makes_its_folder_for_this_user_alone(tmp_path):
-    with Slurm(cluster=Where.local).open(tmp_path / "results"):
-        assert (tmp_path / "results" / "submitted").stat().st_mode & 0o777 == 0o700
 
 
 def commands(text: str) -> list[str]:
@@ -221,3 +199,93 @@ def test_variables_that_torchrun_need_not_set_have_defaults(monkeypatch):
     for name, value in {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     assert place() == (1, 3, 1, 3, 0)
+
+
+# -- The same work on many things, by several processes ----------------------------------------------------------------
+
+TASKS = [(i,) for i in range(6)]
+
+
+def square(i: int) -> tuple[int, int, str]:
+    return i * i, os.getpid(), os.environ.get("BEGUN", "")
+
+
+def refuse(i: int) -> int:
+    if i == 2:
+        raise ConfigError(f"task={i} makes no sense.")
+    return i
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_every_task_is_carried_out_once_and_has_its_number(num_processes: int) -> None:
+    found = dict(carried_out(square, TASKS, num_processes))
+    assert {i: value for i, (value, _, _) in found.items()} == {i: i * i for i in range(6)}
+    assert (os.getpid() in {pid for _, pid, _ in found.values()}) == (num_processes == 1)
+
+
+def killed_once(folder: str, i: int) -> int:
+    if i == 3 and not (Path(folder) / "killed").exists():
+        (Path(folder) / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getpid()
+
+
+def slow(folder: str, i: int) -> int:
+    (Path(folder) / f"begun {i}").touch()
+    time.sleep(0.05)
+    if i == 0:
+        raise Odd(1, 2)
+    return i
+
+
+class Odd(Exception):
+    """Cannot be made again from its text."""
+
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(f"{a} and {b}")
+
+
+def test_after_an_error_nothing_more_is_begun(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="Odd: 1 and 2"):
+        list(carried_out(slow, [(str(tmp_path), i) for i in range(30)], 2))
+    begun = len(list(tmp_path.iterdir()))
+    assert begun <= 8  # the first few, and what the error could not catch up with
+    time.sleep(0.3)
+    assert len(list(tmp_path.iterdir())) == begun
+
+
+def test_what_a_killed_process_leaves_is_done_here(tmp_path: Path) -> None:
+    found = dict(carried_out(killed_once, [(str(tmp_path), i) for i in range(8)], 2))
+    assert sorted(found) == list(range(8)) and found[3] == os.getpid()
+
+
+def test_a_script_without_a_guard_is_not_carried_out_in_each_process(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    lines = ["print('script')", "import operator", "from decentral.host.pool import carried_out"]
+    script.write_text("\n".join([*lines, "print(sorted(carried_out(operator.neg, [(1,), (2,)], 2)))"]))
+    said = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert said == "script\n[(0, -1), (1, -2)]\n"
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_what_goes_wrong_is_raised(num_processes: int) -> None:
+    with pytest.raises(ConfigError, match="task=2 makes no sense"):
+        list(carried_out(refuse, TASKS, num_processes))
+
+
+def test_reports_by_several_processes_are_those_of_one(results_dir: Path, monkeypatch, capsys) -> None:  # noqa: F811
+    (results_dir / "own" / "foreign" / "small").mkdir(parents=True)
+    (results_dir / "own" / "foreign" / "small" / "study.json").write_text("{")
+
+    def files() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in results_dir.rglob("*.*") if path.is_file()}
+
+    alone, skipped = reports.report_all(results_dir)
+    before = files()
+    assert "Making" not in capsys.readouterr().out
+    monkeypatch.setattr(reports, "_MANY", 2)
+    monkeypatch.setattr(reports, "num_cores", lambda: 2)
+    together, also_skipped = reports.report_all(results_dir)
+    assert files() == before and skipped == also_skipped and len(skipped) == 1
+    assert [one.results.directory for one in together] == [one.results.directory for one in alone]
+    assert "Making 4 reports: done." in capsys.readouterr().out

@@ -17,7 +17,7 @@ Of the twenty faults that a run has to survive, and where it is shown:
     14  missing or corrupt data              test_faults_launcher, test_errors, test_data_folders
     15  out of memory                        here
     16  taken ports, odd host names          here (loopback only, ports that were free)
-    17  SIGTERM, Ctrl-C                      test_faults_launcher, test_distributed
+    17  SIGTERM, Ctrl-C                      test_faults_launcher, here
     18  wandb without key or network         test_loggers
     19  YAML edited during a sweep           test_cli
     20  clock jumps, stale locks             test_faults_store, test_store
@@ -33,23 +33,35 @@ import multiprocessing
 import os
 import signal
 import socket
-import time
-from itertools import pairwise
+import subprocess
+import sys
 from multiprocessing import forkserver
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.runtime import supervise as supervision
 from decentral.runtime.supervise import supervise
+from decentral.store import read_metrics
 from decentral.store.failures import Failure, classify
 from decentral.training.faults import injector
-from decentral.training.votes import Votes
-from punisher import Meanwhile, Punisher, be_killed_when_done, children, command, same, status
+from punisher import (
+    Meanwhile,
+    Punisher,
+    be_killed_when_done,
+    children,
+    command,
+    newest_checkpoint,
+    same,
+    status,
+    workers_of,
+)
+
+# -- Runs survive the death of their processes -------------------------------------------------------------------------
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -102,17 +114,16 @@ def undisturbed(tmp_path_factory):
     return run
 
 
-@pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize(
-    "task",
+    ("task", "victim"),
     [
-        pytest.param(QUADRATICS, id="quadratics"),
-        pytest.param(RESIDUALS, id="residuals"),
-        pytest.param(DIFFERENCES, id="differences", marks=pytest.mark.slow),
-        pytest.param(DIGITS, id="digits", marks=pytest.mark.slow),
+        pytest.param(QUADRATICS, 1, id="quadratics"),
+        pytest.param(RESIDUALS, 0, id="residuals"),
+        pytest.param(DIFFERENCES, 1, id="differences", marks=pytest.mark.slow),
+        pytest.param(DIGITS, 0, id="digits", marks=pytest.mark.slow),
     ],
 )
-def test_1_a_run_goes_on_bit_for_bit_when_a_process_is_killed(undisturbed, faults, tmp_path, capfd, victim, task):
+def test_1_a_run_goes_on_bit_for_bit_when_a_process_is_killed(undisturbed, faults, tmp_path, capfd, task, victim):
     straight = undisturbed(*task, *BOTH)
     faults((victim, 47, "kill"))
     assert command(*task, *BOTH, f"run_dir={tmp_path / 'run'}") == 0
@@ -169,16 +180,14 @@ def test_3_a_run_goes_on_bit_for_bit_when_a_process_hangs(undisturbed, faults, t
     assert "process 1 of 2 (pid " in (told := capfd.readouterr().err) and "did not answer any more" in told
 
 
-AGAIN = [
-    ("raise", "error", "DECENTRAL_TRACEBACK"),
-    ("oom", "out_of_memory", "batch_size"),
-    ("disk_full", "disk_full", "space"),
-]
-
-
 @pytest.mark.parametrize(
     ("processes", "kind", "failure", "advice"),
-    [*[(1, *case) for case in AGAIN], *[(2, *case) for case in AGAIN], (2, "exit", "error", "goes on")],
+    [
+        (1, "raise", "error", "DECENTRAL_TRACEBACK"),
+        (1, "disk_full", "disk_full", "space"),
+        (2, "oom", "out_of_memory", "batch_size"),
+        (2, "exit", "error", "goes on"),
+    ],
 )
 def test_15_what_would_happen_again_is_not_tried_again_and_says_what_to_do(
     faults, tmp_path, capfd, processes, kind, failure, advice
@@ -219,7 +228,7 @@ def test_failures_are_told_apart(error, failure):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_1_a_run_whose_processes_are_struck_at_random_ends_as_if_nothing_had_happened(undisturbed, tmp_path, seed):
     straight = undisturbed(*LONG)
     punisher = Punisher(tmp_path / "run", seed, strikes=6, longest_pause_s=0.5)
@@ -258,20 +267,6 @@ def test_16_the_processes_of_a_machine_talk_over_the_loopback_and_nothing_else(t
     assert found and found <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
-def test_processes_vote_every_second_where_steps_are_long(monkeypatch):
-    now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    votes = Votes(SimpleNamespace(distributed=True, largest=lambda *values: values), 0)
-    voted = []
-    for step, took in enumerate([0.001] * 41 + [0.4] * 40, start=1):
-        now += took
-        if votes.due(step):
-            voted.append(step)
-            votes.ask(step, False, False)
-    assert voted[:3] == [1, 21, 41]
-    assert max(later - earlier for earlier, later in pairwise(voted[4:])) <= 2
-
-
 def test_an_injector_exists_only_where_it_was_asked_for(tmp_path, faults, monkeypatch):
     monkeypatch.delenv("DECENTRAL_FAULTS", raising=False)
     assert injector(0, tmp_path) is None
@@ -285,10 +280,6 @@ def test_an_injector_exists_only_where_it_was_asked_for(tmp_path, faults, monkey
             injector(1, tmp_path)
 
 
-def test_no_process_is_left():
-    assert not [child for child in multiprocessing.active_children() if child.name.startswith("process ")]
-
-
 def test_a_stopped_server_does_not_keep_the_launcher_for_ever(undisturbed, tmp_path, monkeypatch):
     straight = undisturbed(*QUADRATICS, *BOTH)  # so that there is a server
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
@@ -296,3 +287,92 @@ def test_a_stopped_server_does_not_keep_the_launcher_for_ever(undisturbed, tmp_p
     monkeypatch.setattr(supervision, "_answering", lambda patience_s: patient(next(first, patience_s)))
     assert command(*QUADRATICS, *BOTH, f"run_dir={tmp_path / 'run'}") == 0
     same(tmp_path / "run", straight)
+
+
+# -- Real processes, as users start them: by `processes=` and by torchrun; and what happens when one of t --------------
+
+DIGITS_OF_FOUR = [
+    "algo=relaysgd", "topology=dbt", "num_workers=4", "model=mlp", "alpha=1", "batch_size=16", "steps=20",
+    "evaluation.every_epochs=0.5", "progress=false", "device=cpu",
+]  # fmt: skip
+ENDLESS = [
+    "task=quadratics", "task.noise=0.1", "algo=dpsgd", "topology=ring", "num_workers=5", "steps=1000000", "processes=3",
+    "evaluation.every_epochs=50", "checkpoint_every_s=0", "progress=false", "device=cpu", "network.timeout_s=20",
+    "restarts=0",
+]  # fmt: skip
+
+
+def same_metrics(one: Path, other: Path) -> None:
+    ours, theirs = read_metrics(one), read_metrics(other)
+    places = [[(row["step"], row["worker"], row["split"], row["metric"]) for row in rows] for rows in (ours, theirs)]
+    assert places[0] == places[1] and len(ours) > 20
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a["value"], b["value"], rtol=0, atol=0 if a["metric"] == "accuracy" else 1e-4)
+        assert a["bytes_sent"] == b["bytes_sent"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory) -> Path:
+    """The run of one process."""
+    directory = tmp_path_factory.mktemp("alone") / "run"
+    assert command(*DIGITS_OF_FOUR, "processes=1", f"run_dir={directory}") == 0
+    return directory
+
+
+def test_four_processes_of_our_own_report_what_one_does(alone, tmp_path, capfd):
+    assert command(*DIGITS_OF_FOUR, "processes=4", f"run_dir={tmp_path / 'run'}") == 0
+    assert status(tmp_path / "run")["status"] == "done"
+    assert json.loads((tmp_path / "run" / "provenance.json").read_text())["processes"] == 4
+    same_metrics(tmp_path / "run", alone)
+    told = capfd.readouterr()
+    assert told.err == "" and told.out.count("Results:") == 1
+
+
+@pytest.mark.slow
+def test_four_processes_of_torchrun_report_what_one_does(alone, tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    ours = ["-m", "decentral.cli.run", *DIGITS_OF_FOUR, f"run_dir={tmp_path / 'run'}"]
+    done = subprocess.run([*torchrun, *ours], capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stderr
+    assert status(tmp_path / "run")["status"] == "done"
+    same_metrics(tmp_path / "run", alone)
+
+
+def pid_of(name: str) -> int | None:
+    """The process of a run that goes on, by its name."""
+    return {child.name: child.pid for child in multiprocessing.active_children()}.get(name)
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_process_that_is_killed_ends_the_run_with_its_name_and_the_same_command_goes_on(tmp_path, capfd, victim):
+    directory = tmp_path / "run"
+    name = f"process {victim} of 3"
+    killed: list[int] = []
+
+    def kill(_: list[int]) -> None:
+        killed.append(pid_of(name))
+        os.kill(killed[0], signal.SIGKILL)
+
+    meanwhile = Meanwhile(directory, kill)
+    assert command(*ENDLESS, f"run_dir={directory}") == 1
+    assert meanwhile.nobody_is_left() and len(meanwhile.found) == 3
+    complaint = [line for line in capfd.readouterr().err.splitlines() if line.startswith("decentral-run:")]
+    assert len(complaint) == 1 and f"{name} (pid {killed[0]}) was killed by SIGKILL" in complaint[0]
+    assert status(directory)["status"] == "failed" and name in status(directory)["reason"]
+
+    reached = newest_checkpoint(directory)
+    meanwhile = Meanwhile(directory, lambda _: os.kill(os.getpid(), signal.SIGINT))
+    assert command(*ENDLESS, f"run_dir={directory}") == 130
+    assert meanwhile.nobody_is_left() and len(meanwhile.found) == 3
+    assert status(directory)["status"] == "interrupted"
+    assert newest_checkpoint(directory) > reached
+    steps = [row["step"] for row in read_metrics(directory)]
+    assert steps == sorted(steps)
+
+
+def test_a_process_that_refuses_the_configuration_ends_the_run_with_its_sentence(tmp_path, capfd):
+    too_long = ["task=mean_estimation", "task.dimension=1000", "trace=true", "num_workers=2", "steps=1000000"]
+    others = workers_of(os.getpid())
+    assert command(*too_long, "processes=2", f"run_dir={tmp_path / 'run'}", "progress=false") == 2
+    assert "trace=true would keep" in capfd.readouterr().err
+    assert set(workers_of(os.getpid())) <= set(others)

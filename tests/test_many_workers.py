@@ -1,25 +1,35 @@
-"""A thousand workers on every topology, four thousand on some: nothing that a run does needs an n x n array."""
+"""A thousand workers and more; the memory that a run takes."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import page_faults
 from decentral.errors import ConfigError
+from decentral.network.local import LocalNetwork
 from decentral.registry import components
 from decentral.topology.communication import Communication
+from decentral.topology.delivery import Losses
 from decentral.topology.requirements import Need, check
-from table import TOPOLOGIES
+from table import ALGORITHMS, TOPOLOGIES
+
+# -- A thousand workers on every topology, four thousand on some: nothing that a run does needs an n x n  --------------
 
 MANY, MOST = 1024, 4096
 FOUR = ("ring", "dbt", "exponential", "one_peer_exponential")
-EVERY = sorted(TOPOLOGIES.keys() - {"social"})  # which has 32 workers
-QUICK = ("complete", "dbt", "one_peer", "star")
-TREES = [name for name in EVERY if TOPOLOGIES[name].tree]
+EVERY = ["base_graph", "complete", "dbt", "epidemic", "equidyn", "exponential", "file", "one_peer", "random_regular"]
+QUICK = ("dbt", "one_peer")
 DENSE_BYTES = {n: 8 * n * n for n in (MANY, MOST)}
 
 
@@ -80,10 +90,6 @@ def test_the_mean_of_all_workers_and_machines_take_no_dense_matrix(tmp_path, com
 
 
 def test_four_thousand_workers_mix_and_agree_in_machines_without_a_dense_matrix():
-    import torch
-
-    from decentral.network.local import LocalNetwork
-    from decentral.topology.delivery import Losses
 
     communication = Communication(global_every=3, workers_per_machine=8)
     rounds = communication.schedule(components("topology")["ring"](), MOST)
@@ -145,16 +151,10 @@ def test_a_thousand_networks_train_and_go_on_from_a_checkpoint(start, tmp_path, 
     goes_on(start, tmp_path, *NETWORKS, f"algo={algorithm(name)}", *place(name, MANY, tmp_path))
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY if name != "epidemic"])  # whose mean moves
+@pytest.mark.parametrize("name", ["dbt", "one_peer", "star", "base_graph", "random_regular"])
 def test_the_sum_over_a_thousand_workers_is_kept(tmp_path, name):
-    import torch
-
-    from decentral.network.local import LocalNetwork
-    from decentral.topology.delivery import Losses
-
     topology = components("topology")[name](**fields(name, MANY, tmp_path))
-    rounds = topology.schedule(MANY)
-    net = LocalNetwork(rounds, Losses(0.0, 0))
+    net = LocalNetwork(topology.schedule(MANY), Losses(0.0, 0))
     for width in (6, 500):
         x = torch.from_numpy(np.random.default_rng(0).normal(size=(MANY, width)))
         total = x.sum(0)
@@ -164,14 +164,9 @@ def test_the_sum_over_a_thousand_workers_is_kept(tmp_path, name):
 
 
 @pytest.mark.parametrize("width", [4, 300])
-@pytest.mark.parametrize("name", TREES)
+@pytest.mark.parametrize("name", ["dbt", "star"])
 def test_messages_of_a_thousand_workers_hold_each_model_once(tmp_path, name, width):
     """What one worker sends out in round 0 comes to everybody exactly once, and the counts say so."""
-    import torch
-
-    from decentral.network.local import LocalNetwork
-    from decentral.topology.delivery import Losses
-
     net = LocalNetwork(components("topology")[name](**fields(name, MANY, tmp_path)).schedule(MANY), Losses(0.0, 0))
     ones = torch.ones(MANY, width, dtype=torch.float64)
     m, c = net.no_messages(ones), net.no_counts()
@@ -183,3 +178,78 @@ def test_messages_of_a_thousand_workers_hold_each_model_once(tmp_path, name, wid
         assert torch.equal(found[:, piece], counted[:, h : h + 1].expand(MANY, width)[:, piece])
     if name == "star":
         assert (1 + counted == MANY).all()
+
+
+# -- In one process, a run takes the memory of the algorithm's own rows and little more --------------------------------
+
+CODE = 5e7
+"""Bytes of libraries that are read from their files on the way, more or fewer from machine to machine."""
+
+MEASURE = """
+import json, resource, sys
+from decentral.config.composition import compose
+config, small = compose(sys.argv[1:]), compose([*sys.argv[1:], "num_workers=2", "model.hidden=[4]"])
+config.task.prepare(config)
+import torch
+from pathlib import Path
+from decentral.training.run import run
+from decentral.network.world import World
+import decentral.training.run, decentral.training.checkpoint
+torch.set_num_threads(1)
+run(small, World(0, 1, torch.device("cpu")), Path(config.run_dir + "-small"))  # imports what the other one needs, too
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+assemble, rows = decentral.training.run.assemble, []
+def measured(config, world):
+    r = assemble(config, world)
+    rows.append(r.stepper.models.numel() * 4)  # the gradients
+    for _, _, value in decentral.training.checkpoint.state_fields(r.stepper.state):
+        rows.extend(t.numel() * t.element_size() for t in (value if isinstance(value, tuple) else (value,)))
+    return r
+decentral.training.run.assemble = measured
+before = peak()
+run(config, World(0, 1, torch.device("cpu")), Path(config.run_dir))
+print(json.dumps([peak() - before, sum(rows)]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["relaysgd", "gradient_tracking"])
+def test_the_peak_is_within_a_quarter_of_the_rows(name: str, tmp_path: Path) -> None:
+    settings = [f"algo={name}", f"topology={ALGORITHMS[name].nets[0].topology}", "num_workers=16", "model=mlp"]
+    settings += ["model.hidden=[1500,1500]", "optim=nesterov", "steps=3", "batch_size=8", "progress=false"]
+    command = [sys.executable, "-c", MEASURE, *settings, f"run_dir={tmp_path / 'run'}"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
+    taken, rows = json.loads(printed.splitlines()[-1])
+    assert rows > 4e8, "too small to say anything"
+    assert taken < 1.25 * rows + CODE
+
+
+# -- Memory that a step frees stays with the process, alone or one of several: counted in page faults ------------------
+
+GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep memory")
+
+A_FEW = 20  # a block of 100 MB has 25,000 pages, or 48 huge ones
+
+
+def faults_per_block(folder: Path, processes: int, **environment: str) -> list[float]:
+    """In each of the processes of a run."""
+    ours = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    subprocess.run(
+        [sys.executable, page_faults.__file__, str(folder), str(processes)], check=True, env=ours | environment
+    )
+    return [float((folder / str(rank)).read_text()) for rank in range(processes)]
+
+
+@GLIBC
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_block_that_was_freed_costs_nothing_the_next_time(processes: int, tmp_path: Path) -> None:
+    assert max(faults_per_block(tmp_path, processes)) < A_FEW
+
+
+@GLIBC
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1])
+@pytest.mark.parametrize("told", [("MALLOC_MMAP_THRESHOLD_", "65536"),
+                                  ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=65536")])  # fmt: skip
+def test_what_the_user_has_told_glibc_counts(told: tuple[str, str], processes: int, tmp_path: Path) -> None:
+    assert min(faults_per_block(tmp_path, processes, **dict([told]))) > A_FEW

@@ -1,4 +1,4 @@
-"""Local update rules equal torch's, on rows; schedules equal their formulas; batches are a pure function."""
+"""Local optimizers, schedules, batches; methods with momentum, those that track the mean update, outer ones."""
 
 from __future__ import annotations
 
@@ -6,18 +6,35 @@ import numpy as np
 import pytest
 import torch
 
+from configure import configure
+from decentral.algorithms.dpsgd import Mode
+from decentral.algorithms.noloco import NoLoCo
+from decentral.algorithms.teleportation import Teleportation
+from decentral.config.checks import resolve
+from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.lr_schedules.constant import Constant
 from decentral.lr_schedules.exponential import Exponential
 from decentral.lr_schedules.inverse import Inverse
 from decentral.lr_schedules.inverse_sqrt import InverseSqrt
 from decentral.lr_schedules.multistep import MultiStep
+from decentral.network.local import LocalNetwork
+from decentral.network.world import World
 from decentral.optim import rows
 from decentral.optim.adam import Adam
 from decentral.optim.adamw import AdamW
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
+from decentral.registry import components
 from decentral.tasks.problems.batches import BatchOrder
+from decentral.tasks.problems.convex import random_problem
+from decentral.topology.delivery import Losses
+from decentral.topology.requirements import check
+from decentral.topology.rounds import Rounds
+from decentral.training.assemble import assemble
+from table import ALGORITHMS, VARIANTS, Optimum
+
+# -- Local update rules equal torch's, on rows; schedules equal their formulas; batches are a pure functi --------------
 
 K, P, STEPS = 3, 7, 20
 
@@ -94,8 +111,6 @@ def test_adapting_a_model_is_adding_the_update_to_it(name, keep, rates):
     assert not keep or torch.equal(x, before)
 
 
-# -- schedules ---------------------------------------------------------------------------------------------------------
-
 TEN = 10.0  # steps per epoch
 SCHEDULES = [
     (Constant(), {0: 1, 999: 1}),
@@ -129,8 +144,6 @@ def test_a_run_follows_its_schedule(start):
     expected = 100 * np.cumprod([1, *(1 - 0.5 / (t + 1) for t in range(8))])  # the Hessian is the identity
     np.testing.assert_allclose(left, expected, rtol=1e-9)
 
-
-# -- batches -----------------------------------------------------------------------------------------------------------
 
 PARTS = [np.arange(100 * w, 100 * w + size) for w, size in enumerate((23, 40, 7, 30))]  # 25 for each in an epoch
 
@@ -194,3 +207,313 @@ def test_rows_are_added_scaled_divided_and_copied_where_they_lie(a):
 def test_a_setting_that_makes_no_sense_is_refused(rule, settings):
     with pytest.raises(ConfigError, match=f"optim.{next(iter(settings))}"):
         rule(**settings)
+
+
+# -- What sets the methods with momentum and those that track the mean update apart, in numbers ------------------------
+
+SMALL = [
+    "task=quadratics",
+    "task.dimension=6",
+    "task.initial_distance=1",
+    "num_workers=6",
+    "trace=true",
+    "evaluation.every_epochs=5000",
+]
+BESIDE = [
+    *(("allreduce", "compress=topk"), ("allreduce", "compress=threshold")),
+    *(("relaysgd", "compress=bf16"), ("relaysgd", "compress=int8")),
+]
+"""Exact but for what messages leave out."""
+
+EXACT_VARIANTS = [
+    (name, variant)
+    for name, variants in VARIANTS.items()
+    if ALGORITHMS[name].optimum is Optimum.exact
+    for variant in variants
+    if (name, variant) not in BESIDE
+]
+
+
+@pytest.fixture
+def rest(start, tmp_path):
+    """Where all workers' models come to rest on a ring, [6, 6]."""
+
+    def _rest(*overrides: str) -> np.ndarray:
+        name = "-".join(overrides).replace("=", "_")
+        return start(*SMALL, "topology=ring", "steps=2500", *overrides, directory=name).iterates[-1]
+
+    return _rest
+
+
+def test_decentlam_with_momentum_rests_where_dpsgd_without_does(rest):
+    plain = rest("algo=dpsgd", "lr=0.05")
+    np.testing.assert_allclose(rest("algo=decentlam", "lr=0.05"), plain, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(rest("algo=decentlam", "lr=0.05", "algo.beta=0.5"), plain, rtol=0, atol=1e-12)
+
+
+def test_dpsgd_with_momentum_rests_where_a_larger_learning_rate_does(rest):
+    """By 1 / (1 - momentum): the bias that DecentLaM does not have."""
+    with_momentum = rest("algo=dpsgd", "lr=0.05", "optim=momentum")
+    np.testing.assert_allclose(with_momentum, rest("algo=dpsgd", "lr=0.5"), rtol=0, atol=1e-12)
+    assert np.abs(with_momentum - rest("algo=dpsgd", "lr=0.05")).max() > 0.01
+
+
+@pytest.mark.parametrize("topology", ["exponential", "one_peer_exponential"])
+def test_decentlam_refuses_directed_graphs(topology: str):
+    with pytest.raises(ConfigError, match=r"algo=decentlam needs a symmetric mixing matrix"):
+        compose([*SMALL, "algo=decentlam", f"topology={topology}"])
+
+
+@pytest.mark.parametrize(
+    ("algo", "vectors", "messages"),
+    [("dpsgd", 1, 1), ("decentlam", 1, 1), ("extra", 1, 1), ("dmsgd", 2, 1), ("push_diging", 2, 2)],
+)
+def test_what_a_step_costs_on_a_ring(start, algo: str, vectors: int, messages: int):
+    """Push-DIGing's first step has nothing to mix but the models."""
+    facts = start(*SMALL, f"algo={algo}", "topology=ring", "steps=4").facts
+    sends = 4 * messages - (algo == "push_diging")
+    assert facts["messages_sent"] == sends * 2 * 6
+    assert facts["bytes_sent"] == sends * vectors / messages * 2 * 6 * 6 * 8
+
+
+@pytest.mark.parametrize(("name", "variant"), EXACT_VARIANTS)
+def test_a_variant_of_an_exact_method_is_exact(start, tmp_path, name: str, variant: str):
+    case = ALGORITHMS[name]
+    overrides = [f"algo={name}", *case.nets[0].overrides(tmp_path), *case.overrides, variant]
+    result = start(*SMALL, *overrides, "lr=0.1", "steps=700")
+    assert abs(result.last("suboptimality", "worst")) < 1e-10
+    assert result.last("distance_to_optimum", "worst") < 1e-6
+
+
+@pytest.mark.parametrize(("name", "variant"), BESIDE)
+def test_what_messages_leave_out_is_the_distance_from_the_optimum_in_the_end(start, tmp_path, name: str, variant: str):
+    """Residuals that have not been sent yet, or the rounding of models, which does not end."""
+    overrides = [f"algo={name}", *ALGORITHMS[name].nets[0].overrides(tmp_path), variant]
+    result = start(*SMALL, *overrides, "lr=0.1", "steps=700")
+    assert 1e-5 < result.last("distance_to_optimum", "worst") < 0.1
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_push_diging_is_exact_on_one_peer_rounds_of_a_grid(start, mode: Mode):
+    """As in Ying et al. 2021, Listing 7; gradient tracking without push-sum refuses them."""
+    place = ["topology=one_peer", "topology.graph=grid", "steps=1500"]
+    result = start(*SMALL, "algo=push_diging", f"algo.mode={mode.value}", *place)
+    assert abs(result.last("suboptimality", "worst")) < 1e-10
+    assert result.last("distance_to_optimum", "worst") < 1e-6
+    with pytest.raises(ConfigError, match="algo=gradient_tracking needs a doubly stochastic mixing matrix"):
+        compose([*SMALL, "algo=gradient_tracking", *place])
+
+
+def one_way_streets() -> Rounds:
+    """Directed graphs that change with the round: none of them connected, no two workers alike."""
+    rounds = []
+    for edges in ([(0, 1), (1, 2)], [(2, 0), (3, 4)], [(2, 3), (4, 0), (4, 1)]):
+        W = np.eye(5)
+        for source, target in edges:
+            W[target, source] = 1
+        rounds.append((W / W.sum(axis=0),))
+    return Rounds(5, rounds.__getitem__, period=3)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.3])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("mode", Mode)
+def test_push_diging_is_exact_on_one_way_streets_that_change_and_lose_messages(mode: Mode, momentum: float, p: float):
+    problem = random_problem(5, 4, 0.5, 1.0, 1.0, 1.0, seed=0)
+    cls, schedule = components("algorithms")["push_diging"], one_way_streets()
+    check(schedule, cls.needs, algo="push_diging", topology="one_way_streets")
+    net = LocalNetwork(schedule, Losses(p, 7))
+    algorithm = cls(mode=mode).bind(LocalRule(SGD(momentum=momentum), lambda t: 0.1 if t < 300 else 0.06))
+
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        residual = torch.einsum("nij,nj->ni", problem.A, x) - problem.b
+        return torch.einsum("nij,ni->nj", problem.A, residual)
+
+    state = algorithm.init(problem.x0.repeat(5, 1), net)
+    for t in range(1500):
+        state = algorithm.step(state, gradient, net, t)
+    assert state.w.sum().item() == pytest.approx(5) and (state.w - 1).abs().max() > 0.1
+    torch.testing.assert_close(algorithm.models(state), problem.optimum().repeat(5, 1), rtol=0, atol=1e-10)
+
+
+# -- The recent methods in their limits, where they are methods that are known; and what sets them apart ---------------
+
+OUTER = ("task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.05", "trace=true", "steps=36",
+         "evaluation.every_epochs=36")  # fmt: skip
+HEAVY_BALL = "algo=diloco algo.nesterov=false algo.outer_momentum=0.5 algo.period_steps=3"
+PLAIN = "algo=diloco algo.outer_momentum=0 algo.period_steps=3 algo.outer_lr=0.8"
+
+LIMITS = {
+    "diloco, outer rate 1, no outer momentum": (
+        "algo=diloco algo.outer_lr=1 algo.outer_momentum=0 algo.period_steps=3 optim=momentum",
+        "algo=local_sgd algo.period_steps=3 optim=momentum",
+    ),
+    "streaming diloco in one part without delay": (
+        "algo=streaming_diloco algo.fragments=1 algo.period_steps=4 optim=adam",
+        "algo=diloco algo.period_steps=4 optim=adam",
+    ),
+    "noloco in one group": (
+        "algo=noloco algo.group_size=6 algo.outer_momentum=0.5 algo.period_steps=3 optim=nesterov",
+        f"{HEAVY_BALL} optim=nesterov",
+    ),
+    "noloco of a pair that averages": (
+        "algo=noloco algo.outer_momentum=0 algo.outer_lr=1 algo.consensus=1 algo.period_steps=1 num_workers=2",
+        "algo=model_averaging num_workers=2",
+    ),
+    "sparseloco that sends all": ("algo=sparseloco algo.outer_lr=0.8 algo.period_steps=3", PLAIN),
+    "sparseloco that keeps all": (
+        "algo=sparseloco algo.outer_lr=0.8 algo.period_steps=3 compress=topk compress.keep=1.0",
+        PLAIN,
+    ),
+    "gasloc where all hear of all": (
+        "algo=gasloc topology=complete algo.outer_momentum=0 algo.outer_lr=0.8 algo.period_steps=3",
+        PLAIN,
+    ),
+    "gasloc alone": (
+        "algo=gasloc topology=ring algo.period_steps=3 num_workers=1 task.zeta2=0 optim=momentum",
+        "algo=diloco topology=ring algo.period_steps=3 num_workers=1 task.zeta2=0 optim=momentum",
+    ),
+    "gasloc of local steps": (
+        "algo=gasloc topology=ring algo.outer_momentum=0 algo.outer_lr=1 algo.period_steps=1 optim=momentum",
+        "algo=dpsgd topology=ring optim=momentum",
+    ),
+    "teleportation with all active": (
+        "algo=teleportation algo.active=6 optim=momentum",
+        "algo=dpsgd topology=ring optim=momentum",
+    ),
+    "momentum tracking without momentum": (
+        "algo=momentum_tracking topology=ring algo.beta=0",
+        "algo=gradient_tracking topology=ring algo.mode=awc",
+    ),
+    "dadam": ("algo=dadam topology=ring", "algo=dpsgd topology=ring algo.mode=awc optim=adam"),
+    "dadam, atc": ("algo=dadam topology=ring algo.mode=atc", "algo=dpsgd topology=ring optim=adam"),
+    "epidemic learning's oracle": (
+        "algo=epidemic_learning topology=random_regular topology.changing=true topology.degree=3",
+        "algo=dpsgd topology=random_regular topology.changing=true topology.degree=3",
+    ),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_in_its_limit_a_method_is_one_that_is_known(start, limit: str) -> None:
+    ours, known = (
+        start("num_workers=6", *words.split(), *OUTER, directory=name).iterates
+        for words, name in zip(LIMITS[limit], ("ours", "known"), strict=True)
+    )
+    np.testing.assert_allclose(ours, known, rtol=0, atol=1e-12)
+    assert np.abs(known[-1] - known[0]).max() > 1e-3
+
+
+@torch.enable_grad()
+def test_diloco_is_torchs_own_optimizers_one_in_each_worker_and_one_outside(start) -> None:
+    """As torchft defines it: the outer gradient is what the workers have moved, on average, the wrong way round."""
+    n, H, steps = 3, 4, 16
+    found = start(
+        "algo=diloco",
+        f"algo.period_steps={H}",
+        f"num_workers={n}",
+        *OUTER,
+        "optim=adam",
+        f"steps={steps}",
+    )
+    problem = random_problem(n, 6, 0.5, 1.0, 1.0, 1.0, seed=0)
+    A, b = problem.A, problem.b
+    phi = problem.x0.clone().reshape(-1).requires_grad_()
+    x = [phi.detach().clone().requires_grad_() for _ in range(n)]
+    inner, outer = [torch.optim.Adam([xi], lr=0.05) for xi in x], torch.optim.SGD([phi], 0.7, 0.9, nesterov=True)
+    for t in range(steps):
+        for i in range(n):
+            inner[i].zero_grad()
+            (0.5 * (A[i] @ x[i] - b[i]).square().sum()).backward()
+            inner[i].step()
+        if (t + 1) % H == 0:
+            phi.grad = phi.detach() - torch.stack([xi.detach() for xi in x]).mean(0)
+            outer.step()
+            for xi in x:
+                xi.data.copy_(phi.data)
+    np.testing.assert_allclose(found.iterates[-1], torch.stack(x).detach().numpy(), rtol=0, atol=1e-10)
+
+
+def test_the_mean_of_noloco_does_heavy_ball_diloco_with_the_mean_drift() -> None:
+    draw, algorithm = np.random.default_rng(0), NoLoCo()
+    phi, d = np.zeros((6, 2)), np.zeros((6, 2))
+    mean, v = np.zeros(2), np.zeros(2)
+    for round in range(20):
+        drift = draw.normal(size=(6, 2))
+        Q = algorithm.groups(6, round).dense()
+        assert sorted((Q > 0).sum(axis=1)) == [2] * 6 and (Q == Q.T).all()
+        d = 0.5 * d + 0.7 * Q @ drift + 0.7 * (Q @ phi - phi)
+        phi = phi + d
+        v = 0.5 * v + 0.7 * drift.mean(axis=0)
+        mean = mean + v
+        np.testing.assert_allclose(phi.mean(axis=0), mean, rtol=0, atol=1e-12)
+
+
+def test_the_part_of_a_model_that_travels_costs_no_time_while_it_does(start) -> None:
+    cluster = ("cluster=machines", "cluster.compute.mean_s=1", "cluster.links.latency_s=0.5",
+               "cluster.links.bandwidth_gbps=inf", "cluster.links.copy_gbps=inf")  # fmt: skip
+    method = (
+        "algo=streaming_diloco",
+        "algo.period_steps=12",
+        "algo.fragments=2",
+        "num_workers=4",
+        *OUTER,
+    )
+    seconds = [
+        start(*method, *cluster, f"algo.delay_steps={delay}", directory=f"delay {delay}").rows[-1]["simulated_s"]
+        for delay in (0, 5)
+    ]
+    assert seconds[0] > 36 + 1 and seconds[1] == 36
+
+
+def test_one_active_model_is_sgd_that_walks_from_worker_to_worker(start) -> None:
+    found = start("algo=teleportation", "algo.active=1", "num_workers=5", *OUTER).iterates
+    problem = random_problem(5, 6, 0.5, 1.0, 1.0, 1.0, seed=0)
+    x, seen = problem.x0.clone(), set()
+    for t in range(len(found)):
+        (holder,) = Teleportation(active=1).workers(5, t)
+        seen.add(int(holder))
+        np.testing.assert_allclose(found[t, holder], x.numpy(), rtol=0, atol=1e-12)
+        A, b = problem.A[holder], problem.b[holder]
+        x = x - 0.05 * A.T @ (A @ x - b)
+    assert len(seen) == 5
+
+
+def test_teleportation_sends_a_model_to_each_that_comes_next_and_along_the_small_graph(start) -> None:
+    found = start("algo=teleportation", "algo.active=4", "num_workers=8", *OUTER, "steps=10")
+    method = Teleportation(active=4)
+    moved = sum(int((method.workers(8, t) != method.workers(8, t + 1)).sum()) for t in range(10))
+    assert found.rows[-1]["bytes_sent"] == (10 * 4 * 2 + moved) * 6 * 8
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("algo=streaming_diloco algo.fragments=3", "algo.fragments=3 does not divide algo.period_steps=50"),
+        (
+            "algo=streaming_diloco algo.delay_steps=10",
+            "algo.delay_steps=10 makes no sense: it has to be below 10",
+        ),
+        ("algo=teleportation algo.graph=rnig", "algo.graph=rnig does not exist. Did you mean 'ring'"),
+        ("algo=teleportation algo.graph=epidemic", "algo.graph=epidemic has no doubly stochastic matrix"),
+        ("algo=dpsgd topology=epidemic", "doubly stochastic"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(words: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        resolve(compose(["task=quadratics", "num_workers=6", *words.split()]))
+
+
+def test_the_warm_up_of_sparseloco_is_in_epochs_of_its_steps():
+    """A period is two epochs of this task: in a warm-up of four, 1, then (1 + 0.5) / 2 = 0.75 of 6 numbers are sent."""
+    settings = ("algo=sparseloco algo.period_steps=2", "compress=topk compress.keep=0.5 compress.warmup_epochs=4")
+    words = [word for setting in settings for word in setting.split()]
+    config = configure(*OUTER, *words, "num_workers=2", "processes=1", "device=cpu")
+    run, sent = assemble(config, World(0, 1, torch.device("cpu"))), []
+    with torch.no_grad():
+        for _ in range(4):
+            before = run.net.bytes_sent
+            run.stepper.step()
+            run.stepper.step()
+            sent.append(run.net.bytes_sent - before)
+    assert sent[0] > sent[1] > sent[2] == sent[3] > 0

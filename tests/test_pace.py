@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
 
 import pytest
 
 from configure import configure
-from decentral.measurements.computation import Computation
 from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.board import LINE_PERIOD_S, Board
 from decentral.scheduling.job import Job
 from decentral.scheduling.pace import Pace
 from decentral.scheduling.pool import Ended, Seen
 from decentral.store import RunStore, Status
-from decentral.store.failures import Failure
-from decentral.store.lines import LineFile
 from decentral.terminal.display import display
 from toy_jobs import Toy
 
@@ -92,14 +86,6 @@ def test_nothing_is_said_of_a_job_before_it_has_moved_for_a_while(pace: Pace, cl
     assert pace.to_go_s(seen, [job("b")]) == pytest.approx(179.9)
 
 
-def test_a_tiny_share_of_a_long_job_is_enough_after_a_minute(pace: Pace, clock: Clock, job):
-    pace.started(job("a"))
-    seen = watch(pace, clock, job("a"), (0.0, 0.001), (50.0, 0.006))
-    assert pace.left_s(seen[0]) is None
-    seen = watch(pace, clock, job("a"), (100.0, 0.011), (200.0, 0.021))
-    assert pace.left_s(seen[0]) == pytest.approx(0.979 * 10_000)
-
-
 def test_what_an_earlier_attempt_has_done_is_no_speed_of_this_one(pace: Pace, clock: Clock, job):
     """It goes on at 30 % and takes 100 s for a whole job."""
     a = job("a")
@@ -138,15 +124,6 @@ def test_a_job_that_has_not_begun_takes_what_those_of_its_kind_did_or_else_what_
     assert pace.to_go_s(seen, []) == pytest.approx(70.0), "it says nothing of itself, so its time just runs down"
 
 
-def test_what_is_stored_of_a_job_that_waits_is_not_to_be_done_again(pace: Pace, clock: Clock, job):
-    store(job("c"), 0.75)
-    pace.started(job("a"))
-    clock.now = 100.0
-    pace.ended(job("a"), done=True)
-    pace.started(job("b"))
-    assert pace.to_go_s(at(job("b"), None), [job("c")]) == pytest.approx(125.0)
-
-
 def test_jobs_side_by_side_share_the_work_but_the_longest_has_to_end(pace: Pace, clock: Clock, job):
     pace.started(job("a"))
     clock.now = 100.0
@@ -169,14 +146,6 @@ def test_the_time_in_a_queue_is_none_of_a_job(pace: Pace, clock: Clock, job):
     assert pace.to_go_s(at(job("b"), None, "waiting for slurm 2"), []) is None, "nobody knows when it will start"
 
 
-def test_a_job_that_failed_or_diverged_says_nothing_of_the_others(pace: Pace, clock: Clock, job):
-    pace.started(job("a"))
-    clock.now = 3.0
-    assert pace.ended(job("a"), done=False) == 3.0
-    pace.started(job("b"))
-    assert pace.to_go_s(at(job("b"), None), []) is None
-
-
 # -- what is stored of a job -------------------------------------------------------------------------------------------
 
 
@@ -190,32 +159,6 @@ def test_a_job_that_is_finished_or_of_another_id_holds_nothing_to_go_on_from(job
     assert a.held() == 0.0
 
 
-@dataclass
-class Half(Computation):
-    """Is stopped half-way, or breaks off there."""
-
-    breaks: bool = False
-    folder: ClassVar[str] = "halves"
-    lines: ClassVar[str] = "lines.jsonl"
-
-    def parameters(self) -> dict[str, Any]:
-        return {}
-
-    def work(self, lines: LineFile, stop: Callable[[], bool], show: Callable[[float, str], None]) -> bool:
-        show(0.5, "half")
-        if self.breaks:
-            raise RuntimeError("a bug")
-        return False
-
-
-@pytest.mark.parametrize("breaks", [False, True])
-def test_a_computation_that_broke_off_holds_what_it_said(tmp_path: Path, breaks: bool):
-    half = Half(configure("task=quadratics", f"results_dir={tmp_path}"), breaks=breaks)
-    with pytest.raises(RuntimeError) if breaks else nullcontext():
-        assert half.carry_out() is Status.interrupted
-    assert half.held() == 0.5
-
-
 @pytest.mark.parametrize(("limit", "share"), [("steps=400", 0.25), ("epochs=20", 0.5)])
 def test_a_run_holds_the_steps_of_its_newest_checkpoint(tmp_path: Path, limit: str, share: float):
     run = TrainingRun(replace(configure("task=quadratics", limit), run_dir=str(tmp_path / "run")))
@@ -225,14 +168,6 @@ def test_a_run_holds_the_steps_of_its_newest_checkpoint(tmp_path: Path, limit: s
         part = opened.save_checkpoint_part(100, "process0", {})
         opened.commit_checkpoint(100, {"process0": part}, {})
     assert run.held() == share
-
-
-def test_runs_of_one_kind_differ_in_their_rates_and_seeds_alone(tmp_path: Path):
-    def kind(*overrides: str) -> str:
-        return TrainingRun(configure("task=quadratics", "algo=dpsgd", "topology=ring", *overrides)).kind
-
-    assert kind("lr=0.1", "seed=1") == kind("lr=0.2", "seed=2")
-    assert len({kind(), kind("algo=d2"), kind("topology=chain"), kind("epochs=3"), kind("num_workers=9")}) == 5
 
 
 # -- what the user sees ------------------------------------------------------------------------------------------------
@@ -270,18 +205,6 @@ def test_a_study_that_was_stopped_says_what_is_left_and_claims_no_time_to_go(wid
     assert "to go" not in text and "2:30" not in text
 
 
-def test_only_finished_jobs_are_counted_of_those_that_are_known(clock: Clock, job):
-    stream = io.StringIO()
-    board = Board("study", display(stream=stream), clock)
-    board.expect(5)
-    ends = [Ended(job("a"), Status.done), Ended(job("b"), Status.failed, Failure.error, "a bug")]
-    ends += [Ended(job("c"), Status.diverged), Ended(job("d"), Status.interrupted)]
-    for ended in ends:
-        board.ended(ended, again=False)
-    heads = [line.partition("] ")[0] for line in stream.getvalue().splitlines()]
-    assert heads == ["[study: 1 of 5", "[study: 1 of 5", "[study: 2 of 5", "[study: 2 of 5"]
-
-
 def test_without_a_terminal_a_line_says_how_far_the_jobs_are_when_nothing_was_said_for_a_while(clock: Clock, job):
     stream = io.StringIO()
     board = Board("study", display(stream=stream), clock)
@@ -304,11 +227,3 @@ def test_without_a_terminal_a_line_says_how_far_the_jobs_are_when_nothing_was_sa
     assert show(32.0, 0.4) == []
     board.say("something else")
     assert len(show(60.0, 0.5)) == 1, "that was a line, too"
-
-
-def test_a_line_names_a_few_of_many_running_jobs(clock: Clock, job):
-    stream = io.StringIO()
-    board = Board("study", display(stream=stream), clock)
-    clock.now = LINE_PERIOD_S
-    board.show([Seen(job(name), "cpu", 0.5) for name in "abcdefg"], [])
-    assert stream.getvalue().endswith("d (50 %), and 3 more; 0 left\n")
