@@ -28,8 +28,6 @@ from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.transports.shared_memory import Segments
 from decentral.network.windows.window import SmallWeight
 from decentral.network.world import World
-from decentral.optim.optimizer import LocalRule
-from decentral.optim.sgd import SGD
 from decentral.registry import components
 from decentral.report.summary import summary
 from decentral.store import RunStore
@@ -224,18 +222,6 @@ def test_eager_sgd_loses_no_gradient(collective):
     assert sum(run.timeline.ages.values()) == n * steps and len(run.timeline.ages) > 1
 
 
-def test_about_half_of_the_workers_are_in_time_for_a_majority():
-    n, steps = 16, 300
-    times = 1 + np.random.default_rng(0).uniform(size=(steps, n))
-    method = EagerSGD(collective=Partial.majority, period_steps=1)
-    run = Virtual(method, rounds("ring", n), times, Costs(), steps, trains=False)
-    run.run()
-    assert run.timeline.ages[0] / (n * steps) == pytest.approx(0.5, abs=0.08)
-    solo = Virtual(EagerSGD(period_steps=1), rounds("ring", n), times, Costs(), steps, trains=False)
-    solo.run()
-    assert solo.timeline.ages[0] == steps  # the first one alone
-
-
 def watched_calls(run: Virtual, measure) -> list[np.ndarray]:
     """measure() before and after every averaging, [2, ...] each."""
     found, call = [], run.rows.call
@@ -343,23 +329,6 @@ def test_async_push_sum_keeps_the_sums_of_models_and_weights(topology):
     assert float(run.state.p.min()) > 0
 
 
-def test_async_push_sum_with_equal_speeds_is_sgp():
-    """z <- W (p z + u) / (W p), with the matrix of each round."""
-    n, steps, g = 5, 17, gradient(5, 3)
-    shape = rounds("star", n, weights=Weights.uniform)
-    W = np.zeros((n, n))
-    for i in range(n):
-        for j, weight in shape.mixing(0)[0].row(i):
-            W[i, j] += weight
-    z, p = np.zeros((n, 3)), np.ones((n, 1))
-    for t in range(steps):
-        x = p * z - RATE * np.stack([g(z[i], i, t) for i in range(n)])
-        p = W @ p
-        z = W @ x / p
-    run = Virtual(AsyncPushSum(), shape, np.ones((1, n)), Costs(), steps)
-    np.testing.assert_allclose(run.run(), z, rtol=0, atol=1e-12)
-
-
 # -- Asynchronous push-sum: nobody waits, and nothing is lost, whoever straggles ---------------------------------------
 
 CERTAIN = Losses(0.0, seed=0)
@@ -464,40 +433,6 @@ def test_nothing_is_lost_out_of_step(worlds, name, p_lost, carrier, processes):
         torch.testing.assert_close(estimates, (total / N).expand(N, P), rtol=1e-6, atol=1e-6)
 
 
-def push_to_one_who_is_asleep(world: World, carrier: Carrier) -> list[float]:
-    """p of worker 0 of 2 after each of its pushes, while worker 1 does nothing."""
-    settings = NetworkSettings(transport=carrier, timeout_s=20)
-    net = join(schedule("chain", 2), CERTAIN, world.device, world.rank, 2, settings)
-    x, p = start_values(2)[net.workers.start : net.workers.stop].clone(), torch.ones(1, 1, dtype=torch.float64)
-    x, p = net.drain(*net.push(x, p, 0))
-    seen = [float(p)]
-    for round in range(1, 5 if world.rank == 0 else 1):
-        x, p = net.push(x, p, round)
-        seen.append(float(p))
-    world.barrier()
-    if world.rank == 1:  # takes what has waited, so that there is room again
-        x, p = net.push(x, p, 1)
-    x, p = net.drain(x, p)
-    net.close()
-    return [*seen, float(p)]
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_share_for_one_who_has_not_taken_the_last_one_stays(worlds, carrier):
-    awake, asleep = worlds(2).call(push_to_one_who_is_asleep, carrier)
-    assert awake == [1, 0.5, 0.5, 0.5, 0.5, 1] and asleep == [1, 1]
-
-
-def test_a_lost_share_stays_with_its_sender_although_rows_sum_to_one():
-    net = LocalNetwork(schedule("one_peer_exponential"), Losses(0.5, seed=1))
-    x, p = start_values(), torch.ones(N, 1, dtype=torch.float64)
-    for round in range(20):
-        x, p = net.push(x, p, round)
-        assert abs(float(p.sum()) - N) < 1e-12
-    torch.testing.assert_close(x.sum(0), start_values().sum(0), rtol=1e-12, atol=1e-12)
-    assert float((p - 1).abs().max()) > 0.1
-
-
 @pytest.mark.parametrize("topology", ["dbt"])
 def test_in_one_process_it_is_sgp(start, topology):
     place = [f"topology={topology}", "topology.weights=uniform", "steps=15", "trace=true", "optim=momentum"]
@@ -543,47 +478,3 @@ def test_a_checkpoint_holds_all_shares_and_a_run_goes_on_from_it(start, worlds):
     parts = [store.load_part(checkpoint, name) for name in checkpoint.parts]
     assert sum(float(part["rows"]["p"].sum()) for part in parts) == pytest.approx(5, rel=1e-12)
     assert start(*overrides, processes=2).status == "done"
-
-
-# -- What late gradients cost eager-SGD: the largest rate with which it is stable on a quadratic, with an --------------
-
-SHARES = [0.222, 0.525, 0.206, 0.045, 0.002]
-"""Of gradients that are 0, 1, ... steps late: 16 workers, cluster=two_delayed."""
-LIMITS = {
-    (0.0, (1,)): 2.0, (0.0, (0, 1)): 1.0, (0.0, (0, 0, 1)): 0.618, (0.0, tuple(SHARES)): 1.35,
-    (0.9, (1,)): 3.8, (0.9, (0, 1)): 0.1, (0.9, (0, 0, 1)): 0.051, (0.9, tuple(SHARES)): 0.096,
-}  # fmt: skip
-
-
-def largest_root(momentum: float, shares: tuple[float, ...], a: float) -> float:
-    """Of the characteristic polynomial of x^{t+1} = x^t + m (x^t - x^{t-1}) - a sum_k w_k x^{t-k}."""
-    coefficients = np.zeros(max(len(shares), 2) + 1)
-    coefficients[:3] = 1, -(1 + momentum), momentum
-    coefficients[1 : 1 + len(shares)] += a * np.array(shares)
-    return float(np.abs(np.roots(coefficients)).max())
-
-
-@pytest.mark.parametrize("case", LIMITS, ids=str)
-def test_the_rates_of_the_table_are_the_largest_stable_ones(case):
-    assert largest_root(*case, 0.97 * LIMITS[case]) < 1 < largest_root(*case, 1.03 * LIMITS[case])
-
-
-@pytest.mark.parametrize(("momentum", "factor"), [(0.0, 1.0), (0.9, 1.0), (0.9, 0.02)])
-@pytest.mark.parametrize("late", [0, 1])
-def test_eager_sgd_has_these_limits(momentum, factor, late):
-    """Its own operations on one row of curvature 1, whose gradients are those of `late` steps ago."""
-    rate = 0.95 * factor * LIMITS[momentum, (1,)]
-    method = EagerSGD().bind(LocalRule(SGD(momentum=momentum), lambda t: rate))
-    net = LocalNetwork(components("topology")["chain"]().schedule(1), Losses(0.0, 0))
-    state = method.init(torch.ones(1, 1, dtype=torch.float64), net)
-    models = [state.x.clone()] * (late + 1)
-    for t in range(600):
-        method.publish(state, 0, models[-1 - late][0], t)
-        total = state.send[0].clone()
-        state.send.zero_()
-        method.receive(state, 0, t, True, 1, total)
-        models.append(state.x.clone())
-    shares = (0,) * late + (1,)
-    root = largest_root(momentum, shares, rate)
-    assert (models[-1].abs().item() < 1) == (root < 1)
-    assert abs(root - 1) > 0.001, "neither of both is near the limit"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -15,9 +14,6 @@ from configure import configure
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.network.asynchronous.mailbox import Mailbox
-from decentral.network.asynchronous.meeting import Tickets
-from decentral.network.processes import split_workers
 from decentral.network.windows.window import SmallWeight
 from decentral.network.world import World
 from decentral.store import RunStore
@@ -112,24 +108,6 @@ def test_groups_that_wait_give_what_the_virtual_cluster_gives(worlds, transport,
     for each in found:
         torch.testing.assert_close(each.x, expected.x, **TIGHT)
         assert each.sent == expected.sent and set(each.ages) == {0}
-
-
-def test_tau_1_is_model_averaging(worlds):
-    expected = alone(config_of("model_averaging", processes=1))
-    for each in worlds(4).call(carried_out, config_of("wagma", "algo.tau=1")):
-        torch.testing.assert_close(each.x, expected.x, **TIGHT)
-
-
-@pytest.mark.parametrize("processes", [2, 4])
-def test_contributions_are_younger_than_tau_and_all_are_counted(worlds, processes):
-    steps, tau, n = 40, 5, 8
-    config = config_of("wagma", f"algo.tau={tau}", *PACE, n=n, steps=steps, processes=processes)
-    found = worlds(processes).call(carried_out, config, 7, 20)
-    assert all(each.ages == found[0].ages for each in found)
-    assert sum(found[0].ages.values()) == n * (steps - steps // tau)
-    assert 0 in found[0].ages and max(found[0].ages) < tau
-    virtual = alone(config_of("wagma", f"algo.tau={tau}", *PACE, n=n, steps=steps, processes=1))
-    assert all(each.sent == virtual.sent for each in found), "as many versions are as many messages"
 
 
 # -- what is recorded --------------------------------------------------------------------------------------------------
@@ -293,25 +271,6 @@ def test_what_fails_in_a_thread_is_raised_and_nobody_hangs(pair, algo):
     own, other = pair.call(failing, config_of(algo, n=4, processes=2), 0)
     assert own.startswith("AttributeError: 'NoneType' object has no attribute 'gradient'")
     assert other.startswith("ConnectionError: connection closed by process 0")
-
-
-def draw_tickets(world: World, n: int, count: int) -> list[int]:
-    mailbox = Mailbox(split_workers(n, world.size), 30.0)
-    tickets = Tickets(mailbox, kind=0)
-    tickets.begin_at(7)
-    mailbox.barrier()
-    with ThreadPoolExecutor(len(mailbox.workers)) as pool:
-        drawn = pool.map(lambda i: [tickets.next(i) for _ in range(count)], mailbox.workers)
-        found = [ticket for each in drawn for ticket in each]
-    mailbox.barrier()
-    mailbox.close()
-    return found
-
-
-@pytest.mark.parametrize("processes", [2, 4])
-def test_every_ticket_is_given_to_one_worker(worlds, processes):
-    found = [ticket for each in worlds(processes).call(draw_tickets, 16, 100) for ticket in each]
-    assert sorted(found) == list(range(7, 7 + 16 * 100))
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable
 from math import inf
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,21 +90,6 @@ def test_links_that_a_file_replaces_altogether_cost_nobody_anything(tmp_path: Pa
     known = costs(n=2, file=str(tmp_path / "links.csv"))
     assert known.all_reduce_s(2, 8) == 2 * 0.5, "not the slower links of cluster.links, of which there are none"
     assert costs(n=3, file=str(tmp_path / "links.csv")).all_reduce_s(3, 8) > 2 * 0.5
-
-
-@pytest.mark.parametrize("make", [
-    lambda path: PLAIN, lambda path: TWO_TIERS,
-    lambda path: dataclasses.replace(TWO_TIERS, file=str(path / "links.csv")),
-], ids=["plain", "two tiers", "file"])  # fmt: skip
-def test_arrays_are_what_single_links_are(tmp_path: Path, make: Callable[[Path], Links]) -> None:
-    (tmp_path / "links.csv").write_text(FILE)
-    known = costs(make(tmp_path))
-    src, dst = np.divmod(np.arange(16), 4)
-    latency, per_byte = known.of(src, dst)
-    assert latency.dtype == per_byte.dtype == np.float64
-    for i, j, alpha, beta in zip(src.tolist(), dst.tolist(), latency, per_byte, strict=True):
-        assert alpha == known.hop_s(i, j) and alpha + 3 * beta == known.message_s(i, j, 3)
-    assert known.of(src[:, None], dst[None, :])[0].shape == (16, 16)
 
 
 def test_two_workers_wait_for_the_later_one() -> None:
@@ -232,14 +216,6 @@ def named(name: str) -> Machines:
     cluster = compose(["task=quadratics", f"cluster={name}"]).cluster
     assert isinstance(cluster, Machines)
     return cluster
-
-
-def test_in_a_free_cluster_a_step_is_a_second() -> None:
-    cluster = named("free")
-    assert (cluster.gradient_times(8, 0).seconds(0, 9) == 1).all()
-    known = cluster.costs(8)
-    np.testing.assert_array_equal(known.plan(np.array([0]), np.array([1])).ready(np.arange(8.0), 1e9), np.arange(8.0))
-    assert known.all_reduce_s(8, 1e9) == known.pair_s(0, 1, 1e9) == known.copy_s(1e9) == 0
 
 
 def test_the_papers_cluster_delays_two_workers_of_each_step() -> None:

@@ -87,12 +87,6 @@ def test_the_shifted_pareto_distribution_is_that_of_habitat() -> None:
     assert np.median(seconds) == pytest.approx(1.713, abs=0.001)
 
 
-def test_workers_and_steps_are_independent() -> None:
-    logs = np.log(times(COMPUTE[Distribution.lognormal], n=40).seconds(0, 3000))
-    assert abs(np.corrcoef(logs[:-1].ravel(), logs[1:].ravel())[0, 1]) < 0.01
-    assert abs(np.corrcoef(logs[:, :-1].ravel(), logs[:, 1:].ravel())[0, 1]) < 0.01
-
-
 # -- stragglers --------------------------------------------------------------------------------------------------------
 
 
@@ -119,13 +113,6 @@ def test_a_persistent_straggler_stays_slow_for_so_many_steps(probability: float,
     share = probability / (probability + 1 / residence)
     for part in (slow[:1], slow):  # stationary from the first step on
         assert part.mean() == pytest.approx(share, abs=4 * np.sqrt(share * (1 - share) / 400))
-
-
-def test_a_fixed_straggler_is_always_as_slow() -> None:
-    seconds = times(SECOND, STRAGGLERS[Mode.fixed]).seconds(0, 20)
-    expected = np.ones(16)
-    expected[[0, 5]] = 10
-    np.testing.assert_array_equal(seconds, np.tile(expected, (20, 1)))
 
 
 def test_a_drift_is_the_sum_of_its_steps_reflected_at_the_bounds() -> None:

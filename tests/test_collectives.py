@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import queue
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -30,9 +29,8 @@ from decentral.network.processes import join, split_workers
 from decentral.network.settings import Carrier, CollectiveChoice, NetworkSettings
 from decentral.network.transports import posting
 from decentral.network.transports.choose import open_transport
-from decentral.network.transports.posting import Late, Limiter, Limits
-from decentral.network.transports.shared_memory import SharedMemory
-from decentral.network.transports.transport import Buffer, Expected, Transport, binomial_tree
+from decentral.network.transports.posting import Limiter, Limits
+from decentral.network.transports.transport import Buffer, Expected, Transport
 from decentral.network.world import World
 from decentral.registry import components
 from decentral.report.summary import summary
@@ -178,21 +176,6 @@ def test_the_mean_goes_by_the_collective_that_was_chosen(worlds, choice):
     expected = torch.arange(5 * 2 * 7, dtype=torch.float64).view(5, 2, 7).mean(0)
     for found in worlds(2).call(means, choice):
         torch.testing.assert_close(found, expected.expand_as(found), rtol=1e-14, atol=0)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 11])
-def test_a_binomial_tree_reaches_all_within_the_logarithm(size):
-    for root in range(size):
-        phase, reached = {root: 0}, [root]
-        for rank in reached:
-            _, children = binomial_tree(rank, size, root)
-            for number, child in enumerate(children, 1):
-                assert binomial_tree(child, size, root)[0] == rank
-                assert child not in phase
-                phase[child] = phase[rank] + number  # a rank sends to one after the other
-                reached.append(child)
-        assert sorted(reached) == list(range(size))
-        assert max(phase.values()) == math.ceil(math.log2(size))
 
 
 RATIOS = (0.1, 0.033, 0.011, 0.004, 0.001)
@@ -396,28 +379,6 @@ def test_every_message_is_late_and_the_same_as_ever(worlds, carrier):
     counted = lengths * (N * (N - 1) + (N - 1) + 2 * (N - 1))
     assert extra == 2 * everybody + 1024 * (N - 1) - counted
     assert sum(late for *_, late, _ in answers) == 2 * (N - 1) * P * 4, "as much as a ring"
-
-
-def sent_to(world: World, carrier: Carrier) -> list[int]:
-    """To whom process 0 sends what it broadcasts, in which order."""
-    settings = NetworkSettings(transport=carrier, latency_ms=0.1)
-    told: list[int] = []
-    ring, late = SharedMemory._announce, Late.__init__
-    with (
-        mock.patch.object(SharedMemory, "_announce", lambda *args: (told.append(args[1]), ring(*args))[1]),
-        mock.patch.object(Late, "__init__", lambda *args: (told.append(args[2].peer), late(*args))[1]),
-    ):
-        rounds = components("topology")["chain"]().schedule(world.size)
-        net = join(rounds, CERTAIN, world.device, world.rank, world.size, settings)
-        payload = Payload({"values": torch.zeros(3)})
-        net.broadcast(payload if world.rank == 0 else None, 0, payload.sizes)
-        net.close()
-    return told
-
-
-@pytest.mark.parametrize("carrier", [Carrier.shared_memory, Carrier.torch])
-def test_who_has_most_to_pass_on_hears_of_a_broadcast_first(worlds, carrier):
-    assert worlds(5).call(sent_to, carrier) == [[4, 2, 1], [], [3], [], []]
 
 
 @pytest.mark.parametrize(

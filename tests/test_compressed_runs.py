@@ -15,17 +15,15 @@ from configure import configure
 from decentral.cluster.clock import Clock
 from decentral.cluster.costs import LinkCosts
 from decentral.cluster.links import Links
-from decentral.compression.adaptation import CANDIDATES, Knee, Solver, Throughput, front, gains_at, grid
+from decentral.compression.adaptation import CANDIDATES, Knee, Solver, Throughput, gains_at, grid
 from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.row_layout import RowLayout
 from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
 from decentral.registry import components
 from decentral.report.summary import summary
-from decentral.topology.chain import Chain
 from decentral.topology.delivery import Losses
 from decentral.topology.ring import Ring
-from decentral.training.adaptive import AdaptiveStepper
 from decentral.training.faults import VARIABLE, Injected
 from table import FREE
 
@@ -82,26 +80,6 @@ def test_what_rounded_messages_leave_out_is_recorded(start, algo, topology, comp
     found = [row for row in result.rows if row["metric"] == "compression_error" and row["worker"] != "mean"]
     assert {(row["step"], row["worker"]) for row in found} == {(t, i) for t in (10, 20, 30) for i in range(4)}
     assert all(0 < row["value"] <= most for row in found)
-
-
-def test_of_a_worker_that_relays_all_messages_count() -> None:
-    """A chain of 3 with two different messages from the middle: signs times the mean magnitude, by the definition."""
-    compressor = COMPRESSORS["sign"]().bound(RowLayout.flat(6), 0)
-    net = LocalNetwork(Chain().schedule(3), Losses(0.0, 0))
-    drawn = torch.Generator().manual_seed(0)
-    y, m = (torch.randn(rows, 6, generator=drawn, dtype=torch.float64) for rows in (3, 4))
-    sums: dict[int, list[torch.Tensor]] = {0: [], 1: [], 2: []}
-    for e, (src, dst) in enumerate(zip(net.edges.src.tolist(), net.edges.dst.tolist(), strict=True)):
-        others = [row for f, row in enumerate(m) if int(net.edges.dst[f]) == dst and f != e]
-        sums[dst].append(y[dst] + sum(others))  # goes back from dst to src
-        assert abs(src - dst) == 1
-    compression_stats = compressor.compression_stats(y)
-    compressor.relay(y.clone(), m.clone(), net, 0)
-    for i, messages in sums.items():
-        e = torch.stack(messages)
-        sent = e.sign() * e.abs().mean(1, keepdim=True)
-        expected = [sent.square().sum() / e.square().sum(), (e - sent).square().sum() / e.square().sum(), 1.0]
-        assert compression_stats[i].tolist() == pytest.approx([float(each) for each in expected])
 
 
 @pytest.mark.parametrize("block", [3, 8])
@@ -291,17 +269,6 @@ def test_it_goes_on_bit_for_bit(start, monkeypatch, name: str, measured: tuple[s
         assert broken.facts.get(fact) == straight.facts.get(fact)
 
 
-def test_a_changed_gain_is_a_reason_to_explore() -> None:
-    stepper: Any = object.__new__(AdaptiveStepper)
-    stepper.gains, stepper.readings, stepper.usual = [1.0], [], None
-    for reading in (0.4, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.54, 0.54, 0.54):  # means 0.5 and 0.544
-        stepper._compare(reading)
-    assert stepper.usual == pytest.approx(0.5) and stepper.gains == [1.0]
-    for reading in (0.55, 0.55, 0.55, 0.55, 0.56):
-        stepper._compare(reading)
-    assert stepper.gains == []
-
-
 def test_a_probe_finds_what_links_are_like_and_its_cost_counts(start) -> None:
     """Over 1e-2 Gbit/s a byte takes 0.8 us, over 1e-5 0.8 ms: pairs 0-1 and 2-3, then 1-2 and 3-0, there and back."""
     settings = [*RUN, *EVERY, *STEPS, "compress=topk"]
@@ -342,27 +309,6 @@ def test_between_processes_links_are_measured_for_real(start, transport: str) ->
     times, predicted, taken = run.facts["collectives"]["allgather"]
     assert times == 6 + 5 and predicted > 0.02 * times and taken > 0, "two phases of 10 ms at least"
     assert run.facts["ratios"] and run.facts["explored"] == 1
-
-
-@pytest.mark.parametrize("gain", GAINS.values(), ids=GAINS)
-@pytest.mark.parametrize("rule", [Knee(), Throughput()])
-def test_nsga2_comes_close_to_the_grid(gain: np.ndarray, rule: Any) -> None:
-    pytest.importorskip("pymoo")
-    measured = dict(zip(RATIOS.tolist(), gain.tolist(), strict=True))
-    gains = [measured[c] for c in CANDIDATES]
-
-    def seconds(ratios: np.ndarray) -> np.ndarray:
-        return 3e-3 + 1.2 * ratios
-
-    def chosen(ratios: np.ndarray) -> tuple[float, float]:
-        at = gains_at(ratios, list(CANDIDATES), gains)
-        place = rule.best(seconds(ratios), at, 0.01)
-        return float(seconds(ratios)[place]), float(1 / at[place])
-
-    found = front(list(CANDIDATES), gains, seconds)
-    assert found.min() >= 0.001 and found.max() <= 0.1 and len(found) <= 40
-    exact = chosen(grid(list(CANDIDATES), 2000))
-    assert chosen(found) == pytest.approx(exact, rel=0.35), "the specification finds 7 % on average, 32 % at worst"
 
 
 def test_nsga2_decides_in_a_run_and_says_what_it_needs(start, monkeypatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,14 @@ import pytest
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.measurements.consensus import Consensus, starts
-from decentral.measurements.straggler import END, ERROR, MASS_ERROR, P_ERROR, SMALLEST_P, TURNS, Straggler
+from decentral.measurements.straggler import END, MASS_ERROR, P_ERROR, TURNS, Straggler
 from decentral.measurements.values import Labels
 from decentral.scheduling.job import Demand
 from decentral.store import Status
 from decentral.study.catalogue import study_from
-from decentral.study.measured import MeasuredCell
 from decentral.study.study import Cell
 
 # -- consensus ------------------------------------------------------------------------------------------------------
-
-TIME = "seconds to a relative error of"
 
 
 def consensus(config: Config, seed: int, rounds: int, dimension: int) -> Consensus:
@@ -116,25 +112,6 @@ def test_a_race_has_the_machine_for_itself_and_goes_on_after_the_heats_that_are_
 
 
 # The study
-
-
-def cell_of(job: Straggler, target: float) -> MeasuredCell:
-    job = replace(job, target=target)
-    return MeasuredCell(job.cells()[0], job, "", "", sharing=2)
-
-
-def test_the_values_are_about_the_fast_workers_the_straggler_and_the_sums(run: Straggler) -> None:
-    cell = cell_of(run, 1e-1)
-    values = {(value.metric, value.labels["who"]) for value in cell.values()}
-    assert {(f"{TIME} 0.1", who) for who in ("fast workers", "straggler")} <= values
-    assert {metric for metric, who in values if who == ""} == {P_ERROR, MASS_ERROR, SMALLEST_P}
-    assert {metric for metric, who in values if who == "straggler"} == {f"{TIME} 0.1", TURNS, END}
-    assert sum(value.wall_s for value in cell.values()) == pytest.approx(run.wall_s() / 2)
-    curves = cell.curves()
-    assert {(curve.labels["who"], curve.metric, curve.seed) for curve in curves} == {
-        (who, ERROR, seed) for who in ("fast workers", "straggler") for seed in (5, 6)
-    }
-    assert all(0 < t <= DURATION_S for curve in curves for t in (point.at["wall_s"] for point in curve.points))
 
 
 # -- simulated race -------------------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from decentral.config.identity import component_identity
 from decentral.data.cache import cached
 from decentral.data.cifar10 import Cifar10
 from decentral.data.digits import Digits
-from decentral.data.folder import find_tree
 from decentral.data.imagefolder import Normalisation
 from decentral.data.loading import in_memory
 from decentral.data.loading.in_memory import InMemory
@@ -266,22 +265,6 @@ def test_cifar10_is_read_from_a_folder_of_images_and_from_arrays(kind, small_cif
         assert np.array_equal(arrays[f"{split}_labels"], labels[order])
 
 
-def test_a_tree_is_looked_through_once_and_again_when_an_image_comes(small_cifar10, tmp_path, monkeypatch):
-    looked, scandir = [], os.scandir  # where all names of a class are read
-    monkeypatch.setattr(os, "scandir", lambda path: looked.append(Path(path).name) or scandir(path))
-    root = write_tree(tmp_path / "tree", small_cifar10, ".png")
-    digests, counts = {Cifar10(path=str(root)).files_digest()}, {find_tree(str(root)).count(root / "train")}
-    looked.clear()
-    for _ in range(10):
-        digests.add(Cifar10(path=str(root)).files_digest())
-        counts.add(find_tree(str(root)).count(root / "train"))
-    assert len(digests) == 1 and counts == {20}
-    assert "cat" not in looked
-    Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(root / "train" / "cat" / "new.png")
-    assert Cifar10(path=str(root)).files_digest() not in digests
-    assert find_tree(str(root)).count(root / "train") == 21
-
-
 def test_a_run_on_other_files_is_another_run(small_cifar10, tmp_path):
     tree, file = write_tree(tmp_path / "a", small_cifar10, ".png"), write_npz(tmp_path / "c.npz", small_cifar10)
     moved = write_tree(tmp_path / "b", small_cifar10, ".png")
@@ -426,23 +409,6 @@ def test_a_digest_is_trusted_while_a_file_is_surely_what_it_was(tmp_path, monkey
     assert digests.file_digest(file) == hashlib.sha256(b"six").hexdigest()[:16]
 
 
-def test_digests_that_took_long_are_kept_for_other_processes(tmp_path, private_cache, monkeypatch):
-    monkeypatch.setattr(digests, "_WORTH_KEEPING_S", 0)
-    monkeypatch.setattr(digests, "_SETTLED_NS", 0)
-    names = [str(number) for number in range(3)]
-    for name in names:
-        (tmp_path / name).write_text(name)
-    found = digests.folder_digest(tmp_path, names)
-    digests._KNOWN.clear()
-    monkeypatch.setattr(digests, "_digest", None)
-    assert digests.folder_digest(tmp_path, names) == found
-    (kept,) = (private_cache / "digests").iterdir()
-    kept.write_text("[]")
-    digests._KNOWN.clear()
-    monkeypatch.undo()
-    assert digests.folder_digest(tmp_path, names) == found
-
-
 # -- How the training set is dealt out to the workers ------------------------------------------------------------------
 
 ALL = [
@@ -485,26 +451,6 @@ def test_every_index_is_dealt_exactly_once(partition: Partition):
     assert min(len(rows) for rows in partition.indices(digits_like(12 * per_worker), 12, seed=0)) >= 1
     with pytest.raises(ConfigError, match=r"num_workers=13 .*<= 12"):
         partition.indices(digits_like(12 * per_worker), 13, seed=0)
-
-
-@pytest.mark.parametrize("partition", [Dirichlet, DirichletThesis])
-def test_classes_concentrate_as_alpha_goes_to_zero(partition: type):
-    labels = digits_like()
-    share = []
-    for alpha in (100, 1, 0.1, 0.01):
-        dealt = [partition(alpha=alpha).indices(labels, 16, seed) for seed in range(4)]
-        share.append(np.mean([largest_share(class_counts(labels, rows, 10)) for rows in dealt]))
-    assert share == sorted(share)
-    assert share[0] < 0.2 and share[-1] > 0.6
-
-
-@pytest.mark.parametrize("alpha", [1e-2, 1e-4, 1e-300])
-@pytest.mark.parametrize("num_workers", [16, 64])
-def test_the_uneven_draw_gives_every_worker_at_least_half_of_its_share(alpha: float, num_workers: int):
-    labels = digits_like()
-    dealt = Dirichlet(alpha=alpha, even=False).indices(labels, num_workers, seed=0)
-    assert min(map(len, dealt)) >= int(0.5 * (len(labels) // num_workers))
-    assert largest_share(class_counts(labels, dealt, 10)) > 0.75
 
 
 def authors_shares(labels: np.ndarray, num_workers: int, alpha: float, random: np.random.RandomState) -> list:
@@ -568,14 +514,6 @@ def test_the_relaysgd_partition_is_as_heterogeneous_as_theirs(alpha: float, num_
     )
     assert (counts > 0.01 * 3125).sum(axis=1).mean() == pytest.approx(num_classes, rel=0.1)
     assert largest_share(counts) == pytest.approx(share, rel=0.1)
-
-
-def test_the_samples_that_the_thesis_drops_go_to_the_first_workers():
-    labels = digits_like(103)
-    together = np.concatenate(dirichlet_shares(labels, 5, 0.1, np.random.RandomState(9)))
-    dealt = DirichletThesis(alpha=0.1).indices(labels, 5, seed=9)
-    assert [rows[:20].tolist() for rows in dealt] == together[:100].reshape(5, 20).tolist()
-    assert [rows[20:].tolist() for rows in dealt] == [[together[100]], [together[101]], [together[102]], [], []]
 
 
 def test_shards_give_each_worker_about_that_many_classes():

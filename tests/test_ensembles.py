@@ -17,12 +17,12 @@ from configure import configure
 from conftest import Start
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.measurements.quadratics.ensemble import Ensemble, Stack, draw
+from decentral.measurements.quadratics.ensemble import Ensemble, draw
 from decentral.measurements.quadratics.rules import Fastest, Member, Outcome, Plateau, Rated, Rule, Trial
 from decentral.measurements.search import Search, Simulation, check_ensemble
 from decentral.store import RunStore, Status
 from decentral.tasks.problems import convex
-from decentral.tasks.problems.convex import LOSSES, RegressionProblem, Samples, optimum, random_problem
+from decentral.tasks.problems.convex import LOSSES, RegressionProblem, Samples, optimum
 from decentral.training.assemble import local_network
 
 # -- An ensemble of quadratics is many ordinary runs at once; and the search for their learning rates ------------------
@@ -76,23 +76,6 @@ def test_a_member_is_the_ordinary_run_with_its_seed_and_rate(overrides: tuple[st
         models = of_member(ensemble.models(), number)
         torch.testing.assert_close(models, torch.from_numpy(run.iterates[-1]), rtol=1e-12, atol=1e-12)
         assert found[number] == pytest.approx(run.last("suboptimality", "averaged"), rel=1e-9, abs=1e-12)
-
-
-def test_the_stack_gives_gradient_and_suboptimality_of_every_problem() -> None:
-    problems = [random_problem(5, 3, 0.5, 1.0, zeta2, 10.0, seed) for seed, zeta2 in ((0, 0.0), (1, 0.5))]
-    stack = Stack.of(problems)
-    x = torch.randn(5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for number, problem in enumerate(problems):
-        own = of_member(x, number, d=3)
-        residual = torch.einsum("nij,nj->ni", problem.A, own) - problem.b
-        g = torch.einsum("nij,ni->nj", problem.A, residual)
-        torch.testing.assert_close(of_member(stack.gradient(x), number, d=3), g, rtol=1e-12, atol=1e-12)
-
-        def f(y: Tensor, problem=problem) -> Tensor:
-            return (torch.einsum("nij,j->ni", problem.A, y) - problem.b).square().sum(1).mean()
-
-        expected = f(own.mean(0)) - f(problem.optimum())
-        assert float(stack.suboptimality(x)[number]) == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_a_simulation_keeps_the_curve_of_every_tree_and_goes_on_after_a_kill(tmp_path: Path) -> None:
@@ -279,22 +262,6 @@ def test_an_interrupted_search_says_so_and_keeps_its_trials(tmp_path: Path, monk
     assert search.carry_out() is Status.done
 
 
-def test_a_search_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    search = search_of(tmp_path, "algo=relaysgd", "topology=chain", seeds=TEN_SEEDS[:1])
-    monkeypatch.setattr(Ensemble, "advance", full)
-    spent = []
-    for _ in range(2):
-        with pytest.raises(OSError, match="No space"):
-            search.carry_out()
-        facts = RunStore.peek(search.directory) or {}
-        assert (facts["status"], facts["failure"]) == ("failed", "disk_full")
-        spent.append(facts["spent_s"])
-    assert 0 < spent[0] < spent[1], "the time of all attempts together"
-
-
 FEW = [
     ("algo=relaysgd", "topology=chain"),
     ("algo=gradient_tracking", "topology=ring"),
@@ -400,18 +367,6 @@ def test_the_data_of_a_worker_depend_on_neither_the_others_nor_the_number_of_sam
     part = problem(loss, range(2, 4))
     x = torch.ones(N, D, dtype=torch.float64)
     torch.testing.assert_close(part.gradient(x[2:4], DRAWS[:2])[1], problem(loss).gradient(x, DRAWS)[1][2:4])
-
-
-def test_labels_of_logistic_regression_are_1_and_minus_1_with_the_logistic_probability() -> None:
-    data = convex.draw(1, 20_000, 1, "logistic", 1.0, 0.0, 0)
-    w = (convex.draw(1, 20_000, 1, "linear", 0.0, 0.0, 0).b / data.A[..., 0])[0, 0]  # the same model without noise
-    assert set(data.b.unique().tolist()) == {-1.0, 1.0}
-    shares = torch.stack([(data.b == 1).double().mean(), torch.sigmoid(w * data.A).mean()])
-    positive = data.A[..., 0] * w > 0
-    assert float((data.b[positive] == 1).double().mean()) == pytest.approx(
-        float(torch.sigmoid(w * data.A[..., 0])[positive].mean()), abs=0.02
-    )
-    assert float(shares[0]) == pytest.approx(float(shares[1]), abs=0.02)
 
 
 @pytest.mark.parametrize(

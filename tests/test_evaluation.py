@@ -242,22 +242,6 @@ def test_the_last_evaluation_is_on_everything_and_the_others_on_what_was_asked_f
     assert on_the_way and all(round(100 * value, 9) == round(100 * value) for value in on_the_way)
 
 
-def test_forward_passes_of_large_images_are_on_as_many_as_the_caches_hold():
-    settings = ["data=synthetic", "data.image_size=64", "data.num_test=50", "evaluation.batch_size=40", "model=cnn"]
-    config = compose([*settings, "num_workers=2", "precision=fp64"])
-    problem = config.task.open(config, range(2), torch.device("cpu"))
-    x = problem.init().repeat(2, 1)
-    batches = []
-    for module in problem.models.modules:
-        module.register_forward_pre_hook(lambda _, inputs: batches.append(len(inputs[0])))
-    found = problem.worker_statistics(x)
-    assert batches == 2 * [12, 12, 12, 4] + 2 * [10]
-    problem.forward_examples = None
-    torch.testing.assert_close(problem.worker_statistics(x), found, rtol=1e-12, atol=0)
-    assert batches[10:] == [40, 40, 10, 10]
-    problem.close()
-
-
 def test_tests_in_bf16_see_the_same_models_and_give_nearly_the_same_numbers(start):
     """Training is that of float32; logits are rounded to 8 bits, which changes few of the 360 answers."""
     rounded = "evaluation.precision=bf16"
@@ -286,15 +270,6 @@ def test_a_run_knows_where_its_time_went_in_all_attempts(start):
     steps_s = sum(times[part] for part in ("passes", "exchange", "data"))
     assert steps_s == pytest.approx(result.facts["wall_s"], abs=1e-5)
     assert "Time: " in summary(result.directory)
-
-
-@pytest.mark.parametrize("transport", ["shared_memory"])
-def test_a_process_knows_how_long_it_has_waited_for_the_others(start, transport):
-    settings = (*DIGITS, "algo=dpsgd", "topology=ring", f"network.transport={transport}", "evaluation.initial=false")
-    slow = ("mode=fixed", "workers=[3]", "count=null", "delay_s=0.05")
-    straggler = ("processes=2", "cluster=two_delayed", *(f"cluster.stragglers.{setting}" for setting in slow))
-    times = start(*settings, *straggler, processes=2).facts["times_s"]
-    assert 8 * 0.05 * 0.8 < times["waiting"] < sum(times.values())
 
 
 @pytest.mark.parametrize(
@@ -363,26 +338,6 @@ def test_workers_of_a_process_sleep_as_long_as_the_latest_of_those_that_are_aske
     run.oracle(x[[0, 1]], [0, 1])
     run.oracle(x[[0, 2]], [0, 2])
     assert slept == [3, 12, 21]
-
-
-def test_two_calls_in_a_step_are_gradients_of_two_batches(run: Run) -> None:
-    x = models(run)
-    first, second = run.oracle(x).clone(), run.oracle(x).clone()
-    fresh = gradient(run, x, 0, 0, 0), gradient(run, x, 1, 1, 1)
-    assert torch.equal(first, fresh[0])
-    assert torch.equal(second, fresh[1])
-    assert not torch.equal(first, second)
-    assert run.oracle.draws.tolist() == [2, 2, 2]
-
-
-def test_a_call_for_some_workers_draws_only_theirs(run: Run) -> None:
-    x = models(run)
-    everybody = gradient(run, x, 0, 0, 0)
-    some = run.oracle(x[[2, 0]], [2, 0])
-    assert run.oracle.draws.tolist() == [1, 0, 1]
-    torch.testing.assert_close(some, everybody[[2, 0]])
-    torch.testing.assert_close(run.oracle(x[1:2], [1]), everybody[1:2])
-    assert run.oracle.draws.tolist() == [1, 1, 1]
 
 
 def test_workers_that_are_not_equally_far_draw_what_is_next_for_each(run: Run) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,19 +15,13 @@ from torch.nn.utils.parametrizations import weight_norm
 
 from configure import configure
 from decentral.config.composition import compose
-from decentral.config.identity import identity, run_id
-from decentral.data.description import ImageData
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Auto, Batched, Loop, Workload
 from decentral.gradients.passes import layers, replayed
 from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
 from decentral.gradients.precision import Precision
-from decentral.host import devices
-from decentral.measurements.training_run import TrainingRun
-from decentral.models.small import CNN, MLP
 from decentral.network.world import World
 from decentral.registry import components
-from decentral.runtime.devices import num_processes, slow_precision
 from decentral.training.assemble import assemble
 from table import ALGORITHMS
 
@@ -349,22 +341,6 @@ def test_whatever_a_model_draws_is_addressed_by_worker_and_draw(last, draws, own
         assert seeded == ([0, 1] * 3 if draws else [0])
 
 
-@pytest.mark.parametrize("execution", EXECUTIONS)
-def test_the_gradients_stay_where_they_are_and_models_may_move(execution):
-    given = work("model=cnn", "num_workers=4", "batch_size=8")
-    passes = components("gradients")[execution]().passes(given)
-    x = torch.randn(4, given.models.num_parameters)
-    images, labels = torch.randn(4, *given.batch_shape), torch.randint(0, 10, (4, 8))
-    _, g = passes(x, images, labels, range(len(x)), lambda j: None)
-    first, place = g.clone(), g.data_ptr()
-    for moved in (x.clone(), x, x.clone(), x.clone()):
-        g.fill_(7.0)  # the caller may overwrite them
-        _, g = passes(moved, images, labels, range(len(x)), lambda j: None)
-        assert g.data_ptr() == place and torch.equal(g, first)
-    x.mul_(2)
-    assert not torch.equal(passes(x, images, labels, range(len(x)), lambda j: None)[1], first)
-
-
 def test_an_unused_parameter_has_gradient_zero():
     class Idle(nn.Linear):
         def __init__(self) -> None:
@@ -378,18 +354,6 @@ def test_an_unused_parameter_has_gradient_zero():
     assert g.shape == x.shape and (g == 0).sum() == 4
 
 
-IMAGES = ("task=images", "algo=dpsgd", "topology=ring")
-QUADRATICS = ("task=quadratics", "algo=dpsgd", "topology=ring")
-
-
-def test_the_precision_is_part_of_the_id_only_where_it_is_not_what_older_runs_had():
-    plain = configure(*IMAGES)
-    assert "precision" not in identity(plain)
-    assert run_id(configure(*IMAGES, "precision=fp32")) == run_id(plain)
-    assert len({run_id(configure(*IMAGES, f"precision={p.name}")) for p in Precision}) == len(Precision)
-    assert run_id(configure(*QUADRATICS, "precision=fp64")) == run_id(configure(*QUADRATICS))
-
-
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_bf16_trains_nearly_the_same_and_keeps_rows_in_float32(start, execution):
     settings = [*SHORT, *MODELS["cnn"], "algo=dpsgd", "topology=ring", "num_workers=4", f"execution={execution}"]
@@ -400,39 +364,6 @@ def test_bf16_trains_nearly_the_same_and_keeps_rows_in_float32(start, execution)
     moved = np.abs(exact.iterates[-1] - exact.iterates[0]).max()
     assert 1e-6 * moved < difference < 0.1 * moved
     assert rough.last("loss", "mean") == pytest.approx(exact.last("loss", "mean"), rel=0.05)
-
-
-@pytest.mark.parametrize(
-    ("told", "slow"),
-    [
-        ("processor : 0\nflags\t\t: fpu avx2 avx512f\n", True),
-        ("processor : 0\nflags\t\t: fpu avx2 avx512_bf16\n", False),
-        ("processor : 0\nFeatures\t: fp asimd bf16\n", False),
-        ("", False),
-    ],
-)
-def test_bf16_where_the_processor_cannot_is_said_to_be_slow(told: str, slow: bool, monkeypatch, tmp_path):
-    (tmp_path / "cpuinfo").write_text(told)
-    monkeypatch.setattr(devices, "_PROCESSOR", tmp_path / "cpuinfo")
-    assert ("precision=fp32" in slow_precision(configure(*IMAGES, "precision=bf16", "device=cpu"))) == slow
-    of_tests = slow_precision(configure(*IMAGES, "evaluation.precision=bf16", "device=cpu"))
-    assert ("evaluation.precision=fp32" in of_tests) == slow
-    assert slow_precision(configure(*IMAGES, "device=cpu")) == ""
-
-
-def test_float32_on_a_gpu_is_what_its_precision_says():
-    matmul, convolution = torch.backends.cuda.matmul, torch.backends.cudnn.conv
-
-    def settings() -> tuple[str, str]:
-        return matmul.fp32_precision, convolution.fp32_precision
-
-    before = settings()
-    for precision in Precision:
-        with precision.passes(CPU):
-            assert settings() == before
-        with precision.passes(torch.device("cuda")):
-            assert settings() == (("tf32",) * 2 if precision is Precision.tf32 else ("ieee",) * 2)
-    assert settings() == before
 
 
 # -- What a GPU computes is what a CPU computes, and recorded passes are the usual ones; skipped where th --------------
@@ -513,65 +444,3 @@ def test_recorded_passes_are_the_usual_ones(overrides: list[str], monkeypatch: p
     assert none == 0
     torch.testing.assert_close(models, usual, rtol=0, atol=1e-6)
     torch.testing.assert_close(buffers, usual_buffers, rtol=0, atol=1e-6)
-
-
-# -- `processes=auto`: as many as there are cores where a run is long enough for them, by the work that i --------------
-
-SHAPES = [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 40, 64)]
-MNIST = ("data=synthetic", "data.num_channels=1", "data.image_size=28", "data.num_classes=10", "data.num_train=60000")
-
-
-def counted(module: nn.Module, shape: tuple[int, ...]) -> int:
-    """The multiplications of a forward pass of one example, by looking at every layer."""
-    total, x = 0, torch.zeros(1, *shape)
-    for layer in module:
-        x = layer(x)
-        if isinstance(layer, nn.Conv2d):
-            total += layer.weight.numel() * x.shape[2] * x.shape[3]
-        elif isinstance(layer, nn.Linear):
-            total += layer.weight.numel()
-    return total
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("model", [CNN(), MLP(), MLP(hidden=[])], ids=["cnn", "mlp", "regression"])
-def test_a_model_knows_its_multiplications_without_being_built(model, shape):
-    data = ImageData(shape=shape, num_classes=7)
-    assert model.multiplications(data) == counted(model.build(data), shape)
-
-
-def test_what_has_not_been_counted_has_many():
-    assert math.isinf(components("models")["vgg11"]().multiplications(ImageData(shape=(3, 32, 32), num_classes=10)))
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        (("data=digits",), 2),  # four seconds of passes: one second saved by a third process is too little
-        (("data=digits", "epochs=50"), 1),
-        (("data=digits", "model=mlp"), 1),
-        ((*MNIST, "epochs=10"), 10),
-        ((*MNIST, "steps=10"), 1),
-        ((*MNIST, "steps=4", "model=vgg11", "data.image_size=32"), math.inf),
-        (("task=quadratics", "steps=1000000"), 1),
-    ],
-)
-def test_several_processes_are_for_runs_that_are_long_enough(settings, expected):
-    config = compose(settings)
-    assert config.task.useful_processes(config) == expected
-
-
-@pytest.mark.parametrize("algo", ["algo=dpsgd", "algo=adpsgd"])
-def test_where_time_is_simulated_a_run_of_a_sweep_has_one_process_as_one_alone_has(algo):
-    """Between several, workers of a described cluster really sleep."""
-    config = compose([algo, "topology=hypercube", "num_workers=4", "cluster=one_slow", *MNIST, "epochs=10"])
-    assert config.task.useful_processes(config) > 1
-    assert TrainingRun(config).demand.processes == 1 == num_processes(config)
-
-
-def test_a_certain_gpu_is_for_one_process(monkeypatch):
-    monkeypatch.setattr("decentral.runtime.devices.num_gpus", lambda: 4)
-    chosen = compose([*MNIST, "epochs=10", "device=cuda:1"])
-    assert num_processes(chosen) == 1 < num_processes(replace(chosen, device="cuda"))
-    with pytest.raises(ConfigError, match="processes=2 with device=cuda:1: every process needs a GPU of its own"):
-        num_processes(replace(chosen, processes="2"))

@@ -26,8 +26,6 @@ import decentral
 from decentral.cli.run import main
 from decentral.errors import ConfigError
 from decentral.host.pool import carried_out
-from decentral.host.torchrun import place
-from decentral.report import make as reports
 from decentral.runtime.process_group import store_of_torchrun
 from decentral.scheduling import slurm_pool
 from decentral.store import RunStore
@@ -193,14 +191,6 @@ def test_variables_of_a_launcher_that_make_no_sense_are_refused(monkeypatch, cap
         decentral.join("ring")
 
 
-def test_variables_that_torchrun_need_not_set_have_defaults(monkeypatch):
-    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "h", "MASTER_PORT": "1"}.items():
-        monkeypatch.setenv(name, value)
-    assert place() == (1, 3, 1, 3, 0)
-
-
 # -- The same work on many things, by several processes ----------------------------------------------------------------
 
 TASKS = [(i,) for i in range(6)]
@@ -271,21 +261,3 @@ def test_a_script_without_a_guard_is_not_carried_out_in_each_process(tmp_path: P
 def test_what_goes_wrong_is_raised(num_processes: int) -> None:
     with pytest.raises(ConfigError, match="task=2 makes no sense"):
         list(carried_out(refuse, TASKS, num_processes))
-
-
-def test_reports_by_several_processes_are_those_of_one(results_dir: Path, monkeypatch, capsys) -> None:  # noqa: F811
-    (results_dir / "own" / "foreign" / "small").mkdir(parents=True)
-    (results_dir / "own" / "foreign" / "small" / "study.json").write_text("{")
-
-    def files() -> dict[Path, bytes]:
-        return {path: path.read_bytes() for path in results_dir.rglob("*.*") if path.is_file()}
-
-    alone, skipped = reports.report_all(results_dir)
-    before = files()
-    assert "Making" not in capsys.readouterr().out
-    monkeypatch.setattr(reports, "_MANY", 2)
-    monkeypatch.setattr(reports, "num_cores", lambda: 2)
-    together, also_skipped = reports.report_all(results_dir)
-    assert files() == before and skipped == also_skipped and len(skipped) == 1
-    assert [one.results.directory for one in together] == [one.results.directory for one in alone]
-    assert "Making 4 reports: done." in capsys.readouterr().out

@@ -48,7 +48,6 @@ from decentral.runtime import supervise as supervision
 from decentral.runtime.supervise import supervise
 from decentral.store import read_metrics
 from decentral.store.failures import Failure, classify
-from decentral.training.faults import injector
 from punisher import (
     Meanwhile,
     Punisher,
@@ -265,19 +264,6 @@ def test_16_the_processes_of_a_machine_talk_over_the_loopback_and_nothing_else(t
         assert command(*LONG, "steps=100000", f"run_dir={tmp_path / 'run'}") == 130
     assert meanwhile.nobody_is_left()
     assert found and found <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-
-
-def test_an_injector_exists_only_where_it_was_asked_for(tmp_path, faults, monkeypatch):
-    monkeypatch.delenv("DECENTRAL_FAULTS", raising=False)
-    assert injector(0, tmp_path) is None
-    faults((1, 3, "raise"))
-    assert injector(0, tmp_path) is None and injector(1, tmp_path) is not None
-    (tmp_path / ".fault0").touch()
-    assert injector(1, tmp_path) is None  # it has happened
-    for wrong in ("x", "[]", '[{"rank": 1}]', '[{"rank": 1, "step": 1, "kind": "meteor"}]'):
-        monkeypatch.setenv("DECENTRAL_FAULTS", wrong)
-        with pytest.raises(ConfigError, match="DECENTRAL_FAULTS"):
-            injector(1, tmp_path)
 
 
 def test_a_stopped_server_does_not_keep_the_launcher_for_ever(undisturbed, tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
 from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.messages import Message
 from decentral.network.asynchronous.pairs import Act, Event, Pairs
@@ -313,45 +312,6 @@ def test_what_is_recorded_gives_the_rows_with_gradients_that_came_meanwhile(worl
     for log in logs:
         assert [event.number for event in log if event.act is Act.update] == [t for t in range(count) for _ in "ru"]
         assert [event.at_ns for event in log] == sorted(event.at_ns for event in log)
-
-
-def average_once(world: World) -> list[list[float]]:
-    """Worker 0 changes its row between what it sent and what comes back, since worker 1 holds its own meanwhile."""
-    with opened_pairs(world, Carrier.auto, 2) as site:
-        if world.rank == 0:
-            world.barrier()  # worker 1 holds its row
-            site.pairs.begin(0, 1, 0)
-            while not any(event.act is Act.ask for event in site.pairs.log[0]):
-                time.sleep(0.001)
-            with site.pairs.hold(0, 0) as row:
-                row.add_(1.0)
-            world.barrier()
-            site.pairs.finish(0)
-        else:
-            with site.pairs.hold(1, 0) as row:
-                world.barrier()
-                world.barrier()  # worker 0 has changed its row
-                row.add_(10.0)
-        site.mailbox.barrier()
-        return [site.rows[0].tolist(), [event.act for event in site.pairs.log[world.rank]]]
-
-
-def test_a_gradient_that_comes_during_an_averaging_is_kept(worlds):
-    (active, first), (passive, second) = worlds(2).call(average_once)
-    x, y = start_rows(2)
-    y = y + 10
-    torch.testing.assert_close(torch.tensor(active, dtype=torch.float64), (x + y) / 2 + 1)
-    torch.testing.assert_close(torch.tensor(passive, dtype=torch.float64), (x + y) / 2)
-    assert first == [Act.ask, Act.update, Act.average] and second == [Act.update, Act.answer]
-
-
-def test_two_active_or_two_passive_workers_are_refused():
-    with opened_pairs(World(0, 1, torch.device("cpu")), Carrier.auto, 4) as site:
-        for active, passive, kinds in ((0, 2, "active and active"), (1, 3, "passive and passive")):
-            with pytest.raises(ConfigError) as error:
-                site.pairs.begin(active, passive, 0)
-            assert f"worker {active} cannot begin to average with worker {passive}" in str(error.value)
-            assert str(error.value).endswith(f"but they are {kinds}.")
 
 
 def how_it_ends_pairs(site: Site, worker: int) -> str:

@@ -6,23 +6,20 @@ import copy
 import json
 import math
 import struct
-from dataclasses import dataclass
-from typing import ClassVar
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from decentral.cli.single import carry_out
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
-from decentral.data.description import DataDescription, ImageData
+from decentral.data.description import ImageData
 from decentral.errors import ConfigError
 from decentral.gradients.passes.layers import MaxPool2d
 from decentral.models.layers.evonorm import EvoNormS0
 from decentral.models.mobile import EfficientNetB0, MobileNetV2
-from decentral.models.model import ImageModel, Model
+from decentral.models.model import ImageModel
 from decentral.models.resnet import ResNet18, ResNet50, ResNetEvoNorm, Stem
 from decentral.models.small import CNN, MLP
 from decentral.models.statistics import recompute_batch_statistics
@@ -181,40 +178,6 @@ def test_images_too_small_for_a_model_are_refused_with_what_would_work(model, sh
     assert message.count("\n") == 0 and message.endswith(".")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sounds(DataDescription):
-    """A kind of data that no model here takes."""
-
-    kind: ClassVar[str] = "sounds"
-
-    def batch_shape(self, size: int) -> tuple[int, ...]:
-        return size, 8000
-
-
-@dataclass
-class Listener(Model):
-    """A model for them."""
-
-    name: str = "listener"
-    takes: ClassVar[type[DataDescription]] = Sounds
-
-    def build(self, data: Sounds) -> nn.Module:
-        return nn.Linear(*data.batch_shape(2)[::-1])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_model_refuses_another_kind_of_data_with_what_would_work(name, monkeypatch):
-    model = components("models")[name]()
-    with pytest.raises(ConfigError, match=rf"^model={name} is for images, .* has sounds: choose data= with images\.$"):
-        model.check(Sounds())
-    monkeypatch.setattr("decentral.models.model.components", lambda _: {"cnn": CNN, "listener": Listener})
-    with pytest.raises(ConfigError, match=r"choose a model for sounds \(model=listener\) or data= with images\.$"):
-        model.check(Sounds())
-    Listener().check(Sounds())
-    with pytest.raises(ConfigError, match=r"^model=listener is for sounds, .* has images: .* \(model=cnn\)"):
-        Listener().check(ImageData(shape=CIFAR, num_classes=10))
-
-
 def with_statistics():
     torch.manual_seed(0)
     return nn.Sequential(nn.BatchNorm2d(3, momentum=0.3), nn.Dropout(0.5), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
@@ -242,24 +205,6 @@ def test_recomputing_statistics_changes_nothing_else():
     assert [m.training for m in module.modules()] == modes
     assert (module[0].momentum, module[3].momentum) == (0.3, 0.1)
     assert all(torch.equal(p, q) and p.grad is None for p, q in zip(module.parameters(), parameters, strict=True))
-
-
-@pytest.mark.parametrize("shape", [DIGITS, CIFAR])
-def test_the_cnn_pools_before_relu_and_computes_what_relu_before_pooling_computes(shape):
-    """Bit for bit, so that runs stored from before the order was changed are runs of this model."""
-    module = build(CNN(), shape)
-    layers = list(module)
-    for i, layer in enumerate(layers[:-1]):
-        if isinstance(layer, nn.MaxPool2d):
-            assert isinstance(layers[i + 1], nn.ReLU)
-            layers[i : i + 2] = layers[i + 1], layer
-    other = nn.Sequential(*layers)
-    images, classes = torch.randn(16, *shape), torch.arange(16) % 10
-    values = []
-    for order in (module, other):
-        loss = nn.functional.cross_entropy(order(images), classes)
-        values.append([loss, *torch.autograd.grad(loss, list(module.parameters()))])
-    assert all(map(torch.equal, *values))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -321,12 +266,6 @@ def test_any_number_of_processes_keeps_the_same_models(start):
     for model, tensors in mine.items():
         for name, tensor in tensors.items():
             torch.testing.assert_close(theirs[model][name], tensor, rtol=1e-5, atol=1e-7)
-
-
-def test_none_are_kept_where_none_are_wanted_or_there_are_none(start):
-    assert not (start(*MLP, "save=none").directory / FILE).exists()
-    assert not (start("task=quadratics", "num_workers=3", "steps=3", directory="q").directory / FILE).exists()
-    assert load(start(*MLP, "save=none").directory).models == []
 
 
 def test_the_best_are_those_of_the_evaluation_that_was_best_for_the_worst_worker(start):
@@ -434,18 +373,3 @@ def test_all_runs_are_rows_of_one_table(start, tmp_path):
     (second.directory / "metrics.jsonl").write_text("damaged\n")
     table = runs(tmp_path).set_index("directory")
     assert table.loc[str(second.directory), "status"] == "done" and table.loc[str(first.directory), "step"] == 6
-
-
-def test_a_finished_run_that_kept_other_models_says_how_to_get_these(tmp_path, capsys):
-    run = [*MLP, f"run_dir={tmp_path / 'run'}", "progress=false", "device=cpu"]
-    assert carry_out(compose([*run, "save=none"])) == 0
-    assert "rerun=true" not in capsys.readouterr().out
-    assert carry_out(compose(run)) == 0
-    assert "Its models are those of save=none: rerun=true computes it again with save=final." in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("facts", [{"run_id": "another", "score": "0.9999"}, {"score": "abc"}])
-def test_the_best_so_far_is_that_of_this_run_alone(start, monkeypatch, facts):
-    monkeypatch.setattr(keeping, "stored_facts", lambda path: facts)
-    result = start(*MLP, "save=best")
-    assert float(stored_facts(result.directory)["score"]) < 0.9

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from bench.traffic import Meter
 from configure import configure
 from decentral.errors import ConfigError
-from decentral.network import kernels
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.processes import join
@@ -24,7 +22,6 @@ from decentral.network.world import World
 from decentral.registry import components
 from decentral.topology.communication import Communication
 from decentral.topology.delivery import Losses
-from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds, Split, slices
 from decentral.topology.topology import Topology
 from table import TOPOLOGIES, topology_overrides
@@ -246,39 +243,6 @@ def test_a_run_sends_as_much_as_the_formula_says(start, algo, topology):
     assert {(row["step"], row["bytes_sent"]) for row in result.rows} == {(t, t * per_step) for t in range(STEPS + 1)}
 
 
-def test_weights_that_are_one_in_the_precision_of_the_rows_take_no_pass(build):
-    net = local(build("exponential"), 32)
-    w = net.mix_known(net.known_ones(), 0)
-    assert (w != 1).any() and (w.float() == 1).all()  # which float64 cannot tell from rounding
-    for dtype, moved in ((torch.float32, False), (torch.float64, True)):
-        x = torch.ones(32, P, dtype=dtype)
-        with Meter() as meter:
-            net.weigh(x, w)
-        assert (meter.moved_bytes >= x.numel() * x.element_size()) == moved
-
-
-def test_the_losses_of_a_round_are_drawn_once(build, monkeypatch):
-    drawn, draw = [], Losses.lost
-    monkeypatch.setattr(Losses, "lost", lambda self, round, *ends: drawn.append(round) or draw(self, round, *ends))
-    net = local(build("chain"), 6, Losses(0.4, seed=1))
-    y, c = whole_numbers(6, P), net.no_counts()
-    m = net.no_messages(y)
-    for round in range(3):
-        m, c = net.relay(y, m, round), net.relay_counts(c, round)
-        assert np.array_equal((m == 0).all(1), c == 0)  # a lost message is zero, and so is its count
-    assert drawn == [0, 1, 2]
-
-
-def test_terms_are_a_rows_own_first():
-    W = MixingMatrix.of(np.array([[0.5, 0.25, 0.25], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]))
-    assert kernels.Terms.of(W, range(3)) == (
-        0,
-        [[(0, 0.5), (1, 0.25), (2, 0.25)], [(1, 0.5), (0, 0.5)], [(2, 1.0)]],
-        False,
-    )
-    assert kernels.Terms.of(W, range(1, 3)) == (1, [[(1, 0.5), (0, 0.5)], [(2, 1.0)]], True)
-
-
 @pytest.mark.parametrize(("name", "n", "fields"), relay_cases())
 def test_relayed_sums_are_complete_after_the_diameter_and_forget_a_nan_after_it(build, name, n, fields):
     net, y = local(dataclasses.replace(build(name), **fields), n), whole_numbers(n, P) + 5000
@@ -369,14 +333,6 @@ def test_a_worker_of_a_machine_sends_its_shards_only(worlds):
     net.mix(torch.zeros(12, 6, dtype=torch.float64), 0)
     assert net.bytes_sent == 12 * (2 + 1 + 2) * 2 * 8
     assert net.messages_sent == 12 * (2 + 1 + 2)
-
-
-def test_the_lazy_matrix_of_machines_is_half_way(tmp_path):
-    schedule = scheduled(Communication(workers_per_machine=2), "ring", 6)
-    x = start(6)
-    (W,) = schedule.matrices(0)
-    expected = torch.from_numpy((W + np.eye(6)) / 2) @ x
-    torch.testing.assert_close(mixed(LocalNetwork(schedule, CERTAIN), 1, lazy=True), expected, rtol=0, atol=1e-14)
 
 
 def several_on_their_way(world: World, carrier: Carrier) -> Tensor:

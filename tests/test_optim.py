@@ -20,7 +20,6 @@ from decentral.lr_schedules.inverse_sqrt import InverseSqrt
 from decentral.lr_schedules.multistep import MultiStep
 from decentral.network.local import LocalNetwork
 from decentral.network.world import World
-from decentral.optim import rows
 from decentral.optim.adam import Adam
 from decentral.optim.adamw import AdamW
 from decentral.optim.optimizer import LocalRule
@@ -96,21 +95,6 @@ def test_a_rule_works_in_the_memory_of_the_gradient_and_leaves_the_model_alone(n
     assert [buffer.data_ptr() for buffer in after] == [buffer.data_ptr() for buffer in buffers]
 
 
-@pytest.mark.parametrize("rates", [0.3, torch.linspace(0.1, 0.5, P, dtype=torch.float64)[None]])
-@pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("name", RULES)
-def test_adapting_a_model_is_adding_the_update_to_it(name, keep, rates):
-    rule = LocalRule(RULES[name][0], lambda t: rates)
-    x, g = torch.from_numpy(np.random.default_rng(0).normal(size=(2, K, P)))
-    u, expected_buffers = rule(g.clone(), x, rule.init(x), 0)
-    before = x.clone()
-    y, buffers = rule.adapt(x, g, rule.init(x), 0, out=g if keep else None)
-    torch.testing.assert_close(y, before + u, rtol=0, atol=1e-14)
-    torch.testing.assert_close(buffers, expected_buffers, rtol=0, atol=0)
-    assert y.data_ptr() == (g if keep else x).data_ptr()
-    assert not keep or torch.equal(x, before)
-
-
 TEN = 10.0  # steps per epoch
 SCHEDULES = [
     (Constant(), {0: 1, 999: 1}),
@@ -184,22 +168,6 @@ def test_every_epoch_and_every_seed_has_an_order_of_its_own():
     assert torch.equal(first_epoch(forever, 0), first_epoch(forever, 1))
 
 
-@pytest.mark.parametrize("a", [2.0, torch.linspace(1, 2, P, dtype=torch.float64)[None]])
-def test_rows_are_added_scaled_divided_and_copied_where_they_lie(a):
-    for operation, sign in ((rows.add, 1), (rows.sub, -1)):
-        for out in (None, 0, 1):
-            operands = [torch.from_numpy(each) for each in np.random.default_rng(0).normal(size=(2, K, P))]
-            before = [each.clone() for each in operands]
-            found = operation(*operands, a, out=None if out is None else operands[out])
-            torch.testing.assert_close(found, before[0] + sign * a * before[1], rtol=0, atol=1e-14)
-            assert found is operands[out or 0] and torch.equal(operands[1 - (out or 0)], before[1 - (out or 0)])
-    x = torch.from_numpy(np.random.default_rng(0).normal(size=(K, P)))
-    before, other = x.clone(), torch.zeros_like(x)
-    assert rows.scale(x, a) is x and torch.equal(x, before * a)
-    assert rows.divide(x, a) is x and torch.allclose(x, before, rtol=1e-15, atol=0)
-    assert rows.copy(x, out=other) is other and torch.equal(other, x)
-
-
 @pytest.mark.parametrize(
     ("rule", "settings"),
     [(SGD, {"momentum": 1.0}), (SGD, {"nesterov": True}), (Adam, {"beta1": 1.0}), (Adam, {"weight_decay": np.nan})],
@@ -251,13 +219,6 @@ def test_decentlam_with_momentum_rests_where_dpsgd_without_does(rest):
     np.testing.assert_allclose(rest("algo=decentlam", "lr=0.05", "algo.beta=0.5"), plain, rtol=0, atol=1e-12)
 
 
-def test_dpsgd_with_momentum_rests_where_a_larger_learning_rate_does(rest):
-    """By 1 / (1 - momentum): the bias that DecentLaM does not have."""
-    with_momentum = rest("algo=dpsgd", "lr=0.05", "optim=momentum")
-    np.testing.assert_allclose(with_momentum, rest("algo=dpsgd", "lr=0.5"), rtol=0, atol=1e-12)
-    assert np.abs(with_momentum - rest("algo=dpsgd", "lr=0.05")).max() > 0.01
-
-
 @pytest.mark.parametrize("topology", ["exponential", "one_peer_exponential"])
 def test_decentlam_refuses_directed_graphs(topology: str):
     with pytest.raises(ConfigError, match=r"algo=decentlam needs a symmetric mixing matrix"):
@@ -291,17 +252,6 @@ def test_what_messages_leave_out_is_the_distance_from_the_optimum_in_the_end(sta
     overrides = [f"algo={name}", *ALGORITHMS[name].nets[0].overrides(tmp_path), variant]
     result = start(*SMALL, *overrides, "lr=0.1", "steps=700")
     assert 1e-5 < result.last("distance_to_optimum", "worst") < 0.1
-
-
-@pytest.mark.parametrize("mode", Mode)
-def test_push_diging_is_exact_on_one_peer_rounds_of_a_grid(start, mode: Mode):
-    """As in Ying et al. 2021, Listing 7; gradient tracking without push-sum refuses them."""
-    place = ["topology=one_peer", "topology.graph=grid", "steps=1500"]
-    result = start(*SMALL, "algo=push_diging", f"algo.mode={mode.value}", *place)
-    assert abs(result.last("suboptimality", "worst")) < 1e-10
-    assert result.last("distance_to_optimum", "worst") < 1e-6
-    with pytest.raises(ConfigError, match="algo=gradient_tracking needs a doubly stochastic mixing matrix"):
-        compose([*SMALL, "algo=gradient_tracking", *place])
 
 
 def one_way_streets() -> Rounds:
@@ -447,23 +397,6 @@ def test_the_mean_of_noloco_does_heavy_ball_diloco_with_the_mean_drift() -> None
         v = 0.5 * v + 0.7 * drift.mean(axis=0)
         mean = mean + v
         np.testing.assert_allclose(phi.mean(axis=0), mean, rtol=0, atol=1e-12)
-
-
-def test_the_part_of_a_model_that_travels_costs_no_time_while_it_does(start) -> None:
-    cluster = ("cluster=machines", "cluster.compute.mean_s=1", "cluster.links.latency_s=0.5",
-               "cluster.links.bandwidth_gbps=inf", "cluster.links.copy_gbps=inf")  # fmt: skip
-    method = (
-        "algo=streaming_diloco",
-        "algo.period_steps=12",
-        "algo.fragments=2",
-        "num_workers=4",
-        *OUTER,
-    )
-    seconds = [
-        start(*method, *cluster, f"algo.delay_steps={delay}", directory=f"delay {delay}").rows[-1]["simulated_s"]
-        for delay in (0, 5)
-    ]
-    assert seconds[0] > 36 + 1 and seconds[1] == 36
 
 
 def test_one_active_model_is_sgd_that_walks_from_worker_to_worker(start) -> None:

@@ -101,16 +101,6 @@ def test_what_an_earlier_attempt_has_done_is_no_speed_of_this_one(pace: Pace, cl
     assert pace.to_go_s(at(job("b"), None), []) == pytest.approx(72 / 0.7)
 
 
-def test_between_two_news_of_a_job_its_time_runs_down(pace: Pace, clock: Clock, job):
-    pace.started(job("a"))
-    (seen,) = watch(pace, clock, job("a"), (0.0, 0.1), (50.0, 0.6))
-    assert pace.left_s(seen) == pytest.approx(40.0)
-    clock.now = 65.0
-    assert pace.left_s(seen) == pytest.approx(25.0)
-    clock.now = 500.0
-    assert pace.left_s(seen) == 0.0
-
-
 def test_a_job_that_has_not_begun_takes_what_those_of_its_kind_did_or_else_what_any_did(pace: Pace, clock: Clock, job):
     for name, sort, seconds in (("a", "short", 10.0), ("b", "long", 100.0)):
         pace.started(job(name, sort))

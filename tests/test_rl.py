@@ -16,7 +16,7 @@ from conftest import Start
 from decentral.config.composition import compose
 from decentral.environments.environment import EnvironmentDescription
 from decentral.environments.gridworld import Gridworld
-from decentral.environments.mazes import LAYOUTS, MOVES, Mazes, draw
+from decentral.environments.mazes import draw
 from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.registry import components
@@ -276,28 +276,6 @@ def test_methods_of_every_kind_train_in_a_virtual_cluster_and_go_on_bit_for_bit(
 # -- gridworld ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", LAYOUTS)
-@pytest.mark.parametrize("size", [4, 9])
-def test_ways_through_mazes_are_the_shortest_and_free_cells_hang_together(kind: str, size: int) -> None:
-    walls = draw(kind, size, 0, "test", 3)
-    mazes = Mazes.of([walls], view=3)
-    free = [divmod(cell, size) for cell in mazes.free[0, : mazes.num_free[0]].tolist()]
-    assert sorted(free) == [tuple(cell) for cell in np.argwhere(~walls).tolist()]
-    start = free[0]
-    found, border = {start: 0}, [start]
-    while border:  # breadth first
-        border = [
-            ahead
-            for cell in border
-            for ahead in ((cell[0] + r, cell[1] + c) for r, c in MOVES.tolist())
-            if ahead in free and ahead not in found and not found.update({ahead: found[cell] + 1})
-        ]
-    assert found.keys() == set(free)
-    steps = mazes.distance[0, start[0] * size + start[1]].reshape(size, size)
-    assert all(steps[cell] == length for cell, length in found.items())
-    assert (steps[walls] == -1).all()
-
-
 def test_who_takes_the_shortest_way_has_spl_1_and_who_strays_less() -> None:
     env = Gridworld(size=7, view=3, num_test=40)
     scenes = np.arange(40)
@@ -383,30 +361,6 @@ def test_any_id_of_gymnasium_is_an_environment() -> None:
     assert config.env.inspect().shape == (4,) and config.env.inspect().num_outputs == 3
 
 
-def test_physics_can_differ_between_workers() -> None:
-    run = opened("cartpole", "env.vary=[gravity,length]", "env.num_kinds=4", "alpha=0.01")
-    problem = problem_of(run)
-    run.oracle(run.stepper.models)
-    vectors = problem.rollouts.running.vectors  # type: ignore[attr-defined]
-    gravities = {one.unwrapped.gravity for vector in vectors for one in vector.envs}
-    assert len(gravities) > 1 and all(4 < gravity < 25 for gravity in gravities)
-    assert set(problem.labels.tolist()) == {0, 1, 2, 3}
-    run.close()
-
-
-def test_minigrid_is_seen_as_its_image_and_succeeds_or_not() -> None:
-    pytest.importorskip("minigrid")
-    config = configure(
-        *[word for word in settings("cartpole") if word not in MLP], "env.id=MiniGrid-Empty-5x5-v0", *CNN
-    )
-    assert config.env.inspect().shape == (3, 7, 7)
-    assert [metric.name for metric in config.env.metrics] == ["success"]
-    with torch.no_grad():
-        run = assemble(config, World(0, 1, CPU))
-    run.oracle(run.stepper.models)
-    run.close()
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
@@ -429,12 +383,6 @@ def test_what_cannot_work_is_refused_in_a_sentence(overrides: tuple[str, ...], w
     with pytest.raises(ConfigError, match=words) as found:
         compose(["task=rl", *overrides])
     assert "\n" not in str(found.value)
-
-
-def test_a_missing_package_is_named_with_its_install_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"env=CartPole-v1 needs gymnasium.*pip install 'decentral\[rl\]'"):
-        compose(["task=rl", "env=CartPole-v1"])
 
 
 # -- learning ----------------------------------------------------------------------------------------------------------

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from configure import configure
-from decentral.config.composition import compose
 from decentral.data.cache import cache_folder
 from decentral.data.description import PADDING, DataDescription, LabelledTokens, NextTokens
 from decentral.data.running_text import Shakespeare, TextFile, cut_windows
@@ -26,7 +25,6 @@ from decentral.gradients.execution import Batched, Loop, Workload
 from decentral.gradients.passes.worker_models import WorkerModels, flat
 from decentral.gradients.precision import Precision
 from decentral.models.model import LanguageModel, TextModel
-from decentral.models.text import FastText
 from decentral.partition.partition import Natural
 from decentral.registry import components
 from decentral.tasks.problems.classification import next_token_loss
@@ -115,15 +113,6 @@ def test_loop_gives_the_gradient_of_autograd_and_batched_agrees_or_refuses(name)
         return
     other = passes(x, inputs, targets, range(k), lambda j: None)
     torch.testing.assert_close(other, (losses, g), rtol=0, atol=1e-10)
-
-
-def test_small_bags_of_words_are_computed_side_by_side_and_large_ones_are_not():
-    for words, way in ((500, "batched"), (5000, "loop")):
-        config = configure(
-            "task=text", "data=synthetic_text", f"data.words={words}", "data.num_train=320", "model=fasttext",
-            "algo=dpsgd", "topology=ring", "num_workers=8", "alpha=1", "batch_size=32",
-        )  # fmt: skip
-        assert config.task.open(config, range(8), CPU).facts["execution"] == way
 
 
 def test_a_batch_of_another_length_for_each_worker_is_one_call_of_the_loop():
@@ -391,19 +380,6 @@ def test_metrics_are_those_of_the_whole_test_text_however_it_is_shared():
 SMALL_TEXTS = ("data=synthetic_text", "data.num_train=400", "data.num_test=40", "data.words=50", "model=fasttext")
 
 
-def test_texts_have_batch_statistics_of_the_averaged_model_recomputed(start, monkeypatch):
-    build = FastText.build
-
-    def with_batch_norm(self: FastText, data: LabelledTokens) -> nn.Module:
-        module = build(self, data)
-        return nn.Sequential(module, nn.BatchNorm1d(data.num_classes))
-
-    monkeypatch.setattr(FastText, "build", with_batch_norm)
-    settings = ("task=text", *SMALL_TEXTS, "num_workers=2", "batch_size=8", "steps=2", "algo=dpsgd", "topology=ring")
-    result = start(*settings)
-    assert any("recomputed on 512 training texts" in note for note in result.facts["notes"])
-
-
 def test_batches_that_are_accumulated_are_one_larger_batch(start):
     settings = ("task=images", "data=digits", "model=mlp", "model.hidden=[8]", "algo=dpsgd", "topology=ring", "alpha=1",
                 "num_workers=3", "steps=6", "trace=true", "precision=fp64", "optim=adam", "lr=0.01")  # fmt: skip
@@ -428,19 +404,3 @@ def test_texts_are_trained_by_methods_of_every_kind(start, settings):
     run = start(*shared, "lr=0.02", *settings)
     losses = [row["value"] for row in run.rows if (row["metric"], row["worker"]) == ("loss", "averaged")]
     assert run.status == "done" and losses[-1] < losses[0]
-
-
-def test_settings_of_texts_that_cannot_be_are_refused(tmp_path):
-    folder = str(write(tmp_path / "texts", train__csv=CSV, test__csv=CSV))
-    for settings, words in (
-        ({"vocabulary": 100_000_000}, r"data\.vocabulary=100000000 .*from 3 to 1000000"),
-        ({"longest": 10**11}, r"data\.longest=100000000000"),
-        ({"text": ["text", "text"]}, r"data\.text=\[text,text\] and data\.label=label name a column twice"),
-        ({"text": ["label"]}, r"name a column twice"),
-    ):
-        with pytest.raises(ConfigError, match=words):
-            TextFolder(path=folder, **settings)
-    with pytest.raises(ConfigError, match=r"data\.vocabulary=4 is too small for these texts, whose characters"):
-        TextFolder(path=folder, vocabulary=4).prepare()
-    with pytest.raises(ConfigError, match=r"data=agnews has texts with labels: .*, or task=text"):
-        compose(["data=agnews", f"data.path={write(tmp_path / 'ag', test__csv=AG)}", "data.from_test=32"])

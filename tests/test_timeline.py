@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,10 +12,9 @@ from configure import configure
 from decentral.algorithms.a2cid2 import A2CiD2
 from decentral.algorithms.adpsgd import ADPSGD
 from decentral.algorithms.async_push_sum import AsyncPushSum
-from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
+from decentral.algorithms.asynchronous import AsynchronousAlgorithm
 from decentral.algorithms.eager_sgd import EagerSGD, Partial
 from decentral.algorithms.wagma import WAGMA
-from decentral.cluster.operations import Operation
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.measurements.validation.clock import (
@@ -197,26 +196,6 @@ def test_a_worker_averages_with_one_other_at_a_time(algorithm):
     run = Virtual(algorithm, rounds("chain", 3), np.ones((8, 3)), Costs(pair=10.0), 8)
     run.run()
     assert [when for when, what, _ in run.seen if what == "call"][:2] == [11.0, 21.0]
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_whoever_is_fast_takes_more_gradients_unless_all_meet(method):
-    run = virtual(method)
-    run.run()
-    meets = isinstance(run.algorithm, WAGMA | EagerSGD)
-    assert sum(run.timeline.drawn) == 8 * 20 and (set(run.timeline.drawn) == {20}) == meets
-
-
-class Stops(ADPSGD):
-    """Workers whose programs end after two gradients."""
-
-    def program(self, i: int, team: Team) -> Iterator[Operation]:
-        yield from (Gradient(), Gradient())
-
-
-def test_a_program_that_ends_too_soon_is_said_to():
-    with pytest.raises(RuntimeError, match=r"program of worker \d ended after 2 of 20 gradients: .*`while True:`"):
-        Virtual(Stops(), rounds("ring", 4), uneven(4), SLOW, 20).run()
 
 
 def test_a_warm_up_of_messages_lasts_epochs() -> None:

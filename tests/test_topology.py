@@ -58,19 +58,6 @@ def all_matrices(schedule: Rounds) -> list[np.ndarray]:
     return [W for round in range(schedule.period) for W in schedule.matrices(round)]
 
 
-def test_a_schedule_may_compute_a_different_matrix_for_each_of_many_rounds():
-    asked: list[int] = []
-
-    def matrices(round: int) -> tuple[np.ndarray, ...]:
-        asked.append(round)
-        return (np.roll(np.eye(5), round, axis=0),)
-
-    schedule = Rounds(5, matrices, period=1000)
-    for round in [0, 0, *range(1, 200), 3, 1003]:
-        assert np.array_equal(schedule.matrices(round)[0], np.roll(np.eye(5), round % 1000, axis=0))
-    assert asked == [*range(200)]  # a round is computed once, as long as all that is known of rounds is little
-
-
 @pytest.mark.parametrize("split", Split)
 @pytest.mark.parametrize("num_pieces", [1, 2, 3])
 @pytest.mark.parametrize("num_coordinates", [1, 2, 7, 12, 101])

@@ -124,12 +124,6 @@ def test_a_schedule_that_hardly_ever_repeats_is_refused_before_it_is_gone_throug
         schedule("one_peer", first, graph="file", path=str(path))
 
 
-def test_one_peer_of_the_social_network_has_hundreds_of_rounds_all_of_them_checked():
-    s = schedule("one_peer", 32, graph="social", weights=Weights.metropolis)
-    assert s.period == 840
-    check(s, {Need.doubly_stochastic, Need.connected, Need.undirected}, algo="dpsgd", topology="one_peer")
-
-
 # -- How fast topologies that change with the round average, and to which mean
 
 

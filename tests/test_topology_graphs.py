@@ -12,7 +12,6 @@ import pytest
 from decentral.network.kernels import Product
 from decentral.randomness import numpy_generator
 from decentral.registry import components
-from decentral.topology.communication import Communication
 from decentral.topology.facts import (
     largest_laplacian_eigenvalue,
     mean_delay,
@@ -22,10 +21,8 @@ from decentral.topology.facts import (
 from decentral.topology.graph import (
     Graph,
     directed,
-    hops,
     is_connected,
     is_undirected,
-    sum_of_tree_hops,
     undirected,
     union,
 )
@@ -272,25 +269,6 @@ def test_the_mean_delay_is_the_mean_over_all_pairs(name, n):
     tau = rounds.hops()
     assert mean_delay(rounds) == np.mean(np.maximum(tau - 1, 0))
     assert mean_delay(rounds, overlap=True) == np.mean(tau)
-
-
-@pytest.mark.parametrize("number", range(5))
-def test_the_hops_of_a_random_tree_are_summed_over_its_edges(number):
-    draw = numpy_generator(number, "test tree")
-    label, parent = draw.permutation(50), [int(draw.integers(i)) for i in range(1, 50)]
-    tree = undirected(50, label[1:], label[parent])
-    assert sum_of_tree_hops(tree) == hops(tree).sum()
-
-
-@pytest.mark.parametrize("communication", [Communication(workers_per_machine=4), Communication(workers_per_machine=12)])
-def test_the_matrix_of_machines_is_a_kronecker_product(communication):
-    L = communication.workers_per_machine
-    for name in ("ring", "star", "one_peer_exponential"):
-        topology = components("topology")[name]()
-        ours, machines = communication.schedule(topology, 24), topology.schedule(24 // L)
-        for round in range(machines.period):
-            expected = np.kron(machines.matrices(round)[0], np.full((L, L), 1 / L))
-            np.testing.assert_allclose(ours.matrices(round)[0], expected, rtol=0, atol=1e-17)
 
 
 @pytest.mark.parametrize("name", ["dbt", "grid", "star"])

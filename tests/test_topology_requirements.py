@@ -207,13 +207,6 @@ def test_the_examples_of_the_paper():
     assert [group_size_auto(P) for P in (1, 2, 4, 8, 16, 64, 256, 1024)] == [1, 2, 2, 4, 4, 8, 16, 32]
 
 
-def test_fixed_groups_are_those_of_version_0():
-    for t in (0, 1, 5):
-        assert grouping(t, 8, 4, dynamic=False).tolist() == grouping(0, 8, 4).tolist()
-        assert partners(5, t, 8, 4, dynamic=False) == partners(5, 0, 8, 4)
-        assert group(5, t, 8, 4, dynamic=False) == [4, 5, 6, 7]
-
-
 @pytest.mark.parametrize("P", [1, 2, 4, 8, 64, 1024])
 def test_an_activation_reaches_every_worker_once_whoever_activates(P):
     for root in {0, 1 % P, P - 1, P // 3}:
@@ -224,20 +217,6 @@ def test_an_activation_reaches_every_worker_once_whoever_activates(P):
             heard += children
             waiting += [(child, dimension(worker, child)) for child in children]
         assert sorted(heard) == list(range(P))
-
-
-def test_several_activators_miss_nobody_although_each_worker_forwards_only_the_first_call():
-    P, draw = 32, np.random.default_rng(0)
-    for _ in range(300):
-        roots = draw.choice(P, size=int(draw.integers(1, 6)), replace=False).tolist()
-        called: set[int] = set()
-        waiting = [(root, -1) for root in roots]
-        while waiting:
-            worker, came_over = waiting.pop(int(draw.integers(len(waiting))))
-            if worker not in called:
-                called.add(worker)
-                waiting += [(to, dimension(worker, to)) for to in activation_children(worker, came_over, P)]
-        assert len(called) == P
 
 
 @pytest.mark.parametrize(
@@ -255,42 +234,3 @@ def test_other_sizes_are_refused_with_those_that_work(P, S, said):
     with pytest.raises(ConfigError) as error:
         check_groups(P, S)
     assert said in str(error.value)
-
-
-def test_groups_of_one_never_hear_of_each_other():
-    with pytest.raises(ConfigError, match="groups of 1 of num_workers=8 never hear of each other"):
-        versions_to_reach_all(8, 1)
-
-
-def as_printed(P: int, S: int, t: int) -> set[frozenset[int]]:
-    """Lines 2 to 15; what a mask of P or more pairs a process with does not exist."""
-    global_phases, group_phases = int(math.log2(P)), int(math.log2(S))
-    mask, shift = 1, (t * group_phases) % global_phases
-    group_of = {p: frozenset({p}) for p in range(P)}
-    for _ in range(group_phases):
-        mask <<= shift
-        for p in range(P):
-            q = p ^ mask
-            if q in group_of and group_of[p] != group_of[q]:
-                merged = group_of[p] | group_of[q]
-                group_of |= dict.fromkeys(merged, merged)
-        shift = (shift + 1) % global_phases
-    return set(group_of.values())
-
-
-def test_the_printed_algorithm_gives_other_groups_in_25_of_40_cases():
-    wrong = {
-        (P, S, t)
-        for P, S in ((4, 4), (8, 4), (8, 8), (16, 4), (16, 8))
-        for t in range(8)
-        if as_printed(P, S, t) != {frozenset(members) for members in grouping(t, P, S).tolist()}
-    }
-    expected = {(P, 8, t) for P in (8, 16) for t in range(8)}
-    expected |= {(8, 4, t) for t in range(8) if t not in (0, 3, 6)} | {(16, 4, t) for t in (1, 3, 5, 7)}
-    assert wrong == expected and len(wrong) == 25
-
-
-@pytest.mark.parametrize("P", [2, 4, 8, 16])
-def test_the_printed_algorithm_is_right_for_pairs(P):
-    for t in range(8):
-        assert as_printed(P, 2, t) == {frozenset(members) for members in grouping(t, P, 2).tolist()}

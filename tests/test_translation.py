@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import json
-import math
 import random
 
 import numpy as np
@@ -19,7 +17,6 @@ from decentral.data.pairs import BEGIN, END, PAD, Corpus, Pairs, Sentences, Text
 from decentral.data.parallel import Parallel
 from decentral.data.synthetic import Rule, SyntheticTranslation
 from decentral.errors import ConfigError
-from decentral.lr_schedules.inverse_sqrt import InverseSqrt
 from decentral.models.layers.encoder_decoder import EncoderDecoder
 from decentral.models.translation import TransformerBase, TransformerSmall
 from decentral.network.world import World
@@ -35,8 +32,7 @@ from decentral.tasks.problems.translation import (
     padded_share,
 )
 from decentral.training import operations
-from decentral.training.faults import VARIABLE, Injected
-from table import ALGORITHMS, ASYNCHRONOUS, FREE, TASKS
+from table import ALGORITHMS, FREE, TASKS
 from worlds import carry_out
 
 SMALL = ("task=translation", *TASKS["translation"])
@@ -200,14 +196,6 @@ def test_the_bundled_sentences_are_reversed_and_unequal():
     assert np.array_equal(copied.train[1].tokens, copied.train[0].tokens)
 
 
-def test_the_warm_up_is_linear_and_the_rest_an_inverse_root():
-    schedule = InverseSqrt(warmup_steps=4)
-    factors = [schedule.factor(t, 10.0) for t in (0, 1, 3, 4, 15)]
-    assert factors == pytest.approx([1 / 4, 2 / 4, 1, math.sqrt(4 / 5), 1 / 2])
-    with pytest.raises(ConfigError, match=r"schedule\.warmup_steps=0"):
-        InverseSqrt(warmup_steps=0)
-
-
 # -- files -------------------------------------------------------------------------------------------------------------
 
 ENGLISH = "A dog runs .\nTwo men sit at a table .\nA child plays .\nA cat sleeps .\n"
@@ -304,18 +292,6 @@ def test_metrics_do_not_depend_on_the_number_of_processes(start):
     for ours, theirs in zip(two.rows, one.rows, strict=True):
         assert ours["metric"] == theirs["metric"]
         assert ours["value"] == pytest.approx(theirs["value"], rel=1e-10, abs=1e-12)
-
-
-@pytest.mark.parametrize("name", ["adpsgd", "wagma"])
-def test_methods_in_which_nobody_waits_go_on_where_they_were(start, tmp_path, monkeypatch, name):
-    case = ASYNCHRONOUS[name]
-    overrides = [*RUN, *case.net.overrides(tmp_path), *case.overrides, f"algo={name}", *FREE, "checkpoint_every_s=0"]
-    straight = start(*overrides, directory="straight")
-    with monkeypatch.context() as patch, pytest.raises(Injected):
-        patch.setenv(VARIABLE, json.dumps([{"rank": 0, "step": 4, "kind": "raise"}]))
-        start(*overrides, directory="broken")
-    again = start(*overrides, directory="broken")
-    assert again.status == "done" and again.rows == straight.rows
 
 
 @pytest.mark.parametrize("name", ["allreduce", "adpsgd"])

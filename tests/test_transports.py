@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from pathlib import Path
 from unittest import mock
@@ -27,10 +26,8 @@ from decentral.network.transports import choose
 from decentral.network.world import World
 from decentral.randomness import numpy_generator
 from decentral.registry import components
-from decentral.topology.communication import Communication
 from decentral.topology.delivery import Losses
 from decentral.topology.topology import Topology
-from worlds import Processes
 
 # -- What carries rows between processes: nobody reads too early or writes too soon, and who is gone is n --------------
 
@@ -150,24 +147,6 @@ def test_shared_memory_that_cannot_be_had_is_refused_by_name():
         )
     assert "network.transport=shared_memory" in str(refusal.value)
     assert "network.transport=auto" in str(refusal.value)
-
-
-def files_open(world: World) -> list[int]:
-    """How many files a process has open before and after rows of several shapes were exchanged."""
-    settings = NetworkSettings(transport=Carrier.shared_memory)
-    net = join(topology("ring").schedule(N), CERTAIN, world.device, world.rank, world.size, settings)
-    counts = []
-    for width in range(1, 6):
-        x = torch.ones(len(net.workers), width)
-        net.mean(net.mix(x, 0))
-        counts.append(len(os.listdir("/proc/self/fd")))
-    net.close()
-    return counts
-
-
-def test_shared_memory_keeps_no_file_open(worlds):
-    for counts in worlds(2).call(files_open):
-        assert len(set(counts)) == 1
 
 
 # -- Payloads over the network: what is sent comes, whatever its types and lengths; bytes are counted; no --------------
@@ -306,15 +285,6 @@ def test_bytes_and_simulated_time_over_edges_by_hand() -> None:
     assert net.clock.now.tolist() == [0.5 + 2 * 10, 0.5 + 2 * (10 + 10), 0.5 + 2 * 10]
 
 
-def test_a_round_of_several_exchanges_or_of_none_swaps_along_its_matrix() -> None:
-    schedule = Communication(every=2, global_every=3).schedule(topology("ring"), 5)
-    net, payloads = LocalNetwork(schedule, CERTAIN), numbers(1, 1, 1, 1, 1)
-    for round in range(schedule.period):
-        (W,) = schedule.matrices(round)
-        heard = [sorted(one) for one in net.swap(payloads, round)]
-        assert heard == [[j for j in range(5) if j != i and W[i, j]] for i in range(5)]
-
-
 def shared_blocks() -> set[str]:
     """The ranges of addresses at which shared memory is mapped."""
     maps = Path("/proc/self/maps").read_text().splitlines()
@@ -385,35 +355,3 @@ def other_kinds(world: World, carrier: Carrier) -> str:
 def test_processes_with_other_kinds_of_payloads_say_so(worlds, carrier):
     for rank, said in enumerate(worlds(2).call(other_kinds, carrier)):
         assert said == f"the payloads of process {1 - rank} have tensors of other names or types than ours"
-
-
-def alone_with_payloads(world: World, carrier: Carrier) -> list[str]:
-    """What process 0 hears when process 1 is killed in the middle."""
-    settings = NetworkSettings(transport=carrier)
-    net = join(topology("ring").schedule(2), CERTAIN, world.device, world.rank, world.size, settings)
-    ours, known = numbers(5), {"values": (torch.uint8, 5)}
-    net.allgather(ours)
-    net.swap(ours, 0, known)
-    if world.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    said = []
-    for verb in (lambda: net.allgather(ours, known), lambda: net.swap(ours, 0), lambda: net.broadcast(None, 1)):
-        with pytest.raises((ConnectionError, RuntimeError)) as error:
-            while True:  # a message may be on its way already
-                verb()
-        said.append(str(error.value))
-    net.close()
-    return said
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_who_was_killed_is_missed_at_once(carrier):
-    group = Processes(2)
-    try:
-        for pipe in group.pipes:
-            pipe.send((alone_with_payloads, (carrier,)))
-        kind, said = group.pipes[0].recv()
-        assert kind == "done", said
-        assert all("onnection" in each or "closed" in each for each in said), said
-    finally:
-        group.stop()

@@ -175,14 +175,6 @@ def test_blocking_groups_sum_the_rows_of_the_very_version(worlds):
         assert not any(entry.activated for entry in logs[worker])
 
 
-def test_one_process_and_groups_of_one_need_nobody():
-    world = World(0, 1, torch.device("cpu"))
-    with opened(world, Carrier.auto, 1, 1) as site:
-        site.publish(0, torch.ones(1, dtype=torch.float64), 0)
-        total, contributed, used = site.groups.join(0, 0)
-        assert (total.tolist(), contributed, used) == ([1.0], 0, 0)
-
-
 # -- the simulated clock and threads -----------------------------------------------------------------------------------
 
 

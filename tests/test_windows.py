@@ -198,25 +198,6 @@ def test_what_is_no_edge_is_refused_before_anything_is_written():
     assert torch.equal(window.t, before) and window.versions(0) == {1: 0, 2: 0, 3: 0, 4: 0}
 
 
-def lock_nobody(world: World, carrier: Carrier) -> list[str]:
-    window = opened(world, carrier, Edges(2, [(0, 1)]))
-    said = []
-    for owner, sender in ((99, 99), (-1, -1), (99, 0), (0, 1)):
-        with pytest.raises(ConfigError) as error:
-            window.mutex(owner, sender)
-        said.append(str(error.value))
-    window.close()
-    return said
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_lock_of_nobody_is_refused_with_those_there_are(worlds, carrier):
-    for said in worlds(2).call(lock_nobody, carrier):
-        assert said[0] == "worker 99 does not exist: the workers are numbered 0 to 1."
-        assert "worker 0 does not send to worker 99" in said[2]
-        assert "worker 1 does not send to worker 0 in this window: the senders of worker 0 are none" in said[3]
-
-
 # -- concurrency -------------------------------------------------------------------------------------------------------
 
 
@@ -274,29 +255,6 @@ def hold(world: World, carrier: Carrier) -> list[float]:
 def test_who_holds_a_slot_is_alone_with_it(worlds, carrier):
     _, seen = worlds(2).call(hold, carrier)
     assert seen == pytest.approx((3 * start_values(2)[0]).tolist())
-
-
-def hold_a_row(world: World, carrier: Carrier) -> list[float]:
-    """Worker 0 changes its row in two steps, and worker 1 never gets what is in between."""
-    window = opened(world, carrier, Edges(2, [(0, 1)]))
-    if world.rank == 0:
-        with window.mutex(0, 0):
-            window.t[0].fill_(-7)
-            dist.barrier()
-            time.sleep(0.1)
-            window.t[0].fill_(7)
-    else:
-        dist.barrier()
-        window.get(1, {0: 1.0})
-        window.update(1, {0: 1.0}, self_weight=0.0)
-    window.fence()
-    window.close()
-    return window.t[0].tolist()
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_a_row_that_is_held_is_not_read(worlds, carrier):
-    assert worlds(2).call(hold_a_row, carrier) == [[7.0] * P] * 2
 
 
 def ask_in_vain(world: World, carrier: Carrier, holder: int) -> list[str]:
@@ -430,26 +388,6 @@ def push(window: Window, edges: Edges, worker: int) -> None:
     window.collect(worker)
 
 
-@with_small_weights
-def push_past_one_who_does_nothing(world: World, carrier: Carrier) -> float:
-    """The last worker does nothing before the others have finished."""
-    window = opened(world, carrier, GRAPHS["complete"])
-    finished = Segments([(1,)] * N, torch.int64).tensors
-    while world.rank == N - 1 and sum(int(flag) for flag in finished) < N - 1:
-        time.sleep(0.001)
-    for _ in range(30):
-        push(window, GRAPHS["complete"], world.rank)
-    finished[world.rank].fill_(1)
-    window.drain()
-    window.close()
-    return float(window.p[0])
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_nobody_waits_for_a_partner(worlds, carrier):
-    assert sum(worlds(N).call(push_past_one_who_does_nothing, carrier)) == pytest.approx(N, rel=1e-12)
-
-
 # -- the drain and its alarms ------------------------------------------------------------------------------------------
 
 
@@ -471,26 +409,3 @@ def test_a_push_sum_weight_that_vanishes_gives_one_alarm():
         window.collect(2)
         window.collect(2)
     assert len(alarms) == 1
-
-
-# -- which window ------------------------------------------------------------------------------------------------------
-
-
-def end_at_different_times(world: World, carrier: Carrier, operation: Callable[..., None]) -> bool:
-    window = opened(world, carrier, GRAPHS["ring"])
-    operation(window, world)
-    window.fence()
-    time.sleep(0.05 * world.rank)
-    window.close()
-    return True
-
-
-def push_once(window: Window, world: World) -> None:
-    for worker in window.workers:
-        window.accumulate(worker, {(worker + 1) % N: 0.5}, self_weight=0.5)
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_windows_close_one_by_one_and_new_ones_can_be_opened(worlds, carrier):
-    for _ in range(3):
-        assert all(worlds(5).call(end_at_different_times, carrier, push_once))
