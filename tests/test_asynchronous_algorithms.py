@@ -422,7 +422,11 @@ def out_of_step(world: World, name: str, carrier: Carrier, p_lost: float) -> lis
 
 @pytest.mark.parametrize(
     ("name", "p_lost", "carrier", "processes"),
-    [("star", 0.0, SOCKETS, 2), ("dbt", 0.0, SHARED, 4), ("one_peer_exponential", 0.3, SOCKETS, 4)],
+    [
+        ("star", 0.0, SOCKETS, 2),
+        pytest.param("dbt", 0.0, SHARED, 4, marks=pytest.mark.slow),
+        pytest.param("one_peer_exponential", 0.3, SOCKETS, 4, marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_is_lost_out_of_step(worlds, name, p_lost, carrier, processes):
     found = worlds(processes).call(out_of_step, name, carrier, p_lost)

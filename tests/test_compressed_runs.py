@@ -253,7 +253,9 @@ def test_a_changed_network_is_a_reason_to_decide_again(start) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "measured"), [("topk", ()), ("flexible", ()), ("flexible", MEASURED)], ids=["topk", "flexible", "measured"]
+    ("name", "measured"),
+    [("topk", ()), pytest.param("flexible", MEASURED, marks=pytest.mark.slow)],
+    ids=["topk", "measured"],
 )
 def test_it_goes_on_bit_for_bit(start, monkeypatch, name: str, measured: tuple[str, ...]) -> None:
     rule = ("compress.adapt=throughput", "compress.explore_steps=2")
@@ -298,7 +300,8 @@ def test_what_is_measured_decides_and_the_configuration_does_not(start) -> None:
     assert ratios[0] == pytest.approx(ratios[1], rel=1e-9)
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", pytest.param("torch", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared_memory", "torch"])
 def test_between_processes_links_are_measured_for_real(start, transport: str) -> None:
     """10 ms and 0.1 Gbit/s, limited: nobody says so to those who decide, and no cluster is described."""
     limits = ("network.latency_ms=10", "network.bandwidth_gbps=0.1", f"network.transport={transport}")

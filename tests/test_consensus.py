@@ -77,6 +77,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Straggler:
     return job
 
 
+@pytest.mark.slow
 def test_asynchronous_push_sum_loses_nothing(run: Straggler) -> None:
     lines = [line for line in run.found() if line["asynchronous"]]
     assert [line["seed"] for line in lines] == [5, 6]
@@ -90,6 +91,7 @@ def test_asynchronous_push_sum_loses_nothing(run: Straggler) -> None:
         assert len(line["workers"][-1]["errors"]) <= DURATION_S / 0.005 + 1, "the straggler works 5 ms in each turn"
 
 
+@pytest.mark.slow
 def test_synchronous_averaging_takes_equally_many_turns_everywhere(run: Straggler) -> None:
     lines = [line for line in run.found() if not line["asynchronous"]]
     assert [line["seed"] for line in lines] == [5, 6]
@@ -99,6 +101,7 @@ def test_synchronous_averaging_takes_equally_many_turns_everywhere(run: Straggle
         assert max(one["end"] for one in line["workers"]) < 1e-3
 
 
+@pytest.mark.slow
 def test_a_race_has_the_machine_for_itself_and_goes_on_after_the_heats_that_are_done(tmp_path: Path) -> None:
     job = race(tmp_path)
     assert job.demand == Demand(3, "cpu", alone=True)

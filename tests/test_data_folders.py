@@ -320,6 +320,7 @@ def test_random_crops_lie_in_the_image_and_have_the_area_and_the_shape_asked_for
         assert len(np.unique(boxes, axis=0)) == 1  # no crop fits: the central one
 
 
+@pytest.mark.slow
 def test_loaders_end_with_a_run_that_is_killed(root, tmp_path):
     program = f"""
 import multiprocessing, os, signal, torch

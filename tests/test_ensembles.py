@@ -135,6 +135,7 @@ def answer(rule: Rule, respond: Any) -> tuple[Trial | None, list[float]]:
         return ended.value, tried
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "mean"),
     [

@@ -235,6 +235,7 @@ class Odd(Exception):
         super().__init__(f"{a} and {b}")
 
 
+@pytest.mark.slow
 def test_after_an_error_nothing_more_is_begun(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="Odd: 1 and 2"):
         list(carried_out(slow, [(str(tmp_path), i) for i in range(30)], 2))

@@ -135,6 +135,7 @@ def test_1_a_run_goes_on_bit_for_bit_when_a_process_is_killed(undisturbed, fault
     assert told[0].endswith("attempt 2 of 4.") and "from step 0" not in told[0]
 
 
+@pytest.mark.slow
 def test_1_a_run_that_is_killed_before_its_first_checkpoint_starts_from_the_beginning(undisturbed, faults, tmp_path):
     faults((0, 3, "kill"), (1, 5, "kill"))
     assert command(*QUADRATICS, *BOTH, f"run_dir={tmp_path / 'run'}") == 0
@@ -142,6 +143,7 @@ def test_1_a_run_that_is_killed_before_its_first_checkpoint_starts_from_the_begi
     assert status(tmp_path / "run")["restarts"] == 2
 
 
+@pytest.mark.slow
 def test_1_a_death_is_noticed_without_waiting_for_a_message_and_the_server_with_torch_in_memory_stays(faults, tmp_path):
     patient = [*QUADRATICS, *BOTH, "network.timeout_s=3600"]  # far longer than these tests may take
     assert command(*patient, f"run_dir={tmp_path / 'warm'}") == 0
@@ -152,6 +154,7 @@ def test_1_a_death_is_noticed_without_waiting_for_a_message_and_the_server_with_
     assert children(os.getpid()) == servers
 
 
+@pytest.mark.slow
 def test_1_after_the_last_attempt_the_run_has_failed_and_the_same_command_goes_on(undisturbed, faults, tmp_path, capfd):
     faults((1, 47, "kill"), (1, 47, "kill"))
     assert command(*QUADRATICS, *BOTH, "restarts=1", f"run_dir={tmp_path / 'run'}") == 1
@@ -165,12 +168,14 @@ def test_1_after_the_last_attempt_the_run_has_failed_and_the_same_command_goes_o
     assert status(tmp_path / "run")["restarts"] == 1  # in all the life of the run
 
 
+@pytest.mark.slow
 def test_1_a_run_that_is_done_stays_done_when_its_processes_die_on_their_way_out(tmp_path):
     config = compose([*QUADRATICS, *BOTH])
     assert supervise(config, tmp_path / "run", 2, be_killed_when_done) == "done"
     assert status(tmp_path / "run")["restarts"] == 0
 
 
+@pytest.mark.slow
 def test_3_a_run_goes_on_bit_for_bit_when_a_process_hangs(undisturbed, faults, tmp_path, capfd):
     straight = undisturbed(*QUADRATICS, *BOTH)
     faults((1, 47, "stop"))
@@ -249,6 +254,7 @@ def listening(pid: int) -> set[str]:
     return found
 
 
+@pytest.mark.slow
 def test_16_the_processes_of_a_machine_talk_over_the_loopback_and_nothing_else(tmp_path, monkeypatch):
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     found: set[str] = set()
@@ -266,6 +272,7 @@ def test_16_the_processes_of_a_machine_talk_over_the_loopback_and_nothing_else(t
     assert found and found <= {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
 
+@pytest.mark.slow
 def test_a_stopped_server_does_not_keep_the_launcher_for_ever(undisturbed, tmp_path, monkeypatch):
     straight = undisturbed(*QUADRATICS, *BOTH)  # so that there is a server
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)

@@ -75,6 +75,7 @@ def test_a_thousand_workers_are_validated_without_a_dense_matrix(tmp_path, name)
     assert peak < DENSE_BYTES[MANY] / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOUR)
 def test_four_thousand_workers_are_validated_with_the_memory_of_their_edges(tmp_path, name):
     assert peak_of_validation(name, MOST, tmp_path, set(Need), Communication()) < DENSE_BYTES[MOST] / 8
@@ -240,6 +241,7 @@ def faults_per_block(folder: Path, processes: int, **environment: str) -> list[f
     return [float((folder / str(rank)).read_text()) for rank in range(processes)]
 
 
+@pytest.mark.slow
 @GLIBC
 @pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_block_that_was_freed_costs_nothing_the_next_time(processes: int, tmp_path: Path) -> None:

@@ -237,6 +237,7 @@ def test_what_a_step_costs_on_a_ring(start, algo: str, vectors: int, messages: i
     assert facts["bytes_sent"] == sends * vectors / messages * 2 * 6 * 6 * 8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), EXACT_VARIANTS)
 def test_a_variant_of_an_exact_method_is_exact(start, tmp_path, name: str, variant: str):
     case = ALGORITHMS[name]
@@ -246,6 +247,7 @@ def test_a_variant_of_an_exact_method_is_exact(start, tmp_path, name: str, varia
     assert result.last("distance_to_optimum", "worst") < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "variant"), BESIDE)
 def test_what_messages_leave_out_is_the_distance_from_the_optimum_in_the_end(start, tmp_path, name: str, variant: str):
     """Residuals that have not been sent yet, or the rounding of models, which does not end."""
@@ -265,9 +267,7 @@ def one_way_streets() -> Rounds:
     return Rounds(5, rounds.__getitem__, period=3)
 
 
-@pytest.mark.parametrize("p", [0.0, 0.3])
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(("mode", "momentum", "p"), [(Mode.atc, 0.0, 0.3), (Mode.awc, 0.5, 0.0)])
 def test_push_diging_is_exact_on_one_way_streets_that_change_and_lose_messages(mode: Mode, momentum: float, p: float):
     problem = random_problem(5, 4, 0.5, 1.0, 1.0, 1.0, seed=0)
     cls, schedule = components("algorithms")["push_diging"], one_way_streets()

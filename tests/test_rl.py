@@ -245,6 +245,7 @@ def test_a_run_goes_on_bit_for_bit_in_the_middle_of_a_rollout(start: Start, case
     assert again.rows == straight.rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
 def test_it_goes_on_with_another_number_of_processes(start: Start, before: int, after: int) -> None:
     overrides = [*settings("lstm"), "precision=fp64", "steps=15", "evaluation.every_epochs=1", "checkpoint_every_s=0"]
@@ -388,6 +389,7 @@ def test_what_cannot_work_is_refused_in_a_sentence(overrides: tuple[str, ...], w
 # -- learning ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_one_worker_solves_a_known_gridworld(start: Start) -> None:
     """Rooms without corridors, which are the same in every run: SPL above 0.9 on those that it has not seen."""
