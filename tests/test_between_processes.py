@@ -114,9 +114,14 @@ def test_groups_that_wait_give_what_the_virtual_cluster_gives(worlds, transport,
 
 REPLAYS = [
     ("wagma", GroupsReplay, ("algo.tau=5", "algo.recv_depth=1", "optim.momentum=0.9")),
-    ("wagma", GroupsReplay, ("algo.tau=7", "algo.order=combine_then_adapt", "algo.stale_rule=always_plus_one")),
+    (
+        "wagma",
+        GroupsReplay,
+        ("network.transport=torch", "algo.tau=7", "algo.order=combine_then_adapt", "algo.stale_rule=always_plus_one"),
+    ),
     ("eager_sgd", GroupsReplay, ("algo.period_steps=6",)),
     ("eager_sgd", GroupsReplay, ("algo.collective=majority", "optim.momentum=0.9")),
+    ("adpsgd", PairsReplay, ("network.transport=torch",)),
     ("adpsgd", PairsReplay, ()),
     ("async_push_sum", PushesReplay, ()),
 ]

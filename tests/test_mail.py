@@ -17,7 +17,7 @@ from torch import Tensor
 
 from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.messages import Message
-from decentral.network.asynchronous.pairs import Act, Event, Pairs
+from decentral.network.asynchronous.pairs import Pairs
 from decentral.network.processes import split_workers
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.world import World
@@ -232,17 +232,6 @@ class Site:
         self.mailbox.close()
 
 
-@contextmanager
-def opened_pairs(world: World, carrier: Carrier, n: int, **options: Any) -> Iterator[Site]:
-    """It leaves no thread."""
-    before = set(threading.enumerate())
-    site = Site(world, carrier, n, **options)
-    yield site
-    site.mailbox.barrier()
-    site.close()
-    assert set(threading.enumerate()) <= before
-
-
 def gossip(site: Site, worker: int, count: int, lr: float) -> None:
     """Active workers average with passive ones of a shared draw, in the background; all of them change their rows."""
     n, draw = site.mailbox.num_workers, numpy_generator(2, "partners", worker)
@@ -256,62 +245,6 @@ def gossip(site: Site, worker: int, count: int, lr: float) -> None:
             row.sub_(gradient(x, worker, number), alpha=lr)
     if worker % 2 == 0:
         site.pairs.finish(worker)
-
-
-def gossip_all(world: World, carrier: Carrier, n: int, count: int, lr: float) -> list[tuple[list[float], list[Event]]]:
-    with opened_pairs(world, carrier, n) as site:
-        site.each(gossip, count, lr)
-        site.mailbox.barrier()  # all answers have been given and taken
-        return list(zip(site.rows.tolist(), site.pairs.log.values(), strict=True))
-
-
-def replayed(n: int, logs: list[list[Event]], lr: float) -> Tensor:
-    """The rows by the recorded events: each worker's in its order, an answer after what it answers."""
-    x, waiting = start_rows(n), [list(reversed(log)) for log in logs]
-    read: dict[int, Tensor] = {}
-    asked: dict[tuple[int, int], Tensor] = {}
-    answered: dict[tuple[int, int], Tensor] = {}
-
-    def carry_out(worker: int, event: Event) -> bool:
-        if event.act is Act.update and worker not in read:
-            read[worker] = x[worker].clone()
-        elif event.act is Act.update:
-            x[worker] -= lr * gradient(read.pop(worker), worker, event.number)
-        elif event.act is Act.ask:
-            asked[worker, event.number] = x[worker].clone()
-        elif event.act is Act.answer:
-            key = event.partner, event.number
-            if key not in asked:
-                return False
-            answered[key] = x[worker].clone()
-            x[worker] = (x[worker] + asked[key]) / 2
-        else:
-            key = worker, event.number
-            if key not in answered:
-                return False
-            x[worker] += (answered[key] - asked[key]) / 2
-        return True
-
-    while any(waiting):
-        moved = False
-        for worker, log in enumerate(waiting):
-            while log and carry_out(worker, log[-1]):
-                log.pop()
-                moved = True
-        assert moved
-    return x
-
-
-@pytest.mark.parametrize(("n", "processes"), [(4, 1), (8, 4)])
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_what_is_recorded_gives_the_rows_with_gradients_that_came_meanwhile(worlds, carrier, n, processes):
-    count, lr = 60, 0.01
-    found = [each for part in worlds(processes).call(gossip_all, carrier, n, count, lr) for each in part]
-    rows, logs = torch.tensor([row for row, _ in found], dtype=torch.float64), [log for _, log in found]
-    torch.testing.assert_close(rows, replayed(n, logs, lr), rtol=1e-12, atol=1e-12)
-    for log in logs:
-        assert [event.number for event in log if event.act is Act.update] == [t for t in range(count) for _ in "ru"]
-        assert [event.at_ns for event in log] == sorted(event.at_ns for event in log)
 
 
 def how_it_ends_pairs(site: Site, worker: int) -> str:

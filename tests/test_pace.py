@@ -10,7 +10,7 @@ import pytest
 
 from configure import configure
 from decentral.measurements.training_run import TrainingRun
-from decentral.scheduling.board import LINE_PERIOD_S, Board
+from decentral.scheduling.board import Board
 from decentral.scheduling.job import Job
 from decentral.scheduling.pace import Pace
 from decentral.scheduling.pool import Ended, Seen
@@ -114,28 +114,6 @@ def test_a_job_that_has_not_begun_takes_what_those_of_its_kind_did_or_else_what_
     assert pace.to_go_s(seen, []) == pytest.approx(70.0), "it says nothing of itself, so its time just runs down"
 
 
-def test_jobs_side_by_side_share_the_work_but_the_longest_has_to_end(pace: Pace, clock: Clock, job):
-    pace.started(job("a"))
-    clock.now = 100.0
-    pace.ended(job("a"), done=True)
-    for name in "bc":
-        pace.started(job(name))
-    both = [*at(job("b"), None), *at(job("c"), None)]
-    assert pace.to_go_s(both, [job("d"), job("e")]) == pytest.approx(200.0)
-    assert pace.to_go_s(both[:1], []) == pace.to_go_s(both, []) == pytest.approx(100.0)
-
-
-def test_the_time_in_a_queue_is_none_of_a_job(pace: Pace, clock: Clock, job):
-    pace.started(job("a"))
-    for clock.now in (0.0, 500.0):
-        pace.saw(at(job("a"), 0.0, "waiting for slurm 1"))
-    clock.now = 600.0
-    pace.ended(job("a"), done=True)
-    pace.started(job("b"))
-    assert pace.to_go_s(at(job("b"), None), [job("c")]) == pytest.approx(200.0)
-    assert pace.to_go_s(at(job("b"), None, "waiting for slurm 2"), []) is None, "nobody knows when it will start"
-
-
 # -- what is stored of a job -------------------------------------------------------------------------------------------
 
 
@@ -193,27 +171,3 @@ def test_a_study_that_was_stopped_says_what_is_left_and_claims_no_time_to_go(wid
     text = stream.getvalue()[before:]
     assert "study: 2 interrupted  0 running  1 left   1:40 elapsed" in text
     assert "to go" not in text and "2:30" not in text
-
-
-def test_without_a_terminal_a_line_says_how_far_the_jobs_are_when_nothing_was_said_for_a_while(clock: Clock, job):
-    stream = io.StringIO()
-    board = Board("study", display(stream=stream), clock)
-    board.expect(3)
-
-    def show(now: float, first: float, second: float | None = None) -> list[str]:
-        clock.now = now
-        seen = [Seen(job("a"), "cpu", first, "epoch 1.0"), Seen(job("b"), "cpu", second)]
-        board.show(seen, [job("c")])
-        lines = stream.getvalue().splitlines()
-        stream.seek(0)
-        stream.truncate()
-        return lines
-
-    for name in "ab":
-        board.started(job(name))
-    assert [line.split("] ")[1] for line in show(1.0, 0.1)] == ["started   a", "started   b"]
-    assert show(LINE_PERIOD_S - 1, 0.2) == []
-    assert show(31.0, 0.4) == ["[study: 0 of 3] running   a (40 %  epoch 1.0), b (cpu); 1 left, about 1:54 to go"]
-    assert show(32.0, 0.4) == []
-    board.say("something else")
-    assert len(show(60.0, 0.5)) == 1, "that was a line, too"

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ from decentral.network.world import World
 from decentral.randomness import numpy_generator
 from decentral.registry import components
 from decentral.topology.delivery import Losses
-from decentral.topology.groups import GroupSchedule, group
+from decentral.topology.groups import GroupSchedule
 from decentral.training.between_processes import ThreadedStepper
 from handmade_cluster import Costs, Oracle, Virtual, pulls
 
@@ -119,41 +118,6 @@ def collected(found: list) -> tuple[list[list], list[list[Entry]]]:
     """By worker: what it saw, and its log."""
     flat = sorted(each for part in found for each in part)
     return [seen for _, seen, _ in flat], [log for _, _, log in flat]
-
-
-CASES = [(4, 2, 4), (4, 2, 2), (4, 4, 4), (4, 4, 2), (8, 4, 4), pytest.param(8, 4, 8, marks=pytest.mark.slow)]
-
-
-@pytest.mark.parametrize("carrier", [Carrier.shared_memory, Carrier.torch])
-@pytest.mark.parametrize(("P", "S", "processes"), CASES)
-def test_a_sum_is_what_its_members_contributed_and_nothing_else(worlds, carrier, P, S, processes):
-    """All sums are kept for as long as anybody could want them: those of the very version come back."""
-    seen, logs = collected(worlds(processes).call(walk_all, carrier, P, S, {"depth": TAU}))
-    versions = [t for t in range(T) if not is_sync(t)]
-    assert [[entry.version for entry in log] for log in logs] == [versions] * P
-    ages = []
-    for place, t in enumerate(versions):
-        for worker in range(P):
-            _, total, contributed, used = seen[worker][place]
-            members = group(worker, t, P, S)
-            assert used == t and total[worker] == contributed + 1 == logs[worker][place].contributed + 1
-            assert {j for j in range(P) if total[j]} <= set(members)
-            assert all(seen[member][place][1] == total for member in members)
-            assert [total[j] for j in members] == [logs[j][place].contributed + 1 for j in members]
-            ages.append(t - contributed)
-    assert min(ages) == 0 and 0 < max(ages) < TAU
-    check_logs(logs)
-
-
-def check_logs(logs: list[list[Entry]]) -> None:
-    """Times are in order, each version was begun by somebody, and what is contributed grows."""
-    for log in logs:
-        assert all(entry.began_ns <= entry.ended_ns and entry.arrived_ns <= entry.left_ns for entry in log)
-        assert all(entry.ended_ns <= entry.left_ns for entry in log)
-        for before, after in pairwise(log):
-            assert before.ended_ns <= after.began_ns and before.contributed <= after.contributed
-    for entries in zip(*logs, strict=True):
-        assert any(entry.activated and entry.contributed == entry.version for entry in entries)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
