@@ -6,7 +6,6 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,11 +16,8 @@ from torch import Tensor
 from decentral.algorithms.a2cid2 import A2CiD2, constants
 from decentral.algorithms.adpsgd import ADPSGD
 from decentral.algorithms.async_push_sum import AsyncPushSum
-from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
 from decentral.algorithms.eager_sgd import EagerSGD, Partial
 from decentral.algorithms.wagma import WAGMA, Order, StaleRule
-from decentral.cluster.groups import Groups, Join, Publish
-from decentral.cluster.operations import Mean
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import ProcessNetwork, join
 from decentral.network.settings import Carrier, NetworkSettings
@@ -32,7 +28,6 @@ from decentral.registry import components
 from decentral.report.summary import summary
 from decentral.store import RunStore
 from decentral.topology.delivery import Losses
-from decentral.topology.groups import GroupSchedule
 from decentral.topology.rounds import Rounds
 from decentral.topology.weights import Weights
 from handmade_cluster import RATE, Costs, Virtual, pulls
@@ -150,63 +145,6 @@ def test_versions_that_are_contributed_by_hand():
     assert run.timeline.now == 12.0
 
 
-class OneHot(AsynchronousAlgorithm):
-    """Worker i contributes t + 1 in place i of its row to version t: the sum of a group says who gave what."""
-
-    name = "one_hot"
-
-    class State(NamedTuple):
-        x: Tensor
-        send: Tensor
-
-    def __init__(self, groups: GroupSchedule, tau: int) -> None:
-        self.schedule, self.tau = groups, tau
-        self.received: list[tuple[int, int, bool, np.ndarray]] = []
-
-    def init(self, x: Tensor, net: Any) -> State:
-        return self.State(x, torch.zeros_like(x))
-
-    def place(self, team: Team) -> Groups:
-        return team.meeting_place(lambda: Groups(self.schedule, self.publish, self.receive, depth=self.tau))
-
-    def program(self, i: int, team: Team) -> Iterator[Any]:
-        groups = self.place(team)
-        for t in range(team.num_steps):
-            yield Gradient()
-            if (t + 1) % self.tau == 0:
-                yield Publish(groups, t)
-                yield Mean()
-            else:
-                yield Join(groups, t)
-
-    def publish(self, s: State, i: int, g: Tensor | None, t: int) -> None:
-        s.send[i].zero_()
-        s.send[i, i] = t + 1
-
-    def receive(self, s: State, i: int, t: int, fresh: bool, size: int, total: Tensor) -> None:
-        self.received.append((t, i, fresh, total.numpy().astype(int)))
-
-
-@pytest.mark.parametrize(("n", "S"), [(8, 4)])
-def test_sums_of_groups_are_of_their_members_and_of_nobody_else(n, S):
-    tau, steps, schedule = 10, 200, GroupSchedule(n, S)
-    method = OneHot(schedule, tau)
-    Virtual(method, rounds("ring", n), uneven(n, 200), COSTS, steps, dimension=n).run()
-    assert Counter(i for _, i, _, _ in method.received) == dict.fromkeys(range(n), steps - steps // tau)
-    sums = {(t, i): total for t, i, _, total in method.received}
-    shares = Counter(fresh for _, _, fresh, _ in method.received)
-    assert shares[True] > 50 and shares[False] > 50
-    for t, i, fresh, total in method.received:
-        groups, number = schedule.groups(t)
-        members = groups[number[i]]
-        assert not total[[j for j in range(n) if j not in members]].any()
-        assert all(np.array_equal(total, sums[t, j]) for j in members)
-        contributed = total[members] - 1
-        assert np.all(contributed <= t) and np.all(t - contributed[contributed >= 0] <= tau - 1)
-        assert t < tau or contributed.min() >= 0
-        assert fresh == (total[i] == t + 1)
-
-
 @pytest.mark.parametrize("collective", Partial)
 def test_eager_sgd_loses_no_gradient(collective):
     """What workers have applied, and what still lies in their buffers, is what they have taken: of 1 by each draw."""
@@ -220,29 +158,6 @@ def test_eager_sgd_loses_no_gradient(collective):
     np.testing.assert_allclose(applied, np.broadcast_to(steps - left.sum(0), (n, n)), rtol=0, atol=1e-12)
     assert np.array_equal(left, np.diag(np.diag(left)))
     assert sum(run.timeline.ages.values()) == n * steps and len(run.timeline.ages) > 1
-
-
-def watched_calls(run: Virtual, measure) -> list[np.ndarray]:
-    """measure() before and after every averaging, [2, ...] each."""
-    found, call = [], run.rows.call
-
-    def watched(*arguments: Any) -> None:
-        before = measure()
-        call(*arguments)
-        found.append(np.stack([before, measure()]))
-
-    run.rows.call = watched  # type: ignore[method-assign]
-    return found
-
-
-def test_every_averaging_of_adpsgd_keeps_the_mean():
-    run = Virtual(ADPSGD(gossips_per_step=2), rounds("ring", 8), uneven(8), COSTS, 30)
-    seen = watched_calls(run, lambda: run.state.x.mean(0).numpy())
-    x = run.run()
-    assert len(seen) > 100
-    for before, after in seen:
-        np.testing.assert_allclose(after, before, rtol=0, atol=1e-12)
-    np.testing.assert_allclose(x.sum(0), -RATE * sum(run.oracle.taken).numpy(), rtol=0, atol=1e-12)
 
 
 def test_adpsgd_on_a_pair_by_hand():

@@ -15,7 +15,7 @@ from configure import configure
 from decentral.cluster.clock import Clock
 from decentral.cluster.costs import LinkCosts
 from decentral.cluster.links import Links
-from decentral.compression.adaptation import CANDIDATES, Knee, Solver, Throughput, gains_at, grid
+from decentral.compression.adaptation import Knee, Solver
 from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.row_layout import RowLayout
 from decentral.errors import ConfigError
@@ -138,9 +138,6 @@ def test_what_compression_is_not_for_is_refused_in_a_sentence(words: str, senten
 
 # -- Runs that decide which share of the coordinates they send: the rules, the costs, exploration, when, and resuming --
 
-RATIOS = np.array(sorted(CANDIDATES))
-GAINS = {"flat": RATIOS**0.1, "root": RATIOS**0.5, "steep": RATIOS**0.9}
-
 
 def knee(seconds: list[float], gain: list[float]) -> int:
     """By the definition, one ratio at a time."""
@@ -163,29 +160,6 @@ def test_the_knee_is_that_of_the_definition(seed: int) -> None:
     drawn = np.random.default_rng(seed)
     seconds, gain = drawn.random(9), drawn.uniform(0.1, 1, 9)
     assert Knee().best(seconds, gain, 1.0) == knee(seconds.tolist(), gain.tolist())
-
-
-def test_throughput_sends_less_over_slower_links() -> None:
-    def best(alpha: float, gbps: float) -> float:
-        gathered = 3 * alpha + 2 * 7 * RATIOS * 4 * 25_557_032 * 8e-9 / gbps
-        place = Throughput().best(gathered, GAINS["root"], 0.1)
-        assert place == min(range(5), key=lambda i: (0.1 + gathered[i]) / GAINS["root"][i])
-        return float(RATIOS[place])
-
-    assert best(1e-3, 25.0) > best(4e-3, 5.0) >= best(32e-3, 1.0)
-
-
-def test_gains_are_interpolated_in_the_logarithm_and_never_fall() -> None:
-    measured = [0.9, 0.5, 0.6, 0.2, 0.1]  # at .1, .033, .011, ...
-    ratios = grid(list(CANDIDATES), 50)
-    gain = gains_at(ratios, list(CANDIDATES), measured)
-    assert np.all(np.diff(gain) >= 0) and set(CANDIDATES) <= set(ratios.tolist())
-    known = dict(zip(ratios.tolist(), gain.tolist(), strict=True))
-    assert [known[c] for c in CANDIDATES] == [0.9, 0.6, 0.6, 0.2, 0.1]
-    middle = gains_at(np.array([np.sqrt(0.001 * 0.004)]), list(CANDIDATES), measured)
-    assert middle == pytest.approx(0.15)
-    assert np.all(gains_at(ratios, list(CANDIDATES), [float("nan")] * 5) > 0)
-    assert grid([0.1, 0.01], 0).tolist() == [0.01, 0.1]
 
 
 SHARES = sorted(name for name, cls in components("compression").items() if hasattr(cls, "planned_s"))

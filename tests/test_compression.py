@@ -120,19 +120,6 @@ def test_ar_topk_takes_everybody_in_turn_or_who_has_the_largest_gradient() -> No
             torch.testing.assert_close(found, expected.expand(n, P))
 
 
-def test_ar_topk_waits_for_its_window_as_the_authors_code_does() -> None:
-    compressor: Compressor = bound("artopk", keep=1 / P, select=Select.var, wait_for_window=True, window_steps=3)
-    net: Any = Together(2)
-    r, memory = compressor.residual(rows(2)), compressor.memory(rows(2), 2)
-    sent = []
-    for t in range(4):
-        g = torch.zeros(2, P)
-        g[0, 0], g[1, 1] = 1.0, 5.0
-        g, r, memory = compressor.combine(g, torch.zeros_like(r), memory, net, t)
-        sent.append(int(g[0].abs().argmax()))
-    assert sent == [0, 0, 1, 1]
-
-
 def test_what_messages_leave_out_is_measured_in_every_tenth_step() -> None:
     compressor: Compressor = bound("topk", keep=2 / P)
     net: Any = Together(1)
@@ -158,17 +145,6 @@ def test_pieces_of_a_row_have_their_share_of_each_parameter(pieces: list[slice])
         layout = LAYOUT.cut(piece)
         assert layout.names == tuple(LAYOUT.names[number] for number in held.tolist())
         assert layout.shapes == tuple((length,) for length in count.tolist())
-
-
-@pytest.mark.parametrize("name", ["bf16", "int8", "sign"])
-def test_messages_of_one_worker_are_held_at_once(name: str) -> None:
-    compressor, both = bound(name), rows(2)
-    here = [Address(1, 0, message) for message in (0, 1)]
-    payloads = [compressor.encode(row, at) for row, at in zip(both, here, strict=True)]
-    assert torch.equal(
-        decoded(compressor, payloads[0], both[0], here[0]),
-        decoded(bound(name), bound(name).encode(both[0], here[0]), both[0], here[0]),
-    )
 
 
 # -- the configuration

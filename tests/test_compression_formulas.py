@@ -40,15 +40,6 @@ def test_bf16_rounds_to_the_nearest_and_leaves_its_own_numbers_alone(dtype: torc
     assert torch.equal(through(bound("bf16"), once), once)
 
 
-def test_the_mean_of_bf16_rows_is_formed_in_bf16() -> None:
-    net: Any = Together(2)
-    g = torch.ones(2, P)
-    g[1] += 2**-6
-    compressor = bound("bf16", error_feedback=False)
-    found, _, _ = compressor.combine(g, compressor.residual(g), compressor.memory(g, 4), net, 0)
-    assert torch.equal(found, torch.full((2, P), 1 + 2**-7)) and net.means == [P]
-
-
 @pytest.mark.parametrize("size", [15, 16, 100])
 def test_int8_rounds_up_or_down_to_the_levels_of_its_block(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "_BLOCK", 16)

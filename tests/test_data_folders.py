@@ -339,3 +339,11 @@ if __name__ == "__main__":
     assert run.returncode == -signal.SIGKILL
     loader = int((tmp_path / "loader").read_text())
     until(lambda: not alive(loader))
+
+
+def test_images_that_are_left_out_are_said_to_be(tree):
+    root = tree(TWO_CLASSES | {"train/cat/.ipynb_checkpoints/1-checkpoint.png": (8, 8), "test/dog/2.gif": (8, 8)})
+    data = ImageFolder(path=str(root))
+    assert (data.inspect().num_train, data.inspect().num_test) == (3, 2)
+    assert data.notes()[0].startswith("left out of the data: 2 images that are hidden or GIFs, such as ")
+    assert ImageFolder(path=str(tree(TWO_CLASSES).parent / "images")).notes() == data.notes()

@@ -26,7 +26,7 @@ from decentral.models.statistics import recompute_batch_statistics
 from decentral.models.vgg import VGG11, VGG16, AlexNet, Head
 from decentral.models.vit_l_16 import ViTL16
 from decentral.registry import components
-from decentral.script.loading import load, runs
+from decentral.script.loading import load
 from decentral.store.models import FILE, load_models, stored_facts
 from decentral.training import keeping
 
@@ -34,7 +34,6 @@ from decentral.training import keeping
 
 DIGITS, CIFAR, IMAGENET = (1, 8, 8), (3, 32, 32), (3, 224, 224)
 IMAGE_MODELS = {name: model for name, model in components("models").items() if issubclass(model, ImageModel)}
-NAMES = sorted(IMAGE_MODELS)
 RESIDUAL = [ResNet18, ResNet50, ResNetEvoNorm]
 
 
@@ -365,15 +364,3 @@ def test_init_that_cannot_be_used_is_refused(start, tmp_path):
     assert [path.name for path in (tmp_path / "second").iterdir()] == ["log.txt"]
     with pytest.raises(ConfigError, match="init= is for tasks that train networks"):
         start("task=quadratics", "num_workers=3", "steps=3", f"init={first.directory}", directory="third")
-
-
-def test_all_runs_are_rows_of_one_table(start, tmp_path):
-    first, second = start(*MLP, directory="runs/a"), start(*MLP, "lr=0.2", "save=none", directory="runs/b")
-    table = runs(tmp_path).set_index("directory")
-    assert set(table.loc[:, "status"]) == {"done"} and set(table.loc[:, "algo"]) == {"dpsgd"}
-    assert table.loc[str(second.directory), "lr"] == 0.2 and table.loc[str(second.directory), "step"] == 6
-    assert table.loc[str(first.directory), "test accuracy (worst)"] == first.last("accuracy", "worst")
-    assert len(runs(tmp_path / "nothing")) == 0
-    (second.directory / "metrics.jsonl").write_text("damaged\n")
-    table = runs(tmp_path).set_index("directory")
-    assert table.loc[str(second.directory), "status"] == "done" and table.loc[str(first.directory), "step"] == 6

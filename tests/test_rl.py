@@ -336,22 +336,6 @@ def test_alpha_decides_how_much_the_mazes_of_workers_differ_and_none_is_tested_o
     assert not np.array_equal(train, test)
 
 
-def test_tests_are_the_same_whoever_else_is_tested_and_add_up_over_parts() -> None:
-    run = opened("lstm")
-    problem, x = problem_of(run), run.stepper.models.clone()
-    x += 0.3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-    everyone = problem.worker_statistics(x)
-    torch.testing.assert_close(problem.worker_statistics(x, [2]), everyone[2:3], rtol=0, atol=1e-12)
-    one = problem.average_statistics(x[1], 0, 1)
-    torch.testing.assert_close(one[:-2], everyone[1, :-2], rtol=0, atol=1e-12)
-    parts = [problem.average_statistics(x[1], part, 3)[:-2] for part in range(3)]
-    torch.testing.assert_close(torch.stack(parts).sum(0), one[:-2])
-    names = [metric.name for metric in problem.metrics]
-    assert names == ["SPL", "success", "return", "episode_length", "frames"]
-    found = dict(zip(names, problem.finish(everyone)[0].tolist(), strict=True))
-    assert 0 <= found["SPL"] <= found["success"] <= 1 and 1 <= found["episode_length"] <= 6
-
-
 # -- gymnasium ---------------------------------------------------------------------------------------------------------
 
 

@@ -115,19 +115,6 @@ def test_loop_gives_the_gradient_of_autograd_and_batched_agrees_or_refuses(name)
     torch.testing.assert_close(other, (losses, g), rtol=0, atol=1e-10)
 
 
-def test_a_batch_of_another_length_for_each_worker_is_one_call_of_the_loop():
-    module, _ = module_and_data("text_transformer")
-    x = flat(module).repeat(2, 1)
-    work = Workload(WorkerModels(module, 2, CPU), (4, 6), Precision.fp64, torch.nn.functional.cross_entropy)
-    batches = [(tokens(4, 6), torch.tensor([0, 1, 2, 0])), (tokens(2, 9), torch.tensor([1, 1]))]
-    inputs, targets = zip(*batches, strict=True)
-    losses, g = Loop().passes(work)(x, list(inputs), list(targets), range(2), lambda j: None)
-    losses, g = losses.clone(), g.clone()
-    for i, (one, its) in enumerate(batches):
-        alone = Loop().passes(work)(x[i : i + 1], one[None], its[None], [i], lambda j: None)
-        torch.testing.assert_close((losses[i : i + 1], g[i : i + 1]), alone, rtol=0, atol=1e-12)
-
-
 def test_batched_takes_the_mean_over_targets_that_are_not_ignored():
     module = torch.nn.Sequential(torch.nn.Linear(3, 12), torch.nn.ReLU(), torch.nn.Linear(12, 5)).double()
     inputs, targets = torch.randn(2, 4, 3, dtype=torch.float64), torch.tensor([[1, 0, 2, 0], [3, 4, 1, 2]])

@@ -198,19 +198,6 @@ def test_a_worker_averages_with_one_other_at_a_time(algorithm):
     assert [when for when, what, _ in run.seen if what == "call"][:2] == [11.0, 21.0]
 
 
-def test_a_warm_up_of_messages_lasts_epochs() -> None:
-    settings = (
-        "algo=allreduce",
-        "compress=topk",
-        "compress.keep=0.1",
-        "compress.warmup_epochs=2",
-        "cluster=slow_network",
-    )
-    config = configure(*QUADRATICS, *settings)
-    short, long = (timed(config, 20, 1000, steps_per_epoch=steps) for steps in (2, 8))
-    assert long.bytes_sent > 1.5 * short.bytes_sent and long.simulated_s > short.simulated_s
-
-
 # -- What is observed of real runs, and what the clock makes of it: a run of its own times comes out agai --------------
 
 OBSERVED = {

@@ -13,7 +13,6 @@ from decentral.registry import components
 from decentral.script.components import topology_from
 from decentral.topology import facts
 from decentral.topology.graph import is_connected
-from decentral.topology.requirements import Need, check
 from decentral.topology.rounds import Rounds
 from decentral.topology.weights import Weights
 from reference_topology import pieces
@@ -94,22 +93,6 @@ def test_one_peer_of_a_matrix_sends_along_its_edges():
 def test_a_setting_that_the_graph_of_one_peer_does_not_have_is_refused(settings, said):
     with pytest.raises(ConfigError, match=said):
         topology_from("one_peer", settings)
-
-
-@pytest.mark.parametrize("graph", ["star", "grid", "bt"])
-def test_what_irregular_rounds_give_is_told_apart_before_a_run(graph):
-    needs = {Need.doubly_stochastic, Need.connected}
-    check(schedule("one_peer", 8, graph=graph, weights=Weights.metropolis), needs, algo="dpsgd", topology="one_peer")
-    push = schedule("one_peer", 8, graph=graph)
-    check(push, {Need.column_stochastic, Need.connected}, algo="sgp", topology="one_peer")
-    with pytest.raises(ConfigError, match=r"a row of topology=one_peer .* such as algo=sgp\.$"):
-        check(push, needs, algo="dpsgd", topology="one_peer")
-    pull = schedule("one_peer", 8, graph=graph, weights=Weights.pull)
-    check(pull, {Need.row_stochastic, Need.connected}, algo="a", topology="one_peer")
-    with pytest.raises(ConfigError, match=r"a column of topology=one_peer .* the workers would agree on a wrong mean"):
-        check(pull, needs, algo="dpsgd", topology="one_peer")
-    with pytest.raises(ConfigError, match=r"a column of topology=one_peer .*: use topology.weights=uniform\.$"):
-        check(pull, {Need.column_stochastic}, algo="sgp", topology="one_peer")
 
 
 def test_a_schedule_that_hardly_ever_repeats_is_refused_before_it_is_gone_through(tmp_path):

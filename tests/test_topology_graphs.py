@@ -281,22 +281,6 @@ def test_eigenvalues_of_many_workers_are_those_of_the_dense_matrix(name):
 
 
 @pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_product_is_what_the_matrix_makes_of_rows_here_and_elsewhere(share, dtype):
-    import torch
-
-    n, workers, others = 120, range(30, 90), [2, 3, 100]
-    dense = a_matrix(0, n, share)
-    dense[:, [j for j in range(n) if j not in workers and j not in others]] = 0
-    x = torch.from_numpy(numpy_generator(0, "rows").normal(size=(n, 2, 7))).to(getattr(torch, dtype))
-    expected = torch.einsum("ij,jkl->ikl", torch.from_numpy(dense).to(x), x)[workers.start : workers.stop]
-    rows = x[workers.start : workers.stop, :, 1:6]
-    Product(MixingMatrix.of(dense), workers, others).into(rows, [x[j, :, 1:6].clone() for j in others])
-    tolerance = 1e-12 if dtype == "float64" else 1e-4
-    torch.testing.assert_close(rows, expected[..., 1:6], rtol=0, atol=tolerance)
-
-
-@pytest.mark.parametrize("share", [0.05, 0.5, 1.0])
 def test_a_product_shows_a_nan_to_those_who_take_it_only(share):
     import torch
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import decentral
 from configure import configure
 from decentral.errors import ConfigError
 from decentral.report.summary import summary
@@ -153,16 +152,6 @@ def test_evaluations_at_simulated_times_and_an_end_by_time(start, name):
     assert "Note:     stop_after_simulated_s=7 ended" in summary(run.directory)
     assert sorted({row["simulated_s"] for row in run.rows}) == [0, 2, 4, 6, 7]
     assert run.facts["step"] == 14 and run.facts["simulated_s"] == 7
-
-
-def test_without_a_cluster_there_is_no_simulated_time(start):
-    plain = start("algo=wagma", *SMALL, "num_workers=4", directory="plain")
-    timed = start("algo=wagma", *SMALL, "num_workers=4", *FREE, directory="timed")
-    assert rows(plain) == rows(timed, "simulated_s") and not any("simulated_s" in row for row in plain.rows)
-    assert not {"simulated_s", "simulated_shares"} & plain.facts.keys() and plain.facts["staleness"] == {"0": 72}
-    known = decentral.runs(plain.directory.parent).set_index("directory")["simulated_s"]
-    assert np.isnan(known[str(plain.directory)]) and known[str(timed.directory)] == 20
-    assert "Simulated" not in summary(plain.directory) and "Staleness" in summary(plain.directory)
 
 
 @pytest.mark.parametrize("name", ["wagma", "eager_sgd"])

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
@@ -17,7 +16,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from decentral.errors import ConfigError
@@ -231,30 +229,6 @@ def test_hammering_a_slot_from_both_sides_loses_nothing(worlds, carrier):
     assert sum(p for p, _, _ in found) == pytest.approx(2, rel=1e-12)
     torch.testing.assert_close(sum(t for _, t, _ in found), start_values(2).sum(0), rtol=1e-12, atol=1e-12)
     assert found[0][2] == 1500
-
-
-def hold(world: World, carrier: Carrier) -> list[float]:
-    """Worker 0 holds its slot at worker 1, which tries to read it meanwhile."""
-    window = opened(world, carrier, Edges(2, [(0, 1), (1, 0)]))
-    if world.rank == 0:
-        with window.mutex(1, 0):
-            dist.barrier()
-            time.sleep(0.1)
-            for _ in range(3):
-                with window.mutex(1, 0):
-                    window.accumulate(0, {1: 1.0})
-    else:
-        dist.barrier()
-        window.update(1, {0: 1.0}, self_weight=0.0)
-    window.fence()
-    window.close()
-    return window.t[0].tolist()
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_who_holds_a_slot_is_alone_with_it(worlds, carrier):
-    _, seen = worlds(2).call(hold, carrier)
-    assert seen == pytest.approx((3 * start_values(2)[0]).tolist())
 
 
 def ask_in_vain(world: World, carrier: Carrier, holder: int) -> list[str]:
