@@ -304,6 +304,7 @@ def test_nsga2_decides_in_a_run_and_says_what_it_needs(start, monkeypatch) -> No
         (["compress=topk", "compress.adapt=knee"], "compress.adapt=knee decides by what links cost"),
         (["compress=topk", "compress.candidates=[0.1,2]"], "give at least one share"),
         (["compress=topk", "compress.adapt=knee", *LINKS, "simulate=timeline"], "simulate=timeline has none"),
+        (["compress=topk", "compress.warmup_epochs=5", *LINKS, "simulate=timeline"], "warmup_epochs=5 counts epochs"),
         (
             ["compress=topk", "compress.adapt=knee", *LINKS, "algo=sparseloco"],
             "algo=sparseloco sends once in 30 steps: add algo.period_steps=1",

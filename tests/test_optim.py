@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from configure import configure
 from decentral.algorithms.dpsgd import Mode
 from decentral.algorithms.teleportation import Teleportation
 from decentral.config.checks import resolve
@@ -17,6 +18,7 @@ from decentral.lr_schedules.inverse import Inverse
 from decentral.lr_schedules.inverse_sqrt import InverseSqrt
 from decentral.lr_schedules.multistep import MultiStep
 from decentral.network.local import LocalNetwork
+from decentral.network.world import World
 from decentral.optim.adam import Adam
 from decentral.optim.adamw import AdamW
 from decentral.optim.optimizer import LocalRule
@@ -27,6 +29,7 @@ from decentral.tasks.problems.convex import random_problem
 from decentral.topology.delivery import Losses
 from decentral.topology.requirements import check
 from decentral.topology.rounds import Rounds
+from decentral.training.assemble import assemble
 from table import ALGORITHMS, VARIANTS, Optimum
 
 # -- Local update rules equal torch's, on rows; schedules equal their formulas; batches are a pure functi --------------
@@ -416,3 +419,18 @@ def test_teleportation_sends_a_model_to_each_that_comes_next_and_along_the_small
 def test_settings_that_make_no_sense_are_refused(words: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         resolve(compose(["task=quadratics", "num_workers=6", *words.split()]))
+
+
+def test_the_warm_up_of_sparseloco_is_in_epochs_of_its_steps():
+    """A period is two epochs of this task: in a warm-up of four, 1, then (1 + 0.5) / 2 = 0.75 of 6 numbers are sent."""
+    settings = ("algo=sparseloco algo.period_steps=2", "compress=topk compress.keep=0.5 compress.warmup_epochs=4")
+    words = [word for setting in settings for word in setting.split()]
+    config = configure(*SMALL, *words, "num_workers=2", "processes=1", "device=cpu")
+    run, sent = assemble(config, World(0, 1, torch.device("cpu"))), []
+    with torch.no_grad():
+        for _ in range(4):
+            before = run.net.bytes_sent
+            run.stepper.step()
+            run.stepper.step()
+            sent.append(run.net.bytes_sent - before)
+    assert sent[0] > sent[1] > sent[2] == sent[3] > 0
