@@ -298,6 +298,9 @@ def test_augmentation_is_a_function_of_seed_worker_and_step(arrays):
     whole = [images for images, _ in data.train_batches(order, range(4), 0, 6)]
     rest = [images for images, _ in data.train_batches(lambda step: order(step)[2:], range(2, 4), 4, 6)]
     assert all(torch.equal(images[2:], again) for images, again in zip(whole[4:], rest, strict=True))
+    one = data.train_batches(lambda step: torch.zeros(2, 16, dtype=torch.int64), range(2), 0, 2)  # image 0 for all
+    (first, _), (second, _) = one
+    assert not torch.equal(first[0], first[1]) and not torch.equal(first, second)
     data.seed = SEED + 1
     assert not torch.equal(whole[0], next(data.train_batches(order, range(4), 0, 1))[0])
 

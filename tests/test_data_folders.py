@@ -272,6 +272,8 @@ def test_the_crops_of_a_worker_do_not_depend_on_the_others_or_on_where_one_start
     assert torch.equal(torch.stack(whole[2:])[:, 1:], torch.stack(part))
     other_seed, _ = next(imagenet(root).load("cpu", seed=1).train_batches(order, range(3), 0, 1))
     assert not torch.equal(whole[0], other_seed)
+    same, _ = next(data.train_batches(lambda step: torch.zeros(2, 4, dtype=torch.int64), range(2), 0, 1))  # image 0
+    assert not torch.equal(same[0], same[1])
 
 
 def test_test_images_are_resized_cropped_in_the_centre_and_normalised(root):

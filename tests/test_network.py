@@ -104,8 +104,10 @@ def relay_cases():
     sizes = {name: [2, TOPOLOGIES[name].n] for name in TREES}
     sizes["star"].append(100)
     sizes["dbt"] += [5, 16]
-    return [pytest.param(name, n, {}, id=f"{name}-{n}") for name in TREES for n in sizes[name]] + [
-        pytest.param("dbt", n, {"split": Split.interleaved}, id=f"dbt-{n}-interleaved") for n in sizes["dbt"]
+    return [
+        *((name, n, {}, P) for name in TREES for n in sizes[name]),
+        *(("dbt", n, {"split": Split.interleaved}, P) for n in sizes["dbt"]),
+        *((name, n, {}, 1 << 18) for name, n in (("dbt", 6), ("star", 6), ("chain", 5))),  # rows in blocks
     ]
 
 
@@ -243,14 +245,14 @@ def test_a_run_sends_as_much_as_the_formula_says(start, algo, topology):
     assert {(row["step"], row["bytes_sent"]) for row in result.rows} == {(t, t * per_step) for t in range(STEPS + 1)}
 
 
-@pytest.mark.parametrize(("name", "n", "fields"), relay_cases())
-def test_relayed_sums_are_complete_after_the_diameter_and_forget_a_nan_after_it(build, name, n, fields):
-    net, y = local(dataclasses.replace(build(name), **fields), n), whole_numbers(n, P) + 5000
+@pytest.mark.parametrize(("name", "n", "fields", "width"), relay_cases())
+def test_relayed_sums_are_complete_after_the_diameter_and_forget_a_nan_after_it(build, name, n, fields, width):
+    net, y = local(dataclasses.replace(build(name), **fields), n), whole_numbers(n, width) + 5000
     diameter, before = int(net.rounds.hops().max()), y.clone()
     m, c = net.no_messages(y), net.no_counts()
     for round in range(2 * diameter):
         m, c = net.relay(y, m, round), net.relay_counts(c, round)
-        complete = torch.equal(net.collect(m, y.clone()), y.sum(0).expand(n, P))
+        complete = torch.equal(net.collect(m, y.clone()), y.sum(0).expand(n, width))
         assert complete == (round + 1 >= diameter)
         assert complete == bool((1 + net.collect_counts(c) == n).all())
     poisoned = y.clone()
@@ -259,7 +261,7 @@ def test_relayed_sums_are_complete_after_the_diameter_and_forget_a_nan_after_it(
     assert not net.collect(m, y.clone()).isfinite().all()
     for round in range(diameter):
         m = net.relay(y, m, 2 * diameter + 1 + round)
-    assert torch.equal(net.collect(m, y.clone()), y.sum(0).expand(n, P)) and torch.equal(y, before)
+    assert torch.equal(net.collect(m, y.clone()), y.sum(0).expand(n, width)) and torch.equal(y, before)
 
 
 # -- How often workers communicate, how often all of them agree, and machines with several workers: for e --------------
