@@ -168,7 +168,7 @@ def test_processes_see_the_same_evaluation_and_what_any_of_them_wants(worlds):
         assert torch.equal(found.workers, expected.workers)
 
 
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("size", [1, 2])
 def test_a_metric_that_is_a_ratio_of_sums_is_that_of_all_examples_however_processes_share_them(worlds, size):
     lengths = Text.LENGTHS
     nats = (lengths * (MODELS[:, :1] + 0.1 * lengths)).sum(1)

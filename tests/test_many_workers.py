@@ -243,7 +243,7 @@ def faults_per_block(folder: Path, processes: int, **environment: str) -> list[f
 
 @pytest.mark.slow
 @GLIBC
-@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("processes", [1, 2])
 def test_a_block_that_was_freed_costs_nothing_the_next_time(processes: int, tmp_path: Path) -> None:
     assert max(faults_per_block(tmp_path, processes)) < A_FEW
 

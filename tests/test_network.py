@@ -358,7 +358,7 @@ def test_several_exchanges_can_be_on_their_way(worlds, carrier):
     W = torch.from_numpy(np.linalg.matrix_power(schedule.matrices(0)[0], 4))
     x = start(6)
     expected = torch.cat([W @ x, W @ x.cos(), W @ x[:, :3].exp()], 1)
-    for found in worlds(3).call(several_on_their_way, carrier):
+    for found in worlds(2).call(several_on_their_way, carrier):
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
