@@ -7,8 +7,7 @@ import json
 import math
 from math import inf
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,13 +17,10 @@ from decentral.cluster.cluster import Machines
 from decentral.cluster.collectives import AllGather, Broadcast, Ring, Star, Tree
 from decentral.cluster.compute import ComputeTimes
 from decentral.cluster.costs import LinkCosts
-from decentral.cluster.groups import Groups, Meeting
 from decentral.cluster.links import CollectiveName, Links, Ports
 from decentral.cluster.network_changes import ChangingCosts, Mode, NetworkChanges
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
-from decentral.measurements.timeline import Timeline as SimulatedTime
-from decentral.topology.groups import GroupSchedule
 from decentral.training.faults import VARIABLE, Injected
 from table import FREE
 
@@ -59,20 +55,6 @@ def test_machines_have_links_of_two_kinds() -> None:
 
 
 FILE = "source,target,latency_s,bandwidth_gbps\n1,0,7,inf\n0,2,0,8e-10\n"
-
-
-def test_word_of_a_version_goes_along_the_tree_whose_hops_are_those_of_its_links() -> None:
-    """From worker 0 with two on a machine: to 1 inside; to 2 outside; to 3 by way of 1, outside from there."""
-
-    def word(links: Links, i: int, n: int) -> list[float]:
-        groups = Groups(GroupSchedule(n, min(n, 2)), lambda *_: None, lambda *_: None)
-        timeline = SimpleNamespace(n=n, costs=costs(links, n), timed_bytes=1.0)
-        return Meeting(groups, cast(Any, timeline))._latency_s(i).tolist()
-
-    assert word(PLAIN, 0, 8) == [ALPHA * hops for hops in (0, 1, 1, 2, 1, 2, 2, 3)]
-    assert word(TWO_TIERS, 0, 4) == [0, ALPHA, 3.0, ALPHA + 3.0]
-    assert word(TWO_TIERS, 3, 8) == [3.5, 3.0, 0.5, 0, 6.5, 6.0, 3.5, 3.0]
-    assert word(PLAIN, 0, 1) == [0]
 
 
 def test_links_of_a_file_have_costs_of_their_own_in_their_direction(tmp_path: Path) -> None:
@@ -327,16 +309,6 @@ def test_it_goes_on_bit_for_bit(start, monkeypatch) -> None:
     for fact in ("simulated_s", "simulated_shares"):
         assert broken.facts[fact] == straight.facts[fact]
     assert straight.facts["simulated_s"] > 20.5 and straight.facts["simulated_s"] != pytest.approx(22, rel=1e-3)
-
-
-def test_timelines_have_traces_by_seconds_alone(tmp_path: Path) -> None:
-    words = ("algo=dpsgd", "topology=ring", "num_workers=4", "steps=20", "simulate=timeline", *QUADRATICS[:2])
-    with pytest.raises(ConfigError, match=r"cluster.network.mode=steps goes by epochs, of which there are none"):
-        configure(*words, *STEPS)
-    (tmp_path / "network.csv").write_text("seconds,latency_s,bandwidth_gbps\n0,0.5,inf\n2.9,0,inf\n")
-    trace = f"cluster.network.trace={tmp_path / 'network.csv'}"
-    config = configure(*words, *STEPS[:-4], "cluster.network.mode=trace", trace, "cluster.num_parameters=10")
-    assert SimulatedTime(config, steps=20).line(0)["simulated_s"] == 2 * 1.5 + 18
 
 
 REFUSED = [

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections import Counter
-from math import inf, log2
+from math import inf
 from unittest import mock
 
 import pytest
@@ -36,7 +35,6 @@ from decentral.topology.delivery import Losses
 from decentral.training.assemble import fastest_collective
 from decentral.training.faults import VARIABLE, Injected
 from table import FREE
-from test_cluster_links import PAPER_C1
 
 # -- All-reduces made of messages, and which of them is cheapest -------------------------------------------------------
 
@@ -131,9 +129,7 @@ def test_the_mean_goes_by_the_collective_that_was_chosen(worlds, choice):
         torch.testing.assert_close(found, expected.expand_as(found), rtol=1e-14, atol=0)
 
 
-RATIOS = (0.1, 0.033, 0.011, 0.004, 0.001)
 MODELS = {"resnet18": 11_689_512, "resnet50": 25_557_032, "alexnet": 61_100_840, "vit_l_16": 304_326_632}
-NETWORKS = PAPER_C1.split(", ")[:6]
 
 
 def costs(latency_s: float, gbps: float, collective: CollectiveName, n: int = 8) -> LinkCosts:
@@ -155,17 +151,6 @@ def cheapest(time: Clock, parameters: int, keep: float) -> tuple[str, float]:
         return "allgather", seconds
     k = way.count(parameters, 0)
     return CollectiveName(type(time.costs.all_reduce(time.n, 4 * k)[0])).name, seconds
-
-
-@pytest.mark.parametrize(("n", "c1"), [(4, 1.250), (6, 0.725), (8, 0.531), (16, 0.278), (32, 0.155), (64, 0.088)])
-def test_a_ring_below_the_crossover_and_a_tree_above_it(n: int, c1: float) -> None:
-    Q, gbps = 1e6, 8e-9 / 1e-3  # 1/beta = 1000 bytes/s
-    assert c1 == pytest.approx((log2(n) - (n - 1) / n) / (n - 1 - log2(n)), abs=1e-3)
-    for factor, expected in ((0.99, CollectiveName.ring), (1.01, CollectiveName.tree)):
-        links = costs(factor * c1 * Q * 1e-3, gbps, CollectiveName.ring_or_tree, n)
-        found, seconds = links.all_reduce(n, Q)
-        assert type(found) is expected.value
-        assert seconds == links.all_reduce_s(n, Q) == links.collective_s(expected.value(), n, Q)
 
 
 @pytest.mark.parametrize(
@@ -196,23 +181,6 @@ def test_the_papers_example(keep: float, ring: float, tree: float, gathered: flo
         assert times == [pytest.approx(expected, abs=0.06), pytest.approx(gathered, abs=0.06)]
     best = min((ring, "ring"), (tree, "tree"), (gathered, "allgather"))
     assert cheapest(clock(1e-3, 10.0), parameters, keep) == (best[1], pytest.approx(best[0] * 1e-3, abs=6e-5))
-
-
-@pytest.mark.parametrize(
-    ("model", "expected"),
-    [
-        ("resnet18", {"allgather": 29, "tree": 1}),
-        ("resnet50", {"allgather": 26, "ring": 3, "tree": 1}),
-        ("alexnet", {"allgather": 21, "ring": 8, "tree": 1}),
-        ("vit_l_16", {"ring": 15, "allgather": 10, "tree": 5}),
-    ],
-)
-def test_what_is_best_over_the_papers_schedule(model: str, expected: dict[str, int]) -> None:
-    """6 networks and 5 ratios, 8 workers."""
-    networks = [tuple(map(float, each.split("/"))) for each in NETWORKS]
-    places = [(1e-3 * ms, gbps, keep) for ms, gbps in networks for keep in RATIOS]
-    found = Counter(cheapest(clock(latency, gbps), MODELS[model], keep)[0] for latency, gbps, keep in places)
-    assert found == expected
 
 
 RUN = ("task=quadratics", "task.dimension=50", "num_workers=8", "steps=20", "evaluation.every_epochs=5")

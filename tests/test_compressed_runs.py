@@ -263,17 +263,6 @@ def test_a_probe_finds_what_links_are_like_and_its_cost_counts(start) -> None:
     )
 
 
-def test_what_is_measured_decides_and_the_configuration_does_not(start) -> None:
-    """The change after step 12 is seen by the probe before step 15."""
-    settings = [*RUN, *EVERY, *STEPS, "compress=flexible", "compress.adapt=throughput", "compress.explore_steps=2"]
-    known = start(*settings, directory="known")
-    found = start(*settings, *MEASURED, directory="measured")
-    assert [step for step, _ in known.facts["ratios"]] == [0, 12]
-    assert [step for step, _ in found.facts["ratios"]] == [0, 15]
-    ratios = [[ratio for _, ratio in run.facts["ratios"]] for run in (known, found)]
-    assert ratios[0] == pytest.approx(ratios[1], rel=1e-9)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shared_memory", "torch"])
 def test_between_processes_links_are_measured_for_real(start, transport: str) -> None:

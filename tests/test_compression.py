@@ -16,7 +16,6 @@ from decentral.compression.artopk import Select
 from decentral.compression.compressor import AcceptedCompression, Compressor, Encoder
 from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose
-from decentral.config.identity import identity, run_id
 from decentral.errors import ConfigError
 from decentral.network.payload import Payload, Sizes
 from decentral.registry import components
@@ -150,14 +149,6 @@ def test_pieces_of_a_row_have_their_share_of_each_parameter(pieces: list[slice])
 # -- the configuration
 
 SMALL = ("task=quadratics", "algo=allreduce", "num_workers=4")
-
-
-def test_a_compressor_counts_with_its_settings() -> None:
-    known = {"name": "topk", "keep": 0.1, "error_feedback": True, "warmup_epochs": 0.0, "index_bytes": 4}
-    assert identity(compose([*SMALL, "compress=topk"]))["compress"] == known
-    settings = ("keep=0.2", "error_feedback=false", "warmup_epochs=1", "index_bytes=8")
-    others = [run_id(compose([*SMALL, "compress=topk", f"compress.{one}"])) for one in settings]
-    assert len({run_id(compose(SMALL)), run_id(compose([*SMALL, "compress=topk"])), *others}) == 6
 
 
 def test_an_algorithm_takes_nothing_rows_payloads_or_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -341,19 +341,6 @@ def test_whatever_a_model_draws_is_addressed_by_worker_and_draw(last, draws, own
         assert seeded == ([0, 1] * 3 if draws else [0])
 
 
-def test_an_unused_parameter_has_gradient_zero():
-    class Idle(nn.Linear):
-        def __init__(self) -> None:
-            super().__init__(4, 3)
-            self.idle = nn.Parameter(torch.ones(2))
-
-    models = WorkerModels(nn.Sequential(nn.Flatten(), Idle()), 2, CPU)
-    passes = Auto().passes(Workload(models, (5, 1, 2, 2), Precision.fp32, cross_entropy))
-    x = torch.randn(2, models.num_parameters)
-    _, g = passes(x, torch.randn(2, 5, 1, 2, 2), torch.zeros(2, 5, dtype=torch.long), range(2), lambda j: None)
-    assert g.shape == x.shape and (g == 0).sum() == 4
-
-
 @pytest.mark.parametrize("execution", EXECUTIONS)
 def test_bf16_trains_nearly_the_same_and_keeps_rows_in_float32(start, execution):
     settings = [*SHORT, *MODELS["cnn"], "algo=dpsgd", "topology=ring", "num_workers=4", f"execution={execution}"]

@@ -193,18 +193,6 @@ def test_recomputed_statistics_are_the_mean_over_batches_of_the_mean_and_the_unb
         torch.testing.assert_close(layer.running_var, variance)
 
 
-def test_recomputing_statistics_changes_nothing_else():
-    module = with_statistics()
-    module[1].eval()
-    parameters = [p.clone() for p in module.parameters()]
-    modes, state = [m.training for m in module.modules()], torch.get_rng_state()
-    recompute_batch_statistics(module, [torch.ones(2, 3, 6, 6)])
-    assert torch.equal(torch.get_rng_state(), state)
-    assert [m.training for m in module.modules()] == modes
-    assert (module[0].momentum, module[3].momentum) == (0.3, 0.1)
-    assert all(torch.equal(p, q) and p.grad is None for p, q in zip(module.parameters(), parameters, strict=True))
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last])
@@ -249,14 +237,6 @@ def test_loaded_models_have_the_accuracy_that_the_run_recorded_last(start, setti
     assert not any(model.training for model in (*found.models, found.averaged))
     assert found.settings["algo"] == "dpsgd" and found.settings["lr"] == 0.1 and found.status == "done"
     assert len(found.metrics) == len(result.rows)
-
-
-@pytest.mark.parametrize("algo", [["algo=dpsgd", "topology=ring"], ["algo=wagma"]], ids=["rounds", "programs"])
-def test_a_run_that_simulated_time_ends_keeps_its_models(start, algo):
-    result = start(*MLP[:5], *algo, "cluster=even", "stop_after_simulated_s=0.4")
-    facts = stored_facts(result.directory)
-    assert int(facts["step"]) == result.rows[-1]["step"] == 3
-    assert accuracy(load(result.directory).averaged, compose(MLP)) == result.last("accuracy", "averaged")
 
 
 def test_any_number_of_processes_keeps_the_same_models(start):

@@ -82,18 +82,6 @@ def test_a_rule_is_that_of_torch_for_every_worker_with_a_rate_that_changes(name)
         torch.testing.assert_close(x, torch.stack(theirs).detach(), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_a_rule_works_in_the_memory_of_the_gradient_and_leaves_the_model_alone(name):
-    rule = LocalRule(RULES[name][0], rate)
-    x, g = torch.ones(K, P), torch.full((K, P), 2.0)
-    buffers = rule.init(x)
-    assert all(buffer.shape == x.shape and not buffer.any() for buffer in buffers)
-    u, after = rule(g, x, buffers, 0)
-    assert u.data_ptr() == g.data_ptr()
-    assert torch.equal(x, torch.ones(K, P))
-    assert [buffer.data_ptr() for buffer in after] == [buffer.data_ptr() for buffer in buffers]
-
-
 TEN = 10.0  # steps per epoch
 SCHEDULES = [
     (Constant(), {0: 1, 999: 1}),

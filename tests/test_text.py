@@ -19,7 +19,7 @@ from decentral.data.description import PADDING, DataDescription, LabelledTokens,
 from decentral.data.running_text import Shakespeare, TextFile, cut_windows
 from decentral.data.synthetic import SyntheticText
 from decentral.data.texts import AGNews, TextFolder
-from decentral.data.tokens import SPECIAL, BytePairs, Symbols, TextTokens
+from decentral.data.tokens import SPECIAL, Symbols, TextTokens
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Batched, Loop, Workload
 from decentral.gradients.passes.worker_models import WorkerModels, flat
@@ -160,15 +160,6 @@ def test_words_are_ranked_by_how_often_they_occur_in_the_training_texts():
     assert encoder.symbols == [*SPECIAL, "the", ",", "cat"]
     assert encoder.encode(["the CAT flies"]) == [[2, 4, 1]]
     assert encoder.lengths() == [0, 1, 3, 1, 3]
-
-
-def test_byte_pairs_are_the_same_whenever_they_are_trained_and_keep_all_characters():
-    pytest.importorskip("tokenizers")
-    text = "it was the best of times,\n it was the worst of times" * 3
-    one, other = (BytePairs.trained([text], 60, running=True) for _ in range(2))
-    assert one.tokenizer.to_str() == other.tokenizer.to_str()
-    (found,) = one.encode([text])
-    assert sum(one.lengths()[token] for token in found) == len(text)
 
 
 def write(folder: Path, **files: str | bytes) -> Path:

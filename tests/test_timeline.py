@@ -19,7 +19,6 @@ from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.measurements.validation.clock import (
     Case,
-    calibrated,
     computed,
     known_cluster,
     links_of,
@@ -273,19 +272,6 @@ def test_the_replay_of_what_the_clock_did_is_what_it_did(method: str) -> None:
     assert replayed.step_s == pytest.approx(recording.step_s(case.free_running), rel=1e-9)
     if not case.free_running:
         assert replayed.stale_share == recording.stale_share
-
-
-@pytest.mark.parametrize("method", ["All-reduce", "RelaySGD", "WAGMA-SGD", "AD-PSGD", "Async push-sum"])
-def test_costs_of_even_runs_predict_a_larger_cluster_with_stragglers(method: str) -> None:
-    even, late = case_of(method, 4), case_of(method, 8, *TWO)
-    costs = ClockCosts(np.full(1, 1e-3), 2e-3, 4e-4)
-    begins, ends = late.warm_up, late.warm_up + 2 * STEPS
-    found = calibrated(even, [synthetic(even, method, even.planned(0, begins, ends) + 1e-3, costs)])
-    assert found.beyond == pytest.approx(np.full(len(found.beyond), 1e-3))
-    assert found.work_s == pytest.approx(2e-3, rel=0.3)
-    predicted = found.predict(late, 0, CORES)
-    truth = costs.clock(late, late.planned(0, begins, ends) + 1e-3, CORES)
-    assert predicted.step_s == pytest.approx(truth.step_s, rel=0.01)
 
 
 def test_who_comes_first_has_the_first_core_that_is_free() -> None:

@@ -176,15 +176,6 @@ def test_a_worker_sees_the_same_group_as_its_members(P, S):
                 assert partners(partner, t, P, S)[r] == p and partner in group(p, t, P, S)
 
 
-@pytest.mark.parametrize(("P", "S"), CELLS)
-def test_the_period_is_the_smallest(P, S):
-    n, k = int(math.log2(P)), int(math.log2(S))
-    period = group_period(P, S)
-    assert period == (n // math.gcd(n, k) if k else 1)
-    first = phases(0, P, S)
-    assert [t for t in range(1, period + 1) if phases(t, P, S) == first] == ([period] if n else [1])
-
-
 @pytest.mark.parametrize(("P", "S"), [(P, S) for P, S in CELLS if P == 1 or S > 1])
 def test_a_contribution_reaches_everybody_in_ceil_n_over_k_versions_and_no_sooner(P, S):
     needed = versions_to_reach_all(P, S)

@@ -154,13 +154,6 @@ def test_evaluations_at_simulated_times_and_an_end_by_time(start, name):
     assert run.facts["step"] == 14 and run.facts["simulated_s"] == 7
 
 
-@pytest.mark.parametrize("name", ["wagma", "eager_sgd"])
-def test_a_worker_alone_does_plain_sgd_whatever_the_topology(start, name):
-    alone = start(f"algo={name}", *SMALL, "num_workers=1", "task.zeta2=0", directory="alone")
-    plain = start("algo=allreduce", *SMALL, "num_workers=1", "task.zeta2=0", directory="plain")
-    assert at_the_end(alone) == pytest.approx(at_the_end(plain), rel=1e-12)
-
-
 ROUNDS = [("dpsgd", "ring"), ("relaysgd", "dbt"), ("allreduce", "ring"), ("sgp", "one_peer_exponential")]
 
 
