@@ -98,8 +98,7 @@ def test_a_run_learns_and_tells_what_it_did(start, algo, processes, n):
     assert not RunStore.view(result.directory).newest_checkpoint()
 
 
-@pytest.mark.parametrize("transport", ["shared_memory", "torch"])
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize(("transport", "processes"), [("shared_memory", 4), ("torch", 2)])
 def test_groups_that_wait_give_what_the_virtual_cluster_gives(worlds, transport, processes):
     settings = ("algo.wait_avoiding=false", "algo.tau=5", f"network.transport={transport}")
     config = config_of("wagma", *settings, n=8, processes=processes)

@@ -41,7 +41,12 @@ def algorithm(name: str, tmp_path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "model"), [("dpsgd", "cnn"), ("relaysgd", "mlp"), ("gradient_tracking", "mlp"), ("diloco", "cnn")]
+    ("name", "model"),
+    [
+        ("dpsgd", "cnn"),
+        pytest.param("gradient_tracking", "mlp", marks=pytest.mark.slow),
+        pytest.param("diloco", "cnn", marks=pytest.mark.slow),
+    ],
 )
 def test_every_way_of_execution_gives_the_iterates_of_the_loop(start, tmp_path, name, model):
     settings = [*SHORT, *algorithm(name, tmp_path), *MODELS[model], "optim=nesterov", "precision=fp64"]

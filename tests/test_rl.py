@@ -235,7 +235,9 @@ def test_workers_that_are_not_equally_far_have_what_they_would_have_alone(case: 
     assert together.oracle.draws.tolist() == [3, 4, 8, 3]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", ["lstm", *(pytest.param(one, marks=pytest.mark.slow) for one in ("cnn", "continuous"))]
+)
 def test_a_run_goes_on_bit_for_bit_in_the_middle_of_a_rollout(start: Start, case: str) -> None:
     overrides = [*settings(case), "steps=15", "evaluation.every_epochs=1", "checkpoint_every_s=0", "trace=true"]
     straight = start(*overrides, directory="straight")
@@ -257,7 +259,7 @@ def test_it_goes_on_with_another_number_of_processes(start: Start, before: int, 
 
 
 @pytest.mark.parametrize(
-    "algo", ["algo=wagma algo.tau=3", "algo=adpsgd", "algo=relaysgd topology=chain", "algo=choco compress=topk"]
+    "algo", ["algo=wagma algo.tau=3", pytest.param("algo=relaysgd topology=chain", marks=pytest.mark.slow)]
 )
 def test_methods_of_every_kind_train_in_a_virtual_cluster_and_go_on_bit_for_bit(start: Start, algo: str) -> None:
     heavy = (
