@@ -90,36 +90,6 @@ def test_every_message_arrives_as_it_was_when_it_was_sent(worlds, carrier, proce
     assert all(worlds(processes).call(exchange_all, carrier, 5))
 
 
-def handle_all(world: World, carrier: Carrier) -> tuple[list[int], list[int]]:
-    """Two kinds, one of which gets its handler after its messages have come."""
-    with opened(world, carrier, 4) as mailbox:
-        late, early = [], []
-        complete = threading.Semaphore(0)
-
-        def note(into: list[int]) -> Callable[[Message], None]:
-            def handler(message: Message) -> None:
-                into.append(message.number)
-                complete.release()
-
-            return handler
-
-        mailbox.handle(1, note(early))
-        for number in range(50):
-            mailbox.send(mailbox.workers.start, (mailbox.workers.start + 2) % 4, 1, number)
-            mailbox.send(mailbox.workers.start, (mailbox.workers.start + 2) % 4, 2, number)
-        mailbox.barrier()
-        mailbox.handle(2, note(late))
-        for _ in range(100):
-            assert complete.acquire(timeout=20)
-        return early, sorted(late)
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_handlers_get_what_came_before_them_too_and_in_order(worlds, carrier):
-    numbers = list(range(50))
-    assert worlds(2).call(handle_all, carrier) == [(numbers, numbers)] * 2
-
-
 def opened_alone(world: World, carrier: Carrier, timeout_s: float) -> Mailbox:
     """For two workers, with nothing that happens at its end."""
     return Mailbox.of(NetworkSettings(transport=carrier, timeout_s=timeout_s), split_workers(2, 2), world.device)

@@ -30,7 +30,6 @@ from decentral.network.windows.slots import Edges
 from decentral.network.windows.window import LostMass, SmallWeight, Window
 from decentral.network.world import World
 from decentral.registry import components
-from worlds import lose_patience
 
 N, P = 5, 3
 CARRIERS = [Carrier.shared_memory, Carrier.torch]
@@ -296,39 +295,6 @@ def test_a_killed_holder_of_a_lock_blocks_nobody_for_ever(worlds):
 
 
 # -- processes that do not come, or die --------------------------------------------------------------------------------
-
-
-def how_it_ends(call: Callable[[], Any]) -> str:
-    try:
-        call()
-    except OSError as error:  # as TimeoutError and ConnectionError are
-        return f"{type(error).__name__}: {error}"
-    return "it went well"
-
-
-def meet_nobody(world: World, carrier: Carrier) -> list[str]:
-    """The first process calls what both have to; the second one does nothing, but lives."""
-    said = []
-    for patience_s, timeout_s, name in ((20.0, 1.0, "fence"), (21.0, 1.1, "drain")):
-        window = opened(world, carrier, Edges(2, [(0, 1), (1, 0)]), timeout_s=patience_s)
-        lose_patience(window, timeout_s)
-        if world.rank == 0:
-            said.append(how_it_ends(getattr(window, name)))
-        world.barrier()
-        window.close()
-    if world.rank == 0 and carrier is Carrier.torch:
-        said.append(how_it_ends(lambda: opened(world, carrier, Edges(2, [(0, 1)]), timeout_s=1.2)))
-    world.barrier()
-    return said
-
-
-@pytest.mark.parametrize("carrier", CARRIERS)
-def test_nobody_waits_longer_than_the_timeout_for_who_does_not_come(pair, carrier):
-    said, _ = pair.call(meet_nobody, carrier)
-    timeouts_s = (1, 1.1, 1.2) if carrier is Carrier.torch else (1, 1.1)
-    assert said == [
-        f"TimeoutError: timed out after {s} s of waiting for the other processes of this run" for s in timeouts_s
-    ]
 
 
 def outlive_a_holder(world: World) -> str:
