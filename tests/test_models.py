@@ -196,8 +196,3 @@ def test_pooling_without_gradients_gives_the_numbers_of_pooling_with_them(dtype,
     with torch.no_grad():
         found = pooled(images)
     torch.testing.assert_close(found, pooled(images.requires_grad_()).detach(), rtol=0, atol=0, equal_nan=True)
-
-
-# -- models.safetensors: what is kept of a run, loading it, and starting from it ---------------------------------------
-
-MLP = ("data=digits", "model=mlp", "num_workers=4", "batch_size=8", "steps=6", "algo=dpsgd", "topology=ring", "seed=3")
