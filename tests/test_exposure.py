@@ -12,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -218,31 +217,6 @@ def killed_once(folder: str, i: int) -> int:
         (Path(folder) / "killed").touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return os.getpid()
-
-
-def slow(folder: str, i: int) -> int:
-    (Path(folder) / f"begun {i}").touch()
-    time.sleep(0.05)
-    if i == 0:
-        raise Odd(1, 2)
-    return i
-
-
-class Odd(Exception):
-    """Cannot be made again from its text."""
-
-    def __init__(self, a: int, b: int) -> None:
-        super().__init__(f"{a} and {b}")
-
-
-@pytest.mark.slow
-def test_after_an_error_nothing_more_is_begun(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="Odd: 1 and 2"):
-        list(carried_out(slow, [(str(tmp_path), i) for i in range(30)], 2))
-    begun = len(list(tmp_path.iterdir()))
-    assert begun <= 8  # the first few, and what the error could not catch up with
-    time.sleep(0.3)
-    assert len(list(tmp_path.iterdir())) == begun
 
 
 def test_what_a_killed_process_leaves_is_done_here(tmp_path: Path) -> None:

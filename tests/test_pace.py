@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,12 +9,10 @@ import pytest
 
 from configure import configure
 from decentral.measurements.training_run import TrainingRun
-from decentral.scheduling.board import Board
 from decentral.scheduling.job import Job
 from decentral.scheduling.pace import Pace
-from decentral.scheduling.pool import Ended, Seen
+from decentral.scheduling.pool import Seen
 from decentral.store import RunStore, Status
-from decentral.terminal.display import display
 from toy_jobs import Toy
 
 
@@ -136,38 +133,3 @@ def test_a_run_holds_the_steps_of_its_newest_checkpoint(tmp_path: Path, limit: s
         part = opened.save_checkpoint_part(100, "process0", {})
         opened.commit_checkpoint(100, {"process0": part}, {})
     assert run.held() == share
-
-
-# -- what the user sees ------------------------------------------------------------------------------------------------
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key, value in {"TERM": "xterm", "COLUMNS": "160", "LINES": "24"}.items():
-        monkeypatch.setenv(key, value)
-
-
-def test_a_study_that_was_stopped_says_what_is_left_and_claims_no_time_to_go(wide: None, clock: Clock, job):
-    stream = Terminal()
-    board = Board("study", display(stream=stream), clock)
-    with board:
-        for name in "ab":
-            board.started(job(name))
-        board.show(at(job("a"), 0.1), [job("c")])
-        clock.now = 100.0
-        board.show(at(job("a"), 0.3), [job("c")])
-        assert "about 14:10 to go" in stream.getvalue() and "5:50" in stream.getvalue()
-        board.stops("stopping")
-        before = len(stream.getvalue())
-        board.show(at(job("a"), 0.4), [job("c")])
-        for name in "ab":
-            board.ended(Ended(job(name), Status.interrupted), again=False)
-        board.show([], [job("c")])
-    text = stream.getvalue()[before:]
-    assert "study: 2 interrupted  0 running  1 left   1:40 elapsed" in text
-    assert "to go" not in text and "2:30" not in text
