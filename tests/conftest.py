@@ -14,7 +14,7 @@ import pytest
 
 if TYPE_CHECKING:
     from decentral.config.schema import Config
-    from decentral.conformance.walk import Walk
+    from decentral.conformance.properties import Walk
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: here and in child processes
 os.environ.setdefault("WANDB_MODE", "offline")
@@ -54,7 +54,7 @@ class Result:
     @property
     def walk(self) -> Walk:
         """What `decentral.conformance` looks at."""
-        from decentral.conformance.walk import Walk
+        from decentral.conformance.properties import Walk
 
         facts = self.facts
         return Walk(self.iterates, facts["bytes_sent"], facts["messages_sent"], facts["bytes_sent"], False)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 import decentral
 from decentral.errors import ConfigError
-from decentral.script import ending
+from decentral.script import handle as ending
 from decentral.script.handle import hinted
 from decentral.script.optimizer import DecentralizedOptimizer
 from decentral.script.peers import Peers

@@ -24,7 +24,7 @@ from decentral.errors import ConfigError
 from decentral.gradients.passes.worker_models import seed_draws
 from decentral.network.world import World
 from decentral.partition.partition import IID
-from decentral.script.given import GivenData
+from decentral.script.training import GivenData
 from decentral.store.models import load_models
 from decentral.tasks.problems.batches import BatchOrder
 from user_table import CLASSES, DATA, MODULES, DataEntry, Entry, toy

@@ -70,7 +70,7 @@ def _measured(config: Config, passes: int) -> np.ndarray:
     """Seconds of so many gradients of the configured task on one core of this machine, at the models it begins with."""
     import torch
 
-    from decentral.training.measuring import measure
+    from decentral.training.oracle import measure
 
     assert config.num_workers is not None
     config.task.prepare(config)

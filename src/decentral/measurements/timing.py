@@ -381,7 +381,7 @@ def let_sleep(run: Run, all: bool | None) -> None:
     """From now on workers sleep before their gradients, for `all` of the time that they take, or for a straggler's
     delay alone; None: nobody does."""
     from decentral.training.between_processes import ThreadedStepper
-    from decentral.training.sleep import Sleep
+    from decentral.training.oracle import Sleep
 
     cluster = run.config.cluster
     assert isinstance(cluster, VirtualCluster)

@@ -7,6 +7,6 @@
 `joining` makes a `Peers`, whose methods are the verbs (`peers`; those of all ranks together are in `group`). `wrap`
 joins the steps of an optimizer with averaging (`optimizer`): by a mode (`modes`) or by an algorithm of `decentral-run`
 (`algorithm`). `window` is one-sided. Below them: `components` (topologies and algorithms by name), `calls` (from a
-verb's arguments to messages), `agreement` (do all ranks mean the same?), `bundle` (tensors as flat rows), `parameters`
-(of a model), `handle` (verbs under way) and `timeline`. Messages themselves are the network's.
+verb's arguments to messages), `agreement` (do all ranks mean the same?), `parameters` (of a model) and `handle` (verbs
+under way). Messages themselves are the network's.
 """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple, TypeVar
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 
@@ -13,8 +14,6 @@ from decentral.network.calls import difference
 from decentral.network.world import World
 
 _SHOWN = 4
-
-T = TypeVar("T")
 
 
 class Proposal(NamedTuple):
@@ -26,8 +25,8 @@ class Proposal(NamedTuple):
 
     verb: str
     content: str
-    sources: Sequence[int] | None
-    destinations: Sequence[int] | None
+    sources: Collection[int] | None
+    destinations: Collection[int] | None
     length: int = 0
     problem: str = ""
 
@@ -63,45 +62,43 @@ def agree(world: World, proposal: Proposal) -> Agreement:
     sends = table[:, 5 + n :].astype(bool).T  # [i, j]: j names i as a destination
     both = told_sources[:, None].astype(bool) & told_destinations[None].astype(bool)
     if (both & (receives != sends)).any():
-        raise ConfigError(_mismatch(proposal.verb, receives & ~sends & both, sends & ~receives & both))
+        waits, lost = np.argwhere(receives & ~sends & both), np.argwhere(sends & ~receives & both)
+        wrong = [f"rank {i} waits for rank {j}, which does not send to it" for i, j in waits]
+        wrong += [f"rank {j} sends to rank {i}, which does not receive from it" for i, j in lost]
+        more = f"; and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise ConfigError(
+            f"{proposal.verb}: {'; '.join(wrong[:_SHOWN])}{more}. Rank j has to name i as a destination exactly where "
+            "i names j as a source; or give one of the two, and the other is found out."
+        )
     edges = receives | sends
     sources, destinations = np.flatnonzero(edges[world.rank]), np.flatnonzero(edges[:, world.rank])
     return Agreement(sources.tolist(), destinations.tolist(), lengths.tolist())
 
 
-def meet(
-    world: World, checked: bool, prepare: Callable[[], T], propose: Callable[[T], Proposal]
-) -> tuple[T, Agreement | None]:
-    """Prepare a call, and agree about it if it is `checked`: then all ranks raise what `prepare` raises on one."""
+@contextmanager
+def heard_by_all(world: World, checked: bool = True) -> Iterator[None]:
+    """What one rank raises inside, before anything is sent, all ranks raise, if the call is `checked`.
+
+    The others come to `agree` after the block.
+    """
     try:
-        prepared = prepare()
-    except (ConfigError, TypeError, ValueError, AttributeError) as error:
+        yield
+    except Exception as error:
         if checked:
             agree(world, Proposal("", "", (), (), problem=str(error)))
         raise
-    return prepared, agree(world, propose(prepared)) if checked else None
 
 
-def meet_once(
-    world: World,
-    checked: bool,
-    prepare: Callable[[], T],
-    propose: Callable[[T], Proposal],
-    key: Callable[[T], Hashable],
-    seen: dict[Hashable, str],
-) -> T:
-    """The same for a verb of everybody; what has not been proposed before, by its `key`, is checked anyhow.
+def agree_once(world: World, proposal: Proposal, checked: bool, seen: set[str]) -> None:
+    """Agree if the call is `checked`, and about what has not been `seen`: so ranks that begin differently hear of it.
 
-    So ranks that begin differently hear of it. What has been is announced, without waiting.
+    What has been seen is announced, without waiting.
     """
-    prepared, agreement = meet(world, checked, prepare, propose)
-    if (text := seen.get(key(prepared))) is None:
-        proposal = propose(prepared)
-        if agreement is None:
-            agree(world, proposal)
-        text = seen[key(prepared)] = f"{proposal.verb} of {proposal.content}"
+    text = f"{proposal.verb} of {proposal.content}"
+    if checked or text not in seen:
+        agree(world, proposal)
+        seen.add(text)
     world.announce(text)
-    return prepared
 
 
 def _table(world: World, proposal: Proposal) -> np.ndarray:
@@ -120,14 +117,3 @@ def _texts(world: World, text: str) -> list[str]:
     encoded = text.encode()
     (longest,) = world.largest(len(encoded))
     return [content.rstrip(b"\0").decode() for content in world.collect(encoded.ljust(longest + 1, b"\0"))]
-
-
-def _mismatch(verb: str, waits: np.ndarray, lost: np.ndarray) -> str:
-    """Which edges only one end has named."""
-    wrong = [f"rank {i} waits for rank {j}, which does not send to it" for i, j in np.argwhere(waits)]
-    wrong += [f"rank {j} sends to rank {i}, which does not receive from it" for i, j in np.argwhere(lost)]
-    shown = "; ".join(wrong[:_SHOWN]) + ("" if len(wrong) <= _SHOWN else f"; and {len(wrong) - _SHOWN} more")
-    return (
-        f"{verb}: {shown}. Rank j has to name i as a destination exactly where i names j as a source; "
-        "or give one of the two, and the other is found out."
-    )

@@ -15,8 +15,7 @@ from decentral.compression.compressor import Compressor
 from decentral.compression.none import NoCompression
 from decentral.errors import ConfigError
 from decentral.network.network import Network
-from decentral.script.guard import Guard
-from decentral.script.parameters import ParameterRow
+from decentral.script.parameters import Guard, ParameterRow
 
 Buffers = tuple[Tensor, ...]
 

@@ -3,23 +3,106 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.network.neighbors import Star, Term, begin_between_machines, begin_inside_machines, begin_sums
-from decentral.network.transports.posting import Message, Work, as_bytes, post, wait
+from decentral.network.transports.posting import Message, as_bytes, post, wait
 from decentral.network.world import World
-from decentral.script.agreement import Proposal, meet, meet_once
-from decentral.script.bundle import Bundle, Row, Values
+from decentral.script.agreement import Proposal, agree, agree_once, heard_by_all
 from decentral.script.handle import Handle
 
 Named = Mapping[int, float] | Sequence[int]
 """Ranks with weights, or ranks alone, whose weights are 1."""
+
+Values = Tensor | Sequence[Tensor] | nn.Module
+"""What verbs take: a tensor, several tensors, or a module, whose parameters are meant."""
+
+
+class Bundle:
+    """Tensors of any shape and layout as flat rows, one for each dtype and device: what travels in one message.
+
+    rows      [P] each, by first appearance; of a contiguous tensor that is alone in its row, the tensor's own memory
+    inplace   whether results are written into the tensors
+    """
+
+    def __init__(self, x: Values, inplace: bool = False) -> None:
+        """Raises ConfigError for what is no tensor, and for none at all."""
+        self.single, self.inplace = isinstance(x, Tensor), inplace
+        tensors = [x] if isinstance(x, Tensor) else list(x.parameters() if isinstance(x, nn.Module) else x)
+        wrong = next((type(item).__name__ for item in tensors if not isinstance(item, Tensor)), "")
+        if wrong or not tensors:
+            found = f"{wrong} in a {type(x).__name__}" if wrong else f"an empty {type(x).__name__}"
+            raise ConfigError(f"x has to be a tensor, tensors or a module with parameters, not {found}.")
+        self.tensors = [tensor.detach() for tensor in tensors]
+        groups: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+        for place, tensor in enumerate(self.tensors):
+            groups.setdefault((tensor.dtype, tensor.device), []).append(place)
+        self._places = list(groups.values())
+        self.rows = [self._row(places) for places in self._places]
+
+    def _row(self, places: list[int]) -> Tensor:
+        parts = [self.tensors[place].resolve_conj().resolve_neg().contiguous().view(-1) for place in places]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    @property
+    def content(self) -> str:
+        """Dtypes, shapes and kinds of device in words: what all ranks have to agree about."""
+        return ", ".join(f"{_dtype(tensor)} {list(tensor.shape)} on {tensor.device.type}" for tensor in self.tensors)
+
+    def writable(self, copies: bool = True) -> list[Tensor]:
+        """The rows, or where these are the memory of x, which stays, copies of them (or as much memory)."""
+        owned = [
+            row.data_ptr() != self.tensors[at[0]].data_ptr() for row, at in zip(self.rows, self._places, strict=True)
+        ]
+        instead = torch.clone if copies else torch.empty_like
+        return [row if own or self.inplace else instead(row) for row, own in zip(self.rows, owned, strict=True)]
+
+    def restore(self, results: Sequence[Tensor]) -> Tensor | list[Tensor]:
+        """The results [P] of the rows in the shapes of the tensors: views, or the tensors themselves if in place."""
+        restored = list(self.tensors)
+        for places, result in zip(self._places, results, strict=True):
+            sizes = [self.tensors[place].numel() for place in places]
+            for place, part in zip(places, result.split(sizes), strict=True):
+                shaped = part.view(self.tensors[place].shape)
+                if not self.inplace:
+                    restored[place] = shaped
+                elif shaped.data_ptr() != restored[place].data_ptr():
+                    restored[place].copy_(shaped)
+        return restored[0] if self.single else restored
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def carried() -> list[str]:
+    """Kinds of device whose tensors the process group carries from rank to rank."""
+    pairs = [entry.split(":") for entry in dist.get_backend_config().split(",")]
+    return [kind for kind, backend in pairs if (kind, backend) in (("cpu", "gloo"), ("cpu", "mpi"), ("cuda", "nccl"))]
+
+
+def bundle_of(x: Values, verb: str, weighted: bool, inplace: bool = False) -> Bundle:
+    """The tensors; ConfigError for what this verb or the process group cannot take."""
+    bundle = Bundle(x, inplace)
+    kinds = carried()
+    for tensor in bundle.tensors:
+        if weighted and not (tensor.is_floating_point() or tensor.is_complex()):
+            raise ConfigError(f"{verb} takes weighted means, which {_dtype(tensor)} cannot hold: use x.float().")
+        if tensor.device.type not in kinds:
+            raise ConfigError(
+                f"x is on {tensor.device.type}, but the process group ({dist.get_backend_config()}) carries tensors on "
+                f"{' and '.join(kinds)} only: move x to peers.device."
+            )
+    return bundle
+
+
+# -- weights -----------------------------------------------------------------------------------------------------------
 
 
 class Weights(NamedTuple):
@@ -28,11 +111,6 @@ class Weights(NamedTuple):
     own: float
     sources: dict[int, float] | None
     destinations: dict[int, float] | None
-
-    def renamed(self, name: Callable[[int], int]) -> Weights:
-        """The same weights for `name(j)` instead of j."""
-        sides = [side if side is None else {name(j): w for j, w in side.items()} for side in self[1:]]
-        return Weights(self.own, *sides)
 
 
 def read(
@@ -92,27 +170,6 @@ def _number(key: str, weight: float) -> float:
     return number
 
 
-def carried() -> list[str]:
-    """Kinds of device whose tensors the process group carries from rank to rank."""
-    pairs = [entry.split(":") for entry in dist.get_backend_config().split(",")]
-    return [kind for kind, backend in pairs if (kind, backend) in (("cpu", "gloo"), ("cpu", "mpi"), ("cuda", "nccl"))]
-
-
-def bundle_of(x: Values, verb: str, weighted: bool) -> Bundle:
-    """The tensors; ConfigError for what this verb or the process group cannot take."""
-    bundle = Bundle(x)
-    if weighted:
-        bundle.require_numbers(verb)
-    kinds = carried()
-    for tensor in bundle.tensors:
-        if tensor.device.type not in kinds:
-            raise ConfigError(
-                f"x is on {tensor.device.type}, but the process group ({dist.get_backend_config()}) carries tensors on "
-                f"{' and '.join(kinds)} only: move x to peers.device."
-            )
-    return bundle
-
-
 def check_machines(workers_per_machine: int, size: int) -> None:
     """Refuse machines that the ranks cannot be dealt to."""
     if workers_per_machine < 1 or size % workers_per_machine:
@@ -121,10 +178,9 @@ def check_machines(workers_per_machine: int, size: int) -> None:
         )
 
 
-def check_op(op: str) -> None:
-    """Refuse what is neither a mean nor a sum."""
-    if op not in ("mean", "sum"):
-        raise ConfigError(f"op='{op}' does not exist: it is mean or sum.")
+def of_machines(workers_per_machine: int) -> str:
+    """Which machines there are, for what all ranks have to agree about."""
+    return f", {workers_per_machine} ranks per machine" if workers_per_machine > 1 else ""
 
 
 def rank_of(key: str, named: int, size: int) -> int:
@@ -132,6 +188,9 @@ def rank_of(key: str, named: int, size: int) -> int:
     if not hasattr(named, "__index__") or not 0 <= int(named) < size:
         raise ConfigError(f"{key}={named!r} is no rank: ranks are numbered 0 to {size - 1}.")
     return int(named)
+
+
+# -- verbs -------------------------------------------------------------------------------------------------------------
 
 
 def begin_weighted(
@@ -147,61 +206,62 @@ def begin_weighted(
 
     `weights` reads what the caller gave, by rank; the sides that it left out are found out if the call is `checked`.
     """
-
-    def prepare() -> tuple[Bundle, Weights]:
-        return bundle_of(x, verb, weighted=True), weights()
-
-    def propose(prepared: tuple[Bundle, Weights]) -> Proposal:
-        bundle, named = prepared
-        return proposal(verb, bundle.content + _machines(workers_per_machine), named)
-
-    (bundle, named), agreement = meet(world, checked, prepare, propose)
+    with heard_by_all(world, checked):
+        bundle, named = bundle_of(x, verb, weighted=True, inplace=inplace), weights()
     star = Star(named.own, named.sources or {}, named.destinations or {})
-    if agreement is not None:
+    if checked:
+        content = bundle.content + of_machines(workers_per_machine)
+        agreement = agree(world, Proposal(verb, content, named.sources, named.destinations))
         sources = {j: star.sources.get(j, 1.0) for j in agreement.sources}
         star = Star(named.own, sources, {j: star.destinations.get(j, 1.0) for j in agreement.destinations})
-    rows, outs = _rows(bundle, inplace)
-    values = [row.values for row in rows]
+    outs = bundle.writable(copies=False)
     if workers_per_machine == 1:
-        works, finish = begin_sums([Term(row, star, out) for row, out in zip(values, outs, strict=True)])
+        works, finish = begin_sums([Term(row, star, out) for row, out in zip(bundle.rows, outs, strict=True)])
     else:
-        works, finish = begin_between_machines(values, outs, world.rank, star, workers_per_machine)
-    return Handle(verb, works, lambda: _restored(bundle, rows, outs, inplace, finish))
+        works, finish = begin_between_machines(bundle.rows, outs, world.rank, star, workers_per_machine)
+    return Handle(verb, works, finish, lambda: bundle.restore(outs))
 
 
-def begin_machine_total(world: World, x: Values, op: str, L: int, checked: bool, inplace: bool) -> Handle:
-    """The sum or mean over the L ranks of this machine; of sums, x may hold integers."""
-    verb = "allreduce"
+def begin_total(
+    world: World, x: Values, op: str, workers_per_machine: int | None, checked: bool, inplace: bool, seen: set[str]
+) -> Handle:
+    """The sum or mean over all ranks, or over those of this machine; of sums, x may hold integers.
 
-    def prepare() -> Bundle:
-        check_op(op)
-        check_machines(L, world.size)
-        return bundle_of(x, verb, weighted=op == "mean")
+    Over all ranks, what is not in `seen` is checked, and is there afterwards.
+    """
+    verb, L = "allreduce", workers_per_machine
+    with heard_by_all(world, checked):
+        if op not in ("mean", "sum"):
+            raise ConfigError(f"op='{op}' does not exist: it is mean or sum.")
+        if L is not None:
+            check_machines(L, world.size)
+        bundle = bundle_of(x, verb, weighted=op == "mean", inplace=inplace)
+    if L is not None:
+        if checked:
+            agree(world, Proposal(verb, f"{op} of {bundle.content}{of_machines(L)}", (), ()))
+        outs = bundle.writable(copies=False)
+        works, finish = begin_inside_machines(bundle.rows, outs, world.rank, L, op == "mean")
+        return Handle(verb, works, finish, lambda: bundle.restore(outs))
+    agree_once(world, Proposal(verb, f"{op} of {bundle.content}", (), ()), checked, seen)
+    totals = bundle.writable()
 
-    def propose(bundle: Bundle) -> Proposal:
-        return Proposal(verb, f"{op} of {bundle.content}{_machines(L)}", (), ())
+    def divide() -> None:
+        for total in totals if op == "mean" else ():
+            total.div_(world.size)
 
-    bundle, _ = meet(world, checked, prepare, propose)
-    rows, outs = _rows(bundle, inplace)
-    works, finish = begin_inside_machines([row.values for row in rows], outs, world.rank, L, op == "mean")
-    return Handle(verb, works, lambda: _restored(bundle, rows, outs, inplace, finish))
-
-
-def _rows(bundle: Bundle, inplace: bool) -> tuple[list[Row], list[Tensor]]:
-    """The rows of the tensors, and where their results go."""
-    rows = bundle.rows()
-    return rows, [row.values if row.owned or inplace else torch.empty_like(row.values) for row in rows]
+    reductions = [dist.all_reduce(total, async_op=True) for total in totals if total.numel()]
+    return Handle(verb, reductions, divide, lambda: bundle.restore(totals))
 
 
-def _restored(
-    bundle: Bundle, rows: Sequence[Row], outs: Sequence[Tensor], inplace: bool, finish: Callable[[], None]
-) -> Tensor | list[Tensor]:
-    finish()
-    return bundle.restore(rows, outs, inplace)
-
-
-def _machines(workers_per_machine: int) -> str:
-    return f", {workers_per_machine} ranks per machine" if workers_per_machine > 1 else ""
+def begin_broadcast(world: World, x: Values, root: int, checked: bool, inplace: bool, seen: set[str]) -> Handle:
+    """The values of rank `root`. What is not in `seen` is checked, and is there afterwards."""
+    with heard_by_all(world, checked):
+        rank_of("root", root, world.size)
+        bundle = bundle_of(x, "broadcast", weighted=False, inplace=inplace)
+    agree_once(world, Proposal("broadcast", f"{bundle.content} from rank {root}", (), ()), checked, seen)
+    values = bundle.writable()
+    works: list[Any] = [dist.broadcast(as_bytes(value), src=root, async_op=True) for value in values if value.numel()]
+    return Handle("broadcast", works, lambda: bundle.restore(values))
 
 
 def begin_neighbor_allgather(
@@ -209,118 +269,49 @@ def begin_neighbor_allgather(
 ) -> Handle:
     """The x of the sources in the order in which they are named, ascending where they are found out."""
     verb = "neighbor_allgather"
-
-    def prepare() -> tuple[Tensor, Weights]:
-        bundle_of(ready := joinable(x, verb), verb, weighted=False)
-        return ready, read(0.0, sources, destinations, world.rank, world.size, key="ranks")
-
-    def propose(prepared: tuple[Tensor, Weights]) -> Proposal:
-        ready, named = prepared
-        return proposal(verb, content_but_length(ready), named, len(ready))
-
-    (ready, _), agreement = meet(world, checked, prepare, propose)
-    if agreement is None:
+    with heard_by_all(world, checked):
+        bundle_of(x := _joinable(x, verb), verb, weighted=False)
+        named = read(0.0, sources, destinations, world.rank, world.size, key="ranks")
+    if checked:
+        agreement = agree(world, Proposal(verb, _content_but_length(x), named.sources, named.destinations, len(x)))
+        sources = agreement.sources if sources is None else [int(j) for j in sources]
+        destinations, lengths = agreement.destinations, [agreement.lengths[j] for j in sources]
+    else:
         assert sources is not None and destinations is not None
-        lengths = _lengths_of(ready, sources, destinations)
-        return _begin_from(ready, sources, destinations, lengths)
-    order = agreement.sources if sources is None else [int(j) for j in sources]
-    lengths = [agreement.lengths[j] for j in order]
-    return _begin_from(ready, order, agreement.destinations, lengths)
+        own = torch.tensor([len(x)], device=x.device)
+        found = [Message(torch.empty_like(own), j) for j in sources]
+        wait(post([Message(own, j) for j in destinations], found))  # asked of nobody else
+        lengths = [int(message.values) for message in found]
+    parts = [x.new_empty(length, *x.shape[1:]) for length in lengths]
+    receives = [Message(part.view(-1), j) for part, j in zip(parts, sources, strict=True)]
+    works = post([Message(x.view(-1), j) for j in destinations], receives)
+    return Handle(verb, works, lambda: torch.cat([x[:0], *parts]))
 
 
-def begin_total(world: World, x: Values, op: str, checked: bool, inplace: bool, seen: dict[Hashable, str]) -> Handle:
-    """The sum or mean over all ranks. What is not in `seen` is checked, and is there afterwards."""
-
-    def prepare() -> Bundle:
-        check_op(op)
-        return bundle_of(x, "allreduce", weighted=op == "mean")
-
-    def propose(bundle: Bundle) -> Proposal:
-        return Proposal("allreduce", f"{op} of {bundle.content}", (), ())
-
-    bundle = meet_once(world, checked, prepare, propose, lambda bundle: ("allreduce", op, bundle.key), seen)
-    rows = bundle.rows()
-    totals = [row.values if row.owned or inplace else row.values.clone() for row in rows]
-    works = [dist.all_reduce(total, async_op=True) for total in totals if total.numel()]
-
-    def finish() -> Tensor | list[Tensor]:
-        if op == "mean":
-            for total in totals:
-                total.div_(world.size)
-        return bundle.restore(rows, totals, inplace)
-
-    return Handle("allreduce", _works(works), finish)
+def begin_allgather(world: World, x: Tensor) -> Handle:
+    """The x of all ranks; they travel as long as the longest one."""
+    with heard_by_all(world):
+        x = _joinable(x, "allgather")
+    lengths = agree(world, Proposal("allgather", _content_but_length(x), (), (), len(x))).lengths
+    padded = x.new_zeros(max(lengths), *x.shape[1:])
+    padded[: len(x)] = x
+    parts = [torch.empty_like(padded) for _ in lengths]
+    works: list[Any] = []
+    if padded.numel():
+        flat = [as_bytes(part.view(-1)) for part in parts]
+        works = [dist.all_gather(flat, as_bytes(padded.view(-1)), async_op=True)]
+    return Handle(
+        "allgather", works, lambda: torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
+    )
 
 
-def begin_broadcast(
-    world: World, x: Values, root: int, checked: bool, inplace: bool, seen: dict[Hashable, str]
-) -> Handle:
-    """The values of rank `root`. What is not in `seen` is checked, and is there afterwards."""
-
-    def prepare() -> Bundle:
-        rank_of("root", root, world.size)
-        return bundle_of(x, "broadcast", weighted=False)
-
-    def propose(bundle: Bundle) -> Proposal:
-        return Proposal("broadcast", f"{bundle.content} from rank {root}", (), ())
-
-    bundle = meet_once(world, checked, prepare, propose, lambda bundle: ("broadcast", root, bundle.key), seen)
-    rows = bundle.rows()
-    values = [row.values if row.owned or inplace else row.values.clone() for row in rows]
-    works = [dist.broadcast(as_bytes(value), src=root, async_op=True) for value in values if value.numel()]
-    return Handle("broadcast", _works(works), lambda: bundle.restore(rows, values, inplace))
-
-
-def content_but_length(x: Tensor) -> str:
-    """What has to be the same on all ranks whose tensors are joined along dimension 0."""
-    return Bundle([x[:0]]).content.replace("[0", "[any", 1)
-
-
-def proposal(verb: str, content: str, named: Weights, length: int = 0) -> Proposal:
-    """To exchange messages with those whom the weights name."""
-    sources, destinations = (None if side is None else list(side) for side in (named.sources, named.destinations))
-    return Proposal(verb, content, sources, destinations, length)
-
-
-def _works(works: Sequence[Work | None]) -> list[Work]:
-    return [work for work in works if work is not None]
-
-
-def joinable(x: Tensor, verb: str) -> Tensor:
+def _joinable(x: Tensor, verb: str) -> Tensor:
     """The tensor as it can be sent; ConfigError for what has no dimension 0."""
     if not isinstance(x, Tensor) or x.dim() == 0:
         raise ConfigError(f"{verb} joins tensors along dimension 0, so x has to be a tensor with one.")
     return x.detach().resolve_conj().resolve_neg().contiguous()
 
 
-def _begin_from(x: Tensor, sources: Sequence[int], destinations: Sequence[int], lengths: Sequence[int]) -> Handle:
-    """The x of the sources, in their order; `lengths` are those of their dimension 0."""
-    parts = [x.new_empty(length, *x.shape[1:]) for length in lengths]
-    receives = [Message(part.view(-1), j) for part, j in zip(parts, sources, strict=True)]
-    works = post([Message(x.view(-1), j) for j in destinations], receives)
-    return Handle("neighbor_allgather", works, lambda: torch.cat([x[:0], *parts]))
-
-
-def _lengths_of(x: Tensor, sources: Sequence[int], destinations: Sequence[int]) -> list[int]:
-    """The length of dimension 0 of each source's x, asked of nobody else."""
-    own = torch.tensor([len(x)], dtype=torch.int64, device=x.device)
-    parts = [torch.empty_like(own) for _ in sources]
-    receives = [Message(part, j) for part, j in zip(parts, sources, strict=True)]
-    wait(post([Message(own, j) for j in destinations], receives))
-    return [int(part) for part in parts]
-
-
-def begin_allgather(x: Tensor, lengths: Sequence[int]) -> Handle:
-    """The x of all ranks; they travel as long as the longest one."""
-    padded = x.new_zeros(max(lengths), *x.shape[1:])
-    padded[: len(x)] = x
-    parts = [torch.empty_like(padded) for _ in lengths]
-    works = []
-    if padded.numel():
-        flat = [as_bytes(part.view(-1)) for part in parts]
-        works = [dist.all_gather(flat, as_bytes(padded.view(-1)), async_op=True)]
-
-    def finish() -> Tensor:
-        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
-
-    return Handle("allgather", works, finish)
+def _content_but_length(x: Tensor) -> str:
+    """What has to be the same on all ranks whose tensors are joined along dimension 0."""
+    return Bundle([x[:0]]).content.replace("[0", "[any", 1)

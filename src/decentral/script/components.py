@@ -16,8 +16,6 @@ from decentral.compression.none import NoCompression
 from decentral.config.parsing import convert
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
-from decentral.topology.graph import Graph
-from decentral.topology.one_peer import OnePeer
 from decentral.topology.rounds import Rounds
 from decentral.topology.topology import Topology
 
@@ -31,17 +29,12 @@ _KINDS = (
 def topology_from(topology: object, settings: dict[str, Any]) -> Topology:
     """`topology` is the name of a topology, with its settings; or a Topology; or W [n, n], or one for each round.
 
-    The setting `graph` of one_peer may be a matrix W [n, n], too.
-
     Raises:
         ConfigError: a name, a setting or a value that does not exist, settings for what has none, no numbers.
     """
-    if isinstance(topology, str) and topology == "one_peer" and not isinstance(settings.get("graph", ""), str):
-        return _one_peer_of(settings)
     if isinstance(topology, str):
-        return cast(
-            Topology, _by_name("topology", topology, settings, ("every", "global_every", "workers_per_machine"))
-        )
+        others = "every", "global_every", "workers_per_machine"
+        return cast(Topology, _by_name("topology", topology, settings, others))
     if settings:
         raise ConfigError(
             f"'{next(iter(settings))}' is neither an argument of join nor a setting of the topology, which comes "
@@ -139,39 +132,6 @@ def compression_from(compress: object, settings: dict[str, Any] | None) -> Compr
     return Compression(compressor, seed, 1.0 if math.isnan(steps_per_epoch) else steps_per_epoch)
 
 
-def _one_peer_of(settings: dict[str, Any]) -> Topology:
-    """One peer at a time over the edges of the matrix `graph`; the other settings are those of the weights."""
-    matrices = _numbers(settings["graph"])
-    if len(matrices) > 1 or matrices[0].shape[0] != matrices[0].shape[1]:
-        shape = [*([len(matrices)] if len(matrices) > 1 else []), *matrices[0].shape]
-        raise ConfigError(
-            "graph of one_peer has to be the name of a static topology or one square matrix [n, n], not numbers of "
-            f"shape {shape}."
-        )
-    rest = {key: value for key, value in settings.items() if key != "graph"}
-    for key in rest:
-        if key not in ("weights", "edge_weight"):
-            raise ConfigError(f"'{key}' is no setting of one_peer over a matrix: use weights or edge_weight.")
-    hints = get_type_hints(OnePeerOf)
-    known = {key: convert(hints[key], value, f"topology.{key}") for key, value in rest.items()}
-    return OnePeerOf(edges=matrices[0], **known)
-
-
-@dataclasses.dataclass(eq=False)
-class OnePeerOf(OnePeer):
-    """One peer at a time along the edges of a matrix [n, n]: j -> i where the entry [i, j] is not 0."""
-
-    edges: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros((1, 1)))
-
-    def implied_num_workers(self) -> int:
-        """n."""
-        return len(self.edges)
-
-    def given(self, num_workers: int) -> list[tuple[Graph, ...]]:
-        """The graph of the matrix."""
-        return [(Graph.of(self.edges),)]
-
-
 _KEYS = {"topology": "topology", "algorithms": "algo", "compression": "compress"}
 
 
@@ -229,30 +189,21 @@ class Matrices(Topology):
                     f"{where} has the shape {list(W.shape)}, but there are {num_workers} workers: it has to be "
                     f"[{num_workers}, {num_workers}]."
                 )
-            _check_entries(W, where)
-        _check_sums(self.rounds)
-        return Rounds(num_workers, lambda round: (self.rounds[round],), period=len(self.rounds))
-
-
-def _check_entries(W: np.ndarray, where: str) -> None:
-    for wrong, words in ((~np.isfinite(W), "not a finite number"), (W < 0, "negative")):
-        if wrong.any():
-            i, j = np.argwhere(wrong)[0]
+            for wrong, words in ((~np.isfinite(W), "not a finite number"), (W < 0, "negative")):
+                for i, j in np.argwhere(wrong)[:1]:
+                    raise ConfigError(
+                        f"{where} has {W[i, j]:g} at [{i}, {j}], which is {words}: weights are finite and at least 0."
+                    )
+        off = [max(abs(W.sum(axis) - 1).max() for W in self.rounds) for axis in (1, 0)]
+        if min(off) > _TOLERANCE:  # rows that sum to one keep agreement, columns that do keep the sum
+            sums = (self.rounds[0].sum(axis) for axis in (1, 0))
+            rows, columns = (f"[{', '.join(f'{value:.4g}' for value in each)}]" for each in sums)
             raise ConfigError(
-                f"{where} has {W[i, j]:g} at [{i}, {j}], which is {words}: weights are finite and at least 0."
+                "the matrices have to be row-stochastic (pull) or column-stochastic (push) in all rounds, but neither "
+                f"holds: in round 0 rows sum to {rows} and columns to {columns}. W[i, j] is the weight of what i takes "
+                "from j."
             )
-
-
-def _check_sums(rounds: Sequence[np.ndarray]) -> None:
-    """Rows that sum to one keep agreement, columns that do keep the sum; what does neither is a mistake."""
-    off = [max(abs(W.sum(axis) - 1).max() for W in rounds) for axis in (1, 0)]
-    if min(off) > _TOLERANCE:
-        rows, columns = (f"[{', '.join(f'{value:.4g}' for value in rounds[0].sum(axis))}]" for axis in (1, 0))
-        raise ConfigError(
-            "the matrices have to be row-stochastic (pull) or column-stochastic (push) in all rounds, but neither "
-            f"holds: in round 0 rows sum to {rows} and columns to {columns}. W[i, j] is the weight of what i takes "
-            "from j."
-        )
+        return Rounds(num_workers, lambda round: (self.rounds[round],), period=len(self.rounds))
 
 
 _SETTING = re.compile(r"\b(?:topology|communication|algo|compress)\.(\w+)=(\w[\w.]*)")

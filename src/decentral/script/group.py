@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
 from itertools import islice
-from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 from weakref import WeakSet
 
@@ -13,16 +11,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.profiler import record_function
 
-from decentral.errors import ConfigError
+from decentral.models.statistics import has_mean
 from decentral.network import presence
 from decentral.network.world import World
 from decentral.script import calls, parameters
-from decentral.script.agreement import Proposal, meet
-from decentral.script.bundle import Values
-from decentral.script.handle import Handle, Turn, guarded
-from decentral.script.timeline import timeline
+from decentral.script.calls import Values
+from decentral.script.handle import Handle, Turn, guarded, verb
 
 T = TypeVar("T")
 
@@ -42,7 +37,7 @@ class Group:
         self._check, self.turn = check, Turn(f"rank {self.rank}", by_thread=True)
         if world.calls is not None:
             self.turn.difference = world.calls.difference
-        self._seen: dict[Hashable, str] = {}
+        self._seen: set[str] = set()
         self._leaves = leaves
         if leaves:
             _LEAVING.add(self)
@@ -56,7 +51,7 @@ class Group:
 
     # -- tensors -------------------------------------------------------------------------------------------------------
 
-    @guarded
+    @verb
     def allreduce(
         self,
         x: Values,
@@ -66,41 +61,22 @@ class Group:
         inplace: bool = False,
         check: bool | None = None,
         async_op: bool = False,
-    ) -> Any:
+    ) -> Handle:
         """1/n sum_j x_j, or sum_j x_j, over all ranks; or, with `workers_per_machine`, over those of this machine."""
-        checked, L = self._checks(check, self.world.blind), workers_per_machine
-        if L is None:
-            return self._run(
-                "allreduce", async_op, lambda: calls.begin_total(self.world, x, op, checked, inplace, self._seen)
-            )
+        checked = self._checks(check, self.world.blind)
+        return calls.begin_total(self.world, x, op, workers_per_machine, checked, inplace, self._seen)
 
-        return self._run(
-            "allreduce", async_op, lambda: calls.begin_machine_total(self.world, x, op, L, checked, inplace)
-        )
-
-    @guarded
+    @verb
     def broadcast(
         self, x: Values, root: int = 0, *, inplace: bool = False, check: bool | None = None, async_op: bool = False
-    ) -> Any:
+    ) -> Handle:
         """x of rank `root`, on every rank; the others give tensors of the same shapes and dtypes."""
-        checked = self._checks(check, self.world.blind)
-        return self._run(
-            "broadcast", async_op, lambda: calls.begin_broadcast(self.world, x, root, checked, inplace, self._seen)
-        )
+        return calls.begin_broadcast(self.world, x, root, self._checks(check, self.world.blind), inplace, self._seen)
 
-    @guarded
-    def allgather(self, x: Tensor, *, async_op: bool = False) -> Any:
+    @verb
+    def allgather(self, x: Tensor, *, async_op: bool = False) -> Handle:
         """The x of all ranks, one after the other along dimension 0, in which lengths may differ."""
-
-        def begin() -> Handle:
-            def propose(x: Tensor) -> Proposal:
-                return Proposal("allgather", calls.content_but_length(x), (), (), len(x))
-
-            ready, agreement = meet(self.world, True, lambda: calls.joinable(x, "allgather"), propose)
-            assert agreement is not None
-            return calls.begin_allgather(ready, agreement.lengths)
-
-        return self._run("allgather", async_op, begin)
+        return calls.begin_allgather(self.world, x)
 
     @guarded
     def barrier(self) -> None:
@@ -110,16 +86,10 @@ class Group:
 
     # -- models --------------------------------------------------------------------------------------------------------
 
-    @guarded
     def broadcast_parameters(self, module: nn.Module, root: int = 0) -> None:
         """Give every rank the parameters and buffers of rank `root`'s module, in place."""
         if tensors := [*module.parameters(), *module.buffers()]:
-            checked = self._checks(None, self.world.blind)
-            self._run(
-                "broadcast",
-                False,
-                lambda: calls.begin_broadcast(self.world, tensors, root, checked, True, self._seen),
-            )
+            self.broadcast(tensors, root, inplace=True)
 
     @guarded
     def broadcast_optimizer_state(self, optimizer: Optimizer, root: int = 0) -> None:
@@ -131,14 +101,11 @@ class Group:
             self.world.announce(f"broadcast_optimizer_state from rank {root}")
             parameters.broadcast_optimizer(optimizer, self.world, root)
 
-    @guarded
     def allreduce_parameters(self, module: nn.Module) -> None:
         """Set parameters and buffers to their mean over all ranks, in place. Counters, which are integers, stay."""
-        if tensors := parameters.averageable(module):
-            checked = self._checks(None, self.world.blind)
-            self._run(
-                "allreduce", False, lambda: calls.begin_total(self.world, tensors, "mean", checked, True, self._seen)
-            )
+        named = dict([*module.named_parameters(), *module.named_buffers()])
+        if tensors := [tensor for name, tensor in named.items() if has_mean(module, name, tensor)]:
+            self.allreduce(tensors, inplace=True)
 
     def equally(self, batches: Iterable[T]) -> Iterator[T]:
         """As many of this rank's batches as the rank with fewest has, so that all ranks step equally often.
@@ -164,14 +131,6 @@ class Group:
             yield batch
 
     # -- around them ---------------------------------------------------------------------------------------------------
-
-    def timeline(self, path: str | Path) -> AbstractContextManager[None]:
-        """Record what all ranks do in a `with` block; at its end rank 0 writes one Chrome trace to `path`.
-
-        Verbs are called decentral.<verb> there, with .wait for messages and .finish for arithmetic; see
-        ui.perfetto.dev. All ranks enter and leave the block.
-        """
-        return timeline(lambda: self._timeline(path), self._traces, Path(path))
 
     def close(self) -> None:
         """Leave, when all ranks do: what was opened here is closed. Verbs cannot be called afterwards."""
@@ -209,26 +168,7 @@ class Group:
         return next(choice for choice in (check, self._check, default) if choice is not None)
 
     @guarded
-    def _timeline(self, path: str | Path) -> None:
-        def prepare() -> None:
-            if self.world.leader and not Path(path).absolute().parent.is_dir():
-                raise ConfigError(f"path={str(path)!r} is in a folder that does not exist: make the folder first.")
-
-        meet(self.world, True, prepare, lambda _: Proposal("timeline", "all ranks", (), ()))
-
-    @guarded
-    def _traces(self, own: bytes) -> list[bytes]:
-        self.world.announce("the end of timeline")
-        packed = self.world.collect_any(own)
-        return packed if self.world.leader else []
-
-    @guarded
     def _equally(self, *values: int) -> tuple[int, ...]:
         self.world.announce(f"equally, number {len(values)}")
         with torch.no_grad():
             return self.world.largest(*values)
-
-    def _run(self, verb: str, async_op: bool, begin: Callable[[], Handle]) -> Any:
-        with torch.no_grad(), record_function(f"decentral.{verb}"):
-            handle = begin()
-        return handle if async_op else handle.wait()

@@ -1,23 +1,35 @@
-"""An operation that was begun and is not yet waited for."""
+"""Verbs: whose turn it is, what is under way, and how a script ends that a rank has broken off: in a sentence that says
+why."""
 
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import wraps
+from multiprocessing.util import Finalize
+from pathlib import Path
+from types import TracebackType
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
+import decentral
 from decentral.errors import ConfigError
 from decentral.host.threads import on_the_same_gpu
+from decentral.host.torchrun import place, under_torchrun
 from decentral.network import presence
 from decentral.network.transports.posting import Silent, Work
 from decentral.network.windows.locks import in_words
+from decentral.registry import blame
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +39,10 @@ _HINT = (
     "`for batch in peers.equally(batches):` sees to; "
     "decentral.join(..., check=True) compares what all ranks are about to do before anything is sent"
 )
+
+
+_PACKAGE = Path(decentral.__file__).resolve().parent
+_STORE_S = 2.0  # that a rank waits for torchrun, to hear whether another has spoken
 
 
 class Turn:
@@ -105,6 +121,20 @@ def guarded(method: Callable[P, R]) -> Callable[P, R]:
     return called
 
 
+def verb(method: Callable[P, Handle]) -> Callable[P, Any]:
+    """A guarded method that begins a message; callers get its result, or with `async_op=True` the handle."""
+    name = f"decentral.{method.__name__}"
+
+    @guarded
+    @wraps(method)
+    def called(*args: P.args, **kwargs: P.kwargs) -> Any:
+        with torch.no_grad(), record_function(name):
+            handle = method(*args, **kwargs)
+        return handle if kwargs.get("async_op") else handle.wait()
+
+    return called
+
+
 @contextmanager
 def hinted() -> Iterator[None]:
     """An error of the transport (a rank that is gone, or does something else) gets a note that says what to look at."""
@@ -139,27 +169,28 @@ class Handle:
     among the calls of all ranks.
     """
 
-    def __init__(self, verb: str, works: Sequence[Work] | None, finish: Callable[[], Any]) -> None:
-        """`works` are to be waited for before `finish` makes the result; None: it waits itself."""
+    def __init__(self, verb: str, works: Sequence[Work] | None, *finish: Callable[[], Any]) -> None:
+        """`works` are to be waited for (None: `finish` waits); the last `finish` to be called has the result."""
         self.verb = verb
         self._process = os.getpid()
         self._works = works
-        self._finish: Callable[[], Any] | None = finish
+        self._finish = finish
         self._result: Any = None
-        self._arrival: _Arrival | None = None
+        self._arrival: Future[None] | None = None
 
     def wait(self) -> Any:
         """The result, when all messages have come and those sent have gone; the same one when asked again."""
-        if self._finish is not None:
+        if self._finish:
             refuse_a_fork(self._process, f"wait() for {self.verb}")
             with torch.no_grad(), record_function(f"decentral.{self.verb}.wait"), hinted():
                 if self._arrival is not None:
-                    self._arrival.wait()
+                    self._arrival.result()
                 for work in self._works or ():
                     work.wait()
             with torch.no_grad(), record_function(f"decentral.{self.verb}.finish"), hinted():
-                self._result = self._finish()
-            self._finish, self._works = None, None
+                for each in self._finish:
+                    self._result = each()
+            self._finish, self._works = (), None
         return self._result
 
     def done(self) -> bool:
@@ -171,7 +202,7 @@ class Handle:
         Raises:
             ConfigError: it is a round of the schedule, of which nobody knows before `wait()`.
         """
-        if self._finish is None:
+        if not self._finish:
             return True
         if self._works is None:
             raise ConfigError(
@@ -183,30 +214,123 @@ class Handle:
             silent = [work for work in pending if isinstance(work, Silent)]
             if len(silent) < len(pending) or not pending:
                 return not pending
-            self._arrival = _Arrival(silent)
-        return self._arrival.happened()
+            self._arrival = _arrival(silent)
+        return self._arrival.done()
 
 
-class _Arrival:
-    """Waits for works in a thread of its own."""
+def _arrival(works: Sequence[Work]) -> Future[None]:
+    """Wait for works in a thread of its own."""
+    arrival: Future[None] = Future()
 
-    def __init__(self, works: Sequence[Work]) -> None:
-        self._works = works
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=on_the_same_gpu(self._run), name="decentral handle", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
+    def run() -> None:
         try:
-            for work in self._works:
+            for work in works:
                 work.wait()
+            arrival.set_result(None)
         except BaseException as error:  # raised again by whoever waits for the handle
-            self._error = error
+            arrival.set_exception(error)
 
-    def happened(self) -> bool:
-        return not self._thread.is_alive()
+    threading.Thread(target=on_the_same_gpu(run), name="decentral handle", daemon=True).start()
+    return arrival
 
-    def wait(self) -> None:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+
+# -- the end of a script ----------------------------------------------------------------------------------------------
+
+
+def end_in_a_sentence() -> None:
+    """From now on, what the library refuses and what ranks suffer from each other ends a script with one sentence.
+
+    A rank that waits in vain takes its neighbours with it, and each of them has a traceback of its own, through code
+    that is not the user's. Instead, the first of them says what happened, and in which line of the script; where a rank
+    has died, all of them do. The exit status is 1 on all of them. DECENTRAL_TRACEBACK=1 brings the tracebacks back. Any
+    other exception is as it was.
+    """
+    if not isinstance(sys.excepthook, _Hook):
+        sys.excepthook = _Hook()
+
+
+class _Hook:
+    """What Python calls with an exception that nobody has caught."""
+
+    def __init__(self) -> None:
+        self._before = sys.excepthook
+
+    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        ours = isinstance(error, ConfigError) or is_hinted(error)
+        if isinstance(error, RuntimeError):  # the package itself says that a call came at the wrong time
+            ours |= Path(traceback.extract_tb(trace)[-1].filename).resolve().is_relative_to(_PACKAGE)
+        if not ours or os.environ.get("DECENTRAL_TRACEBACK"):
+            self._before(kind, error, trace)
+        elif isinstance(error, presence.Gone) or _is_first():
+            print(f"decentral: {sentence(error)}", file=sys.stderr, flush=True)
+
+
+def leave_at_the_end(rank: int) -> None:
+    """When this process ends, it leaves the group; if another rank has died by then, with a sentence and status 1.
+
+    That of a rank that is ended by an exception is noticed by the others.
+    """
+    Finalize(None, _leave, (rank,), exitpriority=-1)  # runs in processes of multiprocessing, too; late in both
+
+
+def _leave(rank: int) -> None:
+    error = sys.exception() or getattr(sys, "last_value", None)
+    properly = error is None or (isinstance(error, SystemExit) and not error.code)
+    try:
+        if properly:
+            presence.look(now=True)
+    except presence.Gone as gone:
+        script = getattr(sys.modules["__main__"], "__file__", "")
+        print(f"decentral: rank {rank}, at the end of {script or 'the script'}: {gone}.", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        os._exit(1)
+    presence.leave(properly)
+
+
+def sentence(error: BaseException) -> str:
+    """Which rank was where, what it ran into, and what to do about it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if blame.is_own(frame.filename)]
+    where = f"{frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
+    rank = f"rank {dist.get_rank()}" if dist.is_initialized() else f"rank {place().rank}" if under_torchrun() else ""
+    told = [", ".join(word for word in (rank, where) if word), str(error), *getattr(error, "__notes__", [])]
+    text = " ".join(": ".join(part.rstrip(".: ") for part in told if part).split())
+    return text if text.endswith("?") else f"{text}."
+
+
+def _is_first() -> bool:
+    """Whether no other rank of this attempt has spoken: torchrun counts. Where it is silent, all of them speak."""
+    if not under_torchrun():
+        return True
+    try:
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        if not answers(address, port):
+            return True
+        with quiet():
+            store = dist.TCPStore(
+                address, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_STORE_S)
+            )
+            return bool(store.add(f"decentral ended {place().attempt}", 1) == 1)
+    except (KeyError, ValueError, RuntimeError, OSError):
+        return True
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch writes about a store whose process is gone: pages, and not through Python."""
+    kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(null)
+
+
+def answers(address: str, port: int) -> bool:
+    """Whether somebody listens there."""
+    try:
+        socket.create_connection((address, port), _STORE_S).close()
+    except OSError:
+        return False
+    return True

@@ -27,8 +27,7 @@ from decentral.network.world import World
 from decentral.runtime.process_group import stay_on_this_machine, store_of_torchrun
 from decentral.script.agreement import Proposal, agree
 from decentral.script.components import has_setting, in_a_script, topology_from
-from decentral.script.ending import answers, end_in_a_sentence, leave_at_the_end
-from decentral.script.handle import hinted, refuse_a_fork
+from decentral.script.handle import answers, end_in_a_sentence, hinted, leave_at_the_end, refuse_a_fork
 from decentral.script.peers import Peers
 from decentral.topology.chain import Chain
 from decentral.topology.communication import Communication
@@ -64,8 +63,7 @@ def join(
     topology              the name of a topology, whose `settings` may follow (`decentral-run --help topology=ring`); a
                           `decentral.topology.topology.Topology`; a matrix W [n, n]; or a list of such, one for each
                           round of a period. W[i, j] is what rank i takes from rank j, and is authoritative. Entries
-                          are at least 0; rows sum to 1 (pull), or columns do (push). "one_peer" takes a matrix, too,
-                          as `graph=W`: rank j sends to one i with W[i, j] != 0 in a round, to each in turn.
+                          are at least 0; rows sum to 1 (pull), or columns do (push).
     workers_per_machine   L > 1: ranks i L to i L + L - 1 are on machine i, and the topology connects machines:
                           x_i <- sum_J W_IJ (mean of machine J)
     every                 local steps: communicate in every so many rounds, the last of each (every=4: in the rounds
@@ -85,12 +83,7 @@ def join(
     """
     plan, problem = None, ""
     try:
-        if workers_per_machine != 1 and has_setting(
-            topology, "workers_per_machine"
-        ):  # inner_outer_ring, say: it is the graph that has machines
-            settings["workers_per_machine"], workers_per_machine = workers_per_machine, 1
-        shape = _communication(workers_per_machine, every, global_every)
-        plan = _plan(topology_from(topology, settings), shape, needs, check)
+        plan = _plan(topology, settings, workers_per_machine, every, global_every, needs)
         cuda, patience_s = _wants_cuda(device), _patience(timeout_s)
     except ConfigError as error:  # the others have to hear of it
         problem, cuda, patience_s = in_a_script(str(error)), _wants_cuda("auto"), _USUAL_PATIENCE_S
@@ -99,30 +92,50 @@ def join(
     _initialise(cuda, patience_s)
     end_in_a_sentence()  # torch has set a hook of its own
     try:
-        world = _world()
-        agree(world, Proposal("join", plan.content if plan else "", (), (), problem=problem))
-        assert plan is not None
-        _enter(world)
-        return Peers(
-            world if world.calls else replace(world, calls=_calls(world.size)),
-            plan.topology,
-            plan.schedule,
-            communication=plan.communication,
-            check=check,
-            timeout_s=patience_s,
-            leaves=dist.group.WORLD in _opened,
-        )
+        return _peers(plan, problem, check, patience_s)
     except BaseException:
         if fresh:
             dist.destroy_process_group()
         raise
 
 
+def _peers(plan: _Plan | None, problem: str, check: bool | None, patience_s: float) -> Peers:
+    """The group, if all ranks mean the same."""
+    on_cpu = "cpu:gloo" in dist.get_backend_config()
+    device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
+    known = _announced.get(dist.group.WORLD)
+    world = World(dist.get_rank(), dist.get_world_size(), device, distributed=True, calls=known)
+    agree(world, Proposal("join", f"{plan.content}, check={check}" if plan else "", (), (), problem=problem))
+    assert plan is not None
+    if world.size > 1 and dist.group.WORLD not in _entered:
+        _entered.add(dist.group.WORLD)
+        presence.enter(world)
+        leave_at_the_end(world.rank)
+    if known is None and world.size > 1 and on_cpu and possible():
+        _announced[dist.group.WORLD] = Calls(world.size)
+        world = replace(world, calls=_announced[dist.group.WORLD])
+    return Peers(
+        world,
+        plan.topology,
+        plan.schedule,
+        communication=plan.communication,
+        check=check,
+        timeout_s=patience_s,
+        leaves=dist.group.WORLD in _opened,
+    )
+
+
+_entered: WeakSet[object] = WeakSet()
+"""The process groups whose ranks look whether the others are there."""
+
+_announced: WeakKeyDictionary[object, Calls] = WeakKeyDictionary()
+"""Where all groups of a process group say what they do, if all ranks are on one host."""
+
+
 class _Plan(NamedTuple):
     topology: Topology
     communication: Communication
     schedule: Rounds
-    check: bool | None
 
     @property
     def content(self) -> str:
@@ -133,44 +146,46 @@ class _Plan(NamedTuple):
                 for column in (W.src, W.dst, W.weight):
                     checksum = zlib.crc32(column.tobytes(), checksum)
         settings = {f"{key}={value}" for key, value in vars(self.communication).items()}
-        told = ", ".join([self.topology.name, *sorted(settings), f"check={self.check}"])
+        told = ", ".join([self.topology.name, *sorted(settings)])
         return f"topology {told} with the matrices {checksum:08x} (period {self.schedule.period})"
 
 
-def _plan(topology: Topology, communication: Communication, needs: Iterable[str | Need], check: bool | None) -> _Plan:
-    n = _size()
-    implied = topology.implied_num_workers()
-    members = n // communication.workers_per_machine
-    if implied is not None and implied != members:
-        raise ConfigError(
-            f"topology={topology.name} is made for {implied}, but there are {members} "
-            f"{'ranks' if members == n else 'machines'}: start torchrun with another --nproc-per-node, or use another "
-            "topology."
-        )
-    if n == 1:
-        topology = Chain()  # alone there is nobody to talk to, whatever the graph of many would be
-    schedule = communication.schedule(topology, n)
-    try:
-        check_needs(schedule, {_need(need) for need in needs}, "peers", topology.name)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("algo=peers", "your algorithm", 1)) from None
-    return _Plan(topology, communication, schedule, check)
-
-
-def _need(name: str | Need) -> Need:
-    if isinstance(name, Need):
-        return name
-    if name not in Need.__members__:
-        raise ConfigError(f"needs names '{name}', which does not exist.{suggest(str(name), Need.__members__)}")
-    return Need[name]
-
-
-def _communication(workers_per_machine: int, every: int, global_every: int | None) -> Communication:
-    return Communication(
+def _plan(
+    topology: object,
+    settings: dict[str, Any],
+    workers_per_machine: int,
+    every: int,
+    global_every: int | None,
+    needs: Iterable[str | Need],
+) -> _Plan:
+    if workers_per_machine != 1 and has_setting(topology, "workers_per_machine"):
+        settings = {**settings, "workers_per_machine": workers_per_machine}  # inner_outer_ring: the graph has machines
+        workers_per_machine = 1
+    communication = Communication(
         every=convert(int, every, "every"),
         global_every=convert(int | None, global_every, "global_every"),
         workers_per_machine=convert(int, workers_per_machine, "workers_per_machine"),
     )
+    found, n = topology_from(topology, settings), _size()
+    implied = found.implied_num_workers()
+    members = n // communication.workers_per_machine
+    if implied is not None and implied != members:
+        raise ConfigError(
+            f"topology={found.name} is made for {implied}, but there are {members} "
+            f"{'ranks' if members == n else 'machines'}: start torchrun with another --nproc-per-node, or use another "
+            "topology."
+        )
+    if n == 1:
+        found = Chain()  # alone there is nobody to talk to, whatever the graph of many would be
+    schedule = communication.schedule(found, n)
+    asked = {need.name if isinstance(need, Need) else need for need in needs}
+    for name in sorted(asked - Need.__members__.keys()):
+        raise ConfigError(f"needs names '{name}', which does not exist.{suggest(str(name), Need.__members__)}")
+    try:
+        check_needs(schedule, {Need[name] for name in asked}, "peers", found.name)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("algo=peers", "your algorithm", 1)) from None
+    return _Plan(found, communication, schedule)
 
 
 def _patience(timeout_s: float | None) -> float:
@@ -231,9 +246,15 @@ def _initialise(cuda: bool, timeout_s: float) -> None:
     if here == size:
         stay_on_this_machine()
     if under_torchrun():
-        store = dist.PrefixStore(_next_prefix(), _store(rank, size, timeout_s))
+        # each group, and each attempt of torchrun, has its own addresses: those of the last one are dead
+        prefix = f"decentral {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {next(_groups)}"
+        store = dist.PrefixStore(prefix, _store(rank, size, timeout_s))
         store.set_timeout(timeout)
-        _await_all(store, rank, size, timeout_s)
+        store.set(f"here {rank}", "")
+        keys = [f"here {other}" for other in range(size)]
+        missing = lambda: [other for other, key in enumerate(keys) if not store.check([key])]  # noqa: E731
+        whom = lambda: f"ranks {missing()} of {size} to join"  # noqa: E731
+        _until(lambda: store.check(keys), timeout_s, whom, 0.0 if rank else _LAST_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     _opened[dist.group.WORLD] = os.getpid()
     atexit.register(_end)
@@ -246,6 +267,9 @@ def _end() -> None:
         dist.destroy_process_group()
 
 
+_groups = count()
+
+
 @cache
 def _store(rank: int, size: int, timeout_s: float) -> dist.TCPStore:
     """One for all groups of this process, since rank 0 may be the one who serves it."""
@@ -255,60 +279,9 @@ def _store(rank: int, size: int, timeout_s: float) -> dist.TCPStore:
     return store_of_torchrun(rank, size, timeout_s)
 
 
-def _await_all(store: dist.Store, rank: int, size: int, timeout_s: float) -> None:
-    """Until all ranks have come this far; torch would only say that something did not happen."""
-    store.set(f"here {rank}", "")
-    missing = set(range(size))
-
-    def complete() -> bool:
-        missing.difference_update([other for other in missing if store.check([f"here {other}"])])
-        return not missing
-
-    _until(complete, timeout_s, lambda: f"ranks {sorted(missing)} of {size} to join", 0.0 if rank else _LAST_S)
-
-
 def _until(done: Callable[[], bool], timeout_s: float, whom: Callable[[], str], more_s: float = 0.0) -> None:
     began = time.monotonic()
     while not done():
         if time.monotonic() - began > timeout_s + more_s:
             raise TimeoutError(f"timed out after {timeout_s:g} s of waiting for {whom()}")
         time.sleep(_GLANCE_S)
-
-
-_groups = count()
-
-
-def _next_prefix() -> str:
-    """Each group, and each attempt of torchrun, has its own addresses: those of the last one are dead."""
-    return f"decentral {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')} {next(_groups)}"
-
-
-def _world() -> World:
-    """This process, with the device that small things are exchanged on: the CPU if gloo is there."""
-    on_cpu = "cpu:gloo" in dist.get_backend_config()
-    device = torch.device("cpu") if on_cpu else torch.device("cuda", torch.cuda.current_device())
-    known = _announced.get(dist.group.WORLD)
-    return World(dist.get_rank(), dist.get_world_size(), device, distributed=True, calls=known)
-
-
-_entered: WeakSet[object] = WeakSet()
-"""The process groups whose ranks look whether the others are there."""
-
-
-def _enter(world: World) -> None:
-    """Notice from now on when another rank dies, and leave when this script ends; for all ranks at once."""
-    if world.size > 1 and dist.group.WORLD not in _entered:
-        _entered.add(dist.group.WORLD)
-        presence.enter(world)
-        leave_at_the_end(world.rank)
-
-
-_announced: WeakKeyDictionary[object, Calls] = WeakKeyDictionary()
-
-
-def _calls(size: int) -> Calls | None:
-    """Where all groups of this process group say what they do, if all ranks are on one host; for all ranks at once."""
-    if size == 1 or "cpu:gloo" not in dist.get_backend_config() or not possible():
-        return None
-    made = _announced[dist.group.WORLD] = Calls(size)
-    return made

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from decentral.network.network import Mixing, Network
-from decentral.script.guard import Guard
-from decentral.script.parameters import Bucket, FlatParameters
+from decentral.script.parameters import Bucket, FlatParameters, Guard
 
 
 class Mode(Enum):

@@ -190,7 +190,7 @@ class DecentralizedOptimizer(Optimizer):
         self._require_idle("state_dict()")
         with torch.no_grad(), hinted():
             saved, own = self.inner.state_dict(), self._how.state()
-            return {**saved, "state": {**saved["state"], KEY: own}, KEY: own}
+            return {**saved, "state": {**saved["state"], KEY: own}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What `state_dict` gave on this rank; all ranks load theirs. The model's parameters are loaded apart, as
@@ -200,12 +200,11 @@ class DecentralizedOptimizer(Optimizer):
         """
         self._require_idle("load_state_dict()")
         saved = dict(state_dict["state"])
-        own = saved.pop(KEY, None) or state_dict.get(KEY)  # the latter of version 1.7
+        own = saved.pop(KEY, None)
         if own is None:
             raise ValueError("this state_dict is not of a decentralized optimizer: load it before decentral.wrap")
-        inner = {**state_dict, "state": saved}
         before = self.inner.state_dict()
-        self.inner.load_state_dict(inner)
+        self.inner.load_state_dict({**state_dict, "state": saved})
         try:
             with torch.no_grad(), hinted():
                 self._how.load(own)

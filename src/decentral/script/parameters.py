@@ -1,36 +1,53 @@
-"""The parameters of a model: the same start for all ranks, and as views of flat rows, in buckets or in one piece."""
+"""The parameters of a model: the same start for all ranks, as views of flat rows, in buckets or in one piece, and the
+guard that they stay those that were laid out."""
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain, count
+from operator import is_
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import _get_default_store
 from torch.optim import Optimizer
 
 from decentral.errors import ConfigError
-from decentral.models.statistics import has_mean
 from decentral.network.transports.posting import as_bytes
 from decentral.network.world import World
-from decentral.script.bundle import Bundle
+from decentral.script.calls import Bundle
+from decentral.script.handle import hinted, quiet
 from decentral.terminal.console import warn
+
+_AGAIN = (
+    "what travels was laid out at decentral.wrap: wrap again, on every rank, with optimizer = decentral.wrap(model, "
+    "optimizer.close(), peers=optimizer.peers, broadcast_from=None)."
+)
+_wrapped = count()
 
 
 def broadcast(tensors: Sequence[Tensor], root: int) -> None:
     """Write the values of rank `root` into the tensors of all ranks, fused by dtype."""
-    if not tensors:
-        return
-    bundle = Bundle(tensors)
-    rows = bundle.rows()
-    for row in rows:
-        dist.broadcast(as_bytes(row.values), src=root)
-    bundle.restore(rows, [row.values for row in rows], inplace=True)
+    if tensors:
+        bundle = Bundle(tensors, inplace=True)
+        for row in bundle.rows:
+            dist.broadcast(as_bytes(row), src=root)
+        bundle.restore(bundle.rows)
+
+
+def mean(tensors: Sequence[Tensor], size: int) -> None:
+    """Write the mean over all ranks into the tensors, fused by dtype."""
+    if tensors:
+        bundle = Bundle(tensors, inplace=True)
+        for row in bundle.rows:
+            dist.all_reduce(row)
+            row.div_(size)
+        bundle.restore(bundle.rows)
 
 
 def start(
@@ -46,11 +63,10 @@ def start(
     """
     named = dict([*model.named_parameters(), *model.named_buffers()])
     bundle = Bundle(list(named.values()))
-    rows = bundle.rows()
-    values = [row.values if row.owned else row.values.clone() for row in rows]
+    values = bundle.writable()
     for value in values:
         dist.broadcast(as_bytes(value), src=0 if root == "auto" else int(root))
-    others = bundle.restore(rows, values, inplace=False)
+    others = bundle.restore(values)
     distances = [_distance(own, other) for own, other in zip(bundle.tensors, others, strict=True)]
     place = next((place for place, distance in enumerate(distances) if distance), len(named))
     line = [place, distances[place] if place < len(named) else 0.0, _has_loaded(optimizer), *_summary(optimizer)]
@@ -106,94 +122,31 @@ def _summary(optimizer: Optimizer) -> list[float]:
     ]
 
 
-def mean(tensors: Sequence[Tensor], size: int) -> None:
-    """Write the mean over all ranks into the tensors, fused by dtype."""
-    if not tensors:
-        return
-    bundle = Bundle(tensors)
-    rows = bundle.rows()
-    for row in rows:
-        dist.all_reduce(row.values)
-        row.values.div_(size)
-    bundle.restore(rows, [row.values for row in rows], inplace=True)
-
-
-def averageable(module: nn.Module) -> list[Tensor]:
-    """Parameters and buffers of which there is a mean: a counter of batches, say, is none."""
-    named = dict([*module.named_parameters(), *module.named_buffers()])
-    return [tensor for name, tensor in named.items() if has_mean(module, name, tensor)]
-
-
-class _Place(NamedTuple):
-    """Where a tensor was in a state that is sent without its tensors."""
-
-    number: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    on_device: bool
-
-
 def broadcast_optimizer(optimizer: Optimizer, world: World, root: int) -> None:
     """Load the state of rank `root`'s optimizer everywhere: its settings, such as the learning rate, and its moments.
 
-    The other ranks' optimizers may have no state yet. What is no tensor (None, counters, flags) travels as it is.
+    The other ranks' optimizers may have no state yet.
 
     Raises ConfigError, on all ranks, if there is something else in it than tensors and plain values.
     """
-    tensors: list[Tensor] = []
     content = io.BytesIO()
-    cannot = ConfigError(
-        f"the state of {type(optimizer).__name__} cannot be sent, because it holds more than tensors, numbers and "
-        "text: let every rank load a checkpoint of it instead."
-    )
     if world.rank == root:
         try:
-            torch.save(_without_tensors(optimizer.state_dict(), tensors), content)
+            torch.save(optimizer.state_dict(), content)
         except (pickle.PicklingError, AttributeError, TypeError):  # what pickle raises for a lambda, a lock, ...
             content = io.BytesIO()
     (size,) = world.largest(len(content.getvalue()))
-    if not size:
-        raise cannot
-    shared = torch.frombuffer(bytearray(content.getvalue() or size), dtype=torch.uint8).to(world.device)
+    shared = torch.frombuffer(bytearray(content.getvalue() or max(1, size)), dtype=torch.uint8).to(world.device)
     dist.broadcast(shared, src=root)
     try:
-        with torch.serialization.safe_globals([_Place]):
-            received = torch.load(io.BytesIO(shared.cpu().numpy().tobytes()), weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise cannot from error
-    if world.rank != root:
-        state = _with_tensors(received, tensors, _device(optimizer))
-    broadcast(tensors, root)
+        state = torch.load(io.BytesIO(shared.cpu().numpy().tobytes()), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise ConfigError(
+            f"the state of {type(optimizer).__name__} cannot be sent, because it holds more than tensors, numbers and "
+            "text: let every rank load a checkpoint of it instead."
+        ) from error
     if world.rank != root:
         optimizer.load_state_dict(state)
-
-
-def _device(optimizer: Optimizer) -> torch.device:
-    return next(parameter.device for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _without_tensors(state: Any, tensors: list[Tensor]) -> Any:
-    """The same with a place for each tensor, which is added to `tensors`."""
-    if isinstance(state, Tensor):
-        tensors.append(state)
-        return _Place(len(tensors) - 1, tuple(state.shape), state.dtype, state.device.type != "cpu")
-    if isinstance(state, dict):
-        return {key: _without_tensors(value, tensors) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_without_tensors(value, tensors) for value in state]
-    return state
-
-
-def _with_tensors(state: Any, tensors: list[Tensor], device: torch.device) -> Any:
-    """The same with new tensors at their places, which are added to `tensors`."""
-    if isinstance(state, _Place):
-        tensors.append(torch.empty(state.shape, dtype=state.dtype, device=device if state.on_device else "cpu"))
-        return tensors[-1]
-    if isinstance(state, dict):
-        return {key: _with_tensors(value, tensors, device) for key, value in state.items()}
-    if isinstance(state, list):
-        return [_with_tensors(value, tensors, device) for value in state]
-    return state
 
 
 def travels(parameter: nn.Parameter, trained: set[nn.Parameter]) -> bool:
@@ -313,3 +266,93 @@ def _check_devices(parameters: Sequence[nn.Parameter]) -> None:
             f"the parameters are on {len(devices)} devices ({', '.join(sorted(map(str, devices)))}): put the model "
             "on one, and wrap it afterwards."
         )
+
+
+class Guard:
+    """Refuses to average parameters that are not those of `decentral.wrap`, on every rank.
+
+    A refusal on one rank closes its network. The others, who wait for it, read in the store of the group why.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        parameters: Sequence[nn.Parameter],
+        rank: int,
+        close: Callable[[], None],
+    ) -> None:
+        """`parameters` are those that travel; `close` closes the network. All ranks make their guards in one order."""
+        self._model, self._optimizer, self.rank, self._close = model, optimizer, rank, close
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self._trained = self._in_groups()
+        self._still = [parameter for parameter in self._trained if parameter not in set(parameters)]
+        self._lay_out()
+        self._key = f"decentral refused {next(_wrapped)}"
+
+    def require(self, problem: str) -> None:
+        """Raise ConfigError if there is a problem, and let the others do so."""
+        if problem:
+            with suppress(Exception):  # without a store the others hear only that this rank is gone
+                store = _get_default_store()
+                store.set(self._key, f"rank {self.rank}: {problem}")
+                store.check([self._key])  # set() does not wait until the others can read it
+            self._close()
+            raise ConfigError(problem)
+
+    @contextmanager
+    def hears(self) -> Iterator[None]:
+        """An error of the transport inside is what another rank has refused, if one has; that of a step with a number
+        too large for the parameters, which torch does not take, is refused."""
+        try:
+            with hinted():
+                yield
+        except (RuntimeError, OSError) as error:
+            if "without overflow" in str(error):
+                self.require(self._largest())
+            told = ""
+            with suppress(Exception), quiet():
+                store = _get_default_store()
+                told = store.get(self._key).decode() if store.check([self._key]) else ""
+            if not told:
+                raise
+            self._close()  # ranks that wait for this one hear of it, too
+            raise ConfigError(told) from error
+
+    def change(self, in_place: bool) -> str:
+        """What is not as it was; "" if all is. `in_place`: whether the parameters lie where they were put."""
+        if not in_place:
+            return (
+                "the parameters are not where decentral.wrap has put them: call model.to(...), .half() and the like "
+                "before wrap, not after it, and write new values with p.data.copy_(...)."
+            )
+        trained = self._in_groups()
+        if len(trained) != len(self._trained) or not all(map(is_, trained, self._trained)):
+            return f"the optimizer's param_groups have changed; {_AGAIN}"
+        for parameter in self._still:
+            if parameter.requires_grad or parameter.grad is not None:
+                return f"{self._names[parameter]} is trained now, but was frozen; {_AGAIN}"
+        if self._places() != self._places_were:
+            new = [name for name, parameter in self._model.named_parameters() if parameter not in self._names]
+            if new:
+                return f"the model has new parameters ({', '.join(new)}); {_AGAIN}"
+            self._lay_out()
+        return ""
+
+    def _largest(self) -> str:
+        numbers = (one for group in self._optimizer.param_groups for one in group.items() if type(one[1]) is float)
+        key, value = max(numbers, key=lambda one: abs(one[1]))
+        return f"{key}={value:g} takes parameters beyond what their dtype holds, so that training diverges: lower it."
+
+    def _in_groups(self) -> list[nn.Parameter]:
+        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+
+    def _lay_out(self) -> None:
+        """Keep which parameters and submodules each module has: cheaper to compare than the model is to walk."""
+        modules = list(self._model.modules())
+        self._parts = [part for module in modules for part in (vars(module)["_parameters"], vars(module)["_modules"])]
+        self._alive = [*modules, *self._names]  # so that no other object takes the place of one in memory
+        self._places_were = self._places()
+
+    def _places(self) -> list[int]:
+        return list(map(id, chain.from_iterable(map(dict.values, self._parts))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +13,10 @@ from decentral.network.processes import join as join_network
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.world import World
 from decentral.script import calls
-from decentral.script.agreement import Proposal, agree, meet
-from decentral.script.bundle import Bundle, Values
-from decentral.script.calls import Named, Weights, read
+from decentral.script.agreement import Proposal, agree, heard_by_all
+from decentral.script.calls import Bundle, Named, Values, Weights, read
 from decentral.script.group import Group
-from decentral.script.handle import Handle, guarded
+from decentral.script.handle import Handle, guarded, verb
 from decentral.topology.communication import Communication
 from decentral.topology.delivery import Losses
 from decentral.topology.graph import Graph, union
@@ -44,16 +42,10 @@ class Networks:
         self._shapes: set[tuple[int, torch.dtype]] = set()
         self._compared: set[tuple[int, torch.dtype]] = set()
 
-    def begin(self, verb: str, bundle: Bundle, round: int, workers_per_machine: int, inplace: bool) -> Handle:
+    def begin(self, verb: str, bundle: Bundle, round: int, workers_per_machine: int) -> Handle:
         """x_i <- sum_j W_ij x_j with W of this round, or with W (x) J / L of the topology for machines of L ranks."""
-        rows = bundle.rows()
-        mixings = []
-        for row in rows:
-            x = row.values if row.owned or inplace else row.values.clone()
-            mixings.append(self._network(verb, x, workers_per_machine).begin_mix(x[None], round))
-        return Handle(
-            verb, None, lambda: bundle.restore(rows, [mixing.wait()[0] for mixing in mixings], inplace=inplace)
-        )
+        mixings = [self._network(verb, x, workers_per_machine).begin_mix(x[None], round) for x in bundle.writable()]
+        return Handle(verb, None, lambda: bundle.restore([mixing.wait()[0] for mixing in mixings]))
 
     def close(self) -> None:
         """Close all networks."""
@@ -130,7 +122,7 @@ class Peers(Group):
     def __repr__(self) -> str:
         return f"Peers(rank {self.rank} of {self.size}, topology={self.topology.name}, {self.communication})"
 
-    @guarded
+    @verb
     def neighbor_allreduce(
         self,
         x: Values,
@@ -142,7 +134,7 @@ class Peers(Group):
         inplace: bool = False,
         check: bool | None = None,
         async_op: bool = False,
-    ) -> Any:
+    ) -> Handle:
         """x_i <- sum_j W_ij x_j with W of this round; or, with weights, x_i <- w_ii x_i + sum_j r_ij (s_ij x_j).
 
         Without weights, this is a round of the schedule (hierarchical and global ones too). With them, it is a call on
@@ -157,17 +149,14 @@ class Peers(Group):
 
         The sum is taken in order: x_i first, then sources ascending. Ying et al., "BlueFog", 2021, (10) to (12).
         """
-        verb = "neighbor_allreduce"
+        name = "neighbor_allreduce"
         if self_weight is None and src_weights is None and dst_weights is None:
-            return self._run(verb, async_op, lambda: self._scheduled(verb, x, round, 1, inplace, check))
-
-        def weights() -> Weights:
-            return read(self_weight, src_weights, dst_weights, self.rank, self.size)
-
+            return self._scheduled(name, x, round, 1, inplace, check)
+        weights = lambda: read(self_weight, src_weights, dst_weights, self.rank, self.size)  # noqa: E731
         checked = self._checks(check, True) or src_weights is None or dst_weights is None
-        return self._run(verb, async_op, lambda: calls.begin_weighted(self.world, verb, x, weights, checked, inplace))
+        return calls.begin_weighted(self.world, name, x, weights, checked, inplace)
 
-    @guarded
+    @verb
     def hierarchical_neighbor_allreduce(
         self,
         x: Values,
@@ -180,7 +169,7 @@ class Peers(Group):
         inplace: bool = False,
         check: bool | None = None,
         async_op: bool = False,
-    ) -> Any:
+    ) -> Handle:
         """x_m <- w_mm mean_m + sum_k r_mk (s_mk mean_k), for machines m with L ranks each; mean_k is that of machine k.
 
         Machine m has the ranks m L to m L + L - 1, all of which give the same weights. Without weights, w is the matrix
@@ -190,22 +179,21 @@ class Peers(Group):
         machine: all network cards are used, and each rank sends 1/L of x to other machines. With async_op, the first of
         the three is in the background.
         """
-        verb, L = "hierarchical_neighbor_allreduce", workers_per_machine
+        name, L = "hierarchical_neighbor_allreduce", workers_per_machine
         if self_weight is None and src_machine_weights is None and dst_machine_weights is None:
-            return self._run(verb, async_op, lambda: self._scheduled(verb, x, round, L, inplace, check))
+            return self._scheduled(name, x, round, L, inplace, check)
 
         def weights() -> Weights:
             calls.check_machines(L, self.size)
             m, place = divmod(self.rank, L)
-            between = read(self_weight, src_machine_weights, dst_machine_weights, m, self.size // L, "machine")
-            return between.renamed(lambda machine: machine * L + place)
+            found = read(self_weight, src_machine_weights, dst_machine_weights, m, self.size // L, "machine")
+            named = [None if side is None else {j * L + place: w for j, w in side.items()} for side in found[1:]]
+            return Weights(found.own, *named)
 
         checked = self._checks(check, True) or src_machine_weights is None or dst_machine_weights is None
-        return self._run(
-            verb, async_op, lambda: calls.begin_weighted(self.world, verb, x, weights, checked, inplace, L)
-        )
+        return calls.begin_weighted(self.world, name, x, weights, checked, inplace, L)
 
-    @guarded
+    @verb
     def pair_gossip(
         self,
         x: Values,
@@ -216,7 +204,7 @@ class Peers(Group):
         inplace: bool = False,
         check: bool | None = None,
         async_op: bool = False,
-    ) -> Any:
+    ) -> Handle:
         """x_i <- self_weight x_i + pair_weight x_target; the two ranks name each other.
 
         The others need not call, unless check=True; a rank that sits out names None and keeps x.
@@ -228,10 +216,9 @@ class Peers(Group):
             partner = calls.rank_of("target", target, self.size)
             return read(self_weight, {partner: pair_weight}, [partner], self.rank, self.size)
 
-        verb, checked = "pair_gossip", self._checks(check, False)
-        return self._run(verb, async_op, lambda: calls.begin_weighted(self.world, verb, x, weights, checked, inplace))
+        return calls.begin_weighted(self.world, "pair_gossip", x, weights, self._checks(check, False), inplace)
 
-    @guarded
+    @verb
     def neighbor_allgather(
         self,
         x: Tensor,
@@ -241,20 +228,16 @@ class Peers(Group):
         *,
         check: bool | None = None,
         async_op: bool = False,
-    ) -> Any:
+    ) -> Handle:
         """What neighbours have, one after the other along dimension 0, in which lengths may differ; not x itself.
 
         The neighbours are those of the round, sources ascending; or `src_ranks`, in this order, and `dst_ranks`, of
         which one suffices: the other is found out.
         """
-        verb = "neighbor_allgather"
         if src_ranks is None and dst_ranks is None:
             src_ranks, dst_ranks = self.in_neighbors(round), self.out_neighbors(round)
-        sources, destinations = src_ranks, dst_ranks
-        checked = self._checks(check, True) or sources is None or destinations is None
-        return self._run(
-            verb, async_op, lambda: calls.begin_neighbor_allgather(self.world, x, sources, destinations, checked)
-        )
+        checked = self._checks(check, True) or src_ranks is None or dst_ranks is None
+        return calls.begin_neighbor_allgather(self.world, x, src_ranks, dst_ranks, checked)
 
     @guarded
     def infer_ranks(
@@ -266,14 +249,9 @@ class Peers(Group):
         what they name does not match.
         """
 
-        def propose(named: Weights) -> Proposal:
-            return calls.proposal("infer_ranks", "ranks", named)
-
-        def prepare() -> Weights:
-            return read(0, src_ranks, dst_ranks, self.rank, self.size, key="ranks")
-
-        _, agreement = meet(self.world, True, prepare, propose)
-        assert agreement is not None
+        with heard_by_all(self.world):
+            named = read(0, src_ranks, dst_ranks, self.rank, self.size, key="ranks")
+        agreement = agree(self.world, Proposal("infer_ranks", "ranks", named.sources, named.destinations))
         return agreement.sources, agreement.destinations
 
     def in_neighbors(self, round: int = 0) -> list[int]:
@@ -290,20 +268,18 @@ class Peers(Group):
         return union(self.size, (W.graph for W in self.schedule.mixing(round)))
 
     def _scheduled(
-        self, verb: str, x: Values, round: int, workers_per_machine: int, inplace: bool, check: bool | None
+        self, name: str, x: Values, round: int, workers_per_machine: int, inplace: bool, check: bool | None
     ) -> Handle:
-        def prepare() -> Bundle:
+        checked = self._checks(check, False)
+        with heard_by_all(self.world, checked):
             if not hasattr(round, "__index__") or round < 0:
                 raise ConfigError(f"round={round!r} has to be a whole number from 0.")
             calls.check_machines(workers_per_machine, self.size)
-            return calls.bundle_of(x, verb, weighted=True)
-
-        def propose(bundle: Bundle) -> Proposal:
-            machines = f", {workers_per_machine} ranks per machine" if workers_per_machine > 1 else ""
-            return Proposal(verb, f"{bundle.content} in round {round}{machines}", (), ())
-
-        bundle, _ = meet(self.world, self._checks(check, False), prepare, propose)
-        return self._networks.begin(verb, bundle, int(round), workers_per_machine, inplace)
+            bundle = calls.bundle_of(x, name, weighted=True, inplace=inplace)
+        if checked:
+            content = f"{bundle.content} in round {round}{calls.of_machines(workers_per_machine)}"
+            agree(self.world, Proposal(name, content, (), ()))
+        return self._networks.begin(name, bundle, int(round), workers_per_machine)
 
     def _release(self) -> None:
         self._networks.close()

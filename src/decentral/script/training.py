@@ -1,37 +1,45 @@
-"""Training from a notebook or a script: one's own module and data, in this process."""
+"""Training from a notebook or a script, in this process: one's own module and data in the place of components."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, ParamSpec, TypeVar
+
+import numpy as np
+from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from decentral.config.composition import compose, folders_of
 from decentral.config.files import plain
 from decentral.config.identity import run_id
 from decentral.config.overrides import literal
+from decentral.config.schema import Config
+from decentral.data.plain import PlainData, Sets
 from decentral.errors import ConfigError
 from decentral.host.caller import left_as_found
+from decentral.host.torchrun import under_torchrun
+from decentral.models.plain import PlainModel, check
+from decentral.randomness import seeded
 from decentral.registry import blame, component
 from decentral.runtime.launch import launch
+from decentral.script.fingerprint import fingerprint, trail
 from decentral.script.loading import Trained, found_in
 from decentral.store import RunStore, Status
 from decentral.store.failures import RunFailed
-from decentral.terminal.console import is_leader, say
+from decentral.terminal.console import is_leader, say, warn
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from decentral.tasks.task import Task
+    from decentral.data.description import LabelledData
 
 _ARGUMENTS = {"model": "the first argument", "data": "train_data", "results_dir": "the argument results_dir"}
 """Settings that are given to `train` otherwise."""
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,46 +102,8 @@ def train(
     exception of your code as it is, with your frames (DECENTRAL_TRACEBACK=1: all of them) and the place in a note; and
     KeyboardInterrupt after Ctrl-C: the run keeps a checkpoint.
     """
-    import torch
-
-    from decentral.script.given import GivenData, GivenModel
-
-    made: dict[str, Any] = {}
-    chosen = _words(settings)
-    for word in (*chosen, *overrides):
-        key, _, value = word.replace('"', "").partition("=")
-        if value != {"processes": "1", "launcher": "local"}.get(key, value):
-            raise ConfigError(
-                f"{word} is not for decentral.train, which works in this process: "
-                "decentral-run has them, for a model and data that are in a file (docs/own_components.md)."
-            )
-        if key in _ARGUMENTS:
-            raise ConfigError(f"{word} is {_ARGUMENTS[key]} of decentral.train: give {value!r} there.")
-    if isinstance(model, str):
-        chosen.append(f"model={literal(model)}")
-    else:
-        made["model"] = GivenModel.of(model)
-    config_dir = None if config_dir is None else str(config_dir)
-    folders_of(config_dir)
-    task = _task([*chosen, *overrides])
-    if task is not None and "data" not in task.uses:
-        if train_data is not None or test_data is not None:
-            raise ConfigError(
-                f"task={task.name} has no data set: give None for train_data, and leave test_data out, as in "  # type: ignore[attr-defined]
-                'decentral.train("policy_mlp", None, task="rl", env="CartPole-v1").'
-            )
-    elif isinstance(train_data, str):
-        if test_data is not None:
-            raise ConfigError(f"train_data={train_data} has test data of its own: leave test_data out.")
-        chosen.append(f"data={literal(train_data)}")
-    else:
-        if test_data is None:
-            raise ConfigError("test_data= is missing: give a map-style data set, too.")
-        made["data"] = GivenData.of(train_data, test_data)
-    overrides = (*chosen, *overrides, "processes=1", f"results_dir={literal(str(results_dir))}")
-    config = compose(overrides, config_dir, made)
-    if "model" in made and not isinstance(model, torch.nn.Module):
-        config.model.look_at(config.task.describe(config))
+    folder = None if config_dir is None else str(config_dir)
+    config = _composed(model, train_data, test_data, [*_words(settings), *overrides], str(results_dir), folder)
     outcome = launch(config)
     if outcome.status is Status.interrupted:
         raise KeyboardInterrupt(f"the run has a checkpoint in {outcome.directory}: the same call resumes it")
@@ -149,15 +119,52 @@ def train(
     made_again = partial(config.model.build, config.task.describe(config))
     found = found_in(outcome.directory, lambda settings: made_again)
     if config.progress and not outcome.done_before and is_leader():
-        call = f"decentral.load({str(found.directory)!r}{', model=...' if made else ''})"
+        with_model = ", model=..." if "given" in (config.model.name, config.data.name) else ""
+        call = f"decentral.load({str(found.directory)!r}{with_model})"
         say(f"Result: {found.directory}; result.plot() draws it, {call} reads it again.")
     return replace(found, reused=outcome.done_before)
 
 
-def _task(words: Sequence[str]) -> type[Task] | None:
-    """That which settings choose, None where they leave it open or it does not exist."""
-    named = [word.partition("=")[2] for word in words if word.startswith("task=")]
-    return cast("type[Task] | None", component("tasks", named[-1])) if named else None
+def _composed(
+    model: Any, train_data: Any, test_data: Any, words: list[str], results_dir: str, config_dir: str | None
+) -> Config:
+    """The configuration of a call of `train`, whose settings are `words` of a command line."""
+    made: dict[str, Any] = {}
+    chosen: list[str] = []
+    for word in words:
+        key, _, value = word.replace('"', "").partition("=")
+        if value != {"processes": "1", "launcher": "local"}.get(key, value):
+            raise ConfigError(
+                f"{word} is not for decentral.train, which works in this process: "
+                "decentral-run has them, for a model and data that are in a file (docs/own_components.md)."
+            )
+        if key in _ARGUMENTS:
+            raise ConfigError(f"{word} is {_ARGUMENTS[key]} of decentral.train: give {value!r} there.")
+    if isinstance(model, str):
+        chosen.append(f"model={literal(model)}")
+    else:
+        made["model"] = GivenModel.of(model)
+    folders_of(config_dir)
+    tasks = [word.partition("=")[2] for word in words if word.startswith("task=")]
+    task: Any = component("tasks", tasks[-1]) if tasks else None
+    if task is not None and "data" not in task.uses:
+        if train_data is not None or test_data is not None:
+            raise ConfigError(
+                f"task={task.name} has no data set: give None for train_data, and leave test_data out, as in "
+                'decentral.train("policy_mlp", None, task="rl", env="CartPole-v1").'
+            )
+    elif isinstance(train_data, str):
+        if test_data is not None:
+            raise ConfigError(f"train_data={train_data} has test data of its own: leave test_data out.")
+        chosen.append(f"data={literal(train_data)}")
+    elif test_data is None:
+        raise ConfigError("test_data= is missing: give a map-style data set, too.")
+    else:
+        made["data"] = GivenData.of(train_data, test_data)
+    config = compose([*chosen, *words, "processes=1", f"results_dir={literal(results_dir)}"], config_dir, made)
+    if "model" in made and not isinstance(model, nn.Module):
+        config.model.look_at(config.task.describe(config))
+    return config
 
 
 def _words(settings: Mapping[str, Any], inside: str = "") -> list[str]:
@@ -180,3 +187,129 @@ def _word(value: Any) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(_word, value))}]"
     return str(value) if isinstance(value, Real) else literal(str(value))
+
+
+@dataclass
+class GivenModel(PlainModel):
+    """A module, which is where all workers start, or what makes one: it is called with seeded generators.
+
+    content    a digest of all that decides what it computes
+    """
+
+    name: str = "given"
+    content: str = ""
+    _make: ClassVar[Any] = None
+
+    @classmethod
+    def of(cls, model: nn.Module | Callable[..., nn.Module]) -> GivenModel:
+        """Raises ConfigError if it is neither."""
+        if not callable(model):
+            raise ConfigError(f"model= is a {type(model).__name__}: give a torch.nn.Module, or a class or function.")
+        if isinstance(model, nn.Module):
+            check(model, cls.name)
+        found = cls(content=compared(model, getattr(model, "__name__", type(model).__name__)))
+        vars(found)["_make"] = (lambda: model) if isinstance(model, nn.Module) else model
+        if isinstance(model, nn.Module):
+            vars(found)["facts"] = {"code": trail(model)}
+        return found
+
+    def look_at(self, data: LabelledData) -> None:
+        """What a class or function makes counts, too: it may depend on files, or on what else the code does not say."""
+        with seeded(0, "look at model"):
+            original = self.made(data)
+            made = self.tried(original, data)
+        self.content = compared((self.content, made), type(made).__name__)
+        vars(self)["facts"] = {"code": trail(original)}
+
+    def target(self) -> Callable[..., Any]:  # type: ignore[override]
+        """What makes the module."""
+        made: Callable[..., Any] = self._make
+        return made
+
+    def settings(self) -> dict[str, Any]:
+        """None: what it is made with has been decided."""
+        return {}
+
+
+@dataclass
+class GivenData(PlainData):
+    """Two map-style data sets of pairs (tensor, label).
+
+    content    a digest of their examples and labels, and of the code that reads them
+    """
+
+    name: str = "given"
+    content: str = ""
+    whole: ClassVar[bool] = True
+    _both: ClassVar[Any] = None
+    _found: ClassVar[Any] = None
+
+    @classmethod
+    def of(cls, train: Any, test: Any) -> GivenData:
+        """Raises ConfigError if they are no such data sets."""
+        found = cls()
+        vars(found)["_both"] = train, test
+        vars(found)["_found"] = found._made()
+        digest = hashlib.sha256(str(found._found.description).encode())
+        for name, data, look in zip(("train_data", "test_data"), (train, test), found._found.looks, strict=True):
+            code, unknown = fingerprint(_code(data), name)
+            if not look.digest:
+                code, unknown = os.urandom(8).hex(), f"{name}[0] is another example when it is read again"
+            _say(unknown)
+            digest.update(f"{look.digest} {code}\n".encode())
+        found.content = digest.hexdigest()[:16]
+        return found
+
+    def target(self) -> Callable[..., Any]:  # type: ignore[override]
+        """What returns both."""
+        return lambda: self._both
+
+    def settings(self) -> dict[str, Any]:
+        """None."""
+        return {}
+
+    def _sets(self) -> Sets:
+        found: Sets = self._found
+        return found
+
+
+def compared(value: Any, name: str) -> str:
+    """A digest of what a value computes; the user is told if it is a new one each time.
+
+    Raises ConfigError if the processes of torchrun would each have another one.
+    """
+    digest, unknown = fingerprint(value, name)
+    _say(unknown)
+    return digest
+
+
+def _say(unknown: str) -> None:
+    if unknown and under_torchrun():
+        raise ConfigError(f"{unknown}, so torchrun's processes cannot agree on the run: start one process.")
+    if unknown:
+        warn(f"{unknown}, so this run is new; if it is interrupted, it starts again.")
+
+
+def _code(data: Any, above: tuple[Any, ...] = ()) -> list[Any]:
+    """What reads the examples: it may do so at random, and otherwise than when they were looked at.
+
+    Examples, caches, counters and paths among the attributes do not count: they show in what is read.
+    """
+    known = getattr(data, "__dict__", {})
+    parts = [part for one in known.values() for part in _parts(one) if isinstance(part, Dataset)]
+    inner = [_code(part, (*above, data)) for part in parts if not any(part is one for one in (*above, data))]
+    return [type(data), {name: one for name, one in known.items() if _decides(one)}, *inner]
+
+
+def _parts(value: Any) -> list[Any]:
+    if isinstance(value, list | tuple | set | dict):
+        return list(value.values() if isinstance(value, dict) else value)
+    return [value]
+
+
+def _decides(value: Any) -> bool:
+    """Whether how examples are read may depend on it: what is called, a probability, a switch, a configuration."""
+    data = list, tuple, set, dict, int, str, bytes, os.PathLike, Tensor, np.ndarray, Dataset
+    if any(callable(part) or type(part) in (bool, float) for part in _parts(value)):
+        return True
+    return not (isinstance(value, data) or fingerprint(value, "")[1])

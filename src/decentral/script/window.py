@@ -15,7 +15,7 @@ from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.windows import window as network
 from decentral.network.windows.choose import open_window
 from decentral.network.windows.slots import Edges
-from decentral.script.agreement import Proposal, meet
+from decentral.script.agreement import Proposal, agree, heard_by_all
 from decentral.script.calls import Named, rank_of, read
 from decentral.script.handle import Turn, guarded, hinted
 from decentral.script.peers import Peers
@@ -112,16 +112,12 @@ class Window:
         """
         self._rank, self._size = peers.rank, peers.size
 
-        def prepare() -> list[tuple[int, int]]:
-            _check(t, transport)
-            return _edges_of(peers) if edges is None else _pairs(edges, peers.size)
-
-        def propose(named: list[tuple[int, int]]) -> Proposal:
-            rest = f"{zero_init=}, {transport=}"
-            return Proposal("Window", f"a tensor {list(t.shape)} {t.dtype} with edges {named}, {rest}", (), ())
-
         with hinted():
-            named, _ = meet(peers.world, True, prepare, propose)
+            with heard_by_all(peers.world):
+                _check(t, transport)
+                named = _edges_of(peers) if edges is None else _pairs(edges, peers.size)
+            told = f"a tensor {list(t.shape)} {t.dtype} with edges {named}, {zero_init=}, {transport=}"
+            agree(peers.world, Proposal("Window", told, (), ()))
             self._edges = Edges(peers.size, named)
             self._weights = _weights_of(peers, self._edges) if edges is None else None
             settings = NetworkSettings(timeout_s=peers.timeout_s, transport=Carrier[transport])

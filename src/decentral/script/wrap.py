@@ -23,17 +23,17 @@ from decentral.config.checks import check_communication, check_compressed_rounds
 from decentral.errors import ConfigError, suggest
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
+from decentral.network.processes import join as join_network
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.registry import components
-from decentral.script.agreement import Proposal, agree
+from decentral.script.agreement import Proposal, agree, heard_by_all
 from decentral.script.algorithm import AlgorithmStep
 from decentral.script.components import Compression, algorithm_from, compression_from, in_a_script, settings_of
-from decentral.script.guard import Guard
 from decentral.script.handle import hinted
 from decentral.script.joining import join
 from decentral.script.modes import Mode, ModeStep
 from decentral.script.optimizer import KEY, DecentralizedOptimizer
-from decentral.script.parameters import FlatParameters, ParameterRow, start, travels
+from decentral.script.parameters import FlatParameters, Guard, ParameterRow, start, travels
 from decentral.script.peers import Peers
 from decentral.topology.delivery import Losses
 from decentral.topology.requirements import check as check_needs
@@ -71,59 +71,53 @@ def wrap(
 ) -> DecentralizedOptimizer:
     """Make a model's training decentralized: the steps of the returned optimizer also average with other ranks.
 
-    All ranks call this at once, with the model on its device; the parameters move into flat memory, of which they are
-    views from then on. What a step computes is written at `decentral.DecentralizedOptimizer`.
+    All ranks call this at once, with the model on its device; the parameters become views of flat memory. What a step
+    computes is written at `decentral.DecentralizedOptimizer`.
 
-    topology         as in `decentral.join`, which this calls; its `settings` may follow, such as every=4,
-                     global_every=20, workers_per_machine=8
+    topology         as in `decentral.join`, which this calls; its `settings` may follow, such as every=4
     mode             atc (the default), awc, push_sum (for directed graphs) or allreduce (the baseline)
-    algo             instead of a mode, an algorithm of `decentral-run`, by name (relaysgd, d2, gradient_tracking,
-                     qg_dpsgd, sgp, ...) or as an object: the same steps, with `optimizer` as the local rule u = Opt(g)
-    algo_settings    the settings of the algorithm of that name, as in algo_settings={"fill": "previous"}
+    algo             instead of a mode, an algorithm of `decentral-run`, by name (relaysgd, gradient_tracking, ...) or
+                     as an object: the same steps, with `optimizer` as the local rule u = Opt(g)
+    algo_settings    those of the algorithm of that name, as in algo_settings={"fill": "previous"}
     compress         with algo=: what is sent instead of rows (topk, int8, powersgd, ...), by name or as an object
-    compress_settings  those of the compressor of that name, as in compress_settings={"keep": 0.01}; also "seed", and
+    compress_settings  those of the compressor of that name, such as {"keep": 0.01}; also "seed", and
                      "steps_per_epoch" for "warmup_epochs"
-    overlap          whether rows travel during the forward and backward passes. None: in awc, where that is always
-                     right. In atc, parameters are then updated during the backward pass: gradients cannot be clipped
-                     first, and `with optimizer.accumulate():` has to stand around all but the last backward of a step
+    overlap          whether rows travel during the forward and backward passes. None: in awc. In atc, parameters are
+                     then updated during the backward pass: gradients cannot be clipped first, and
+                     `with optimizer.accumulate():` has to stand around all but the last backward of a step
     bucket_mb        how much travels together in a mode: 8 megabytes unless told otherwise
     broadcast_from   the rank whose parameters and buffers all start with; None: each keeps its own. "auto" is rank 0,
-                     unless all ranks have loaded a checkpoint of their own (their optimizers have states that differ,
-                     or have all loaded one): then each keeps its own. It warns where
-                     weights differ
-    peers            the group, from `decentral.join`, instead of a topology; it is `peers` of what this returns
+                     unless all ranks have loaded a checkpoint of their own (optimizer states that differ, or that all
+                     have loaded): then each keeps its own. It warns where weights differ
+    peers            the group, from `decentral.join`, instead of a topology
 
-    Raises:
-        ConfigError: for what makes no sense, on every rank: an unknown mode or algorithm, a topology that it cannot
-            use, parameters that the model does not have, or models that differ between ranks.
+    Raises ConfigError on every rank for what cannot be, such as a topology that the mode or algorithm cannot use.
     """
     joined = peers or (topology if isinstance(topology, Peers) else None)
     group = joined or _joined(topology, settings)
-    proposal = Proposal("wrap", "", (), ())
-    try:
-        given = [f"{key}={value!r}" for key, value in settings.items()]
-        given += [] if topology is _USUAL or isinstance(topology, Peers) else ["topology"]
-        if joined is not None and given:
-            raise ConfigError(
-                f"{given[0]} is given with peers=, but topology and its settings belong to decentral.join: give wrap "
-                f"either those or peers=.{_misspelled(joined.topology.name, settings)}"
-            )
+    with heard_by_all(group.world):
+        if joined is not None:
+            _check_nothing_given(topology, settings, joined)
         _check_arguments(model, optimizer, broadcast_from, group)
         how = _how(mode, algo, algo_settings, compress, compress_settings, overlap, bucket_mb, group)
-        proposal = proposal._replace(content=f"{_described(model, optimizer)}, {how}, {broadcast_from=}")
-    except Exception as error:  # the others have to hear of it
-        proposal = proposal._replace(problem=str(error))
-    agree(group.world, proposal)
+        told = f"{_described(model, optimizer)}, {how}, {broadcast_from=}"
+    agree(group.world, Proposal("wrap", told, (), ()))
     if broadcast_from is not None:
         with torch.no_grad():
-            start(model, optimizer, group.world, broadcast_from, KEY in optimizer.state, _is_synchronous(how))
+            start(model, optimizer, group.world, broadcast_from, KEY in optimizer.state, how.synchronous)
+    return _laid_out(model, optimizer, how, group)
+
+
+def _laid_out(model: nn.Module, optimizer: Optimizer, how: _Steps | _Mode, group: Peers) -> DecentralizedOptimizer:
+    """The parameters in flat memory, with what steps on it, which goes on from a state that was loaded before."""
     trained = {parameter for each in optimizer.param_groups for parameter in each["params"]}
     parameters = [p for p in model.parameters() if travels(p, trained)]
     if isinstance(how, _Steps):
         compressor, seed, steps_per_epoch = how.compression
         row = ParameterRow(parameters)
-        messages_per_epoch = steps_per_epoch / how.algorithm.steps_per_message
-        bound = compressor.bound(_layout(model, parameters), seed, messages_per_epoch)
+        names = {parameter: name for name, parameter in model.named_parameters()}
+        layout = RowLayout(tuple(names[p] for p in parameters), tuple(tuple(p.shape) for p in parameters))
+        bound = compressor.bound(layout, seed, steps_per_epoch / how.algorithm.steps_per_message)
         net = _network([row.row], group)
         guard = Guard(model, optimizer, parameters, group.rank, net.close)
         step: ModeStep | AlgorithmStep = AlgorithmStep(net, row, optimizer, how.algorithm, bound, guard)
@@ -133,7 +127,14 @@ def wrap(
         guard = Guard(model, optimizer, parameters, group.rank, net.close)
         step = ModeStep(net, flat, optimizer, how.mode, how.overlap, model, guard)
     if carried := optimizer.state.pop(KEY, None):  # type: ignore[call-overload]
-        _resume(step, carried, group)
+        try:
+            with heard_by_all(group.world):
+                step.load(carried)
+            agree(group.world, Proposal("wrap", "", (), ()))
+        except ConfigError as error:
+            step.close()
+            step.net.close()
+            raise ConfigError(f"{error}; optimizer.state.pop('{KEY}') before wrap begins anew.") from None
     return DecentralizedOptimizer(group, net, model, step)
 
 
@@ -154,25 +155,25 @@ def _misspelled(topology: object, settings: dict[str, Any]) -> str:
     return f" There is no argument '{wrong[0]}'.{suggest(wrong[0], known)}" if wrong else ""
 
 
-def _resume(step: ModeStep | AlgorithmStep, carried: dict[str, Any], peers: Peers) -> None:
-    """Go on from the state of a decentralized optimizer that was loaded before wrap."""
-    proposal = Proposal("wrap", "", (), ())
-    try:
-        step.load(carried)
-    except ValueError as error:
-        told = f"{error}; optimizer.state.pop('{KEY}') before wrap begins anew."
-        proposal = proposal._replace(problem=told)
-    try:
-        agree(peers.world, proposal)
-    except ConfigError:
-        step.close()
-        step.net.close()
-        raise
+def _check_nothing_given(topology: object, settings: dict[str, Any], joined: Peers) -> None:
+    """Refuse a topology or settings of one beside a group that has been joined."""
+    given = [f"{key}={value!r}" for key, value in settings.items()]
+    given += [] if topology is _USUAL or isinstance(topology, Peers) else ["topology"]
+    if given:
+        raise ConfigError(
+            f"{given[0]} is given with peers=, but topology and its settings belong to decentral.join: give wrap "
+            f"either those or peers=.{_misspelled(joined.topology.name, settings)}"
+        )
 
 
 class _Steps(NamedTuple):
     algorithm: Algorithm
     compression: Compression
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether gradients are averaged, not parameters."""
+        return isinstance(self.algorithm, AllReduce)
 
 
 class _Mode(NamedTuple):
@@ -180,10 +181,10 @@ class _Mode(NamedTuple):
     overlap: bool
     bucket_mb: float
 
-
-def _is_synchronous(how: _Steps | _Mode) -> bool:
-    """Whether gradients are averaged, not parameters."""
-    return isinstance(how.algorithm, AllReduce) if isinstance(how, _Steps) else how.mode is Mode.allreduce
+    @property
+    def synchronous(self) -> bool:
+        """Whether gradients are averaged, not parameters."""
+        return self.mode is Mode.allreduce
 
 
 def _how(
@@ -203,8 +204,8 @@ def _how(
                 f"mode='{mode}' and algo= are two ways to say what a step is: give one. (An algorithm's own mode is "
                 "algo_settings={'mode': 'awc'}.)"
             )
-        algorithm = _checked_algorithm(algo, algo_settings, overlap, bucket_mb, peers)
-        return _Steps(algorithm, _checked_compression(compress, compress_settings, algorithm, peers))
+        of_modes = {"overlap": overlap, "bucket_mb": bucket_mb}
+        return _checked_steps(algo, algo_settings, compress, compress_settings, of_modes, peers)
     if compress is not None or compress_settings:
         raise ConfigError(
             "compress= is for algo=, such as algo='allreduce' or algo='choco': a mode sends its rows as they are."
@@ -231,16 +232,18 @@ def _how(
     return _Mode(chosen, overlaps, _BUCKET_MB if bucket_mb is None else bucket_mb)
 
 
-def _checked_algorithm(
+def _checked_steps(
     algo: str | Algorithm,
-    settings: dict[str, Any] | None,
-    overlap: bool | None,
-    bucket_mb: float | None,
+    algo_settings: dict[str, Any] | None,
+    compress: str | Compressor | None,
+    compress_settings: dict[str, Any] | None,
+    refused: dict[str, Any],
     peers: Peers,
-) -> Algorithm:
+) -> _Steps:
+    """The steps of an algorithm; `refused` are arguments that are for modes."""
     try:
-        algorithm = algorithm_from(algo, settings)
-        for key, value in (("overlap", overlap), ("bucket_mb", bucket_mb)):
+        algorithm = algorithm_from(algo, algo_settings)
+        for key, value in refused.items():
             if value is not None:
                 raise ConfigError(
                     f"{key}={value} is for mode='atc' and 'awc': algo={algorithm.name} sends whole rows when its "
@@ -248,29 +251,20 @@ def _checked_algorithm(
                 )
         check_communication(algorithm, peers.communication)
         check_needs(peers.schedule, algorithm.needs, algorithm.name, peers.topology.name)
-    except ConfigError as error:
-        raise ConfigError(in_a_script(str(error), algo=True)) from None
-    return algorithm
-
-
-def _checked_compression(
-    compress: str | Compressor | None, settings: dict[str, Any] | None, algorithm: Algorithm, peers: Peers
-) -> Compression:
-    try:
-        found = compression_from(compress, settings)
-        if not isinstance(found.compressor, NoCompression):
-            check_compressor(algorithm, found.compressor)
-            if found.compressor.chooses or found.compressor.adapts:
+        found = compression_from(compress, compress_settings)
+        compressor = found.compressor
+        if not isinstance(compressor, NoCompression):
+            check_compressor(algorithm, compressor)
+            if compressor.chooses or compressor.adapts:
                 raise ConfigError(
-                    f"compress={found.compressor.name!r} with these settings decides by what links cost, which a "
+                    f"compress={compressor.name!r} with these settings decides by what links cost, which a "
                     "script does not say: use decentral-run with a cluster, or another compressor, such as 'topk'."
                 )
-            check_compressed_rounds(
-                algorithm, found.compressor, peers.communication, lambda: peers.schedule, peers.topology.name
-            )
+            schedule, name = lambda: peers.schedule, peers.topology.name
+            check_compressed_rounds(algorithm, compressor, peers.communication, schedule, name)
     except ConfigError as error:
         raise ConfigError(in_a_script(str(error), algo=True)) from None
-    return found
+    return _Steps(algorithm, found)
 
 
 def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int | str | None, peers: Peers) -> None:
@@ -288,7 +282,10 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
     for name, each in [*model.named_parameters(), *model.named_buffers()]:
         if is_lazy(each) or each.is_meta:
             raise ConfigError(f"{name} has no values yet: initialize it, by a forward pass or to_empty, before wrap.")
-        if each.layout is not torch.strided or each.is_quantized or _is_expanded(each):
+        expanded = each.layout is torch.strided and any(
+            size > 1 and stride == 0 for size, stride in zip(each.shape, each.stride(), strict=True)
+        )
+        if each.layout is not torch.strided or each.is_quantized or expanded:
             raise ConfigError(f"{name} is sparse, quantized or expanded, which cannot be sent: store it dense.")
     for name, part in model.named_modules():
         if isinstance(part, nn.SyncBatchNorm) and any(each.is_cpu for each in part.parameters()):
@@ -307,11 +304,6 @@ def _check_arguments(model: nn.Module, optimizer: Optimizer, broadcast_from: int
         raise ConfigError(f"broadcast_from={broadcast_from} is no rank: use 0 to {peers.size - 1}, None or 'auto'.")
 
 
-def _is_expanded(tensor: Tensor) -> bool:
-    """Whether elements share memory, so that they cannot be written to."""
-    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
 def _described(model: nn.Module, optimizer: Optimizer) -> str:
     """What has to be the same on all ranks: what is trained, by name, and all else that they start with."""
     trained = {parameter for group in optimizer.param_groups for parameter in group["params"]}
@@ -325,16 +317,8 @@ def _described(model: nn.Module, optimizer: Optimizer) -> str:
     return f"a model that trains {told[0]}, has frozen {told[1]}, with the buffers {told[2]}{resumed}"
 
 
-def _layout(model: nn.Module, parameters: Sequence[nn.Parameter]) -> RowLayout:
-    """Where these parameters of the model lie in their row."""
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    return RowLayout(tuple(names[p] for p in parameters), tuple(tuple(p.shape) for p in parameters))
-
-
 def _network(rows: Sequence[Tensor], peers: Peers) -> Network:
     """One that mixes where the parameters are. Shared memory keeps a place for each row, of which it has few."""
-    from decentral.network.processes import join as join_network
-
     certain = Losses(0.0, 0)
     if peers.size == 1:
         return LocalNetwork(peers.schedule, certain)

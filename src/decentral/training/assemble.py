@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -20,11 +22,14 @@ from decentral.compression.row_layout import RowLayout
 from decentral.config.checks import check_probes, goes_by_itself, has_clock, is_virtual
 from decentral.config.identity import init_directory
 from decentral.config.schema import Config
+from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
 from decentral.host.allocator import keep_freed_memory
+from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.collectives import Fastest
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
+from decentral.network.processes import ProcessNetwork, join, split_workers
 from decentral.network.settings import CollectiveChoice
 from decentral.network.world import World
 from decentral.optim.optimizer import LocalRule
@@ -32,24 +37,57 @@ from decentral.store.models import AVERAGED, load_models
 from decentral.tasks.task import Problem
 from decentral.terminal.text import duration
 from decentral.topology.delivery import Losses
-from decentral.training.accumulated import Accumulated
-from decentral.training.adaptive import AdaptiveStepper
+from decentral.training.adaptive import AdaptiveStepper, Probe
 from decentral.training.between_processes import ThreadedStepper
 from decentral.training.checkpoint import state_fields
-from decentral.training.measuring import with_measured
 from decentral.training.operations import Operations
-from decentral.training.oracle import GradientOracle
-from decentral.training.probe import Probe
-from decentral.training.sleep import Sleep
+from decentral.training.oracle import Accumulated, GradientOracle, Sleep, with_measured
 from decentral.training.stepper import Stepper
-from decentral.training.times import Times
-from decentral.training.trace import Trace
 from decentral.training.virtual import AsynchronousStepper
 
 _STEPS_AVERAGED = 256
+_LONGEST_TRACE = 8 << 30  # bytes
 
 
-AnyStepper = Stepper | AsynchronousStepper | ThreadedStepper
+@dataclass
+class Times:
+    """Seconds in all attempts so far.
+
+    steps         in the steps, with what they wait for: `wall_s` of a run
+    waiting       of these, until messages of other processes were there, or asleep as a straggler; where the workers of
+                  a process have threads, their mean
+    data          of these, until batches were there
+    passes        of these, in forward and backward passes; on a GPU, where work is queued, until they were asked for
+    evaluation    in evaluations
+    checkpoints   in checkpoints
+
+    What is left of the steps is the exchange: averaging, messages, the optimizer.
+    """
+
+    steps: float = 0.0
+    waiting: float = 0.0
+    data: float = 0.0
+    passes: float = 0.0
+    evaluation: float = 0.0
+    checkpoints: float = 0.0
+
+    @classmethod
+    def of(cls, wall_s: float, stored: Mapping[str, float]) -> Self:
+        """What was stored; older runs did not tell the parts."""
+        parts = ("waiting", "data", "passes", "evaluation", "checkpoints")
+        return cls(wall_s, *(float(stored.get(part, 0.0)) for part in parts))
+
+    def with_gradients(self, seconds: float, data: float) -> Self:
+        """And what the gradients of this attempt took, of which so long for data."""
+        return replace(self, data=self.data + data, passes=self.passes + seconds - data)
+
+    def stored(self) -> dict[str, float]:
+        """For checkpoints and the status: what adds up to the time in all."""
+        waiting = max(0.0, min(self.waiting, self.steps - self.data - self.passes))  # while others compute, in threads
+        exchange = max(0.0, self.steps - self.data - self.passes - waiting)
+        parts = {"passes": self.passes, "exchange": exchange, "waiting": waiting, "data": self.data}
+        parts |= {"evaluation": self.evaluation, "checkpoints": self.checkpoints}
+        return {part: round(value, 6) for part, value in parts.items()}
 
 
 @dataclass
@@ -60,12 +98,13 @@ class Run:
     world: World
     problem: Problem
     oracle: GradientOracle
-    stepper: AnyStepper
+    stepper: Stepper
     total_steps: int
     eval_every_steps: float
     examples_on_the_way: int | None
     """How many test examples the evaluations before the last one look at; None for all."""
-    trace: Trace | None
+    trace: Tensor | None
+    """[steps + 1, n, P]: the models of all workers after each step, on the leader of a run with trace=true."""
     start: int = 0
     """How many steps had been taken before this attempt."""
     evaluated_s: float = 0.0
@@ -136,7 +175,7 @@ def assemble(config: Config, world: World) -> Run:
         x0 = problem.begin_with(load_models(init_directory(config)).models[AVERAGED])
     x = x0.repeat(len(net.workers), 1)
     total_steps = config.steps or max(1, round(config.epochs * problem.steps_per_epoch))
-    trace = Trace(total_steps, net.n, x) if config.trace and world.leader else None
+    trace = room_for_trace(total_steps, net.n, x) if config.trace and world.leader else None
     oracle = GradientOracle(problem, net.workers, world.device)
     lr = learning_rate(config, problem.steps_per_epoch)
     algorithm = with_rate(config, lr, problem.layout(x0), problem.steps_per_epoch)
@@ -155,57 +194,68 @@ def assemble(config: Config, world: World) -> Run:
     )
 
 
+def room_for_trace(num_steps: int, num_workers: int, like: Tensor) -> Tensor:
+    """[num_steps + 1, num_workers, P]. Raises ConfigError if that takes more than 8 GiB."""
+    shape = (num_steps + 1, num_workers, like.shape[-1])
+    if math.prod(shape) * like.element_size() > _LONGEST_TRACE:
+        raise ConfigError(f"trace=true would keep {list(shape)} numbers in memory, more than 8 GiB: use fewer steps.")
+    return torch.empty(shape, dtype=like.dtype)
+
+
 def open_stepper(
     config: Config, algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor, total_steps: int
-) -> AnyStepper:
-    """What takes steps: all workers together, with a clock where a cluster is described, or each by itself."""
-    if isinstance(net, LocalNetwork) and config.record_operations:
-        oracle.record(Operations(), each=True)
-    if not isinstance(net, LocalNetwork):
-        return between_processes(config, algorithm, net, oracle, x, total_steps)
+) -> Stepper:
+    """What takes steps: all workers together, with a clock where a cluster is described, or each by itself.
+
+    Between processes stragglers sleep; methods in rounds have the same clock there.
+    """
+    alone, virtual = isinstance(net, LocalNetwork), isinstance(config.cluster, VirtualCluster)
     by_itself = isinstance(algorithm, AsynchronousAlgorithm) and goes_by_itself(config)
-    if not (by_itself or is_virtual(config)):
+    if config.record_operations:
+        oracle.record(Operations(), each=alone)
+        if isinstance(net, ProcessNetwork) and not by_itself and oracle.recorded is not None:
+            net.tell_pushes = oracle.recorded.pushed
+    if alone and not (by_itself or is_virtual(config)):
         return Stepper(algorithm, net, oracle, x)
-    cluster = config.cluster if isinstance(config.cluster, VirtualCluster) else equally_fast()
-    times = with_measured(cluster.gradient_times(net.n, config.seed), config, oracle.problem, x)
-    costs = cluster.costs(net.n)
-    if by_itself:
-        assert isinstance(algorithm, AsynchronousAlgorithm)
-        team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
-        stepper = AsynchronousStepper(algorithm, net, oracle, x, team, (times, costs), cluster.num_parameters)
-        stepper.tells_time = has_clock(config)
+    cluster = config.cluster if isinstance(config.cluster, VirtualCluster) else _equally_fast()
+    times = cluster.gradient_times(net.n, config.seed)
+    if alone:
+        times = with_measured(times, config, oracle.problem, x)
+    sleep = Sleep(times) if virtual and not alone else None
+    if not by_itself:
+        oracle.sleep = sleep
+        if alone or has_clock(config):
+            oracle.clock = net.clock = _clock(config, cluster, times, oracle.problem.steps_per_epoch, x.shape[1])
+        stepper = (AdaptiveStepper if algorithm.compressor.adapts else Stepper)(algorithm, net, oracle, x)
+        stepper.probe = _probe(config, net) if config.network.measure else None
         return stepper
-    oracle.clock = net.clock = clock_of(config, cluster, times, oracle.problem.steps_per_epoch, x.shape[1])
-    return in_step(config, algorithm, net, oracle, x)
+    assert isinstance(algorithm, AsynchronousAlgorithm)
+    team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
+    if alone:
+        machines = times, cluster.costs(net.n)
+        simulated = AsynchronousStepper(algorithm, net, oracle, x, team, machines, cluster.num_parameters)
+        simulated.tells_time = has_clock(config)
+        return simulated
+    mailbox = Mailbox.of(config.network, split_workers(net.n, dist.get_world_size()), x.device)
+    return ThreadedStepper(algorithm, net, oracle, x, team, mailbox, sleep)
 
 
-def in_step(config: Config, algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor) -> Stepper:
-    """What takes steps with all workers together."""
-    stepper = (AdaptiveStepper if algorithm.compressor.adapts else Stepper)(algorithm, net, oracle, x)
-    if config.network.measure:
-        stepper.probe = probe_of(config, net)
-    return stepper
+def _probe(config: Config, net: Network) -> Probe:
+    """What measures the network of a run on the way: its own, or in simulated time the one that is described.
 
-
-def probe_of(config: Config, net: Network) -> Probe:
-    """What measures the network of a run on the way: its own, or in simulated time the one that is described."""
+    Between processes gloo and nccl carry out an all-reduce by a ring; in shared memory everybody adds up a share.
+    """
     if net.clock is not None:
         assert isinstance(config.cluster, Machines)
         links = config.cluster.links
         return Probe(net, config.network, links.collective, links.whole_phases)
-    size = dist.get_world_size()
-    return Probe(net, config.network, _by_processes(config, net), num_processes=size)
+    collective = CollectiveName.direct if net.facts.get("transport") == "shared_memory" else CollectiveName.ring
+    if (choice := config.network.collective) is not CollectiveChoice.library:
+        collective = CollectiveName[choice.name]
+    return Probe(net, config.network, collective, num_processes=dist.get_world_size())
 
 
-def _by_processes(config: Config, net: Network) -> CollectiveName:
-    """How processes carry out an all-reduce; gloo and nccl by a ring, in shared memory everybody adds up a share."""
-    choice = config.network.collective
-    if choice is CollectiveChoice.library:
-        return CollectiveName.direct if net.facts.get("transport") == "shared_memory" else CollectiveName.ring
-    return CollectiveName[choice.name]
-
-
-def clock_of(
+def _clock(
     config: Config, cluster: VirtualCluster, times: GradientTimes, steps_per_epoch: float, num_parameters: int
 ) -> Clock:
     """The clock of a method in rounds, the same on every process: it goes by numbers that all of them know."""
@@ -218,32 +268,7 @@ def clock_of(
     return clock
 
 
-def between_processes(
-    config: Config, algorithm: Algorithm, net: Network, oracle: GradientOracle, x: Tensor, total_steps: int
-) -> Stepper | ThreadedStepper:
-    """The same between processes, where stragglers sleep; methods in rounds have the same clock there."""
-    cluster = config.cluster if isinstance(config.cluster, VirtualCluster) else equally_fast()
-    times = cluster.gradient_times(net.n, config.seed)
-    sleep = Sleep(times) if isinstance(config.cluster, VirtualCluster) else None
-    from decentral.network.processes import ProcessNetwork, split_workers
-
-    if config.record_operations:
-        oracle.record(Operations(), each=False)
-    if not (isinstance(algorithm, AsynchronousAlgorithm) and goes_by_itself(config)):
-        oracle.sleep = sleep
-        if has_clock(config):
-            oracle.clock = net.clock = clock_of(config, cluster, times, oracle.problem.steps_per_epoch, x.shape[1])
-        if oracle.recorded is not None and isinstance(net, ProcessNetwork):
-            net.tell_pushes = oracle.recorded.pushed
-        return in_step(config, algorithm, net, oracle, x)
-    from decentral.network.asynchronous.mailbox import Mailbox
-
-    team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
-    mailbox = Mailbox.of(config.network, split_workers(net.n, dist.get_world_size()), x.device)
-    return ThreadedStepper(algorithm, net, oracle, x, team, mailbox, sleep)
-
-
-def equally_fast() -> Machines:
+def _equally_fast() -> Machines:
     """A gradient takes a second, everything else no time."""
     links = Links(latency_s=0.0, bandwidth_gbps=math.inf, copy_gbps=math.inf)
     return Machines(compute=ComputeTimes(mean_s=1.0), links=links)
@@ -274,8 +299,6 @@ def open_network(config: Config, world: World, *, loses: bool = True) -> Network
         config.network.check_several(1)
         check_probes(config, several=False)
         return LocalNetwork(rounds, losses)
-    from decentral.network.processes import join
-
     net = join(rounds, losses, world.device, world.rank, world.size, config.network)
     net.fastest = fastest_collective(config, world.size)
     return net

@@ -25,14 +25,14 @@ from decentral.network.asynchronous.pairs import Pairs as RealPairs
 from decentral.network.asynchronous.protocol import is_fresh
 from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
 from decentral.topology.bipartite import sides
+from decentral.training.stepper import Stepper
 
 if TYPE_CHECKING:
     from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
     from decentral.cluster.operations import OnRow, Operation
     from decentral.cluster.pairs import Pairs
     from decentral.network.network import Network
-    from decentral.training.oracle import GradientOracle
-    from decentral.training.sleep import Sleep
+    from decentral.training.oracle import GradientOracle, Sleep
 
 _GROUPS, _PAIRS, _TICKETS = 0, 2, 4  # kinds of messages, two for each
 _FINISHED = 1 << 62
@@ -42,10 +42,10 @@ class _Over(Exception):
     """A worker is not to go on."""
 
 
-class ThreadedStepper:
+class ThreadedStepper(Stepper):
     """The local workers of an asynchronous run between processes. A step is n gradients of all workers together.
 
-    The same interface as `Stepper`; but workers go on by themselves up to the next pause (`may_go_on_to`), whether
+    Workers go on by themselves up to the next pause (`may_go_on_to`), whether
     anybody calls `step` or not. At a pause after t steps nobody has begun a gradient beyond n t (free-running methods),
     or its own t (all others), and nothing is on its way: the state is that of a checkpoint. Time, where a method minds
     it, stands still.
@@ -54,6 +54,9 @@ class ThreadedStepper:
     rows are the worker's own, or held. Programs are begun one after the other before there are threads, so that what
     they look up in a topology need not be safe for several.
     """
+
+    algorithm: AsynchronousAlgorithm
+    oracle: GradientOracle
 
     def __init__(
         self,
@@ -66,11 +69,8 @@ class ThreadedStepper:
         sleep: Sleep | None = None,
     ) -> None:
         """`algorithm` has its local rule already; x [k, P] is the algorithm's from now on. All processes at once."""
-        self.algorithm, self.net, self.oracle, self.team = algorithm, net, oracle, team
-        self.mailbox, self.sleep, self.recorded = mailbox, sleep, oracle.recorded
-        self.state: Any = algorithm.init(x, net)
-        self.t = 0
-        self.simulated_s: float | None = None
+        super().__init__(algorithm, net, oracle, x)
+        self.team, self.mailbox, self.sleep, self.recorded = team, mailbox, sleep, oracle.recorded
         k = len(net.workers)
         self.g = list(torch.empty_like(algorithm.models(self.state)))
         self.at = torch.empty_like(algorithm.models(self.state)[:1])
@@ -104,8 +104,9 @@ class ThreadedStepper:
     def step(self) -> None:
         """Wait until the local workers have done their part of another n gradients."""
         self.t += 1
+        all_are_there = lambda: min(self._position) >= self.t  # noqa: E731
         with self._unwrapped(), self._gate:
-            self.mailbox.wait(self._gate, self._all_are_there, lambda: "the workers of this process", None, math.inf)
+            self.mailbox.wait(self._gate, all_are_there, lambda: "the workers of this process", None, math.inf)
 
     def flush(self) -> None:
         """Bring home what is on its way, at a pause: all processes call this after the same step."""
@@ -121,15 +122,6 @@ class ThreadedStepper:
                 self.state.send.copy_(groups.buffers())
         self._count()
         self._quiet = True
-
-    @property
-    def models(self) -> Tensor:
-        """The models x_i [k, P] of the local workers."""
-        return self.algorithm.models(self.state)
-
-    def accounts(self) -> dict[str, np.ndarray]:
-        """Nothing is simulated."""
-        return {}
 
     def choices(self) -> dict[str, Any]:
         """Nothing is decided on the way."""
@@ -334,9 +326,6 @@ class ThreadedStepper:
         with self._gate:
             self._position[self._place(i)] = position
             self._gate.notify_all()
-
-    def _all_are_there(self) -> bool:
-        return min(self._position) >= self.t
 
     def _sent(self, place: int, messages: float, bytes_each: float) -> None:
         """Count what was sent for a local worker, in its thread."""

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+import torch
+
 from decentral.errors import ConfigError
 
 VARIABLE = "DECENTRAL_FAULTS"
@@ -59,11 +61,6 @@ def injector(rank: int, directory: Path) -> Injector | None:
     text = os.environ.get(VARIABLE)
     if not text:
         return None
-    faults = [fault for fault in _faults(text, directory) if fault.rank == rank and not fault.mark.exists()]
-    return Injector(faults) if faults else None
-
-
-def _faults(text: str, directory: Path) -> list[Fault]:
     try:
         faults = [
             Fault(int(one["rank"]), int(one["step"]), str(one["kind"]), directory / f".fault{number}")
@@ -76,46 +73,21 @@ def _faults(text: str, directory: Path) -> list[Fault]:
             f'{VARIABLE}={text} is no list of faults: write [{{"rank": 1, "step": 40, "kind": "kill"}}], '
             f"with one of the kinds {', '.join(KINDS)}."
         )
-    return faults
+    own = [fault for fault in faults if fault.rank == rank and not fault.mark.exists()]
+    return Injector(own) if own else None
 
 
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def _raise(error: Exception) -> NoReturn:
+    raise error
 
 
-def _stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def _terminate() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _raise() -> NoReturn:
-    raise Injected("a bug that was asked for")
-
-
-def _out_of_memory() -> NoReturn:
-    import torch
-
-    raise torch.OutOfMemoryError("CUDA out of memory (asked for)")
-
-
-def _disk_full() -> NoReturn:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _exit() -> NoReturn:
-    os._exit(3)
-
-
-KINDS: dict[str, Callable[[], None]] = {
-    "kill": _kill,
-    "stop": _stop,
-    "terminate": _terminate,
-    "raise": _raise,
-    "oom": _out_of_memory,
-    "disk_full": _disk_full,
-    "exit": _exit,
+KINDS: dict[str, Callable[[], object]] = {
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
+    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
+    "raise": lambda: _raise(Injected("a bug that was asked for")),
+    "oom": lambda: _raise(torch.OutOfMemoryError("CUDA out of memory (asked for)")),
+    "disk_full": lambda: _raise(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))),
+    "exit": lambda: os._exit(3),
 }
 """What can be asked for."""

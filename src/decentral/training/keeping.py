@@ -15,7 +15,6 @@ from decentral.config.schema import Save
 from decentral.network.kernels import blocks
 from decentral.store.models import AVERAGED, FILE, save_models, stored_facts
 from decentral.tasks.task import Problem
-from decentral.training.accumulated import Accumulated
 from decentral.training.evaluation import Evaluation
 
 if TYPE_CHECKING:
@@ -83,8 +82,7 @@ def _best_so_far(store: RunStore, id: str) -> float:
 
 def keeps_models(problem: Problem) -> bool:
     """Whether what it trains are modules, whose tensors have names."""
-    of_each = problem.problem if isinstance(problem, Accumulated) else problem
-    return type(of_each).model_tensors is not Problem.model_tensors
+    return getattr(problem.model_tensors, "__func__", None) is not Problem.model_tensors
 
 
 def models_of(r: Run, workers: range | list[int]) -> dict[str, dict[str, Any]]:

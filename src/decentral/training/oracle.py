@@ -1,22 +1,31 @@
-"""The stochastic gradient as an algorithm calls it."""
+"""The stochastic gradient as an algorithm calls it, and what goes with it: `accumulate=`, stragglers that sleep, and
+how long gradients take on this machine."""
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from decentral.config.identity import run_directory
 from decentral.errors import ConfigError
+from decentral.store.files import csv_text, write_text
 from decentral.tasks.task import Problem
 
 if TYPE_CHECKING:
     from decentral.cluster.clock import Clock
+    from decentral.cluster.compute import GradientTimes
+    from decentral.config.schema import Config
     from decentral.training.operations import Operations
-    from decentral.training.sleep import Sleep
+
+_MEASURED = "gradient_times.csv"
+_WARM_UP = 3
+"""Passes at first that are not counted."""
 
 _ONE = np.int64(1)  # which numpy adds in half the time of a 1
 
@@ -28,6 +37,18 @@ class TrainLosses(NamedTuple):
     """[k], float64 on the CPU: the loss per draw; nan where nothing was drawn."""
     drawn: Tensor
     """[k], bool: whether anything was."""
+
+
+class Sleep(NamedTuple):
+    """How long a worker sleeps before its gradients, in seconds: `delays` of stragglers, or all of a simulated time."""
+
+    times: GradientTimes
+    all: bool = False
+
+    def seconds(self, workers: range, t: int) -> float:
+        """Before gradient t of these workers, who sleep at the same time."""
+        found = self.times.seconds(t, t + 1) if self.all else self.times.delays(t, t + 1)
+        return float(found[0, workers.start : workers.stop].max())
 
 
 class GradientOracle:
@@ -91,7 +112,15 @@ class GradientOracle:
         if workers is None and self.recorded is not None and self._each is None:
             with self.recorded.during(self.workers.start, "gradient", int(self.draws[0]), {}):
                 return self._of_all(x)
-        return self._of_all(x) if workers is None else self._of_some(x, list(workers))
+        if workers is None:
+            return self._of_all(x)
+        places = list(workers)
+        if self.sleep is not None:
+            draws = ((self.workers[place], int(self.draws[place])) for place in places)
+            self._sleep(max((self.sleep.seconds(range(i, i + 1), t) for i, t in draws), default=0.0))
+        loss, g = self._computed(x, places)
+        self.losses[places] += loss
+        return g
 
     def prefetch(self, x: Tensor, places: list[int]) -> Tensor:
         """The same of some workers, whose losses count from when their gradients are `over`: [r, P] -> [r, P]."""
@@ -126,37 +155,27 @@ class GradientOracle:
             self.clock.gradient()
         loss, g = self.problem.gradient(x, self.draws)
         self.losses.add_(loss)
-        if self._each is not None:
-            self._keep(range(len(self.workers)))
+        self._record(self._all)
         self.draws += _ONE
         self.seconds += time.perf_counter() - began
         self.calls += 1
-        return g
-
-    def _of_some(self, x: Tensor, places: list[int]) -> Tensor:
-        if self.sleep is not None:
-            draws = ((self.workers[place], int(self.draws[place])) for place in places)
-            self._sleep(max((self.sleep.seconds(range(i, i + 1), t) for i, t in draws), default=0.0))
-        loss, g = self._computed(x, places)
-        self.losses[places] += loss
         return g
 
     def _computed(self, x: Tensor, places: list[int]) -> tuple[Tensor, Tensor]:
         """Losses [r] and gradients [r, P]."""
         began = time.perf_counter()
         loss, g = self.problem.gradient(x, self.draws[places], places)
-        if self._each is not None:
-            self._keep(places)
+        self._record(places)
         self.draws[places] += _ONE
         self.seconds += time.perf_counter() - began
         self.calls += 1
         return loss, g
 
-    def _keep(self, places: Sequence[int]) -> None:
-        """Record the gradients that these workers have just had, one after the other."""
-        assert self.recorded is not None and self._each is not None
-        numbers = zip((self.workers[i] for i in places), self.draws[list(places)].tolist(), strict=True)
-        self.recorded.gradients(list(numbers), self._each)
+    def _record(self, places: list[int]) -> None:
+        """Keep the gradients that these workers have just had, one after the other, if each is recorded."""
+        if self.recorded is not None and self._each is not None:
+            numbers = zip((self.workers[i] for i in places), self.draws[places].tolist(), strict=True)
+            self.recorded.gradients(list(numbers), self._each)
 
     def _sleep(self, seconds: float) -> None:
         if seconds > 0:
@@ -185,3 +204,85 @@ class GradientOracle:
         self.losses.zero_()
         self.draws_before[:] = counted
         return TrainLosses(mean, drawn > 0)
+
+
+class Accumulated:
+    """A problem whose draw number d is the mean of the draws d m, ..., d m + m - 1 of another one: `accumulate=`.
+
+    A gradient of batches of m times the size in the memory of one of them, where batches are of equal size; of running
+    text each of the m batches has the same weight, however many tokens are in it. An epoch has 1 / m as many steps.
+    All else is the other problem's.
+    """
+
+    def __init__(self, problem: Problem, number: int) -> None:
+        self.problem, self.number = problem, number
+        self.steps_per_epoch = problem.steps_per_epoch / number
+        self._sum = torch.empty(0)
+        self._each: list[float] | None = None
+        self._seconds: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.problem, name)
+
+    def prove(self, x: Tensor, draws: np.ndarray) -> None:
+        """See `Problem`."""
+        self.problem.prove(x, draws * self.number)
+
+    def gradient(self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """Mean losses [r] and mean gradients [r, P] of m draws of each worker."""
+        if self._sum.shape != x.shape:
+            self._sum = torch.empty_like(x)
+        first = draws * self.number
+        losses, g = self.problem.gradient(x, first, workers)
+        losses, total = losses.clone(), self._sum.copy_(g)
+        self._seconds[:] = self._each or []
+        for more in range(1, self.number):
+            loss, g = self.problem.gradient(x, first + more, workers)
+            losses += loss
+            total += g
+            self._seconds[:] = map(sum, zip(self._seconds, self._each or [], strict=True))
+        return losses.div_(self.number), total.div_(self.number)
+
+    def keep_seconds(self) -> list[float] | None:
+        """Of all m draws together."""
+        self._each = self.problem.keep_seconds()
+        return None if self._each is None else self._seconds
+
+
+def with_measured(times: GradientTimes, config: Config, problem: Problem, x: Tensor) -> GradientTimes:
+    """The times, of which nothing is left to be measured; x [n, P] are the models at the beginning.
+
+    What is measured lies in the directory of the run, if there is one, so that a run that goes on has the same times.
+    """
+    times = kept(times, config)
+    if not times.passes:
+        return times
+    seconds = measure(problem, x, times.passes)
+    directory = run_directory(config)
+    if directory.is_dir():
+        write_text(directory / _MEASURED, csv_text(["seconds"], [[repr(value)] for value in seconds.tolist()]))
+    return times.measured(seconds)
+
+
+def kept(times: GradientTimes, config: Config) -> GradientTimes:
+    """The times, with what the run has measured before, if it has."""
+    path = run_directory(config) / _MEASURED if times.passes else None
+    return times if path is None or not path.is_file() else times.measured(np.loadtxt(path, skiprows=1, ndmin=1))
+
+
+def measure(problem: Problem, x: Tensor, passes: int) -> np.ndarray:
+    """Seconds of so many gradients, one worker after the other, each at its own model in x [n, P]: float64 [passes].
+
+    The problem is as it was before: batches are addressed, and what workers remember is put back.
+    """
+    remembered = copy.deepcopy(problem.state())
+    seconds = []
+    for number in range(_WARM_UP + passes):
+        worker = number % len(x)
+        began = time.perf_counter()
+        loss, _ = problem.gradient(x[worker : worker + 1], np.full(1, number // len(x)), [worker])
+        loss.sum().item()  # waits for the device
+        seconds.append(time.perf_counter() - began)
+    if remembered:
+        problem.load_state(remembered)
+    return np.array(seconds[_WARM_UP:])

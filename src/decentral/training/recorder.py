@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from decentral.cluster.spans import write_spans
 from decentral.config.checks import has_clock
 from decentral.config.files import as_dict, dump
@@ -21,6 +23,7 @@ from decentral.network.world import World
 from decentral.store import RunStore, Status
 from decentral.store.checkpoints import Written
 from decentral.store.failures import record
+from decentral.store.files import replacing
 from decentral.store.ownership import DirectoryLost
 from decentral.store.provenance import collect
 from decentral.terminal.progress import Progress, progress
@@ -31,8 +34,6 @@ from decentral.training.loggers.stored import remember
 from decentral.training.timing import spans_of
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from decentral.cluster.timeline import Lateness
     from decentral.training.run import Run
 
@@ -152,8 +153,8 @@ class Recorder:
         if not self.world.leader:
             return
         if r.trace is not None:
-            with self.store.in_place():
-                r.trace.save(self.store.path, step)
+            with self.store.in_place(), replacing(self.store.path / "trace.npz") as file:
+                np.savez_compressed(file, iterates=r.trace[: step + 1].numpy())
         facts: dict[str, Any] = {
             "wall_s": r.wall_s,
             "bytes_sent": r.net.bytes_sent,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,15 +19,17 @@ from decentral.store.checkpoints import Written
 from decentral.tasks.evaluation import Scope
 from decentral.terminal.progress import Progress
 from decentral.training import faults
-from decentral.training.assemble import Run, assemble
+from decentral.training.assemble import Run, Times, assemble
 from decentral.training.checkpoint import from_parts, to_part
 from decentral.training.evaluation import Evaluation, evaluate
 from decentral.training.keeping import Keeper
 from decentral.training.operations import go_on_after
 from decentral.training.oracle import TrainLosses
 from decentral.training.recorder import Recorder
-from decentral.training.times import Stopwatch, Times
-from decentral.training.votes import Votes
+
+_PERIOD_S = 1.0
+_PATIENT_PERIOD_S = 5.0
+_PERIOD_STEPS = 20
 
 
 def run(config: Config, world: World, directory: Path) -> Status:
@@ -120,7 +124,7 @@ def trace(r: Run, step: int) -> None:
     """Keep the models of all workers after `step` steps."""
     models = r.net.gather(r.stepper.models)
     if r.trace is not None:
-        r.trace.record(step, models)
+        r.trace[step] = models
 
 
 def examine(r: Run, t: int, train_loss: TrainLosses, recorder: Recorder, progress: Progress) -> Evaluation:
@@ -139,7 +143,7 @@ def save(r: Run, t: int, recorder: Recorder) -> None:
     """Checkpoint the state after t steps: every process its part, then the leader the manifest."""
     part = to_part(r.stepper.state, r.problem, r.oracle, r.net) | r.stepper.on_the_way()
     if r.trace is not None:
-        part["trace"] = r.trace.so_far(t)
+        part["trace"] = r.trace[: t + 1]
     if r.oracle.recorded is not None:
         part["pushes"] = [list(each) for each in r.oracle.recorded.pushes.items()]
     recorder.keep_operations(r)
@@ -167,10 +171,57 @@ def restore(r: Run, store: RunStore, world: World) -> None:
     if r.oracle.recorded is not None:
         r.oracle.recorded.pushes.update(dict(each for part in parts for each in part.get("pushes", [])))
     if r.trace is not None:
-        r.trace.restore(next(part["trace"] for part in parts if "trace" in part))
+        r.trace[: step + 1] = next(part["trace"] for part in parts if "trace" in part)
 
 
 def synchronize(world: World) -> None:
     """Let the device finish, so that the clock tells the truth."""
     if world.device.type == "cuda":
         torch.cuda.synchronize(world.device)
+
+
+class Stopwatch:
+    """Adds the time that passes to the part of a run that goes on.
+
+    `waited_s` says how long this process has waited for messages so far.
+    """
+
+    def __init__(self, times: Times, waited_s: Callable[[], float]) -> None:
+        self._times, self._waited_s = times, waited_s
+        self._part, self._began, self._waited_before = "steps", time.perf_counter(), waited_s()
+
+    def turn_to(self, part: str) -> None:
+        """From now on it is `part`: steps, evaluation or checkpoints."""
+        now, waited = time.perf_counter(), self._waited_s()
+        setattr(self._times, self._part, getattr(self._times, self._part) + now - self._began)
+        if self._part == "steps":
+            self._times.waiting += waited - self._waited_before
+        self._part, self._began, self._waited_before = part, now, waited
+
+
+class Votes:
+    """A vote costs an all-reduce, so several processes hold one every 20 steps, or every second where steps are long.
+
+    A process that is alone has nobody to agree with: it decides at every step.
+    """
+
+    def __init__(self, world: World, step: int, patient: bool = False) -> None:
+        """`patient`: workers go on by themselves, and a vote stops them, so that it is held every 5 seconds."""
+        self._world, self._period_s = world, _PATIENT_PERIOD_S if patient else _PERIOD_S
+        self.next = step + 1
+        """At which step it is time."""
+        self._asked = step, time.monotonic()
+
+    def due(self, step: int) -> bool:
+        """Whether it is time to ask; the same answer on all processes."""
+        return step >= self.next
+
+    def ask(self, step: int, checkpoint: bool, stop: bool) -> tuple[bool, bool]:
+        """Whether some process wants a checkpoint, and whether some process wants to stop."""
+        before, then = self._asked
+        now = time.monotonic()
+        step_s = (now - then) / max(1, step - before)
+        steps = int(min(_PERIOD_STEPS, max(1.0, self._period_s / max(step_s, 1e-9)))) if self._world.distributed else 1
+        checkpoint_wanted, stop_wanted, steps = self._world.largest(checkpoint, stop, steps)
+        self._asked, self.next = (step, now), step + steps
+        return bool(checkpoint_wanted), bool(stop_wanted)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from decentral.algorithms.algorithm import Algorithm, Oracle
     from decentral.cluster.timeline import Lateness
     from decentral.network.network import Network
-    from decentral.training.probe import Probe
+    from decentral.training.adaptive import Probe
 
 
 class Stepper:

@@ -20,7 +20,7 @@ from decentral.compression.row_layout import RowLayout
 from decentral.config.checks import goes_by_itself
 from decentral.config.schema import Config
 from decentral.training.assemble import local_network, mean_seconds, with_rate
-from decentral.training.measuring import kept
+from decentral.training.oracle import kept
 from decentral.training.stepper import Stepper
 
 WORKERS_KEPT, STEPS_KEPT = 128, 40

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from decentral.cluster.timeline import Timeline
 from decentral.network import kernels
+from decentral.training.stepper import Stepper
 
 if TYPE_CHECKING:
     from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
@@ -22,18 +23,6 @@ if TYPE_CHECKING:
     from decentral.cluster.timeline import Lateness
     from decentral.network.network import Network
     from decentral.training.oracle import GradientOracle
-
-
-class Gradients(Protocol):
-    """What rows need of an oracle, see `GradientOracle`."""
-
-    def prefetch(self, x: Tensor, places: list[int]) -> Tensor:
-        """Gradients of these workers that are not over yet."""
-        ...
-
-    def complete(self, place: int) -> None:
-        """The gradient of this worker is over."""
-        ...
 
 
 class RowViews:
@@ -75,15 +64,12 @@ class RowViews:
         return function(*plain, **(options or {}))
 
 
-def with_row_views(state: Any) -> Any:
+def with_row_views(value: Any) -> Any:
     """The same state, on the same memory, for what looks up rows of single workers; what is no rows stays."""
-    looked_up = {name: _row_views(value) for name, value in state._asdict().items()}
-    return state._replace(**looked_up)
-
-
-def _row_views(value: Any) -> Any:
+    if hasattr(value, "_asdict"):
+        return value._replace(**{name: with_row_views(each) for name, each in value._asdict().items()})
     if isinstance(value, tuple):  # the buffers of an optimizer
-        return tuple(map(_row_views, value))
+        return tuple(map(with_row_views, value))
     return RowViews(value) if isinstance(value, Tensor) and value.dim() else value
 
 
@@ -93,8 +79,8 @@ class VirtualRows:
     A gradient is that of a model as it was when the gradient began, so that it makes no difference when it is computed.
     """
 
-    def __init__(self, algorithm: AsynchronousAlgorithm, state: Any, oracle: Gradients, *, together: bool) -> None:
-        """`together`: gradients of several workers at once are cheaper than one by one."""
+    def __init__(self, algorithm: AsynchronousAlgorithm, state: Any, oracle: Any, *, together: bool) -> None:
+        """`oracle` has `prefetch` and `complete` of `GradientOracle`; `together`: several gradients at once are cheaper."""
         self.algorithm, self.state, self.oracle, self.together = algorithm, state, oracle, together
         self.by_worker = with_row_views(state)
         """The state as operations of single workers see it."""
@@ -193,11 +179,11 @@ class VirtualRows:
         self.there.update(workers)
 
 
-class AsynchronousStepper:
-    """n workers that go on by themselves in a virtual cluster. A step is n gradients, whoever took them.
+class AsynchronousStepper(Stepper):
+    """n workers that go on by themselves in a virtual cluster. A step is n gradients, whoever took them."""
 
-    The same interface as `Stepper`, in one process.
-    """
+    oracle: GradientOracle
+    algorithm: AsynchronousAlgorithm
 
     def __init__(
         self,
@@ -211,13 +197,10 @@ class AsynchronousStepper:
         spans: Spans | None = None,
     ) -> None:
         """`algorithm` has its local rule already; x [n, P] is the algorithm's from now on."""
-        self.algorithm, self.net, self.oracle, self.team = algorithm, net, oracle, team
-        self.machines, self.timed_parameters, self.spans = machines, timed_parameters, spans
-        self.state: Any = algorithm.init(x, net)
+        super().__init__(algorithm, net, oracle, x)
+        self.team, self.machines, self.timed_parameters, self.spans = team, machines, timed_parameters, spans
         together = oracle.problem.facts.get("execution") == "batched" and not any(oracle.problem.model_states())
         self.rows = VirtualRows(algorithm, self.state, oracle, together=together)
-        self.t = 0
-        """How many times n gradients have been taken."""
         self.tells_time = True
         """Whether seconds mean something: not where nobody has described a cluster."""
         self.timeline = self._begin(self.rows)
@@ -228,12 +211,6 @@ class AsynchronousStepper:
         self._advance()
         self.net.bytes_sent, self.net.messages_sent = self.timeline.bytes_sent, self.timeline.messages_sent
 
-    def may_go_on_to(self, step: int) -> None:
-        """Nobody goes on before the next `step`."""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
     def flush(self) -> None:
         """What is on its way stays there."""
 
@@ -241,15 +218,6 @@ class AsynchronousStepper:
     def waited_s(self) -> float:
         """There is nobody to wait for."""
         return 0.0
-
-    def operations(self) -> list[dict[str, Any]]:
-        """None, they are simulated."""
-        return []
-
-    @property
-    def models(self) -> Tensor:
-        """The models x_i [n, P] of all workers."""
-        return self.algorithm.models(self.state)
 
     @property
     def simulated_s(self) -> float | None:
@@ -270,42 +238,36 @@ class AsynchronousStepper:
 
     def on_the_way(self) -> dict[str, Any]:
         """What is neither in the state nor follows from the timeline: gradients and messages, for a checkpoint."""
-        there = sorted(self.rows.there)
-        messages = {repr(key): list(tensors) for key, tensors in self.rows.underway.items()}
-        copied = sorted(i for i, copied in self.rows.begun.items() if copied)
-        found: dict[str, Any] = {"there": there, "messages": messages, "copied": copied}
-        if there:
-            found["g"] = self.rows.g.tensor[there]
-        if copied:
-            found["copies"] = self.rows.copies.tensor[copied]
-        oracle = self.oracle
-        if oracle.is_early.any():
-            found["early"] = [torch.from_numpy(oracle.is_early.copy()), oracle.early.clone()]
-        return {"underway": found}
+        rows, oracle = self.rows, self.oracle
+        there, copied = sorted(rows.there), sorted(i for i, copied in rows.begun.items() if copied)
+        return {
+            "underway": {
+                "there": there,
+                "g": rows.g.tensor[there] if there else None,
+                "begun": sorted(rows.begun.items()),
+                "copies": rows.copies.tensor[copied] if copied else None,
+                "messages": [[key, list(tensors)] for key, tensors in rows.underway.items()],
+                "early": [torch.from_numpy(oracle.is_early.copy()), oracle.early.clone()],
+            }
+        }
 
     def go_on_from(self, step: int, part: dict[str, Any]) -> None:
         """Be where a checkpoint was after `step` steps: the state's rows are there already."""
-        on_the_way = part["underway"]
-        follower = _Follower()
-        self.t, self.timeline = step, self._begin(follower)
+        kept, rows, models = part["underway"], self.rows, self.models
+        self.t, self.timeline = step, self._begin(_Nothing())
         self._advance()
-        rows = self.rows
-        models = self.models
-        if on_the_way["there"]:
+        rows.there, rows.begun = set(kept["there"]), dict(kept["begun"])
+        if rows.there:
             rows.g = RowViews(torch.empty_like(models))
-            rows.g.tensor[on_the_way["there"]] = on_the_way["g"].to(models.device)
-        if on_the_way["copied"]:
+            rows.g.tensor[kept["there"]] = kept["g"].to(models.device)
+        if copied := sorted(i for i, copied in rows.begun.items() if copied):
             rows.copies = RowViews(torch.empty_like(models))
-            rows.copies.tensor[on_the_way["copied"]] = on_the_way["copies"].to(models.device)
-        if "early" in on_the_way:
-            is_early, losses = on_the_way["early"]
-            self.oracle.is_early[:] = is_early.numpy()
-            self.oracle.early.copy_(losses)
-        rows.there = set(on_the_way["there"])
-        rows.begun = {i: copied for i, copied in follower.begun.items() if i not in rows.there}
+            rows.copies.tensor[copied] = kept["copies"].to(models.device)
+        is_early, losses = kept["early"]
+        self.oracle.is_early[:] = is_early.numpy()
+        self.oracle.early.copy_(losses)
         rows.underway = {
-            key: tuple(tensor.to(models.device) for tensor in on_the_way["messages"][repr(key)])
-            for key in follower.underway
+            tuple(key): tuple(each.to(models.device) for each in tensors) for key, tensors in kept["messages"]
         }
         self.timeline.rows = rows
 
@@ -313,7 +275,7 @@ class AsynchronousStepper:
         over = self.t == self.team.num_steps
         self.timeline.run(gradients=math.inf if over else self.t * self.net.n)
 
-    def _begin(self, rows: VirtualRows | _Follower) -> Timeline:
+    def _begin(self, rows: Any) -> Timeline:
         times, costs = self.machines
         programs = [self.algorithm.program(i, self.team) for i in range(self.net.n)]
         x = self.models
@@ -322,42 +284,8 @@ class AsynchronousStepper:
         return Timeline(programs, times, costs, num_bytes, timed, self.net.n * self.team.num_steps, rows, self.spans)
 
 
-class _Follower:
-    """Nobody's rows: which gradients have begun, and what is on its way, at a place in a timeline."""
+class _Nothing:
+    """No rows: whatever is to be done to them is not done, while a timeline is repeated."""
 
-    def __init__(self) -> None:
-        self.begun: dict[int, bool] = {}
-        self.underway: dict[Hashable, None] = {}
-
-    def begin_gradient(self, i: int, copied: bool) -> None:
-        self.begun[i] = copied
-
-    def end_gradient(self, i: int) -> None:
-        pass
-
-    def local(self, i: int, what: OnRow, *arguments: Any) -> None:
-        pass
-
-    def call(self, what: Callable[..., object], *arguments: Any) -> None:
-        pass
-
-    def mean(self) -> None:
-        pass
-
-    def keep(self, key: Hashable, i: int, emptied: bool) -> None:
-        self.underway[key] = None
-
-    def total(self, key: Hashable, members: Sequence[int], kept: dict[int, Hashable], emptied: bool) -> None:
-        for copy in kept.values():
-            del self.underway[copy]
-        self.underway[key] = None
-
-    def put(self, key: Hashable, what: Callable[..., Any], *arguments: Any) -> None:
-        self.underway[key] = None
-
-    def take(self, key: Hashable, what: Callable[..., object], *arguments: Any, drop: bool = True) -> None:
-        if drop:
-            del self.underway[key]
-
-    def drop(self, key: Hashable) -> None:
-        del self.underway[key]
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *arguments, **settings: None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,28 @@ class Logger(Settings, ABC, where="logger"):
     @abstractmethod
     def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
         """Start logging a run into `directory`, or to a server. Called through `Guarded`."""
+
+
+@dataclass
+class NoLogger(Logger):
+    """Metrics go to the run directory and nowhere else."""
+
+    name: str = "none"
+
+    def check(self) -> None:
+        """Always possible."""
+
+    def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
+        """A sink that swallows everything."""
+        return _Nowhere()
+
+
+class _Nowhere(Sink):
+    def log(self, step: int, values: dict[str, float]) -> None:
+        pass
+
+    def close(self, status: str) -> None:
+        pass
 
 
 def require(package: str, key: str, install: str) -> None:

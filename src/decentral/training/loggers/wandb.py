@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from decentral.errors import ConfigError
-from decentral.training.loggers.logger import Logger, Sink, one_line, require, warn
-from decentral.training.loggers.none import NoLogger
+from decentral.training.loggers.logger import Logger, NoLogger, Sink, one_line, require, warn
 
 _OLD_HOST = "api.wandb.ai"  # a netrc may still name it
 _REACH_TIMEOUT_S = 3.0
