@@ -1,16 +1,31 @@
-"""Where a worker process begins. Imports nothing heavy: the launching process imports it, too."""
+"""Where a worker process begins, and what it does. Imports nothing heavy: the launching process imports it, too."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.registry import own
-from decentral.runtime.part import Place
 
 if TYPE_CHECKING:
-    from decentral.runtime.part import Part
+    from decentral.config.schema import Config
+    from decentral.network.world import World
+    from decentral.store import Status
+
+    Part = Callable[[Config, World, Path], Status]
+    """What every process of a group does, together with the others: the run itself, unless a job has another. It can
+    be pickled."""
+
+
+class Place(NamedTuple):
+    """Process `rank` of `size`, in the run's attempt number `attempt`, counted from 0."""
+
+    rank: int
+    size: int
+    attempt: int
 
 
 def worker_main(

@@ -22,7 +22,7 @@ from decentral.store.ownership import id_in_config
 from decentral.terminal.console import is_leader
 
 if TYPE_CHECKING:
-    from decentral.runtime.part import Part
+    from decentral.runtime.entry import Part
 
 
 class Outcome(NamedTuple):
@@ -46,7 +46,9 @@ def launch(config: Config) -> Outcome:
         return _join(config, directory)
     finished = RunStore.finished(directory, run_id(config))
     if finished is not None and not config.rerun:
-        _mend(config, directory)
+        if id_in_config(directory) is None:  # somebody has emptied the file
+            with contextlib.suppress(ConfigError, OSError):  # a copy that cannot be written is left as it is
+                RunStore.open(directory, run_id(config), dump(config)).close()
         return Outcome(finished, directory, done_before=True)
     return Outcome(in_processes(config, directory), directory)
 
@@ -71,13 +73,6 @@ def in_processes(config: Config, directory: Path, part: Part | None = None) -> S
     prepare_server()  # first: whatever prepares the data may start it
     config.task.prepare(config)
     return supervise(_begun_again(config, directory), directory, processes, part)
-
-
-def _mend(config: Config, directory: Path) -> None:
-    """Write the configuration of a finished run again if somebody has emptied the file."""
-    if id_in_config(directory) is None:
-        with contextlib.suppress(ConfigError, OSError):  # a copy that cannot be written is left as it is
-            RunStore.open(directory, run_id(config), dump(config)).close()
 
 
 def _here(config: Config, directory: Path, threads: int, part: Part | None) -> Status:

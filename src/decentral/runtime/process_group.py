@@ -69,14 +69,6 @@ def store_of_torchrun(rank: int, size: int, timeout_s: float) -> dist.TCPStore:
     return dist.TCPStore(address, port, size, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
-def _wait_for_leader(world: World, store: dist.Store) -> None:
-    """Until the leader has written everything, which may take longer than anybody waits for a message."""
-    if world.leader:
-        store.set("leader is done", "yes")
-    else:
-        store.wait(["leader is done"], timedelta(days=7))
-
-
 @contextmanager
 def joined(
     config: Config,
@@ -96,7 +88,7 @@ def joined(
     """
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     timeout = timedelta(seconds=config.network.timeout_s)
-    store = store or store_of_torchrun(rank, size, config.network.timeout_s)
+    store = dist.PrefixStore(f"attempt{attempt}", store or store_of_torchrun(rank, size, config.network.timeout_s))
     kind = device_kind(config)
     device = (
         torch.device("cuda", local_rank % max(1, torch.cuda.device_count())) if kind == "cuda" else torch.device("cpu")
@@ -106,7 +98,7 @@ def joined(
     import_module("torch.distributed.nn.functional")  # later, its default arguments would keep the group for ever
     dist.init_process_group(
         "nccl" if kind == "cuda" else "gloo",
-        store=dist.PrefixStore(f"attempt{attempt}", store),
+        store=store,
         rank=rank,
         world_size=size,
         timeout=timeout,
@@ -120,7 +112,10 @@ def joined(
             )
         world.barrier()
         yield world
-        _wait_for_leader(world, dist.PrefixStore(f"attempt{attempt}", store))
+        if world.leader:  # it may write longer than anybody waits for a message
+            store.set("leader is done", "yes")
+        else:
+            store.wait(["leader is done"], timedelta(days=7))
         world.barrier()  # nobody leaves while another still talks
     finally:
         dist.destroy_process_group()

@@ -15,30 +15,31 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, util
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.config.files import dump
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
+from decentral.host.exitcodes import NO_STATUS, signal_of
 from decentral.host.interrupt import as_keyboard_interrupt
 from decentral.host.orphans import start_server
-from decentral.runtime.diagnosis import Worker, reason
-from decentral.runtime.entry import worker_main
-from decentral.runtime.part import Place
+from decentral.runtime.entry import Place, worker_main
 from decentral.store import RunStore, Status
 from decentral.store.failures import RESTARTED, Failure, RunFailed, record
 
 if TYPE_CHECKING:
-    from decentral.runtime.part import Part
+    from decentral.runtime.entry import Part
 
 _SAID = (Status.done, Status.diverged, Status.interrupted)
+_PATIENCE_S = 1.0  # for what the other processes have to say, and for the exit status of a dead one
 _GRACE_S = 3.0  # for a process that has been told to end
 CHECKPOINT_GRACE_S = 30.0
 """The same after Ctrl-C: the processes write a checkpoint when they next vote."""
@@ -46,6 +47,24 @@ CHECKPOINT_GRACE_S = 30.0
 _ANSWER_S = 300.0  # the server imports torch before it answers, perhaps from a slow disk
 _SERVERS = 3  # how often a process is tried to be started
 _LONGEST_FOLDER = 60  # characters; the path of a socket has at most 107, and the system's limit may be lower
+
+
+class Worker(NamedTuple):
+    """A process of a run, as the launching process sees it."""
+
+    rank: int
+    process: ForkServerProcess
+    pipe: Connection
+
+    def __str__(self) -> str:
+        return f"{self.process.name} (pid {self.process.pid})"
+
+    def receive(self) -> tuple[Any, ...] | None:
+        """The next report; None if the process is dead."""
+        try:
+            return self.pipe.recv()
+        except (EOFError, OSError):
+            return None
 
 
 def prepare_server(*modules: str) -> None:
@@ -167,7 +186,7 @@ def _watch(workers: list[Worker]) -> Status:
             elif said is not None and said[0] == "status":
                 statuses[worker.rank] = Status(said[1])
             else:
-                raise reason([one for one in workers if one.rank not in statuses], worker, said)
+                raise _reason([one for one in workers if one.rank not in statuses], worker, said)
     for worker in workers:
         worker.process.join(_GRACE_S)
     return statuses[0]
@@ -245,3 +264,55 @@ def _record(config: Config, directory: Path, error: BaseException) -> None:
         if refused and (store.take_back() or RunStore.finished(directory, run_id(config)) is not None):
             return  # it is finished, as it was before rerun=true
         record(store, error)
+
+
+# -- who was the cause: where one process fails, all others lose their connection --------------------------------------
+
+
+def _reason(workers: Sequence[Worker], first: Worker, said: tuple[Any, ...] | None) -> Exception:
+    """Why the run broke off, as an exception to raise: RunFailed or ConfigError.
+
+    `workers` are those that had not finished, and `first` is the one that `said` first that something is wrong (None:
+    it died); the others get a moment to say more.
+    """
+    causes = [_cause(first, said)]
+    silent = {worker.pipe: worker for worker in workers if worker is not first}
+    deadline = time.monotonic() + _PATIENCE_S
+    while silent and all(map(_weight, causes)):
+        ready = wait(list(silent), max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for pipe in ready:
+            worker = silent[pipe]  # type: ignore[index]
+            said = worker.receive()
+            if said is None or said[0] != "port":
+                del silent[worker.pipe]
+            if said is None or said[0] in ("refused", "failed"):
+                causes.append(_cause(worker, said))
+    cause = min(causes, key=_weight)
+    if silent and isinstance(cause, RunFailed) and cause.failure is Failure.lost:
+        names = ", ".join(str(worker) for worker in silent.values())
+        return RunFailed(f"{names} did not answer any more: {cause}", Failure.lost)
+    return cause
+
+
+def _weight(cause: Exception) -> int:
+    """The smaller, the more likely it is what happened first; 0 is certain."""
+    if isinstance(cause, ConfigError):
+        return 0
+    assert isinstance(cause, RunFailed)
+    return {Failure.killed: 0, Failure.lost: 2}.get(cause.failure, 1)
+
+
+def _cause(worker: Worker, said: tuple[Any, ...] | None) -> Exception:
+    if said is None:
+        worker.process.join(_PATIENCE_S)
+        code = worker.process.exitcode
+        if killer := signal_of(code):
+            return RunFailed(f"{worker} was killed by {killer}", Failure.killed)
+        if code == NO_STATUS:
+            return RunFailed(f"{worker} died together with the process that had started it", Failure.killed)
+        return RunFailed(f"{worker} ended with status {code}", Failure.error)
+    if said[0] == "refused":
+        return said[1]
+    return RunFailed(f"{worker} failed: {said[2]}", Failure(said[1]))

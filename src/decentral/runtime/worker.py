@@ -20,7 +20,7 @@ from decentral.store.failures import classify, describe
 from decentral.training.run import run
 
 if TYPE_CHECKING:
-    from decentral.runtime.part import Part, Place
+    from decentral.runtime.entry import Part, Place
 
 _START_S = 10.0  # more than a message takes: for process 0 to begin, on a busy machine
 

@@ -20,9 +20,8 @@ from decentral.tasks.evaluation import Scope
 from decentral.terminal.progress import Progress
 from decentral.training import faults
 from decentral.training.assemble import Run, Times, assemble
-from decentral.training.checkpoint import from_parts, to_part
+from decentral.training.checkpoint import Keeper, from_parts, to_part
 from decentral.training.evaluation import Evaluation, evaluate
-from decentral.training.keeping import Keeper
 from decentral.training.operations import go_on_after
 from decentral.training.oracle import TrainLosses
 from decentral.training.recorder import Recorder

@@ -80,7 +80,7 @@ class VirtualRows:
     """
 
     def __init__(self, algorithm: AsynchronousAlgorithm, state: Any, oracle: Any, *, together: bool) -> None:
-        """`oracle` has `prefetch` and `complete` of `GradientOracle`; `together`: several gradients at once are cheaper."""
+        """`oracle` has `prefetch` and `complete`, as `GradientOracle`; `together`: several are cheaper at once."""
         self.algorithm, self.state, self.oracle, self.together = algorithm, state, oracle, together
         self.by_worker = with_row_views(state)
         """The state as operations of single workers see it."""
