@@ -189,16 +189,12 @@ def _plan(
 
 
 def _patience(timeout_s: float | None) -> float:
-    if timeout_s is None:
-        return _patience_of_the_group()
-    number: float = convert(float, timeout_s, "timeout_s")
-    if not 0 < number <= 1e6:
-        raise ConfigError(f"timeout_s={number:g} has to be a number of seconds, up to 1e6.")
-    return number
-
-
-def _patience_of_the_group() -> float:
-    """What the script's own `init_process_group` was told."""
+    """Seconds that a rank waits: as told, or as the script's own `init_process_group` was."""
+    if timeout_s is not None:
+        number: float = convert(float, timeout_s, "timeout_s")
+        if not 0 < number <= 1e6:
+            raise ConfigError(f"timeout_s={number:g} has to be a number of seconds, up to 1e6.")
+        return number
     if not dist.is_initialized():
         return _USUAL_PATIENCE_S
     kinds = (torch.device(kind) for kind in ("cpu", "cuda") if f"{kind}:" in dist.get_backend_config())

@@ -116,7 +116,8 @@ def found_in(directory: Path, maker: Callable[[Mapping[str, Any]], Callable[[], 
     if status == Status.running and not is_locked(directory / LOCK):
         status = str(Status.interrupted)
     settings, metrics = run_settings(directory), pd.DataFrame(read_metrics(directory))
-    if status != "done" or settings.get("save") == "none" or not _has_networks(settings):
+    task: Any = component("tasks", str(settings.get("task")))
+    if status != "done" or settings.get("save") == "none" or (task is not None and "model" not in task.uses):
         return Trained(directory, status, settings, metrics, [], None)
     stored = load_models(directory, recorded_id(directory)).models
     workers = sorted((name for name in stored if name != AVERAGED), key=lambda name: int(name[len("worker") :]))
@@ -125,12 +126,6 @@ def found_in(directory: Path, maker: Callable[[Mapping[str, Any]], Callable[[], 
         make = maker(settings)
         models = [_with(make(), stored[name], precision) for name in (*workers, AVERAGED)]
     return Trained(directory, status, settings, metrics, models[:-1], models[-1])
-
-
-def _has_networks(settings: Mapping[str, Any]) -> bool:
-    """Whether its task trains a model of the user's choice."""
-    task = component("tasks", str(settings.get("task")))
-    return task is None or "model" in task.uses  # type: ignore[attr-defined]
 
 
 def _maker(

@@ -173,7 +173,7 @@ class AdaptiveStepper(Stepper):
         c.measure_always(True)
         for ratio in c.candidates:
             c.send_share(ratio)
-            state, total = copied(self.state), 0.0
+            state, total = copy.deepcopy(self.state), 0.0
             for t in range(self.t, self.t + steps):
                 state = self.algorithm.step(state, self.gradients, self.net, t)
                 total += self._gain()
@@ -199,12 +199,6 @@ class _Before:
             live.copy_(kept)
         if self._state:
             self._problem.load_state(copy.deepcopy(self._state))
-
-
-def copied(state: Any) -> Any:
-    """A state with memory of its own, of an algorithm's `State`."""
-    copies = [each.clone() if isinstance(each, Tensor) else tuple(buffer.clone() for buffer in each) for each in state]
-    return type(state)(*copies)
 
 
 class Probe:

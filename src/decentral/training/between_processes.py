@@ -7,9 +7,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -285,13 +284,20 @@ class ThreadedStepper(Stepper):
                 self.mailbox, place, self.state.send, first=self.t, kind=_GROUPS, log=self.recorded is not None
             )
         else:
+
+            def exchanged(i: int, sent: Tensor, received: Tensor) -> None:
+                place.exchange(self.state, self._place(i), sent, received, self._now())
+
+            def prepared(i: int) -> None:
+                place.prepare(self.state, self._place(i), self._now())
+
             asking = {i for i, side in enumerate(sides(self.team.rounds)) if side == 0}
             self._pairs[place] = RealPairs(
                 self.mailbox,
                 self.models,
                 asking,
-                partial(self._exchanged, place.exchange),
-                prepare=None if place.prepare is None else partial(self._prepared, place.prepare),
+                exchanged,
+                prepare=None if place.prepare is None else prepared,
                 kind=_PAIRS,
                 keep_log=self.recorded is not None,
             )
@@ -387,9 +393,3 @@ class ThreadedStepper(Stepper):
             yield
         except RuntimeError as error:
             raise error.__cause__ or error from None
-
-    def _exchanged(self, exchange: Callable[..., object], i: int, sent: Tensor, received: Tensor) -> None:
-        exchange(self.state, self._place(i), sent, received, self._now())
-
-    def _prepared(self, prepare: Callable[..., object], i: int) -> None:
-        prepare(self.state, self._place(i), self._now())

@@ -178,35 +178,26 @@ class Keeper:
 
 def _models(r: Run, workers: range | list[int]) -> dict[str, dict[str, Any]]:
     """The models of these workers and the averaged one, by name: on the leader; elsewhere nothing. All call this."""
-    x, net = r.stepper.models, r.net
-    averaged, rows = net.average(x), _rows_of(r, workers)
+    x, net, world = r.stepper.models, r.net, r.world
+    averaged = net.average(x)
+    if world.size == 1 and x.device.type == "cpu":
+        rows = x if len(workers) == net.n else x[list(workers)]
+    else:
+        rows = torch.empty(len(workers) if world.leader else 0, x.shape[1], dtype=x.dtype)
+        for columns in blocks(x.shape[1], net.n, x):
+            block = net.gather(x[:, columns].contiguous())
+            if world.leader:
+                rows[:, columns] = block[list(workers)]
     r.problem.average_states(net)
-    states = _states_of_all(r)
-    if not r.world.leader:
+    states = r.problem.model_states() or [{}] * len(net.workers)
+    if world.size > 1 and any(world.any(any(states))):
+        file = BytesIO()
+        torch.save(states, file)
+        parts = [BytesIO(part) for part in world.collect_any(file.getvalue())]
+        states = [state for part in parts for state in torch.load(part, map_location="cpu", weights_only=True)]
+    elif world.size > 1:
+        states = [{}] * net.n
+    if not world.leader:
         return {}
     own = {f"worker{i}": r.problem.model_tensors(row, states[i]) for i, row in zip(workers, rows, strict=True)}
     return {AVERAGED: r.problem.averaged_tensors(averaged), **own}
-
-
-def _states_of_all(r: Run) -> list[dict[str, Any]]:
-    """Of the modules of all n workers, on every process."""
-    states = r.problem.model_states() or [{}] * len(r.net.workers)
-    if r.world.size == 1 or not any(r.world.any(any(states))):
-        return [*states, *[{}] * (r.net.n - len(states))]
-    file = BytesIO()
-    torch.save(states, file)
-    parts = r.world.collect_any(file.getvalue())
-    return [state for part in parts for state in torch.load(BytesIO(part), map_location="cpu", weights_only=True)]
-
-
-def _rows_of(r: Run, workers: range | list[int]) -> Tensor:
-    """The rows of these workers, on the CPU of the leader: those of the state, if they are there already."""
-    x, net = r.stepper.models, r.net
-    if r.world.size == 1 and x.device.type == "cpu":
-        return x if len(workers) == net.n else x[list(workers)]
-    rows = torch.empty(len(workers) if r.world.leader else 0, x.shape[1], dtype=x.dtype)
-    for columns in blocks(x.shape[1], net.n, x):
-        block = net.gather(x[:, columns].contiguous())
-        if r.world.leader:
-            rows[:, columns] = block[list(workers)]
-    return rows

@@ -161,16 +161,17 @@ class Recorder:
             "messages_sent": r.net.messages_sent,
             "times_s": r.spent_s,
         }
+        choices, stop_s = r.stepper.choices(), self.config.stop_after_simulated_s
         if r.stepper.simulated_s is not None:
-            facts |= self._time(r, status)
+            facts |= {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())
+            self._keep_timeline(r, status)
         else:
-            facts |= late_facts(r.stepper.lateness()) | r.stepper.choices()
-        if notes := [
-            *_ended(r, status, step),
-            *r.notes,
-            *(self.config.topology.notes() if r.algorithm.uses_topology else ()),
-        ]:
-            facts["notes"] = notes
+            facts |= late_facts(r.stepper.lateness())
+        notes = list(r.notes)
+        if status is Status.done and stop_s is not None and step < r.total_steps:
+            notes.insert(0, f"stop_after_simulated_s={stop_s:g} ended the run after {step} of {r.total_steps} steps")
+        notes += self.config.topology.notes() if r.algorithm.uses_topology else ()
+        facts |= choices | ({"notes": notes} if notes else {})
         if status is Status.diverged and (suspects := r.problem.suspects()):
             facts["suspects"] = list(suspects)
         self.store.set_status(status, step=step, epoch=step / r.problem.steps_per_epoch, **facts)
@@ -182,17 +183,14 @@ class Recorder:
             if status in (Status.done, Status.diverged) and not self.sink.failed:
                 remember(self.config, self.store.path)
 
-    def _time(self, r: Run, status: Status) -> dict[str, Any]:
-        """What is known of simulated time at the end; the beginning of the timeline becomes a file."""
+    def _keep_timeline(self, r: Run, status: Status) -> None:
+        """The beginning of the timeline becomes a file, where it follows from the configuration."""
         decides = self.config.compress.adapts or self.config.network.measure
         if has_clock(self.config) and not decides and status in (Status.done, Status.diverged):
             x = r.stepper.models
             with self.store.in_place():
                 size, per_epoch = x.shape[1], r.problem.steps_per_epoch
                 write_spans(self.store.path, spans_of(self.config, r.total_steps, size, x.dtype, per_epoch))
-        assert r.stepper.simulated_s is not None
-        facts = {"simulated_s": r.stepper.simulated_s} | time_facts(r.stepper.accounts(), r.stepper.lateness())
-        return facts | r.stepper.choices()
 
     def keep_operations(self, r: Run) -> None:
         """Add what all processes have recorded since the last time; the next checkpoint says how far the file goes."""
@@ -216,14 +214,6 @@ class Recorder:
                 record(self.store, error)
         if self.sink is not None:
             self.sink.close(Status.interrupted if isinstance(error, KeyboardInterrupt) else Status.failed)
-
-
-def _ended(r: Run, status: Status, step: int) -> list[str]:
-    """That time ended the run before its steps did, if so."""
-    stop_s = r.config.stop_after_simulated_s
-    if status is not Status.done or stop_s is None or step == r.total_steps:
-        return []
-    return [f"stop_after_simulated_s={stop_s:g} ended the run after {step} of {r.total_steps} steps"]
 
 
 def time_facts(accounts: Mapping[str, np.ndarray], lateness: Lateness | None) -> dict[str, Any]:
