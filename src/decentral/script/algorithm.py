@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -114,23 +113,16 @@ class TorchRule:
     def _step_at(self, x: Tensor, g: Tensor, lr: float | None, regularised: bool = False) -> None:
         """The optimizer's step on the row x [1, P], in place."""
         self._parameters.move_to(x)
-        with self._parameters.with_gradient(g), self._changed(lr, regularised):
-            self._optimizer.step()
-
-    @contextmanager
-    def _changed(self, lr: float | None, regularised: bool) -> Iterator[None]:
-        """Another learning rate in all groups, and no L2 weight decay where the gradients have it."""
         groups = self._optimizer.param_groups
-        own: list[dict[str, Any]] = [
-            {key: group[key] for key in ("lr", "weight_decay") if key in group} for group in groups
-        ]
+        own = [{key: group[key] for key in ("lr", "weight_decay") if key in group} for group in groups]
         for group in groups:
             if lr is not None:
                 group["lr"] = lr
-            if regularised and _l2(self._optimizer, group):
+            if regularised and _l2(self._optimizer, group):  # the gradients have it
                 group["weight_decay"] = 0.0
         try:
-            yield
+            with self._parameters.with_gradient(g):
+                self._optimizer.step()
         finally:
             for group, settings in zip(groups, own, strict=True):
                 group.update(settings)

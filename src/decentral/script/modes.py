@@ -133,7 +133,8 @@ class ModeStep:
 
     def _push_sum(self) -> None:
         """The parameters hold z_i = x_i / w_i between steps."""
-        weights, biased = self._weights, self._biased()
+        weights = self._weights
+        biased = any(bool((weights.to(dtype) != 1).any()) for dtype in {row.dtype for row in self.rows})
         old = [row.clone() for row in self.rows] if biased else []
         self.inner.step()
         for bucket, z in zip(self._flat.buckets, old, strict=False):  # x + u = w z + u = (z + u) + (w z - z)
@@ -143,10 +144,6 @@ class ModeStep:
         self._weights = self.net.mix_known(weights, self.round)
         for bucket in self._flat.buckets:
             self.net.weigh(bucket.row, 1 / self._weights)
-
-    def _biased(self) -> bool:
-        """Whether some push-sum weight is not 1 in the precision of the parameters."""
-        return any(bool((self._weights.to(dtype) != 1).any()) for dtype in {row.dtype for row in self.rows})
 
     def _all_reduce(self) -> None:
         """As DistributedDataParallel with find_unused_parameters: a gradient that some ranks lack is zero there."""

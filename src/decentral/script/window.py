@@ -33,21 +33,6 @@ def _check(t: object, transport: object) -> None:
         raise ConfigError(f"transport={transport!r} does not exist: use auto, shared_memory or torch.")
 
 
-def _edges_of(peers: Peers) -> list[tuple[int, int]]:
-    """(source, destination) wherever some round has an edge."""
-    rounds = range(peers.schedule.period)
-    everywhere = union(peers.size, (W.graph for r in rounds for W in peers.schedule.mixing(r)))
-    return sorted(zip(everywhere.src.tolist(), everywhere.dst.tolist(), strict=True))
-
-
-def _weights_of(peers: Peers, edges: Edges) -> tuple[float, dict[int, float]] | None:
-    """W_ii and the W_ij of this rank i, for a topology with one matrix."""
-    if peers.schedule.period > 1 or peers.schedule.num_pieces > 1:
-        return None
-    row = dict(peers.schedule.mixing(0)[0].row(peers.rank))
-    return row.get(peers.rank, 0.0), {j: row[j] for j in edges.senders(peers.rank)}
-
-
 def _pairs(edges: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]]:
     """The edges that a caller gives; ConfigError if they are no edges between ranks."""
     try:
@@ -111,15 +96,23 @@ class Window:
                 differ or name no rank, shared memory that cannot be had.
         """
         self._rank, self._size = peers.rank, peers.size
+        schedule = peers.schedule
 
         with hinted():
             with heard_by_all(peers.world):
                 _check(t, transport)
-                named = _edges_of(peers) if edges is None else _pairs(edges, peers.size)
+                if edges is None:
+                    used = union(peers.size, (W.graph for r in range(schedule.period) for W in schedule.mixing(r)))
+                    named = sorted(zip(used.src.tolist(), used.dst.tolist(), strict=True))
+                else:
+                    named = _pairs(edges, peers.size)
             told = f"a tensor {list(t.shape)} {t.dtype} with edges {named}, {zero_init=}, {transport=}"
             agree(peers.world, Proposal("Window", told, (), ()))
             self._edges = Edges(peers.size, named)
-            self._weights = _weights_of(peers, self._edges) if edges is None else None
+            self._weights: tuple[float, dict[int, float]] | None = None  # W_ii and the W_ij, if there is one matrix
+            if edges is None and schedule.period == schedule.num_pieces == 1:
+                row = dict(schedule.mixing(0)[0].row(peers.rank))
+                self._weights = row.get(peers.rank, 0.0), {j: row[j] for j in self._edges.senders(peers.rank)}
             settings = NetworkSettings(timeout_s=peers.timeout_s, transport=Carrier[transport])
             layout = [range(i, i + 1) for i in range(peers.size)]
             self._opened = open_window(settings, self._edges, layout, t.detach().reshape(1, -1), zero_init)
@@ -197,7 +190,8 @@ class Window:
 
         The sources take no part, but across hosts this waits for their answer.
         """
-        self._opened.get(self._rank, self._incoming(src_weights))
+        weights = self.in_neighbors if src_weights is None else src_weights
+        self._opened.get(self._rank, read(1.0, weights, None, self._rank, self._size).sources or {})
 
     @guarded
     def update(
@@ -302,7 +296,3 @@ class Window:
     def _outgoing(self, weights: Named | None, self_weight: float) -> tuple[Mapping[int, float], float]:
         found = read(self_weight, None, self.out_neighbors if weights is None else weights, self._rank, self._size)
         return found.destinations or {}, found.own
-
-    def _incoming(self, weights: Named | None) -> Mapping[int, float]:
-        found = read(1.0, self.in_neighbors if weights is None else weights, None, self._rank, self._size)
-        return found.sources or {}
