@@ -24,7 +24,7 @@ from decentral.network.world import World
 from decentral.script.loading import load, runs
 from decentral.store import RunStore
 from decentral.store.models import FILE, load_models, stored_facts
-from decentral.training import keeping
+from decentral.training import checkpoint as keeping
 from worlds import carry_out
 
 MLP = ("data=digits", "model=mlp", "num_workers=4", "batch_size=8", "steps=6", "algo=dpsgd", "topology=ring", "seed=3")

@@ -158,7 +158,6 @@ PEERS: dict[str, Callable[[Peers], Any]] = {
     ),
     "allreduce_parameters": lambda p: p.allreduce_parameters(torch.nn.Linear(2, 2)),
     "equally": lambda p: list(p.equally([1, 2])),
-    "timeline": lambda p: entered(p.timeline("trace.json")),
     "close": lambda p: p.close(),
     "neighbor_allreduce": lambda p: p.neighbor_allreduce(tensor()),
     "hierarchical_neighbor_allreduce": lambda p: p.hierarchical_neighbor_allreduce(tensor(), 1),
