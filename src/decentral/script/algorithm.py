@@ -114,7 +114,8 @@ class TorchRule:
         """The optimizer's step on the row x [1, P], in place."""
         self._parameters.move_to(x)
         groups = self._optimizer.param_groups
-        own = [{key: group[key] for key in ("lr", "weight_decay") if key in group} for group in groups]
+        keys: tuple[str, ...] = ("lr", "weight_decay")
+        own = [{key: group[key] for key in keys if key in group} for group in groups]
         for group in groups:
             if lr is not None:
                 group["lr"] = lr
