@@ -31,8 +31,7 @@ from decentral.topology.ring import Ring
 from decentral.training.assemble import Run, assemble
 from decentral.training.checkpoint import from_parts, to_part
 from decentral.training.evaluation import Evaluation, evaluate
-from decentral.training.oracle import TrainLosses
-from decentral.training.sleep import Sleep
+from decentral.training.oracle import Sleep, TrainLosses
 
 # -- What is reported of the models of all workers, by hand-made numbers; and runs that diverge ------------------------
 
