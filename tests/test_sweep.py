@@ -233,7 +233,7 @@ sys.path.append(str(Path(__file__).parents[1] / "scripts"))
 DOCS = Path(__file__).parents[1] / "docs" / "studies.md"
 STORED = Path(__file__).parents[1] / "results" / "relaysum" / "relaysum_table1" / "laptop"
 SWEEP = shlex.split(
-    "-m algo=dpsgd task.zeta2=1,0.1 lr=0.02,0.1,1e6 seed=1,2 task=quadratics topology=ring "
+    "-m algo=dpsgd,gradient_tracking task.zeta2=1,0.1 lr=0.02,0.1,1e6 seed=1,2 task=quadratics topology=ring "
     "num_workers=4 steps=20 device=cpu processes=1 --save-study mine"
 )
 
@@ -274,7 +274,7 @@ def test_a_sweep_ends_with_the_mean_over_seeds_at_the_best_rate_of_each_cell(swe
     found = found[found.metric == "objective suboptimality"].sort_values(["algo", "task.zeta2"])
     assert found["mean"].tolist() == pytest.approx(best["mean"].tolist())
     assert found["std"].tolist() == pytest.approx(best["std"].tolist())
-    assert found["rates"].tolist() == best["lr"].tolist() == [0.1] * 2  # with 1e6 all diverge
+    assert found["rates"].tolist() == best["lr"].tolist() == [0.1] * 4  # with 1e6 all diverge
     assert set(found["runs"]) == {2}
     for mean in found["mean"]:
         assert re.search(rf"\b{re.escape(f'{mean:.3f}')} ± ", printed) or f"{mean:.1e}" in printed
