@@ -11,7 +11,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from configure import configure
 from decentral.config.composition import compose
 from decentral.data.description import SentencePairs
 from decentral.data.pairs import BEGIN, END, PAD, Corpus, Pairs, Sentences, Text
@@ -279,7 +278,7 @@ def test_what_is_wrong_with_a_file_is_one_sentence_with_file_and_line(cache, cas
 )
 def test_what_cannot_work_is_refused_in_a_sentence(overrides, sentence):
     with pytest.raises(ConfigError, match=sentence):
-        configure("task=translation", *overrides)
+        compose(["task=translation", *overrides])
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------
