@@ -11,8 +11,7 @@ from torch import Tensor
 
 from decentral.algorithms.asynchronous import Team
 from decentral.cluster.groups import Groups
-from decentral.cluster.operations import Gradient, Local, Operation
-from decentral.cluster.pairs import Average
+from decentral.cluster.operations import Average, Gradient, Local, Operation
 from decentral.config.schema import Config
 from decentral.training.assemble import learning_rate, local_network, with_rate
 from decentral.training.oracle import GradientOracle

@@ -128,12 +128,12 @@ def test_latency_and_bandwidth_follow_from_two_exchanges_and_the_collective_from
     for n, collective in ((2, CollectiveName.tree), (8, CollectiveName.recursive_doubling), (8, CollectiveName.ring)):
         d = min(n - 1, 2)
         seconds = {"mix small": alpha + d * small * beta, "mix large": alpha + d * large * beta, "copy": 1e-3}
-        seconds["mean large"] = collective.value().seconds(n, large, alpha, beta)
+        seconds["mean large"] = collective.value.seconds(n, large, alpha, beta)
         found = fitted(seconds, n, large)
         assert found.latency_s == pytest.approx(alpha)
         assert found.bandwidth_gbps == pytest.approx(5)
         assert found.copy_gbps == pytest.approx(8e-9 * large / 1e-3)
-        taken = CollectiveName[found.collective].value().seconds(n, large, alpha, beta)
+        taken = CollectiveName[found.collective].value.seconds(n, large, alpha, beta)
         assert taken == pytest.approx(seconds["mean large"])
 
 

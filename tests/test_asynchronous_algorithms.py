@@ -280,7 +280,14 @@ def in_step(world: World, name: str, carrier: Carrier, rounds: int) -> list:
         x, p = net.push(x, p, round)
         x, p = net.drain(x, p)
         assert net.flushed
-    found = [net.gather(x), net.gather(p), net.bytes_sent, net.messages_sent, net.wire_bytes, net.wire_messages]
+    found = [
+        net.gather(x),
+        net.gather(p),
+        net.traffic.bytes_sent,
+        net.traffic.messages_sent,
+        net.wire_bytes,
+        net.wire_messages,
+    ]
     net.close()
     return found
 
@@ -303,13 +310,16 @@ def test_pushing_in_step_is_multiplying_with_the_matrix(worlds, name, carrier, p
             wanted[:, piece] = torch.tensor(W) @ wanted[:, piece]
             weights[:, h] = torch.tensor(W) @ weights[:, h]
     found = worlds(processes).call(in_step, name, carrier, rounds)
-    for rows, numbers, bytes_sent, messages_sent, *_ in [(x, p, net.bytes_sent, net.messages_sent), *found]:
+    for rows, numbers, bytes_sent, messages_sent, *_ in [
+        (x, p, net.traffic.bytes_sent, net.traffic.messages_sent),
+        *found,
+    ]:
         torch.testing.assert_close(rows, wanted, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(numbers, weights, rtol=1e-12, atol=1e-12)
-        assert (bytes_sent, messages_sent) == (net.bytes_sent, net.messages_sent)
+        assert (bytes_sent, messages_sent) == (net.traffic.bytes_sent, net.traffic.messages_sent)
     if processes == N:
-        assert sum(wire_bytes for *_, wire_bytes, _ in found) == net.bytes_sent
-        assert sum(wire_messages for *_, wire_messages in found) == net.messages_sent
+        assert sum(wire_bytes for *_, wire_bytes, _ in found) == net.traffic.bytes_sent
+        assert sum(wire_messages for *_, wire_messages in found) == net.traffic.messages_sent
 
 
 def out_of_step(world: World, name: str, carrier: Carrier, p_lost: float) -> list:

@@ -64,7 +64,7 @@ def carried_out(world: World, config: Config, *pauses: int) -> Found:
                 r.stepper.may_go_on_to(min(step for step in (*pauses, config.steps) if step > t))
             r.stepper.step()
         r.stepper.flush()
-        x, sent = r.net.gather(r.stepper.models), (r.net.bytes_sent, r.net.messages_sent)
+        x, sent = r.net.gather(r.stepper.models), (r.net.traffic.bytes_sent, r.net.traffic.messages_sent)
         recorded = r.oracle.recorded
         operations = [] if recorded is None else [*recorded.found, *r.stepper.operations()]
         ages = r.stepper.lateness().ages if isinstance(r.stepper, ThreadedStepper) else {}

@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 from configure import configure
+from decentral.cluster import links as collectives
 from decentral.cluster.cluster import Machines
-from decentral.cluster.collectives import AllGather, Broadcast, Ring, Star, Tree
 from decentral.cluster.compute import ComputeTimes
-from decentral.cluster.costs import LinkCosts
-from decentral.cluster.links import CollectiveName, Links, Ports
+from decentral.cluster.links import CollectiveName, LinkCosts, Links, Ports
 from decentral.cluster.network_changes import ChangingCosts, Mode, NetworkChanges
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
@@ -141,11 +140,11 @@ def test_an_all_reduce_of_twelve_bytes(collective: CollectiveName, workers: int,
 def test_for_powers_of_two_the_collectives_cost_what_the_formulas_with_a_real_logarithm_say(n: int) -> None:
     M, log = 1e6, math.log2(n)
     formulas = {
-        Star(): 2 * ALPHA + 2 * (n - 1) * M * BETA,
-        Ring(): 2 * (n - 1) * ALPHA + 2 * (n - 1) / n * M * BETA,
-        Tree(): 2 * ALPHA * log + 2 * log * M * BETA,
-        AllGather(): ALPHA * log + (n - 1) * M * BETA,
-        Broadcast(): ALPHA * log + log * M * BETA,
+        collectives.STAR: 2 * ALPHA + 2 * (n - 1) * M * BETA,
+        collectives.RING: 2 * (n - 1) * ALPHA + 2 * (n - 1) / n * M * BETA,
+        collectives.TREE: 2 * ALPHA * log + 2 * log * M * BETA,
+        collectives.ALL_GATHER: ALPHA * log + (n - 1) * M * BETA,
+        collectives.BROADCAST: ALPHA * log + log * M * BETA,
     }
     for collective, seconds in formulas.items():
         assert costs(n=n).collective_s(collective, n, M) == pytest.approx(seconds, rel=1e-12)

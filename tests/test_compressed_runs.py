@@ -13,8 +13,7 @@ import torch
 
 from configure import configure
 from decentral.cluster.clock import Clock
-from decentral.cluster.costs import LinkCosts
-from decentral.cluster.links import Links
+from decentral.cluster.links import LinkCosts, Links
 from decentral.compression.adaptation import Knee, Solver
 from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.row_layout import RowLayout
@@ -172,15 +171,15 @@ def test_what_is_planned_is_what_it_takes(name: str, keep: float) -> None:
     compressor: Any = components("compression")[name](keep=keep).bound(layout, 3)
     net = LocalNetwork(Ring().schedule(n), Losses(0.0, 0))
     links = Links(latency_s=0.01, bandwidth_gbps=1e-5, copy_gbps=inf)
-    net.clock = Clock(n, None, LinkCosts(links.open(n), n))  # type: ignore[arg-type]
-    net.clock.bytes_scale = 7.5
+    net.traffic.clock = Clock(n, None, LinkCosts(links, n))  # type: ignore[arg-type]
+    net.traffic.clock.bytes_scale = 7.5
     g = torch.randn(n, 230, generator=torch.Generator().manual_seed(0))
     r, memory = compressor.residual(g), compressor.memory(g, n)
     for t in range(3):
-        before = net.clock.latest_s
-        planned = compressor.planned_s(net.clock, t, g.dtype)
+        before = net.traffic.clock.latest_s
+        planned = compressor.planned_s(net.traffic.clock, t, g.dtype)
         compressor.combine(g.clone(), r, memory, net, t)
-        assert planned > 0 and net.clock.latest_s - before == pytest.approx(planned, rel=1e-12)
+        assert planned > 0 and net.traffic.clock.latest_s - before == pytest.approx(planned, rel=1e-12)
 
 
 RUN = ("algo=allreduce", "task=quadratics", "task.dimension=400", "task.noise=0.1", "num_workers=4", "lr=0.02")

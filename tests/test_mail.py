@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from decentral.network.asynchronous.mailbox import Mailbox
+from decentral.network.asynchronous.meeting import Pairs
 from decentral.network.asynchronous.messages import Message
-from decentral.network.asynchronous.pairs import Pairs
 from decentral.network.processes import split_workers
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.world import World

@@ -148,7 +148,7 @@ def over_processes(world: World, topology: Topology, n: int, tree: bool, x: Tens
     """On every process: what the verbs give, and what was counted and really sent by those that send."""
     net = join(topology.schedule(n), losses, world.device, world.rank, world.size, NetworkSettings(transport=carrier))
     found = use_every_verb(net, x) | (relay_three_times(net, x) if tree else {})
-    sent = net.wire_bytes, net.wire_messages, net.bytes_sent, net.messages_sent
+    sent = net.wire_bytes, net.wire_messages, net.traffic.bytes_sent, net.traffic.messages_sent
     mean = net.gather(net.mean(x[net.workers.start : net.workers.stop].clone()))
     assert isinstance(net.transport, SharedMemory if carrier is Carrier.shared_memory else TorchDistributed)
     net.close()
@@ -175,7 +175,7 @@ def test_the_verbs_do_the_same_over_processes_and_send_what_they_count(
     x = whole_numbers(n, 2, P)
     net = LocalNetwork(topology.schedule(n), losses)
     expected = use_every_verb(net, x) | (relay_three_times(net, x) if case.tree else {})
-    counted = net.bytes_sent, net.messages_sent
+    counted = net.traffic.bytes_sent, net.traffic.messages_sent
     expected["mean"] = net.mean(x.clone())
     answers = worlds(processes).call(over_processes, topology, n, case.tree, x, losses, carrier)
     assert [worker for _, _, workers in answers for worker in workers] == list(range(n))
@@ -322,7 +322,7 @@ def rounds_in_processes(world: World, case: int, rounds: int, carrier: Carrier) 
     schedule = scheduled(*CASES[case])
     net = join(schedule, CERTAIN, world.device, world.rank, world.size, NetworkSettings(transport=carrier))
     found = mixed(net, rounds)
-    wire, counted, messages = net.wire_bytes, net.bytes_sent, net.messages_sent
+    wire, counted, messages = net.wire_bytes, net.traffic.bytes_sent, net.traffic.messages_sent
     net.close()
     return found, wire, counted, messages
 
@@ -333,8 +333,8 @@ def test_a_worker_of_a_machine_sends_its_shards_only(worlds):
     schedule = scheduled(*CASES[case])
     net = LocalNetwork(schedule, CERTAIN)
     net.mix(torch.zeros(12, 6, dtype=torch.float64), 0)
-    assert net.bytes_sent == 12 * (2 + 1 + 2) * 2 * 8
-    assert net.messages_sent == 12 * (2 + 1 + 2)
+    assert net.traffic.bytes_sent == 12 * (2 + 1 + 2) * 2 * 8
+    assert net.traffic.messages_sent == 12 * (2 + 1 + 2)
 
 
 def several_on_their_way(world: World, carrier: Carrier) -> Tensor:
@@ -366,7 +366,7 @@ def test_a_matrix_may_depend_on_data():
     net, x = LocalNetwork(scheduled(Communication(), "ring", 5), CERTAIN), start(5)
     W = np.linspace(0, 1, 25).reshape(5, 5)
     torch.testing.assert_close(net.mix_with(x.clone(), W), torch.from_numpy(W) @ x, rtol=0, atol=1e-14)
-    assert net.messages_sent == 20  # all off-diagonal entries but none: the first entry, on the diagonal, is the zero
+    assert net.traffic.messages_sent == 20  # all off-diagonal entries: the first entry, on the diagonal, is the zero
 
 
 @pytest.mark.parametrize(
@@ -396,4 +396,4 @@ def test_processes_agree_with_the_matrices(worlds, case):
     for processes, carrier in ((2, Carrier.shared_memory), (min(5, CASES[case][2]), Carrier.torch)):
         for found, _, counted, messages in worlds(processes).call(rounds_in_processes, case, rounds, carrier):
             torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-            assert (counted, messages) == (net.bytes_sent, net.messages_sent)
+            assert (counted, messages) == (net.traffic.bytes_sent, net.traffic.messages_sent)

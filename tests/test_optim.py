@@ -417,8 +417,8 @@ def test_the_warm_up_of_sparseloco_is_in_epochs_of_its_steps():
     run, sent = assemble(config, World(0, 1, torch.device("cpu"))), []
     with torch.no_grad():
         for _ in range(4):
-            before = run.net.bytes_sent
+            before = run.net.traffic.bytes_sent
             run.stepper.step()
             run.stepper.step()
-            sent.append(run.net.bytes_sent - before)
+            sent.append(run.net.traffic.bytes_sent - before)
     assert sent[0] > sent[1] > sent[2] == sent[3] > 0

@@ -228,14 +228,14 @@ def synthetic(case: Case, method: str, durations: np.ndarray, costs: ClockCosts)
     """What would have been recorded if the clock were the world."""
     from dataclasses import replace
 
-    from decentral.cluster.costs import LinkCosts
-    from decentral.cluster.known import KnownCluster
-    from decentral.cluster.spans import Spans
+    from decentral.cluster.cluster import KnownCluster
+    from decentral.cluster.links import LinkCosts
+    from decentral.cluster.timeline import Spans
     from decentral.training.timing import timed
 
     n = durations.shape[1]
     busy = shared(durations, costs.work_s, CORES, case.free_running)
-    cluster = KnownCluster(busy, LinkCosts(links_of(case.config, costs.latency_s, costs.transfer_s).open(n), n))
+    cluster = KnownCluster(busy, LinkCosts(links_of(case.config, costs.latency_s, costs.transfer_s), n))
     spans = Spans(n)
     alone = replace(case.config, processes="1", cluster=cluster)
     found = timed(alone, STEPS, 1, spans)

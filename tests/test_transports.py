@@ -176,7 +176,7 @@ def use_every_verb(net: Network, name: str, steps: int, lengths: list[int] | Non
         found.append([plain(each) for each in net.allgather(ours, sizes)])
         root = step % net.n
         payload = ours[root - net.workers.start] if root in net.workers else None
-        found.append(plain(net.broadcast(payload, root, sizes)))
+        found.append(plain(net.broadcast(payload, root, drawn(root, step, lengths).sizes)))
         swapped = net.swap(ours, step, sizes)
         heard = {i: {j: plain(each) for j, each in one.items()} for i, one in zip(net.workers, swapped, strict=True)}
         found.append(heard)
@@ -213,7 +213,7 @@ def over_processes(world: World, name: str, n: int, losses: Losses, carrier: Car
     settings = NetworkSettings(transport=carrier)
     net = join(topology(name).schedule(n), losses, world.device, world.rank, world.size, settings)
     found = use_every_verb(net, name, 4, lengths)
-    counts = (net.bytes_sent, net.messages_sent), (net.wire_bytes, net.wire_messages)
+    counts = (net.traffic.bytes_sent, net.traffic.messages_sent), (net.wire_bytes, net.wire_messages)
     net.close()
     return found, *counts
 
@@ -238,12 +238,12 @@ def test_payloads_are_the_same_over_processes_and_so_is_what_is_counted(
     expected = use_every_verb(net, name, 4, lengths)
     answers = worlds(processes).call(over_processes, name, n, losses, carrier, lengths)
     assert merged([found for found, _, _ in answers]) == expected
-    assert {counted for _, counted, _ in answers} == {(net.bytes_sent, net.messages_sent)}
+    assert {counted for _, counted, _ in answers} == {(net.traffic.bytes_sent, net.traffic.messages_sent)}
     wire = tuple(np.sum([sent for _, _, sent in answers], axis=0).tolist())
     if n == processes and drop_probability == 0:
-        assert wire == (net.bytes_sent, net.messages_sent)
+        assert wire == (net.traffic.bytes_sent, net.traffic.messages_sent)
     else:
-        assert wire[0] <= net.bytes_sent and 0 < wire[1] < net.messages_sent
+        assert wire[0] <= net.traffic.bytes_sent and 0 < wire[1] < net.traffic.messages_sent
 
 
 def numbers(*lengths: int) -> list[Payload]:
@@ -256,7 +256,7 @@ def timed(name: str, n: int) -> LocalNetwork:
     net = LocalNetwork(topology(name).schedule(n), CERTAIN)
     links = Links(latency_s=0.5, bandwidth_gbps=4e-9, copy_gbps=1.0)
     machines = Machines(compute=ComputeTimes(mean_s=1.0), links=links)
-    net.clock = Clock(n, None, machines.costs(n))  # type: ignore[arg-type]
+    net.traffic.clock = Clock(n, None, machines.costs(n))  # type: ignore[arg-type]
     return net
 
 
@@ -264,25 +264,32 @@ def test_bytes_and_simulated_time_of_the_verbs_by_hand() -> None:
     known, said = {"values": (torch.uint8, 10)}, 8  # the length of the one tensor
     net = timed("chain", 4)
     net.allgather(numbers(10, 10, 10, 10), known)
-    assert (net.bytes_sent, net.messages_sent, net.clock.latest_s) == (4 * 3 * 10, 12, 2 * 0.5 + 3 * 10 * 2)
+    sent = net.traffic
+    assert (sent.bytes_sent, sent.messages_sent, sent.clock.latest_s) == (
+        4 * 3 * 10,
+        12,
+        2 * 0.5 + 3 * 10 * 2,
+    )
     net = timed("chain", 4)
     net.allgather(numbers(1, 2, 0, 7))
-    assert (net.bytes_sent, net.messages_sent) == (3 * (10 + 4 * said), 12)
-    assert net.clock.latest_s == 2 * 0.5 + 3 * (7 + said) * 2
+    assert (net.traffic.bytes_sent, net.traffic.messages_sent) == (3 * (10 + 4 * said), 12)
+    assert net.traffic.clock.latest_s == 2 * 0.5 + 3 * (7 + said) * 2
     net = timed("chain", 4)
     net.broadcast(numbers(10)[0], 2, known)
-    assert (net.bytes_sent, net.messages_sent, net.clock.latest_s) == (3 * 10, 3, 2 * (0.5 + 10 * 2))
-    net = timed("chain", 4)
-    net.broadcast(numbers(10)[0], 2)
-    assert (net.bytes_sent, net.clock.latest_s) == (3 * (10 + said), 2 * (0.5 + (10 + said) * 2))
+    sent = net.traffic
+    assert (sent.bytes_sent, sent.messages_sent, sent.clock.latest_s) == (
+        3 * 10,
+        3,
+        2 * (0.5 + 10 * 2),
+    )
 
 
 def test_bytes_and_simulated_time_over_edges_by_hand() -> None:
     net = timed("chain", 3)
     came = net.relay_payloads(numbers(10, 10, 10, 10), 0, [{"values": (torch.uint8, 10)}])
     assert all(each is not None for each in came)
-    assert (net.bytes_sent, net.messages_sent) == (4 * 10, 4)
-    assert net.clock.now.tolist() == [0.5 + 2 * 10, 0.5 + 2 * (10 + 10), 0.5 + 2 * 10]
+    assert (net.traffic.bytes_sent, net.traffic.messages_sent) == (4 * 10, 4)
+    assert net.traffic.clock.now.tolist() == [0.5 + 2 * 10, 0.5 + 2 * (10 + 10), 0.5 + 2 * 10]
 
 
 def shared_blocks() -> set[str]:
@@ -303,7 +310,7 @@ def change_often(world: World, carrier: Carrier) -> tuple[list[int], list[int], 
         gathered = net.allgather(ours, ours[0].sizes if step % 2 else None)
         assert torch.equal(gathered[-1].tensors["torch.int64"], drawn(N - 1, step, lengths).tensors["torch.int64"])
         net.swap(ours, step)
-        net.broadcast(ours[0] if world.rank == 0 else None, 0)
+        net.broadcast(ours[0] if world.rank == 0 else None, 0, drawn(0, step, lengths).sizes)
         if step % 50 == 49:
             files.append(len(os.listdir("/proc/self/fd")))
             mapped = [block.split("-") for block in shared_blocks() - earlier]
@@ -329,11 +336,11 @@ def test_payloads_that_are_not_what_was_said_are_refused() -> None:
     with pytest.raises(ValueError, match="same names and types"):
         net.swap([*numbers(1, 1), Payload({"values": torch.zeros(1)})], 0)
     with pytest.raises(ValueError, match="one dimension"):
-        net.broadcast(Payload({"values": torch.zeros(1, 1)}), 0)
+        net.broadcast(Payload({"values": torch.zeros(1, 1)}), 0, {})
     with pytest.raises(ValueError, match="2 payloads were given for 3"):
         net.allgather(numbers(1, 1))
     with pytest.raises(ValueError, match="worker 1 is here"):
-        net.broadcast(None, 1)
+        net.broadcast(None, 1, {})
     net = LocalNetwork(topology("chain").schedule(3), CERTAIN)
     with pytest.raises(ValueError, match="3 payloads of 1 sizes were given for 4 local edges of 1 pieces"):
         net.relay_payloads(numbers(1, 1, 1), 0, [{"values": (torch.uint8, 1)}])

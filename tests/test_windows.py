@@ -22,12 +22,9 @@ from decentral.errors import ConfigError
 from decentral.network.processes import split_workers
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.transports.shared_memory import Segments
-from decentral.network.windows.addressed import OneProcessWindow, SharedMemoryWindow
-from decentral.network.windows.choose import open_window
 from decentral.network.windows.locks import ByteLocks
-from decentral.network.windows.messages import MessageWindow
-from decentral.network.windows.slots import Edges
-from decentral.network.windows.window import LostMass, SmallWeight, Window
+from decentral.network.windows.open import MessageWindow, OneProcessWindow, SharedMemoryWindow, open_window
+from decentral.network.windows.window import Edges, LostMass, SmallWeight, Window
 from decentral.network.world import World
 from decentral.registry import components
 
@@ -119,7 +116,7 @@ def random_calls(edges: Edges, num_calls: int) -> Iterator[tuple[int, str, tuple
     draw = np.random.default_rng(0)
     for _ in range(num_calls):
         worker, operation = int(draw.integers(N)), str(draw.choice(["put", "accumulate", "get", "update", "collect"]))
-        near = edges.receivers(worker) if operation in ("put", "accumulate") else edges.senders(worker)
+        near = edges.receivers[worker] if operation in ("put", "accumulate") else edges.senders[worker]
         chosen = [i for i in near if draw.random() < 0.7]
         weights = {i: float(draw.uniform(-1, 1)) for i in chosen}
         own = float(draw.uniform(0.2, 1.5))
@@ -323,8 +320,8 @@ def test_who_waits_for_a_killed_holder_of_its_row_hears_of_it(pair):
 
 def push(window: Window, edges: Edges, worker: int) -> None:
     """One step of push-sum with equal shares."""
-    share = 1 / (1 + len(edges.receivers(worker)))
-    window.push(worker, dict.fromkeys(edges.receivers(worker), share), self_weight=share)
+    share = 1 / (1 + len(edges.receivers[worker]))
+    window.push(worker, dict.fromkeys(edges.receivers[worker], share), self_weight=share)
     window.collect(worker)
 
 

@@ -11,8 +11,7 @@ from torch import Tensor
 from bench.exchanges import configs_of
 from bench.harness import Effort, Findings, Table, Target, benchmark
 from bench.traffic import Meter
-from decentral.cluster.costs import LinkCosts, Prices
-from decentral.cluster.links import CollectiveName, Links
+from decentral.cluster.links import CollectiveName, LinkCosts, Links, Prices
 from decentral.compression.address import Address
 from decentral.compression.artopk import ARTopK
 from decentral.compression.compressor import Encoder
@@ -131,6 +130,6 @@ def over_a_slow_link(size: int, effort: Effort) -> tuple[Table, list[Target]]:
 def modelled(size: int, processes: int, gbps: float) -> dict[str, float]:
     """Seconds of communication by the cost model: without latency, of float32 numbers."""
     links = Links(latency_s=0.0, bandwidth_gbps=gbps, copy_gbps=float("inf"), collective=CollectiveName.ring)
-    prices = Prices(processes, LinkCosts(links.open(processes), processes))
+    prices = Prices(processes, LinkCosts(links, processes))
     sparse = ARTopK(keep=_KEEP).bound(RowLayout.flat(size), 0)
     return {_DENSE: prices.mean_s(4 * size), _SPARSE: sparse.planned_s(prices, 0, torch.float32)}

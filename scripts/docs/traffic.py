@@ -40,7 +40,9 @@ def sent(methods: list[str], num_workers: int) -> dict[str, Sent]:
                     r.stepper.step()
                 row = r.stepper.models[0].nbytes
                 each = num_workers * r.total_steps
-                found[name] = Sent(topology.name, r.net.bytes_sent / row / each, r.net.messages_sent / each)
+                found[name] = Sent(
+                    topology.name, r.net.traffic.bytes_sent / row / each, r.net.traffic.messages_sent / each
+                )
             finally:
                 r.close()
     return found

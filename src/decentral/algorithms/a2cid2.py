@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import numpy as np
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Team
-from decentral.cluster.operations import Local
-from decentral.cluster.pairs import Average, Pairs
+from decentral.cluster.operations import Average, Local, Pairs
 from decentral.randomness import addresses
 from decentral.settings import setting
 from decentral.topology.bipartite import neighbors_of, sides

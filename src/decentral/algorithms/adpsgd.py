@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
-from decentral.cluster.pairs import Average, Pairs
+from decentral.cluster.operations import Average, Pairs
 from decentral.randomness import addresses
 from decentral.settings import setting
 from decentral.topology.bipartite import neighbors_of, sides

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
-from decentral.cluster.pushes import Push, Slots, Take
+from decentral.cluster.operations import Push, Slots, Take
 from decentral.optim.rows import add
 from decentral.topology.requirements import Need
 

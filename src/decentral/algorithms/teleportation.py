@@ -74,8 +74,8 @@ class Teleportation(OnlyModels):
         x, opt = s
         S, after = self.workers(net.n, t), self.workers(net.n, t + 1)
         here = sorted(int(worker) - net.workers.start for worker in S if worker in net.workers)
-        if len(here) < len(x) and net.clock is not None:
-            net.clock.gradient()  # of all, which the oracle counts where it is asked for all
+        if len(here) < len(x) and net.traffic.clock is not None:
+            net.traffic.clock.gradient()  # of all, which the oracle counts where it is asked for all
         if len(here) == len(x):
             x, opt = self.local.adapt(x, oracle(x), opt, t)
         elif here:

@@ -6,21 +6,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from decentral.cluster.costs import Prices
-from decentral.cluster.links import CollectiveName
+from decentral.cluster.links import LinkCosts, Prices
 from decentral.topology.delivery import Exchange, Neighbors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from decentral.cluster.compute import GradientTimes
-    from decentral.cluster.costs import Exchange as CostedExchange
-    from decentral.cluster.costs import LinkCosts
     from decentral.cluster.network_changes import ChangingCosts
-    from decentral.cluster.spans import Spans
+    from decentral.cluster.timeline import Spans
     from decentral.topology.rounds import RelayEdges
-
-_STEPS_AT_ONCE = 64
 
 
 class Underway(NamedTuple):
@@ -28,28 +23,6 @@ class Underway(NamedTuple):
 
     ready: np.ndarray
     travelled: np.ndarray
-
-
-class Messages(NamedTuple):
-    """Sender and receiver of every message of an exchange, whose size it has, int64 [E], and what they cost over which
-    links."""
-
-    src: np.ndarray
-    dst: np.ndarray
-    size: np.ndarray
-    plan: CostedExchange
-    costs: LinkCosts
-
-    @classmethod
-    def of(cls, costs: LinkCosts, over: Exchange | RelayEdges | Neighbors) -> Messages:
-        """A message for each weight or edge, as long as its piece; between neighbors, as its sender says."""
-        if isinstance(over, Exchange):
-            graphs = [W.graph for W in over.pieces]
-            src, dst = (np.concatenate([getattr(graph, end) for graph in graphs]) for end in ("src", "dst"))
-            size = np.repeat(np.arange(len(graphs)), [len(graph) for graph in graphs])
-        else:
-            src, dst, size = over.src, over.dst, over.src if isinstance(over, Neighbors) else over.piece
-        return cls(src, dst, size, costs.plan(src, dst), costs)
 
 
 class Clock(Prices):
@@ -84,9 +57,8 @@ class Clock(Prices):
         """What is chosen by, where it is not known what links cost, but measured."""
         self.used: dict[str, list[float]] = {}
         """Name of a collective -> how often all have carried it out, and the seconds that it took them."""
-        self.chooses = len(costs.candidates) > 1
+        self.chooses = len(costs.links.collective.candidates) > 1
         """Whether which of them are used is decided on the way, so that a record of it says something."""
-        self._block: tuple[int, np.ndarray] = (-1, np.empty(0))
 
     @property
     def latest_s(self) -> float:
@@ -100,11 +72,7 @@ class Clock(Prices):
 
     def gradient(self) -> None:
         """Every worker computes its next gradient."""
-        number, place = divmod(self.gradients, _STEPS_AT_ONCE)
-        if self._block[0] != number:
-            first = number * _STEPS_AT_ONCE
-            self._block = number, self.times.seconds(first, first + _STEPS_AT_ONCE)
-        seconds = self._block[1][place]
+        seconds = self.times.seconds(self.gradients, self.gradients + 1)[0]
         self._span("compute", self.now, self.now + seconds)
         self.now = self.now + seconds
         self.compute_s += seconds
@@ -112,16 +80,17 @@ class Clock(Prices):
 
     def begin(self, over: Exchange | RelayEdges | Neighbors, num_bytes: Sequence[float] | np.ndarray) -> Underway:
         """All begin to send messages whose pieces have so many bytes; to neighbors, those of each sender [n]."""
-        messages: Messages | None = over.memo.get("messages")
-        if messages is None or messages.costs is not self.costs:
-            messages = over.memo["messages"] = Messages.of(self.costs, over)
-        if not len(messages.src):
+        if over.memo.get("costs") is not self.costs:
+            over.memo["costs"], over.memo["messages"] = self.costs, _messages(over)
+            over.memo["plan"] = self.costs.plan(*over.memo["messages"][:2])
+        src, dst, size = over.memo["messages"]
+        if not len(src):
             return Underway(self.now, np.zeros(self.n))
         began = np.full(self.n, self.now.max()) if self.waits_for_everyone else self.now
-        each = (np.asarray(num_bytes, dtype=float) * self.bytes_scale)[messages.size]
-        ready = messages.plan.ready(began, each)
+        each = (np.asarray(num_bytes, dtype=float) * self.bytes_scale)[size]
+        ready = over.memo["plan"].ready(began, each)
         latest = began.copy()
-        np.maximum.at(latest, messages.dst, began[messages.src])
+        np.maximum.at(latest, dst, began[src])
         return Underway(ready, np.maximum(ready - latest, 0.0))
 
     def begin_collective(self, name: str, num_bytes: float) -> Underway:
@@ -130,7 +99,7 @@ class Clock(Prices):
             return self._together(*self.collective(name, num_bytes))
         num_bytes *= self.bytes_scale
         chosen, _ = self.believed.all_reduce(self.n, num_bytes)
-        return self._together(CollectiveName(type(chosen)).name, self.costs.collective_s(chosen, self.n, num_bytes))
+        return self._together(chosen.name, self.costs.collective_s(chosen.value, self.n, num_bytes))
 
     def ping(self, src: np.ndarray, dst: np.ndarray, num_bytes: float) -> float:
         """Once all are there, messages of so many bytes go from src to dst (int64 [E], a worker in one pair at most)
@@ -176,3 +145,15 @@ class Clock(Prices):
         if self.spans is not None:
             for worker, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
                 self.spans.add(worker, kind, begin, end)
+
+
+def _messages(over: Exchange | RelayEdges | Neighbors) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Sender and receiver of every message of an exchange, and which size it has, int64 [E]: one for each weight or
+    edge, as long as its piece; between neighbors, as its sender says."""
+    if isinstance(over, Neighbors):
+        return over.src, over.dst, over.src
+    if not isinstance(over, Exchange):
+        return over.src, over.dst, over.piece
+    graphs = [W.graph for W in over.pieces]
+    src, dst = (np.concatenate([getattr(graph, end) for graph in graphs]) for end in ("src", "dst"))
+    return src, dst, np.repeat(np.arange(len(graphs)), [len(graph) for graph in graphs])

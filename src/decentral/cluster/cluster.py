@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from enum import Enum
 
-from decentral.cluster.compute import ComputeTimes, GradientTimes
-from decentral.cluster.costs import LinkCosts
-from decentral.cluster.links import Links
-from decentral.cluster.network_changes import ChangingCosts, NetworkChanges
+import numpy as np
+
+from decentral.cluster.compute import ComputeTimes, GradientTimes, repeated
+from decentral.cluster.links import LinkCosts, Links
+from decentral.cluster.network_changes import ChangingCosts, Mode, NetworkChanges
 from decentral.cluster.stragglers import Stragglers
 from decentral.errors import ConfigError
 from decentral.settings import Settings, setting
@@ -102,7 +103,8 @@ class Machines(VirtualCluster):
 
     def gradient_times(self, num_workers: int, seed: int) -> GradientTimes:
         """How long each gradient of each worker takes. Raises ConfigError, see `check`."""
-        return GradientTimes(self.compute.open(num_workers), self.stragglers.open(num_workers), num_workers, seed)
+        draw, delays = self.compute.open(num_workers, seed), self.stragglers.open(num_workers)
+        return GradientTimes(draw, delays, num_workers, seed, self.compute.passes or 0)
 
     def costs(self, num_workers: int) -> LinkCosts:
         """What the links between n workers cost, at first. Raises ConfigError, see `check`."""
@@ -111,10 +113,33 @@ class Machines(VirtualCluster):
     @property
     def changes(self) -> str:
         """See `VirtualCluster.changes`."""
-        return f"cluster.network.mode={self.network.mode.name}" if self.network.open().changes else ""
+        constant = self.network.mode is Mode.constant
+        return "" if constant else f"cluster.network.mode={self.network.mode.name}"
 
     def changing(self, num_workers: int, seed: int, steps_per_epoch: float | None) -> ChangingCosts | None:
         """What they cost in every step, if that changes. Raises ConfigError, see `ChangingCosts`."""
         if not self.changes:
             return None
         return ChangingCosts(self.network, self.links, num_workers, seed, steps_per_epoch)
+
+
+@dataclass(frozen=True)
+class KnownCluster(VirtualCluster):
+    """Gradient t of worker i takes `table[t, i]` seconds, and links cost this."""
+
+    table: np.ndarray
+    links: LinkCosts
+    waits_for: WaitsFor = WaitsFor.neighbors
+    num_parameters: int | None = None
+
+    def check(self, num_workers: int) -> None:
+        """The table has a column for each worker."""
+        assert num_workers == self.table.shape[1] == self.links.num_workers
+
+    def gradient_times(self, num_workers: int, seed: int) -> GradientTimes:
+        """Those of the table, whatever the seed. Nobody straggles: what a worker's time is made of is not known."""
+        return GradientTimes(repeated(self.table), Stragglers().open(num_workers), num_workers, seed)
+
+    def costs(self, num_workers: int) -> LinkCosts:
+        """Those that are known."""
+        return self.links

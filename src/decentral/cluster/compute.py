@@ -2,43 +2,50 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from decentral.cluster import settings
-from decentral.cluster.distributions import (
-    Constant,
-    Durations,
-    LengthBucketed,
-    Lognormal,
-    Measured,
-    Resampled,
-    Rollouts,
-    ShiftedPareto,
-)
+from decentral.cluster.settings import LONGEST_S, Line, as_number, check_choice, duration, optional, read_lines
 from decentral.cluster.stragglers import Delays
-from decentral.cluster.trace_file import Trace
+from decentral.errors import ConfigError
+from decentral.randomness import normal, uniform
+from decentral.store.files import at_home
 
 _WHERE = "cluster.compute"
+_TRACE = f"{_WHERE}.trace"
+_PURPOSE, _MEASURED = "cluster: compute", "cluster: measured"
+_WIDEST = 10.0
+"""Standard deviation of a logarithm: 10 is a factor of 22,000 either way."""
+_HEAD = ["step", "worker", "seconds"]
+_OPERATIONS = "operations.jsonl"
+"""What a run with record_operations=true leaves: see `training.operations`."""
 _BLOCK = 128
 """Steps that are drawn together."""
 _BLOCKS_KEPT = 4
+_PARETO = ("floor_s", "index", "scale_s", "cap_s")
+
+Draw = Callable[[np.ndarray], np.ndarray]
+"""The seconds of these gradients [T] of each worker, without what stragglers add: float64 [T, n]."""
 
 
 class Distribution(Enum):
-    """Where the times of gradients come from."""
+    """Where the times of gradients come from, and which settings say more about them."""
 
-    constant = Constant
-    lognormal = Lognormal
-    length_bucketed = LengthBucketed
-    shifted_pareto = ShiftedPareto
-    rollouts = Rollouts
-    trace = Trace
-    measured = Measured
+    constant = ("mean_s",)
+    lognormal = ("mean_s", "sigma")
+    length_bucketed = ("buckets", "seconds_per_token")
+    shifted_pareto = _PARETO
+    rollouts = (*_PARETO, "mean_s", "rollout_every", "residence")
+    trace = ("trace",)
+    measured = ("passes",)
 
 
 @dataclass
@@ -67,67 +74,206 @@ class ComputeTimes:
     """
 
     distribution: Distribution = Distribution.constant
-    mean_s: float | None = field(default=None, metadata={"older": None})
-    sigma: float | None = field(default=None, metadata={"older": None})
-    buckets: list[float] | None = field(default=None, metadata={"older": None})
-    seconds_per_token: float | None = field(default=None, metadata={"older": None})
-    floor_s: float | None = field(default=None, metadata={"older": None})
-    index: float | None = field(default=None, metadata={"older": None})
-    scale_s: float | None = field(default=None, metadata={"older": None})
-    cap_s: float | None = field(default=None, metadata={"older": None})
-    rollout_every: int | None = field(default=None, metadata={"older": None})
-    residence: int | None = field(default=None, metadata={"older": None})
+    mean_s: float | None = duration()
+    sigma: float | None = optional(above=0, at_most=_WIDEST, hint="a standard deviation of the logarithm such as 0.3")
+    buckets: list[float] | None = optional(above=0, hint="a number of tokens")
+    seconds_per_token: float | None = duration()
+    floor_s: float | None = duration()
+    index: float | None = optional(above=0, hint="an index of the tail such as 1.1")
+    scale_s: float | None = duration()
+    cap_s: float | None = duration()
+    rollout_every: int | None = optional(at_least=1)
+    residence: int | None = optional(at_least=1)
     trace: str | None = field(default=None, metadata={"older": None, "content": True})
-    passes: int | None = field(default=None, metadata={"older": None})
+    passes: int | None = optional(at_least=1)
 
-    def open(self, num_workers: int) -> Durations:
+    def open(self, num_workers: int, seed: int) -> Draw:
         """The distribution. Raises ConfigError for what is missing, out of place or makes no sense for n workers."""
-        durations: Durations = settings.chosen(self.distribution.value, self, _WHERE, "distribution")
-        durations.check(num_workers)
-        return durations
+        check_choice(self, _WHERE, "distribution")
+        if self.buckets == []:
+            raise ConfigError(
+                f"{_WHERE}.buckets=[] is empty: list the tokens in a batch of each bucket, such as [512,1024]."
+            )
+        longest = max(self.buckets or [0.0]) * (self.seconds_per_token or 0.0)
+        if longest > LONGEST_S:
+            raise ConfigError(
+                f"{_WHERE}.seconds_per_token times the longest of {_WHERE}.buckets is {longest:g}: it has to be at "
+                f"most {LONGEST_S:g} seconds."
+            )
+        if self.cap_s is not None and self.floor_s is not None and self.cap_s < self.floor_s:
+            raise ConfigError(
+                f"{_WHERE}.cap_s={self.cap_s:g} is below {_WHERE}.floor_s={self.floor_s:g}: the most is not less than "
+                "the least."
+            )
+        if self.trace is not None:
+            return repeated(read_trace(self.trace, num_workers))
+        return partial(self._draw, seed, num_workers)
+
+    def _draw(self, seed: int, num_workers: int, steps: np.ndarray) -> np.ndarray:
+        """Each a function of (seed, step, worker), see `randomness`."""
+        given: Any = self
+        place = steps[:, None], np.arange(num_workers)[None, :]
+        if self.distribution is Distribution.constant:
+            return np.full((len(steps), num_workers), given.mean_s)
+        if self.distribution is Distribution.lognormal:
+            z = normal(seed, _PURPOSE, *place)
+            return np.asarray(given.mean_s * np.exp(given.sigma * z - given.sigma**2 / 2))
+        if self.distribution is Distribution.length_bucketed:
+            bucket = (uniform(seed, _PURPOSE, *place) * len(given.buckets)).astype(np.int64)
+            return np.asarray(given.seconds_per_token * np.asarray(given.buckets, dtype=np.float64)[bucket])
+        if self.distribution is Distribution.shifted_pareto:
+            return self._pareto(uniform(seed, _PURPOSE, *place))
+        if self.distribution is Distribution.rollouts:
+            # rollouts of a worker have the same scenes, and take the same time, for a while
+            rollouts, after = np.divmod(steps, given.rollout_every)
+            times = self._pareto(uniform(seed, _PURPOSE, rollouts[:, None] // given.residence, place[1]))
+            return np.asarray(given.mean_s + np.where(after[:, None] == 0, times, 0.0))
+        raise ConfigError(
+            "cluster.compute.distribution=measured is for training in one process, which has gradients to measure: "
+            "elsewhere give times, such as distribution=trace with the directory of a run that recorded its operations."
+        )
+
+    def _pareto(self, u: np.ndarray) -> np.ndarray:
+        """min(cap, floor + scale ((1 - u)^(-1/index) - 1)).
+
+        With floor 1.7 s, index 1.1, scale 0.015 s and cap 43.5 s: collecting experience in Habitat's environments, 1.7
+        to 43.5 s with a median below 2 s (Li et al. 2021, Figure 9).
+        """
+        given: Any = self
+        with np.errstate(over="ignore"):  # a tail beyond all numbers is at the cap
+            tail = np.expm1(-np.log1p(-u) / given.index)
+        return np.minimum(given.cap_s, given.floor_s + given.scale_s * tail)
+
+
+def repeated(table: np.ndarray) -> Draw:
+    """Gradient t of worker i takes `table[t, i]` seconds; after the last line the table begins again."""
+    return lambda steps: table[steps % len(table)]
 
 
 class GradientTimes:
     """The time of gradient t of worker i, a pure function of (seed, t, i): the same whatever else is asked for."""
 
-    def __init__(self, durations: Durations, delays: Delays, num_workers: int, seed: int, start: int = 0) -> None:
-        """`start`: of which gradient the time is the first one."""
-        self.num_workers = num_workers
-        self._durations, self._delays, self._seed, self._start = durations, delays, seed, start
-        self.passes = durations.passes if isinstance(durations, Measured) else 0
-        """How many gradients have to be measured before any time is known."""
-        self._block = lru_cache(_BLOCKS_KEPT)(self._draw)
+    def __init__(
+        self, draw: Draw, delays: Delays, num_workers: int, seed: int, passes: int = 0, start: int = 0
+    ) -> None:
+        """`passes`: how many gradients have to be measured before any time is known; `start`: of which gradient the
+        time is the first one."""
+        self.num_workers, self.passes = num_workers, passes
+        self._draw, self._delays, self._seed, self._start = draw, delays, seed, start
+        self._block = lru_cache(_BLOCKS_KEPT)(self._drawn)
 
     def seconds(self, first: int, last: int) -> np.ndarray:
         """How long gradients t = first ... last - 1 take, delays of stragglers included: float64 [last - first, n]."""
-        return self._steps(first, last, lambda number: self._block(number)[0])
+        return self._steps(first, last, 0)
 
     def delays(self, first: int, last: int) -> np.ndarray:
         """What of it is because the worker straggles, in seconds: float64 [last - first, n], >= 0."""
-        return self._steps(first, last, lambda number: self._block(number)[1])
+        return self._steps(first, last, 1)
 
     def after(self, number: int) -> GradientTimes:
         """Those of the gradients from this one on, which are numbered from 0 again."""
-        return GradientTimes(self._durations, self._delays, self.num_workers, self._seed, self._start + number)
+        start = self._start + number
+        return GradientTimes(self._draw, self._delays, self.num_workers, self._seed, self.passes, start)
 
     def measured(self, seconds: np.ndarray) -> GradientTimes:
-        """The same, where gradients have been measured that took so long, float64 [passes]."""
-        assert isinstance(self._durations, Measured)
-        return GradientTimes(Resampled(seconds), self._delays, self.num_workers, self._seed)
+        """The same, where gradients have been measured that took so long, float64 [passes]: each takes one of these
+        times, as likely, for every worker and step anew."""
 
-    def _steps(self, first: int, last: int, block: Callable[[int], np.ndarray]) -> np.ndarray:
+        def draw(steps: np.ndarray) -> np.ndarray:
+            place = uniform(self._seed, _MEASURED, steps[:, None], np.arange(self.num_workers)[None, :]) * len(seconds)
+            return seconds[place.astype(np.int64)]
+
+        return GradientTimes(draw, self._delays, self.num_workers, self._seed)
+
+    def _steps(self, first: int, last: int, which: int) -> np.ndarray:
         if not 0 <= first <= last:
             raise ValueError(f"steps {first} to {last} are none: 0 <= first <= last.")
         first, last = first + self._start, last + self._start
         parts = [np.empty((0, self.num_workers))]
         for number in range(first // _BLOCK, -(-last // _BLOCK)):
             start = number * _BLOCK
-            parts.append(block(number)[max(first - start, 0) : last - start])
+            parts.append(self._block(number)[which][max(first - start, 0) : last - start])
         return np.concatenate(parts)
 
-    def _draw(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+    def _drawn(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Seconds and delays of the steps of a block."""
-        first, last = number * _BLOCK, (number + 1) * _BLOCK
-        usual = self._durations.draw(self._seed, first, last, self.num_workers)
-        delays = self._delays.draw(self._seed, first, last, usual)
+        usual = self._draw(np.arange(number * _BLOCK, (number + 1) * _BLOCK))
+        delays = self._delays.draw(self._seed, number * _BLOCK, usual)
         return usual + delays, delays
+
+
+def read_trace(name: str, num_workers: int) -> np.ndarray:
+    """Times that were recorded, of a file, or of a run: float64 [steps, n].
+
+    Either lines `step,worker,seconds` below these words (in any order), or a line for each step with the seconds of
+    worker 0, 1, ... in its columns, which may have names above them. Or the directory of a run between processes, one
+    for each worker, that has recorded its operations: how long its gradients took, with what stragglers slept; or of a
+    run in one process that trained networks: how long the passes of each took. Where workers took different numbers of
+    gradients, as many of each as all have taken. Raises ConfigError for what cannot be right.
+    """
+    run, said = at_home(name), f"{_TRACE}={name}"
+    if run.is_dir():
+        return _recorded(said, run / _OPERATIONS, num_workers)
+    lines = read_lines(_TRACE, name)
+    head = lines[0].cells if lines else []
+    listed = sorted(head) == sorted(_HEAD)
+    if listed or all(math.isnan(as_number(cell)) for cell in head):
+        lines = lines[1:]
+    if not lines:
+        raise ConfigError(
+            f"{said} holds no times: give lines step,worker,seconds below these words, or a line for each step with a "
+            "column for each worker."
+        )
+    if listed:
+        return _listed(said, lines, [head.index(column) for column in _HEAD], num_workers)
+    for line in lines:
+        if len(line.cells) != num_workers:
+            raise ConfigError(
+                f"{line.said} has {len(line.cells)} columns, but num_workers={num_workers}: give every worker a column."
+            )
+    return np.array([[line.seconds(place) for place in range(num_workers)] for line in lines])
+
+
+def _recorded(said: str, path: Path, num_workers: int) -> np.ndarray:
+    """How long the gradients of a run took, in the order in which each worker took them."""
+    found: dict[int, list[float]] = {}
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            one = json.loads(line)
+            if one["what"] == "gradient":
+                found.setdefault(int(one["worker"]), []).append(float(one["end_s"]) - float(one["begin_s"]))
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{said} is a directory without {_OPERATIONS}: give that of a finished run with record_operations=true and "
+            f"processes={num_workers} (or 1, where networks are trained), or a CSV file."
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{said}: its {_OPERATIONS} cannot be read ({error}): let the run end first.") from error
+    if sorted(found) != list(range(num_workers)):
+        raise ConfigError(
+            f"{said} is a run with gradients of {len(found)} workers or processes, but num_workers={num_workers}: it "
+            f"has to be one with num_workers={num_workers} and processes={num_workers} (or 1, where networks are "
+            "trained)."
+        )
+    steps = min(map(len, found.values()))
+    return np.array([found[i][:steps] for i in range(num_workers)]).T
+
+
+def _listed(said: str, lines: list[Line], places: list[int], num_workers: int) -> np.ndarray:
+    """Times of lines with step, worker and seconds at these places."""
+    step, worker, seconds = places
+    found: dict[tuple[int, int], float] = {}
+    for line in lines:
+        line.check_columns(_HEAD)
+        key = line.integer(step, "step"), line.integer(worker, "worker", num_workers)
+        if key in found:
+            raise ConfigError(
+                f"{line.said} repeats step {key[0]} of worker {key[1]}: give every step of a worker once."
+            )
+        found[key] = line.seconds(seconds)
+    times = np.empty((1 + max(step for step, _ in found), num_workers))
+    for place in np.ndindex(times.shape):
+        if place not in found:
+            raise ConfigError(f"{said} has a hole: there is no time for step {place[0]} of worker {place[1]}.")
+        times[place] = found[place]
+    return times

@@ -39,10 +39,6 @@ class Groups(GroupRules):
     publish: OnRow
     receive: Receive
 
-    def open(self, timeline: Timeline) -> Meeting:
-        """No version has been set off."""
-        return Meeting(self, timeline)
-
 
 @dataclass(slots=True)
 class Result:
@@ -259,7 +255,7 @@ class Meeting:
         if kept:
             contributed |= {j: kept[j][0] for j in members if j in kept}
         for version, times in Counter(contributed.values()).items():
-            timeline.aged(one.number - version, times)
+            timeline.ages[one.number - version] += times
         result = Result(one.number, begins, ends, contributed, key)
         engine_free, carried_out, underway, all_arrived = self.engine_free, self.carried_out, self.underway, one.arrived
         if has_rows:
@@ -313,7 +309,7 @@ class Publish(Operation):
 
     def begin(self, timeline: Timeline, i: int, now: float) -> float:
         """Over at once."""
-        timeline.meeting(self.groups).publish(i, self.version, now)
+        timeline.meeting(self.groups, Meeting).publish(i, self.version, now)
         return now
 
     def carry_out(self, host: Host, i: int) -> None:
@@ -330,7 +326,7 @@ class Join(Operation):
 
     def begin(self, timeline: Timeline, i: int, now: float) -> None:
         """The meeting lets it go on."""
-        timeline.meeting(self.groups).join(i, self.version, now)
+        timeline.meeting(self.groups, Meeting).join(i, self.version, now)
 
     def carry_out(self, host: Host, i: int) -> None:
         """Call the others if nobody has, and wait for the sum."""

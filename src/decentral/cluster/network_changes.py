@@ -3,201 +3,33 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from decentral.cluster import settings
-from decentral.cluster.costs import LinkCosts
-from decentral.cluster.csv_file import check_columns, csv_path, gbps, number, read_lines, seconds
-from decentral.cluster.settings import LONGEST_S, SLOWEST_GBPS
+from decentral.cluster.links import LinkCosts, Links
+from decentral.cluster.settings import LONGEST_S, SLOWEST_GBPS, check_choice, optional, read_lines
 from decentral.errors import ConfigError
 from decentral.randomness import normal
-from decentral.settings import Settings, setting
-from decentral.store.digests import file_digest
 
-if TYPE_CHECKING:
-    from decentral.cluster.links import Links
-
-WHERE = "cluster.network"
+_WHERE = "cluster.network"
 _TRACE = "cluster.network.trace"
 _PURPOSE = "cluster: network"
 _HEADS = (["epoch", "latency_s", "bandwidth_gbps"], ["seconds", "latency_s", "bandwidth_gbps"])
-
-
-class Link(NamedTuple):
-    """What a link is like."""
-
-    latency_s: float
-    bandwidth_gbps: float
-
-
-class Schedule(Settings, ABC, where=WHERE):
-    """Segments 0, 1, ..., in each of which links are as they are."""
-
-    changes: ClassVar[bool] = True
-    says_all: ClassVar[bool] = False
-    """Whether it says latency and bandwidth, so that `cluster.links` must not."""
-
-    @property
-    def by_epochs(self) -> bool:
-        """Whether segments follow from epochs; else from simulated time."""
-        return True
-
-    @abstractmethod
-    def segment(self, epoch: float, seconds: float) -> int:
-        """The segment of a step that begins at this epoch, and at this simulated time."""
-
-    @abstractmethod
-    def link(self, segment: int, usual: Link, seed: int) -> Link:
-        """What links are like in a segment; usual: as `cluster.links` says."""
-
-
-@dataclass(frozen=True)
-class Constant(Schedule):
-    """Always as `cluster.links` says."""
-
-    changes = False
-
-    def segment(self, epoch: float, seconds: float) -> int:
-        """There is one."""
-        return 0
-
-    def link(self, segment: int, usual: Link, seed: int) -> Link:
-        """As usual."""
-        return usual
-
-
-@dataclass(frozen=True)
-class Steps(Schedule):
-    """Segments of so many epochs; the last one goes on to the end."""
-
-    segment_epochs: float = setting(above=0, hint="a number of epochs")
-    latency_s: list[float] = setting(at_least=0, at_most=LONGEST_S, hint="a number of seconds")
-    bandwidth_gbps: list[float] = setting(at_least=SLOWEST_GBPS, finite=False, hint="a number of Gbit/s")
-    says_all = True
-
-    def __post_init__(self) -> None:
-        latencies, bandwidths = len(self.latency_s), len(self.bandwidth_gbps)
-        if latencies != bandwidths:
-            raise ConfigError(
-                f"{WHERE}.latency_s has {latencies} numbers and {WHERE}.bandwidth_gbps {bandwidths}, which leaves a "
-                "hole: give both of every segment."
-            )
-        if not latencies:
-            raise ConfigError(f"{WHERE}.latency_s=[] makes no sense: give at least one segment, such as [0.001].")
-
-    def segment(self, epoch: float, seconds: float) -> int:
-        """That of the epoch."""
-        return min(_number(epoch, self.segment_epochs), len(self.latency_s) - 1)
-
-    def link(self, segment: int, usual: Link, seed: int) -> Link:
-        """What is listed."""
-        return Link(self.latency_s[segment], self.bandwidth_gbps[segment])
-
-
-@dataclass(frozen=True)
-class RandomWalk(Schedule):
-    """log latency and log bandwidth: two walks from what is usual, with normal steps after each segment.
-
-    They are reflected where both are `most` times as large or as small as usual. Addressed by (seed, segment).
-    """
-
-    segment_epochs: float = setting(above=0, hint="a number of epochs")
-    drift: float = setting(above=0, hint="the standard deviation of a step in the logarithm, such as 0.1")
-    most: float = setting(10.0, above=1, at_most=1e6, hint="such as 10 for from a tenth to ten times as much")
-
-    def segment(self, epoch: float, seconds: float) -> int:
-        """That of the epoch."""
-        return _number(epoch, self.segment_epochs)
-
-    def link(self, segment: int, usual: Link, seed: int) -> Link:
-        """The free walks, folded into their range, which are the reflected walks."""
-        steps = normal(seed, _PURPOSE, np.arange(1, segment + 1)[:, None], np.arange(2)[None, :])
-        far = math.log(self.most)
-        place = np.mod(self.drift * steps.sum(axis=0) + far, 4 * far)
-        latency, bandwidth = np.exp(np.minimum(place, 4 * far - place) - far).tolist()
-        return Link(usual.latency_s * latency, usual.bandwidth_gbps * bandwidth)
-
-
-@dataclass(frozen=True)
-class Recorded(Schedule):
-    """Lines of a file: from an epoch, or from a simulated time on; the last one goes on to the end."""
-
-    trace: str
-    says_all = True
-
-    def __post_init__(self) -> None:
-        self._read()
-
-    @property
-    def by_epochs(self) -> bool:
-        """As the first line of the file says."""
-        return self._read().by_epochs
-
-    def segment(self, epoch: float, seconds: float) -> int:
-        """The last line that has begun."""
-        read = self._read()
-        return bisect_right(read.begins, epoch if read.by_epochs else seconds) - 1
-
-    def link(self, segment: int, usual: Link, seed: int) -> Link:
-        """What the line says."""
-        return self._read().links[segment]
-
-    def _read(self) -> _Recording:
-        path = csv_path(_TRACE, self.trace)
-        return _read_unchanged(self.trace, path, file_digest(path))
-
-
-class _Recording(NamedTuple):
-    by_epochs: bool
-    begins: list[float]
-    links: list[Link]
-
-
-@lru_cache(maxsize=4)
-def _read_unchanged(name: str, path: Path, _digest: str) -> _Recording:
-    said, lines = f"{_TRACE}={name}", read_lines(_TRACE, name, path)
-    if not lines or lines[0].cells not in _HEADS:
-        raise ConfigError(
-            f"{said} does not say what its columns are: its first line has to be epoch,latency_s,bandwidth_gbps or "
-            "seconds,latency_s,bandwidth_gbps."
-        )
-    head = lines[0].cells
-    found = _Recording(head == _HEADS[0], [], [])
-    for line in lines[1:]:
-        check_columns(line, head)
-        begins = number(line, line.cells[0], f"a number of {head[0].removesuffix('s')}s", -math.inf)
-        if found.begins and not begins > found.begins[-1]:
-            raise ConfigError(
-                f"{line.said} begins at {begins:g}, and the line before it at {found.begins[-1]:g}: put them in order, "
-                "each once."
-            )
-        found.begins.append(begins)
-        found.links.append(Link(seconds(line, line.cells[1]), gbps(line, line.cells[2])))
-    if found.begins[:1] != [0]:
-        raise ConfigError(f"{said} has a hole: what holds from the beginning on, at 0, is missing in it.")
-    return found
-
-
-def _number(epoch: float, segment_epochs: float) -> int:
-    """The segment of an epoch that follows from steps: what rounding left below a border counts as beyond it."""
-    return math.floor(epoch / segment_epochs * (1 + 1e-12))
+_MOST = 10.0
 
 
 class Mode(Enum):
-    """How it changes."""
+    """How it changes, and which settings say more about it."""
 
-    constant = Constant
-    steps = Steps
-    random_walk = RandomWalk
-    trace = Recorded
+    constant = ()
+    steps = ("segment_epochs", "latency_s", "bandwidth_gbps")
+    random_walk = ("segment_epochs", "drift")
+    trace = ("trace",)
 
 
 @dataclass
@@ -218,17 +50,40 @@ class NetworkChanges:
     """
 
     mode: Mode = Mode.constant
-    segment_epochs: float | None = field(default=None, metadata={"older": None})
-    latency_s: list[float] | None = field(default=None, metadata={"older": None})
-    bandwidth_gbps: list[float] | None = field(default=None, metadata={"older": None})
-    drift: float | None = field(default=None, metadata={"older": None})
-    most: float | None = field(default=None, metadata={"older": None})
+    segment_epochs: float | None = optional(above=0, hint="a number of epochs")
+    latency_s: list[float] | None = optional(at_least=0, at_most=LONGEST_S, hint="a number of seconds")
+    bandwidth_gbps: list[float] | None = optional(at_least=SLOWEST_GBPS, finite=False, hint="a number of Gbit/s")
+    drift: float | None = optional(above=0, hint="the standard deviation of a step in the logarithm, such as 0.1")
+    most: float | None = optional(above=1, at_most=1e6, hint="such as 10 for from a tenth to ten times as much")
     trace: str | None = field(default=None, metadata={"older": None, "content": True})
 
-    def open(self) -> Schedule:
-        """The schedule. Raises ConfigError for what is missing, out of place or makes no sense."""
-        schedule: Schedule = settings.chosen(self.mode.value, self, WHERE, "mode")
-        return schedule
+    def check(self) -> None:
+        """Raise ConfigError for what is missing, out of place or makes no sense."""
+        check_choice(self, _WHERE, "mode", ("most",) if self.mode is Mode.random_walk else ())
+        if self.latency_s is None or self.bandwidth_gbps is None:
+            return
+        if len(self.latency_s) != len(self.bandwidth_gbps):
+            raise ConfigError(
+                f"{_WHERE}.latency_s has {len(self.latency_s)} numbers and {_WHERE}.bandwidth_gbps "
+                f"{len(self.bandwidth_gbps)}, which leaves a hole: give both of every segment."
+            )
+        if not self.latency_s:
+            raise ConfigError(f"{_WHERE}.latency_s=[] makes no sense: give at least one segment, such as [0.001].")
+
+
+class Link(NamedTuple):
+    """What a link is like."""
+
+    latency_s: float
+    bandwidth_gbps: float
+
+
+class Segments(NamedTuple):
+    """Stretches of a run, in each of which links are as they are: how many there are, and what they are like."""
+
+    of: Callable[[float, float], int]
+    """(epoch, simulated seconds) -> the segment of a step that begins there."""
+    link: Callable[[int], Link]
 
 
 class ChangingCosts:
@@ -241,15 +96,19 @@ class ChangingCosts:
 
         Raises ConfigError for what is missing, contradicts something, or makes no sense.
         """
-        self.schedule, self._links, self._n, self._seed = changes.open(), links, num_workers, seed
-        self._steps_per_epoch = steps_per_epoch
+        changes.check()
+        self._links, self._n, self._steps_per_epoch = links, num_workers, steps_per_epoch
         between = "between_" if links.workers_per_machine else ""
         self._keys = f"{between}latency_s", f"{between}bandwidth_gbps"
-        self._mode = f"{WHERE}.mode={changes.mode.name}"
-        if self.schedule.changes:
-            self._check()
-        usual = (getattr(links, key) for key in self._keys)
-        self._usual = Link(*(0.0 if value is None else value for value in usual))
+        latency, gbps = (getattr(links, key) or 0.0 for key in self._keys)
+        self._segments: Segments | None = None
+        by_epochs = True
+        if changes.mode is Mode.trace:
+            by_epochs, self._segments = _recorded(str(changes.trace))
+        elif changes.mode is not Mode.constant:
+            self._segments = (_listed if changes.mode is Mode.steps else _walk)(changes, Link(latency, gbps), seed)
+        if self._segments is not None:
+            self._check(changes.mode, by_epochs)
         self._known: tuple[int, LinkCosts] | None = None
 
     @property
@@ -260,33 +119,90 @@ class ChangingCosts:
     def at(self, step: int, seconds: float) -> LinkCosts:
         """In a step that begins at this simulated time; the same object as long as nothing changes."""
         epoch = step / self._steps_per_epoch if self._steps_per_epoch is not None else 0.0
-        return self._of(self.schedule.segment(epoch, seconds))
+        return self._of(self._segments.of(epoch, seconds) if self._segments is not None else 0)
 
     def _of(self, segment: int) -> LinkCosts:
         if self._known is None or self._known[0] != segment:
             links = self._links
-            if self.schedule.changes:
-                link = self.schedule.link(segment, self._usual, self._seed)
-                settings: dict[str, Any] = dict(zip(self._keys, link, strict=True))
+            if self._segments is not None:
+                settings: dict[str, Any] = dict(zip(self._keys, self._segments.link(segment), strict=True))
                 links = replace(links, **settings)
-            self._known = segment, LinkCosts(links.open(self._n), self._n)
+            self._known = segment, LinkCosts(links, self._n)
         return self._known[1]
 
-    def _check(self) -> None:
+    def _check(self, mode: Mode, by_epochs: bool) -> None:
+        said = f"{_WHERE}.mode={mode.name}"
         if self._links.file is not None:
             raise ConfigError(
-                f"cluster.links.file={self._links.file} gives links costs of their own, and {self._mode} changes all "
-                "alike: leave one of them out."
+                f"cluster.links.file={self._links.file} gives links costs of their own, and {said} changes all alike: "
+                "leave one of them out."
             )
         for key in self._keys:
             value = getattr(self._links, key)
-            if self.schedule.says_all and value is not None:
+            if mode is not Mode.random_walk and value is not None:
                 raise ConfigError(
-                    f"cluster.links.{key}={value:g} has no meaning with {self._mode}, which says it: leave it out, or "
-                    f"set cluster.links.{key}=null."
+                    f"cluster.links.{key}={value:g} has no meaning with {said}, which says it: leave it out, or set "
+                    f"cluster.links.{key}=null."
                 )
-        if self.schedule.by_epochs and self._steps_per_epoch is None:
+        if by_epochs and self._steps_per_epoch is None:
             raise ConfigError(
-                f"{self._mode} goes by epochs, of which there are none without training: use a trace by seconds, or "
-                "leave it out."
+                f"{said} goes by epochs, of which there are none without training: use a trace by seconds, or leave it "
+                "out."
             )
+
+
+def _number(epoch: float, changes: NetworkChanges) -> int:
+    """The segment of an epoch that follows from steps: what rounding left below a border counts as beyond it."""
+    return math.floor(epoch / (changes.segment_epochs or 1.0) * (1 + 1e-12))
+
+
+def _listed(changes: NetworkChanges, usual: Link, seed: int) -> Segments:
+    """So many epochs each; the last one goes on to the end."""
+    links = [Link(*link) for link in zip(changes.latency_s or [], changes.bandwidth_gbps or [], strict=True)]
+    return Segments(lambda epoch, seconds: min(_number(epoch, changes), len(links) - 1), links.__getitem__)
+
+
+def _walk(changes: NetworkChanges, usual: Link, seed: int) -> Segments:
+    """log latency and log bandwidth: two walks from what is usual, with normal steps after each segment.
+
+    They are reflected where both are `most` times as large or as small as usual. Addressed by (seed, segment).
+    """
+    drift, far = changes.drift or 0.0, math.log(changes.most or _MOST)
+
+    def link(segment: int) -> Link:
+        """The free walks, folded into their range, which are the reflected walks."""
+        steps = normal(seed, _PURPOSE, np.arange(1, segment + 1)[:, None], np.arange(2)[None, :])
+        place = np.mod(drift * steps.sum(axis=0) + far, 4 * far)
+        latency, bandwidth = np.exp(np.minimum(place, 4 * far - place) - far).tolist()
+        return Link(usual.latency_s * latency, usual.bandwidth_gbps * bandwidth)
+
+    return Segments(lambda epoch, seconds: _number(epoch, changes), link)
+
+
+def _recorded(name: str) -> tuple[bool, Segments]:
+    """Lines of a file: from an epoch, or from a simulated time on; the last one goes on to the end. And whether it is
+    epochs."""
+    said, lines = f"{_TRACE}={name}", read_lines(_TRACE, name)
+    if not lines or lines[0].cells not in _HEADS:
+        raise ConfigError(
+            f"{said} does not say what its columns are: its first line has to be epoch,latency_s,bandwidth_gbps or "
+            "seconds,latency_s,bandwidth_gbps."
+        )
+    head = lines[0].cells
+    begins: list[float] = []
+    links: list[Link] = []
+    for line in lines[1:]:
+        line.check_columns(head)
+        place = line.number(0, f"a number of {head[0].removesuffix('s')}s", -math.inf)
+        if begins and not place > begins[-1]:
+            raise ConfigError(
+                f"{line.said} begins at {place:g}, and the line before it at {begins[-1]:g}: put them in order, each "
+                "once."
+            )
+        begins.append(place)
+        links.append(Link(line.seconds(1), line.gbps(2)))
+    if begins[:1] != [0]:
+        raise ConfigError(f"{said} has a hole: what holds from the beginning on, at 0, is missing in it.")
+    by_epochs = head == _HEADS[0]
+    begun = lambda epoch, seconds: bisect_right(begins, epoch if by_epochs else seconds) - 1  # noqa: E731
+    return by_epochs, Segments(begun, links.__getitem__)

@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from decentral.cluster.groups import Groups
-    from decentral.cluster.pairs import Pairs
     from decentral.cluster.timeline import Timeline
 
 OnRow = Callable[..., object]
@@ -83,37 +83,25 @@ def check_ended(i: int, gradients: int, share: float) -> None:
 
 
 class _All:
-    """Who has arrived."""
+    """Who has arrived where all meet."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, place: object, timeline: Timeline) -> None:
         self.timeline = timeline
         self.arrived: list[tuple[float, int]] = []
 
     def arrive(self, i: int, now: float) -> None:
         self.arrived.append((now, i))
-        timeline = self.timeline
-        if len(self.arrived) < timeline.n:
+        timeline, n = self.timeline, self.timeline.n
+        if len(self.arrived) < n:
             return
         arrived, self.arrived = self.arrived, []
-        n, num_bytes = timeline.n, timeline.bytes_per_row
         timeline.critical[i] += 1
-        timeline.sent(2 * (n - 1) * n, 2 * (n - 1) * num_bytes)
+        timeline.sent(2 * (n - 1) * n, 2 * (n - 1) * timeline.bytes_per_row)
         if timeline.rows is not None:
             timeline.rows.mean()
         ends = now + timeline.costs.all_reduce_s(n, timeline.timed_bytes)
         for at, j in arrived:
             timeline.resume(j, at, now, ends, None)
-
-
-class _Everyone:
-    """Where all meet."""
-
-    def open(self, timeline: Timeline) -> _All:
-        """Nobody is there yet."""
-        return _All(timeline)
-
-
-_EVERYONE = _Everyone()
 
 
 @dataclass(slots=True)
@@ -122,11 +110,178 @@ class Mean(Operation):
 
     def begin(self, timeline: Timeline, i: int, now: float) -> None:
         """The meeting lets it go on."""
-        timeline.meeting(_EVERYONE).arrive(i, now)
+        timeline.meeting(Mean, _All).arrive(i, now)
 
     def carry_out(self, host: Host, i: int) -> None:
         """Wait for all, and for the mean."""
         host.mean(i)
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Where workers meet in pairs.
+
+    average    (state, i, j, time in seconds) -> averages the rows of both, at once
+    exchange   (state, i, what was sent of x_i [P], what came of x_j [P], time) -> the same for the row of i alone,
+               which may have changed since: what a process does that has one of the two
+    prepare    (state, i, time) -> what is done to the row of i first, whenever it is sent or averaged
+    """
+
+    average: Callable[..., object]
+    exchange: Callable[..., object]
+    prepare: Callable[..., object] | None = None
+
+
+class _Strands:
+    """Until when the communication strand of each worker is busy."""
+
+    def __init__(self, place: Pairs, timeline: Timeline) -> None:
+        self.place, self.timeline = place, timeline
+        self.busy_until = [0.0] * timeline.n
+        self.own_until = [0.0] * timeline.n
+
+    def ask(self, i: int, j: int, now: float) -> None:
+        """i and j exchange rows once both strands are idle, and then take the mean."""
+        timeline, busy = self.timeline, self.busy_until
+        ends = max(now, busy[i], busy[j]) + timeline.costs.pair_s(i, j, timeline.timed_bytes)
+        busy[i] = busy[j] = self.own_until[i] = ends
+        timeline.sent(2, 2 * timeline.bytes_per_row)
+        timeline.at(ends, partial(self._average, i, j))
+
+    def _average(self, i: int, j: int, now: float) -> None:
+        if self.timeline.rows is not None:
+            self.timeline.rows.call(self.place.average, i, j, now)
+
+
+@dataclass(slots=True)
+class Average(Operation):
+    """Let the communication strand average with a partner, meanwhile go on; but wait for the averaging before."""
+
+    pairs: Pairs
+    partner: int
+
+    def begin(self, timeline: Timeline, i: int, now: float) -> float | None:
+        """Over at once if the averaging that this worker asked for before is over."""
+        strands = timeline.meeting(self.pairs, _Strands)
+        until = strands.own_until[i]
+        if until <= now:
+            strands.ask(i, self.partner, now)
+            return now
+        timeline.resume(i, now, now, until, lambda later: strands.ask(i, self.partner, later))
+        return None
+
+    def carry_out(self, host: Host, i: int) -> None:
+        """By the communication strand of this worker."""
+        host.average(i, self.pairs, self.partner)
+
+
+_Coming = dict[int, tuple[float, int]]
+"""The senders whose share a receiver has not taken, with the time when it arrives and its version."""
+_Way = tuple[int, float, _Coming, float, float]
+"""Receiver and weight of a share, where it waits, how many seconds it is on its way, and the latency of that."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slots:
+    """Where shares wait for their receivers.
+
+    share      (state, i, weight) -> tensors: what travels
+    kept       (state, i, weight): what is left of the row of i; both before anything is scaled
+    receive    (state, i, *tensors): adds a share to the row of i
+    """
+
+    share: Callable[..., Any]
+    kept: Callable[..., object]
+    receive: Callable[..., object]
+
+
+class _Slots:
+    """What waits for each receiver."""
+
+    def __init__(self, place: Slots, timeline: Timeline) -> None:
+        self.place, self.timeline = place, timeline
+        self.coming: list[_Coming] = [{} for _ in range(timeline.n)]
+        self.takes = [partial(self.take, i) for i in range(timeline.n)]
+
+    def push(self, i: int, push: Push, now: float) -> None:
+        """Leave shares, one after the other through one port; a share for a slot that is not empty stays."""
+        timeline, own, ways = self.timeline, push.own, push.ways
+        rows, version, leaves = timeline.rows, timeline.drawn[i] - 1, now
+        if ways is None:
+            costs = timeline.costs
+            ways = push.ways = [
+                (j, weight, self.coming[j], costs.message_s(i, j, timeline.timed_bytes), costs.hop_s(i, j))
+                for j, weight in push.shares
+            ]
+        timeline.messages_sent += len(ways)
+        timeline.bytes_sent += len(ways) * (timeline.bytes_per_row + 8)
+        for j, weight, slots, message_s, hop_s in ways:
+            if i in slots:
+                own += weight
+                continue
+            arrives = leaves + message_s
+            leaves = arrives - hop_s
+            slots[i] = arrives, version
+            if rows is not None:
+                rows.put(("share", i, j), self.place.share, i, weight)
+        if rows is not None and own != 1:
+            rows.call(self.place.kept, i, own)
+
+    def take(self, i: int, now: float) -> None:
+        """Worker i takes all that has arrived."""
+        timeline, coming = self.timeline, self.coming[i]
+        if not coming:
+            return
+        ages, rows, newest = timeline.ages, timeline.rows, timeline.drawn[i] - 1
+        for j in sorted(coming):
+            arrives, version = coming[j]
+            if arrives > now:
+                continue
+            del coming[j]
+            age = newest - version if newest > version else 0
+            ages[age] = ages.get(age, 0) + 1
+            if rows is not None:
+                rows.take(("share", j, i), self.place.receive, i)
+
+
+@dataclass(slots=True)
+class Push(Operation):
+    """Leave these shares (receiver, weight) with others; what is not given away stays: own weight."""
+
+    slots: Slots
+    shares: tuple[tuple[int, float], ...]
+    own: float
+    ways: list[_Way] | None = None
+    """Of each share, known once it has been sent."""
+
+    def begin(self, timeline: Timeline, i: int, now: float) -> float:
+        """Over at once: messages travel by themselves."""
+        timeline.meeting(self.slots, _Slots).push(i, self, now)
+        return now
+
+    def carry_out(self, host: Host, i: int) -> None:
+        """Between processes, methods with shares go in rounds, through windows (`Network.push`)."""
+        raise AssertionError("shares go through windows")
+
+
+@dataclass(slots=True)
+class Take(Operation):
+    """Take all shares that have arrived, also those that others push at this very time."""
+
+    slots: Slots
+
+    def begin(self, timeline: Timeline, i: int, now: float) -> float | None:
+        """Over at once, but after all that others do now."""
+        slots = timeline.meeting(self.slots, _Slots)
+        if timeline.nobody_else_at(now):
+            slots.take(i, now)
+            return now
+        timeline.defer(i, slots.takes[i])
+        return None
+
+    def carry_out(self, host: Host, i: int) -> None:
+        """See `Push.carry_out`."""
+        raise AssertionError("shares go through windows")
 
 
 class Host(Protocol):
@@ -134,27 +289,21 @@ class Host(Protocol):
 
     def gradient(self, i: int, copied: bool) -> None:
         """The next gradient of worker i, after the delay that it straggles by."""
-        ...
 
     def local(self, i: int, what: OnRow, timed: bool) -> None:
         """what(state, place of the worker, its newest gradient, its step); `timed`: and the seconds since the start."""
-        ...
 
     def publish(self, i: int, groups: Groups, version: int) -> None:
         """Leave what worker i contributes in its send buffer."""
-        ...
 
     def join(self, i: int, groups: Groups, version: int) -> None:
         """Publish, and receive the sum of the worker's group."""
-        ...
 
     def mean(self, i: int) -> None:
         """x_i <- 1/n sum_j x_j, once all workers ask for it."""
-        ...
 
     def average(self, i: int, pairs: Pairs, partner: int) -> None:
         """Begin to average with a partner, once the averaging before is over."""
-        ...
 
 
 class RowExecutor(Protocol):
@@ -165,41 +314,31 @@ class RowExecutor(Protocol):
 
     def begin_gradient(self, i: int, copied: bool) -> None:
         """From now on worker i computes its next gradient, at its model as it is now."""
-        ...
 
     def end_gradient(self, i: int) -> None:
         """Worker i has its gradient."""
-        ...
 
     def local(self, i: int, what: OnRow, *arguments: Any) -> None:
         """what(state, i, the worker's newest gradient, *arguments)."""
-        ...
 
     def call(self, what: Callable[..., object], *arguments: Any) -> None:
         """what(state, *arguments)."""
-        ...
 
     def mean(self) -> None:
         """x_i <- 1/n sum_j x_j."""
-        ...
 
     def keep(self, key: Hashable, i: int, emptied: bool) -> None:
         """A copy of worker i's send buffer; `emptied`: there are zeros in the buffer afterwards."""
-        ...
 
     def total(self, key: Hashable, members: Sequence[int], kept: dict[int, Hashable], emptied: bool) -> None:
         """The sum of the send buffers of these workers, in their order; of some of them a kept copy is taken instead,
         and dropped."""
-        ...
 
     def put(self, key: Hashable, what: Callable[..., Any], *arguments: Any) -> None:
         """What what(state, *arguments) gives, a tuple of tensors, is on its way."""
-        ...
 
     def take(self, key: Hashable, what: Callable[..., object], *arguments: Any, drop: bool = True) -> None:
         """what(state, *arguments, *the tensors with this key); they stay unless dropped."""
-        ...
 
     def drop(self, key: Hashable) -> None:
         """Nobody will ask for this any more."""
-        ...

@@ -1,40 +1,123 @@
-"""Settings of which each choice has its own: what a choice needs has to be given, and nothing else may be."""
+"""What describes a cluster: settings of which each choice needs its own, and CSV files."""
 
 from __future__ import annotations
 
-from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+import csv
+import math
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError
+from decentral.settings import check, setting
+from decentral.store.files import at_home
 
-T = TypeVar("T")
 LONGEST_S = 1e9
 """About 32 years: sums of durations stay numbers, and microseconds of them differ."""
 SLOWEST_GBPS = 1e-12
 """A bit in a quarter of an hour."""
 
 
-def chosen(kind: type[T], settings: Any, where: str, choice: str, besides: tuple[str, ...] = ()) -> T:
-    """A `kind`, whose fields are settings of the same names; those without a default have to be given.
+def optional(**limits: Any) -> Any:
+    """A setting that may be left out."""
+    return setting(None, older=None, **limits)
 
-    settings   a dataclass in which None is "not given"
+
+def duration() -> Any:
+    """A number of seconds, which may be left out."""
+    return optional(above=0, at_most=LONGEST_S, hint="a number of seconds")
+
+
+def latency() -> Any:
+    """The same, and none may be 0."""
+    return optional(at_least=0, at_most=LONGEST_S, hint="a number of seconds")
+
+
+def bandwidth() -> Any:
+    """A number of Gbit/s, which may be left out."""
+    return optional(at_least=SLOWEST_GBPS, finite=False, hint="a number of Gbit/s")
+
+
+def check_choice(own: Any, where: str, choice: str, besides: tuple[str, ...] = ()) -> None:
+    """What a choice needs has to be given, and nothing else may be.
+
+    own        a dataclass in which None is "not given"
     where      its place in the configuration, such as cluster.compute
-    choice     the key of it that chose `kind`, such as distribution
-    besides    keys that the caller looks after
+    choice     the key of it that is chosen, an Enum whose values are the names of what each needs
+    besides    keys that may be given, too
 
-    Raises:
-        ConfigError: a setting that `kind` needs is None, or one that it has no use for is not.
+    Raises ConfigError, also for a value that makes no sense.
     """
-    said = f"{where}.{choice}={getattr(settings, choice).name}"
-    taken = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    given = {f.name: getattr(settings, f.name) for f in fields(settings)}
-    given = {key: value for key, value in given.items() if value is not None and key not in (choice, *besides)}
-    for key, f in taken.items():
-        if key not in given and f.default is MISSING:
+    chosen = getattr(own, choice)
+    said = f"{where}.{choice}={chosen.name}"
+    for key in chosen.value:
+        if getattr(own, key) is None:
             raise ConfigError(f"{said} needs {where}.{key}, which is not given: set {where}.{key}=...")
-    for key, value in given.items():
-        if key not in taken:
+    for key in (f.name for f in fields(own)):
+        value = getattr(own, key)
+        if value is not None and key not in (choice, *chosen.value, *besides):
             raise ConfigError(
                 f"{where}.{key}={value} has no meaning with {said}: leave it out, or set {where}.{key}=null."
             )
-    return kind(**given)
+    check(type(own), vars(own), where)
+
+
+class Line(NamedTuple):
+    """Its cells, and how messages call it: 'line 3 of cluster.links.file=links.csv'."""
+
+    said: str
+    cells: list[str]
+
+    def check_columns(self, columns: list[str]) -> None:
+        """Raise ConfigError unless the line has these columns."""
+        if len(self.cells) != len(columns):
+            raise ConfigError(f"{self.said} has {len(self.cells)} columns: it has to be {','.join(columns)}.")
+
+    def integer(self, place: int, what: str, below: float = math.inf) -> int:
+        """A number 0, 1, 2, ... Raises ConfigError if the cell is none, or not below what it has to be."""
+        cell = self.cells[place]
+        if not (cell.isascii() and cell.isdigit() and int(cell) < below):
+            numbers = "0, 1, 2, ..." if below == math.inf else f"0 to {below - 1} with num_workers={below}"
+            raise ConfigError(f"{self.said} has '{cell}' where the number of a {what} should be, {numbers}.")
+        return int(cell)
+
+    def seconds(self, place: int) -> float:
+        """A duration. Raises ConfigError if the cell is none."""
+        return self.number(place, f"a number of seconds from 0 to {LONGEST_S:g}", 0.0, LONGEST_S)
+
+    def gbps(self, place: int) -> float:
+        """A bandwidth, which may be inf. Raises ConfigError if the cell is none."""
+        return self.number(place, f"a bandwidth in Gbit/s, at least {SLOWEST_GBPS:g},", SLOWEST_GBPS)
+
+    def number(self, place: int, what: str, least: float, most: float = math.inf) -> float:
+        """A number from `least` to `most`. Raises ConfigError if the cell is none."""
+        cell = self.cells[place]
+        if not cell:
+            raise ConfigError(f"{self.said} has a hole where {what} should be.")
+        value = as_number(cell)
+        if not least <= value <= most:
+            raise ConfigError(f"{self.said} has '{cell}' where {what} should be.")
+        return value
+
+
+def as_number(cell: str) -> float:
+    """What a cell holds; nan for no number."""
+    try:
+        return float(cell)
+    except ValueError:
+        return math.nan
+
+
+def read_lines(key: str, name: str) -> list[Line]:
+    """The lines that are not empty of the file that the setting `key` names. Raises ConfigError if it is no CSV in
+    UTF-8."""
+    path = at_home(name)
+    if not path.is_file():
+        raise ConfigError(f"{key}={name} is not a file (looked for {path.absolute()}).")
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file)
+            return [
+                Line(f"line {reader.line_num} of {key}={name}", [cell.strip() for cell in row]) for row in reader if row
+            ]
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"{key}={name} cannot be read as CSV: {error}.") from error

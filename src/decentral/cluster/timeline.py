@@ -1,45 +1,100 @@
 """Simulated time for workers that go on by themselves: who does what when, before any data is touched.
 
 A worker is a program: a generator of operations (`operations.py`). An operation that concerns the worker alone says
-when it is over; one in which workers meet (`groups.py`, `barrier.py`, `pairs.py`, `pushes.py`) lets it go on once the
+when it is over; one in which workers meet (all of them, groups, pairs) lets it go on once the
 clock has decided. Times depend on compute times, links and programs only, never on values, so that the same timeline
 comes out whether or not there are rows to carry its operations out on.
+
+`timeline.json`, which ui.perfetto.dev and chrome://tracing open, is in the Trace Event Format: one complete event
+("ph": "X") for each span, with `ts` and `dur` in microseconds of simulated time, on a track for each worker.
 """
 
 from __future__ import annotations
 
+import json
 from array import array
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import chain, count
 from math import inf
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from decentral.cluster.operations import check_ended
+from decentral.store.files import read_json, write_text
 
 if TYPE_CHECKING:
     from decentral.cluster.compute import GradientTimes
-    from decentral.cluster.costs import LinkCosts
+    from decentral.cluster.links import LinkCosts
     from decentral.cluster.operations import Operation, RowExecutor
-    from decentral.cluster.spans import Spans
 
-Meeting = TypeVar("Meeting", covariant=True)
+FILE = "timeline.json"
+
+
+class Span(NamedTuple):
+    """A worker computes, waits or exchanges from one simulated time to another, in seconds."""
+
+    worker: int
+    kind: str
+    begin_s: float
+    end_s: float
+
+
+class Spans:
+    """The spans of the first workers of a timeline."""
+
+    def __init__(self, workers: int) -> None:
+        """`workers`: of how many they are kept."""
+        self.found: list[Span] = []
+        self._workers = workers
+
+    def add(self, worker: int, kind: str, begin_s: float, end_s: float) -> None:
+        """Keep one that takes time."""
+        if end_s > begin_s and worker < self._workers:
+            self.found.append(Span(worker, kind, begin_s, end_s))
+
+
+def write_spans(directory: Path, spans: Iterable[Span]) -> Path:
+    """Replace `timeline.json` atomically; returns its path."""
+    spans = sorted(spans, key=lambda span: (span.worker, span.begin_s))
+    names = {
+        worker: {"name": "thread_name", "ph": "M", "pid": 0, "tid": worker, "args": {"name": f"worker {worker}"}}
+        for worker in sorted({span.worker for span in spans})
+    }
+    events: list[dict[str, Any]] = [
+        {"name": "process_name", "ph": "M", "pid": 0, "args": {"name": "simulated time"}},
+        *names.values(),
+        *({"name": span.kind, "ph": "X", "pid": 0, "tid": span.worker, **_times(span)} for span in spans),
+    ]
+    lines = ",\n".join(json.dumps(event) for event in events)
+    path = directory / FILE
+    write_text(path, f'{{"displayTimeUnit": "ms", "traceEvents": [\n{lines}\n]}}\n')
+    return path
+
+
+def read_spans(directory: Path) -> list[Span]:
+    """What `timeline.json` holds; nothing if there is none. Never raises."""
+    events = (read_json(directory / FILE) or {}).get("traceEvents", [])
+    return [
+        Span(one["tid"], one["name"], one["ts"] / 1e6, (one["ts"] + one["dur"]) / 1e6)
+        for one in events
+        if one.get("ph") == "X"
+    ]
+
+
+def _times(span: Span) -> dict[str, float]:
+    return {"ts": round(1e6 * span.begin_s, 3), "dur": round(1e6 * (span.end_s - span.begin_s), 3)}
+
+
+Meeting = TypeVar("Meeting")
 _STEPS_AT_ONCE = 64
 _Event = tuple[float, int, int | None, Callable[[float], object] | None]
 """When, in which order at that time, who goes on then, and what is called before."""
 _Deferred = tuple[int | None, Callable[[float], object]]
 """Who goes on at this time, and what is called before."""
-
-
-class MeetingPlace(Protocol[Meeting]):
-    """What an operation in which workers meet is about: one object for all of them, with one meeting."""
-
-    def open(self, timeline: Timeline) -> Meeting:
-        """The meeting in a timeline that has just begun."""
-        ...
 
 
 class Lateness(NamedTuple):
@@ -83,7 +138,7 @@ class Timeline:
         self.compute_s, self.wait_s, self.exchange_s = ([0.0] * self.n for _ in range(3))
         """Seconds of each worker so far, with those of a gradient or a wait counted when it begins or ends."""
         self.bytes_sent = self.messages_sent = 0
-        self.ages: dict[int, int] = {}
+        self.ages = Counter[int]()
         """How often a contribution, or a model that was averaged, was so many versions old."""
         self.critical = [0] * self.n
         """How often all, or a group, waited for this worker last."""
@@ -153,12 +208,11 @@ class Timeline:
                 del self._blocks[done]
         return self._blocks[number]
 
-    def meeting(self, place: MeetingPlace[Meeting]) -> Meeting:
+    def meeting(self, place: object, kind: Callable[[Any, Timeline], Meeting]) -> Meeting:
         """The one meeting of all operations with this place, which is compared by identity."""
-        try:
-            meeting: Meeting = self._meetings[place]
-        except KeyError:
-            meeting = self._meetings[place] = place.open(self)
+        if place not in self._meetings:
+            self._meetings[place] = kind(place, self)
+        meeting: Meeting = self._meetings[place]
         return meeting
 
     def nobody_else_at(self, now: float) -> bool:
@@ -212,10 +266,6 @@ class Timeline:
         """Count messages."""
         self.messages_sent += messages
         self.bytes_sent += num_bytes
-
-    def aged(self, age: int, times: int = 1) -> None:
-        """Count what was so many versions old."""
-        self.ages[age] = self.ages.get(age, 0) + times
 
     def accounts(self) -> dict[str, np.ndarray]:
         """Seconds of each worker so far, float64 [n]: computing, waiting and exchanging."""

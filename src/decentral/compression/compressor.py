@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from decentral.cluster.costs import Prices
+    from decentral.cluster.links import Prices
     from decentral.network.network import Network
     from decentral.network.payload import Payload, Sizes
 
@@ -55,7 +55,7 @@ class Collectives(Protocol):
         """x_i <- 1/n sum_j x_j, in place, for the rows x [k, M] of the local workers."""
         ...
 
-    def broadcast(self, payload: Payload | None, root: int, sizes: Sizes | None = None) -> Payload:
+    def broadcast(self, payload: Payload | None, root: int, sizes: Sizes) -> Payload:
         """That of worker `root`, on every process; the others give None."""
         ...
 

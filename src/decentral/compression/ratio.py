@@ -14,7 +14,7 @@ from decentral.settings import setting
 if TYPE_CHECKING:
     import torch
 
-    from decentral.cluster.costs import Prices
+    from decentral.cluster.links import Prices
 
 _MOST_COMPARED = 10_000
 _LONGEST = 1 << 20

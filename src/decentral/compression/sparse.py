@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from decentral.cluster.costs import Prices
+    from decentral.cluster.links import Prices
     from decentral.compression.row_layout import RowLayout
     from decentral.network.payload import Payload, Sizes
 

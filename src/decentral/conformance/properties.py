@@ -67,7 +67,7 @@ def steps(config: Config, world: World, directory: Path) -> Status:
             wire = getattr(r.net, "wire_bytes", 0) / len(r.net.workers)
             total = r.net.gather(torch.full((len(r.net.workers), 1), wire, dtype=torch.float64)).sum()
             if world.leader:
-                counts = [r.net.bytes_sent, r.net.messages_sent, round(float(total)), bool(reduced)]
+                counts = [r.net.traffic.bytes_sent, r.net.traffic.messages_sent, round(float(total)), bool(reduced)]
                 np.savez(directory / _FILE, iterates=iterates, counts=np.array(counts, dtype=np.int64))
         finally:
             r.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
-from decentral.cluster import collectives
+from decentral.cluster.links import ALL_GATHER, BROADCAST, RABENSEIFNER, RING, STAR, TREE, Collective
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Measurement
 from decentral.measurements.values import Labels, Meaning, Value
@@ -33,10 +33,8 @@ class Link(NamedTuple):
 Scheme = Callable[[int, float, float, Link], float]
 """(n workers, P parameters, share of them that is kept, link) -> seconds."""
 
-_BROADCAST, _ALL_GATHER = collectives.Broadcast(), collectives.AllGather()
 
-
-def _alone(collective: collectives.Collective, bytes_each: float) -> Scheme:
+def _alone(collective: Collective, bytes_each: float) -> Scheme:
     """The collective with rows of so many bytes for each parameter, whatever is kept."""
 
     def seconds(n: int, parameters: float, keep: float, link: Link) -> float:
@@ -45,33 +43,33 @@ def _alone(collective: collectives.Collective, bytes_each: float) -> Scheme:
     return seconds
 
 
-def _artopk(all_reduce: collectives.AllReduce) -> Scheme:
+def _artopk(all_reduce: Collective) -> Scheme:
     """AR-Topk: one worker's k = keep P indices to all (4 bytes each), then an all-reduce of k values (4 bytes each)."""
 
     def seconds(n: int, parameters: float, keep: float, link: Link) -> float:
         kept = _DENSE * keep * parameters
-        return sum(each.seconds(n, kept, *link, math.log2) for each in (_BROADCAST, all_reduce))
+        return sum(each.seconds(n, kept, *link, math.log2) for each in (BROADCAST, all_reduce))
 
     return seconds
 
 
 def _gathered(n: int, parameters: float, keep: float, link: Link) -> float:
     """AG-Topk: everybody's k values and k indices to all."""
-    return _ALL_GATHER.seconds(n, 2 * _DENSE * keep * parameters, *link, math.log2)
+    return ALL_GATHER.seconds(n, 2 * _DENSE * keep * parameters, *link, math.log2)
 
 
 SCHEMES: dict[str, Scheme] = {
-    "star": _alone(collectives.Star(), _DENSE),
-    "ring": _alone(collectives.Ring(), _DENSE),
-    "tree": _alone(collectives.Tree(), _DENSE),
-    "rabenseifner": _alone(collectives.Rabenseifner(), _DENSE),
-    "allgather": _alone(_ALL_GATHER, _DENSE),
-    "broadcast": _alone(_BROADCAST, _DENSE),
-    "bf16_ring": _alone(collectives.Ring(), _HALF),
-    "bf16_tree": _alone(collectives.Tree(), _HALF),
-    "bf16_rabenseifner": _alone(collectives.Rabenseifner(), _HALF),
-    "artopk_ring": _artopk(collectives.Ring()),
-    "artopk_tree": _artopk(collectives.Tree()),
+    "star": _alone(STAR, _DENSE),
+    "ring": _alone(RING, _DENSE),
+    "tree": _alone(TREE, _DENSE),
+    "rabenseifner": _alone(RABENSEIFNER, _DENSE),
+    "allgather": _alone(ALL_GATHER, _DENSE),
+    "broadcast": _alone(BROADCAST, _DENSE),
+    "bf16_ring": _alone(RING, _HALF),
+    "bf16_tree": _alone(TREE, _HALF),
+    "bf16_rabenseifner": _alone(RABENSEIFNER, _HALF),
+    "artopk_ring": _artopk(RING),
+    "artopk_tree": _artopk(TREE),
     "topk_allgather": _gathered,
 }
 """Each a way to average n rows of P parameters; `allgather` and `broadcast` are the paper's two other operations."""

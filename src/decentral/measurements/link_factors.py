@@ -53,7 +53,9 @@ class LinkFactors(Computation):
         finally:
             problem.close()
         net = local_network(config)
-        clock = net.clock = Clock(n, config.cluster.gradient_times(n, 0), replace(config.cluster, links=links).costs(n))
+        clock = net.traffic.clock = Clock(
+            n, config.cluster.gradient_times(n, 0), replace(config.cluster, links=links).costs(n)
+        )
 
         def zeros(x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
             clock.gradient()

@@ -201,17 +201,17 @@ def push_sum(
     """Asynchronous push-sum for x [n, d]: this worker's entry, and what has become of the sums of p and x."""
     import torch.distributed as dist
 
-    from decentral.network.windows.choose import open_window
-    from decentral.network.windows.slots import Edges
+    from decentral.network.windows.open import open_window
+    from decentral.network.windows.window import Edges
 
     n, i, mean = len(x), world.rank, x.mean(0)
     edges = Edges.of(config.rounds().mixing(0)[0].graph)
-    share = 1 / (1 + len(edges.receivers(i)))
+    share = 1 / (1 + len(edges.receivers[i]))
     window = open_window(config.network, edges, [range(j, j + 1) for j in range(n)], x[i : i + 1])
     log, seconds = Log(), _stop_watch(world)
     while seconds() < duration_s:
         time.sleep(pauses[i])
-        window.accumulate(i, dict.fromkeys(edges.receivers(i), share), share)
+        window.accumulate(i, dict.fromkeys(edges.receivers[i], share), share)
         window.collect(i)
         now = seconds()
         log.note(now, error(window.t / window.p[0], mean), float(window.p[0]))
@@ -322,7 +322,9 @@ def simulated_rounds(config: Config, duration_s: float, x: Tensor) -> dict[str, 
     n, mean = len(x), x.mean(0)
     net = local_network(config)
     waits_for_everyone = config.cluster.waits_for is WaitsFor.everyone
-    clock = net.clock = Clock(n, config.cluster.gradient_times(n, 0), config.cluster.costs(n), waits_for_everyone)
+    clock = net.traffic.clock = Clock(
+        n, config.cluster.gradient_times(n, 0), config.cluster.costs(n), waits_for_everyone
+    )
 
     def turn(x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
         clock.gradient()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from decentral.cluster.cluster import Machines
-from decentral.cluster.spans import write_spans
+from decentral.cluster.timeline import write_spans
 from decentral.config.identity import component_identity
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.computation import Computation, check_losses

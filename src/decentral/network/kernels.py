@@ -144,13 +144,6 @@ def sum_of(y: Tensor, messages: Sequence[Tensor], out: Tensor) -> Tensor:
     return out
 
 
-def total_rows(x: Tensor) -> None:
-    """x_0 <- sum_i x_i, in place."""
-    for columns in blocks(x.shape[-1], len(x), x):
-        for row in x[1:, ..., columns]:
-            x[0, ..., columns].add_(row)
-
-
 def average_rows(x: Tensor) -> None:
     """x_i <- 1/n sum_j x_j in place, for all n rows."""
     for columns in blocks(x.shape[-1], 1, x):
@@ -263,14 +256,9 @@ class Product:
         self._dense: dict[tuple[torch.dtype, torch.device], Tensor] = {}
         self._sparse: dict[torch.dtype, csr_array] = {}
 
-    @property
-    def num_entries(self) -> int:
-        """How many weights are not zero."""
-        return len(self._weight)
-
     def suits(self, x: Tensor) -> bool:
         """Whether it should and can be done for such rows. (On a GPU, where none is looked at, if no entry is zero.)"""
-        if self.num_entries <= _FEW_ENTRIES or x.dtype not in (torch.float32, torch.float64):
+        if len(self._weight) <= _FEW_ENTRIES or x.dtype not in (torch.float32, torch.float64):
             return False
         return x.device.type == "cpu" or self._full
 

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.topology.facts import mean_delay
 from decentral.topology.rounds import RelayEdges, Rounds
 
 Star = tuple[int, list[int]]
@@ -21,6 +20,7 @@ class EdgeLayout:
     def __init__(self, rounds: Rounds, workers: range) -> None:
         self.rounds = rounds
         self.workers = workers  # the local ones
+        self.n = rounds.num_workers
 
     def piece_widths(self, num_coordinates: int) -> list[int]:
         """How many coordinates each piece has."""
@@ -65,7 +65,3 @@ class EdgeLayout:
     @cached_property
     def _edge_tensors(self) -> dict[str, Tensor]:
         return {name: torch.from_numpy(getattr(self.edges, name)) for name in ("src", "dst", "piece", "reverse")}
-
-    @cached_property
-    def _mean_delays(self) -> dict[bool, float]:
-        return {overlap: mean_delay(self.rounds, overlap) for overlap in (False, True)}

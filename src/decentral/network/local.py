@@ -22,7 +22,7 @@ class LocalNetwork(Network):
     def __init__(self, rounds: Rounds, losses: Losses) -> None:
         super().__init__(rounds, range(rounds.num_workers), losses)
         self._relay_tables: dict[int, kernels.RelayTable] = {}
-        self._indices: dict[torch.device, list[Tensor]] = {}
+        self._indices: dict[torch.device, list[Tensor]] = {}  # for each piece, its rows of m
 
     def gather(self, rows: Tensor) -> Tensor:
         """The rows themselves."""
@@ -63,8 +63,13 @@ class LocalNetwork(Network):
         if not len(m):
             return m
         if kernels.small(m, 8):  # relaying gathers more than once what it writes
-            return self._relay_table(y.shape[-1]).relay(y, m)
-        pieces, indices, reverse = self.rounds.slices(y.shape[-1]), self._indices_on(m.device), self._reverse
+            if y.shape[-1] not in self._relay_tables:
+                pieces = self.rounds.slices(y.shape[-1])
+                self._relay_tables[y.shape[-1]] = kernels.RelayTable(self.edges, pieces, y.shape[-1])
+            return self._relay_tables[y.shape[-1]].relay(y, m)
+        if m.device not in self._indices:
+            self._indices[m.device] = [torch.tensor(edges, device=m.device) for edges, _ in self.stars]
+        pieces, indices, reverse = self.rounds.slices(y.shape[-1]), self._indices[m.device], self._reverse
         for (edges, stars), piece, index in zip(self.stars, pieces, indices, strict=True):
             source = y[:, piece]
             for columns in kernels.blocks(source.shape[-1], 2 * len(edges), m):
@@ -79,14 +84,10 @@ class LocalNetwork(Network):
     def _everybodys_sizes(self, payloads: Sequence[Payload]) -> list[Sizes]:
         return [payload.sizes for payload in payloads]
 
-    def _sizes_of_one(self, payload: Payload | None, root: int) -> Sizes:
-        assert payload is not None
-        return payload.sizes
-
     def _allgather(self, payloads: Sequence[Payload], known: Known) -> list[Payload]:
         return list(payloads)
 
-    def _broadcast(self, payload: Payload | None, root: int, known: Known) -> Payload:
+    def _broadcast(self, payload: Payload | None, root: int, sizes: Sizes) -> Payload:
         assert payload is not None
         return payload
 
@@ -98,18 +99,6 @@ class LocalNetwork(Network):
 
     def _relay_payloads(self, payloads: Sequence[Payload], sizes: Sequence[Sizes]) -> list[Payload]:
         return [payloads[back] for back in self._reverse]
-
-    def _relay_table(self, num_coordinates: int) -> kernels.RelayTable:
-        if num_coordinates not in self._relay_tables:
-            pieces = self.rounds.slices(num_coordinates)
-            self._relay_tables[num_coordinates] = kernels.RelayTable(self.edges, pieces, num_coordinates)
-        return self._relay_tables[num_coordinates]
-
-    def _indices_on(self, device: torch.device) -> list[Tensor]:
-        """For each piece, its rows of m."""
-        if device not in self._indices:
-            self._indices[device] = [torch.tensor(edges, device=device) for edges, _ in self.stars]
-        return self._indices[device]
 
     @cached_property
     def _reverse(self) -> list[int]:

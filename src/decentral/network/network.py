@@ -12,14 +12,15 @@ import torch
 from torch import Tensor
 
 from decentral.network import kernels
-from decentral.network.layout import EdgeLayout
 from decentral.network.payload import PayloadVerbs
 from decentral.network.traffic import Traffic
 from decentral.topology.delivery import Delivery, Exchange, Losses, exchange
+from decentral.topology.facts import mean_delay
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds, Split, slices
 
 if TYPE_CHECKING:
+    from decentral.cluster.links import Prices
     from decentral.network.collectives import Fastest
 
 
@@ -31,28 +32,32 @@ class Network(PayloadVerbs, ABC):
     edges are rows [E, ceil(P / d)], one for each edge into a local worker; of a shorter piece the last column is not
     used.
 
-    `bytes_sent` and `messages_sent` count what all n workers send each other, whatever the number of processes: a
-    message for each off-diagonal W_ij that is not zero (mix), for each edge (relay); an all-reduce counts as a ring
-    all-reduce. What is needed for evaluation only is not counted.
+    `traffic` observes what is sent, for bytes and for time: a message for each off-diagonal W_ij that is not zero
+    (mix), for each edge (relay). What is needed for evaluation only is not counted.
     """
 
     def __init__(self, rounds: Rounds, workers: range, losses: Losses) -> None:
-        EdgeLayout.__init__(self, rounds, workers)
-        Traffic.__init__(self, rounds.num_workers)
+        super().__init__(rounds, workers)
+        self.traffic = Traffic(self.n)
         self.delivery = Delivery(rounds, losses)
         self.reliable = losses.probability == 0
         self.fastest: Fastest | None = None
         """What decides for `network.collective=auto`: a model of the network, the same on all processes."""
         self.flushed = True
         """Whether no share is on its way, so that there is nothing to `drain`; the same answer on all processes."""
+        self._mean_delays: dict[bool, float] = {}
         self.scratch = kernels.Scratch()
         self._relay_scratch = kernels.Scratch()
-        self._ones = torch.ones(self.n, rounds.num_pieces, dtype=torch.float64)
 
     @property
     def waited_s(self) -> float:
         """How long this process has had nothing to do but to wait for messages of other processes."""
         return 0.0
+
+    @property
+    def prices(self) -> Prices | None:
+        """What is known of the time that collectives take; None: nothing."""
+        return self.traffic.prices
 
     # -- verbs that communicate ----------------------------------------------------------------------------------------
 
@@ -62,13 +67,13 @@ class Network(PayloadVerbs, ABC):
         Two by two workers (in real time: processes) send one there and back: first 0 and 1, 2 and 3, ..., then 1 and
         2, ..., and the last one and 0 where that comes out even. In simulated time where there is some.
         """
-        if self.clock is None:
+        if self.traffic.clock is None:
             return self._ping(num_bytes)
         slowest = 0.0
         for pairs in pairings(self.n):
             src, dst = np.array(pairs, dtype=np.int64).T
-            slowest = max(slowest, self.clock.ping(src, dst, num_bytes))
-            self._count(2 * len(pairs), num_bytes)
+            slowest = max(slowest, self.traffic.clock.ping(src, dst, num_bytes))
+            self.traffic.count(2 * len(pairs), num_bytes)
         return slowest
 
     def mix(self, x: Tensor, round: int, lazy: bool = False) -> Tensor:
@@ -81,21 +86,19 @@ class Network(PayloadVerbs, ABC):
         Several may be on their way, which all processes begin in the same order. Of a round of several exchanges the
         first is in the background.
         """
-        exchanges = self.delivery.planned(round, lazy)
-        for each in exchanges:
-            self._count_exchange(each, x)
-        return Mixing(self._begin_timed, x, exchanges, lazy and self.delivery.in_several(round))
+        return Mixing(
+            self._begin_observed, x, self.delivery.planned(round, lazy), lazy and self.delivery.in_several(round)
+        )
 
     def mix_with(self, x: Tensor, W: MixingMatrix | np.ndarray) -> Tensor:
         """x_i <- sum_j W_ij x_j with a matrix, maybe dense [n, n], that depends on data, the same on all processes."""
         once = exchange((MixingMatrix.of(W),), Split.contiguous)
-        self._count_exchange(once, x)
-        return Mixing(self._begin_timed, x, [once], halve=False).wait()
+        return Mixing(self._begin_observed, x, [once], halve=False).wait()
 
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
-        self._count_mean(_row_bytes(x))
-        with self._collective("all_reduce", _row_bytes(x)):
+        self.traffic.count_mean(_row_bytes(x))
+        with self.traffic.collective("all_reduce", _row_bytes(x)):
             return self._mean(x)
 
     def begin_mean(self, x: Tensor) -> Callable[[], Tensor]:
@@ -103,10 +106,10 @@ class Network(PayloadVerbs, ABC):
 
         Until then x may be read but must not change.
         """
-        wait = self._begin_collective("all_reduce", _row_bytes(x))
+        wait = self.traffic.begin_collective("all_reduce", _row_bytes(x))
 
         def finish() -> Tensor:
-            self._count_mean(_row_bytes(x))
+            self.traffic.count_mean(_row_bytes(x))
             wait()
             return self._mean(x)
 
@@ -125,9 +128,9 @@ class Network(PayloadVerbs, ABC):
         a row, and 8 bytes for that of p; one that stays is counted.
         """
         shares = self.delivery.shares(round)
-        self._count_exchange(shares, x)
-        self.bytes_sent += 8 * sum(shares.num_messages)
-        self._begin_sending(shares, _piece_bytes(shares, x))()
+        num_bytes = _piece_bytes(shares, x)
+        self.traffic.count_pieces(shares.num_messages, [each + 8 for each in num_bytes])
+        self.traffic.begin(shares, num_bytes)()
         return self._push(x, p, shares)
 
     def drain(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -144,14 +147,12 @@ class Network(PayloadVerbs, ABC):
         Both m are indexed by the receiver: row e holds the last message over edge e = (i -> j) to a local j.
         """
         sizes = [width * y.element_size() for width in self.piece_widths(y.shape[-1])]
-        for num_edges, size in zip(self._edges_of_piece, sizes, strict=True):
-            self._count(num_edges, size)
-        self._begin_sending(self.edges, sizes)()
+        self.traffic.count_pieces(self._edges_of_piece, sizes)
+        self.traffic.begin(self.edges, sizes)()
         m = self._relay(y, m)
-        first, last = self.local_edges.start, self.local_edges.stop
-        for e in self.delivery.undelivered(self.edges, round):
-            if first <= e < last:
-                m[e - first].zero_()
+        for e in self.delivery.undelivered(self.edges, round).tolist():
+            if e in self.local_edges:
+                m[e - self.local_edges.start].zero_()
         return m
 
     # -- local arithmetic ----------------------------------------------------------------------------------------------
@@ -213,7 +214,7 @@ class Network(PayloadVerbs, ABC):
 
     def known_ones(self) -> Tensor:
         """Ones [n, d], float64 on the CPU: the push-sum weights at the start."""
-        return self._ones.clone()
+        return torch.ones(self.n, self.rounds.num_pieces, dtype=torch.float64)
 
     def mix_known(self, w: Tensor, round: int) -> Tensor:
         """w_i <- sum_j W_ij w_j for numbers [n, d] known everywhere, with the losses of this round."""
@@ -234,10 +235,12 @@ class Network(PayloadVerbs, ABC):
     def collect_counts(self, c: Tensor) -> Tensor:
         """sum_{j in N_i} c_{j->i} for all workers and pieces: [edges] -> [n, d]."""
         edges = self._edge_tensors
-        return torch.zeros_like(self._ones).index_put_((edges["dst"], edges["piece"]), c, accumulate=True)
+        return torch.zeros_like(self.known_ones()).index_put_((edges["dst"], edges["piece"]), c, accumulate=True)
 
     def mean_delay(self, overlap: bool) -> float:
         """mean_ij max(tau_ij - 1, 0), or with overlap mean_ij tau_ij (RelaySum paper, appendix D.1)."""
+        if overlap not in self._mean_delays:
+            self._mean_delays[overlap] = mean_delay(self.rounds, overlap)
         return self._mean_delays[overlap]
 
     # -- what a run asks of it -----------------------------------------------------------------------------------------
@@ -311,29 +314,22 @@ class Network(PayloadVerbs, ABC):
         rows = kernels.scratch_rows(len(incoming))
         kernels.relay_from(y, incoming, outgoing, self._relay_scratch.rows(y, rows, len(y)) if rows else ())
 
-    # -- accounts and simulated time -----------------------------------------------------------------------------------
-
-    def _begin_timed(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
-        """`_begin`, and in simulated time, too, if anybody asks for it."""
+    def _begin_observed(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
+        """`_begin`, counted, and in simulated time, too."""
         finish = self._begin(x, exchange)
-        if self.clock is None:
-            return finish
         if exchange.pieces:
-            wait = self._begin_sending(exchange, _piece_bytes(exchange, x))
+            num_bytes = _piece_bytes(exchange, x)
+            self.traffic.count_pieces(exchange.num_messages, num_bytes)
+            wait = self.traffic.begin(exchange, num_bytes)
         else:
-            wait = self._begin_collective("all_reduce", _row_bytes(x))
+            self.traffic.count_mean(_row_bytes(x))
+            wait = self.traffic.begin_collective("all_reduce", _row_bytes(x))
 
         def finish_in_time() -> None:
             wait()
             finish()
 
         return finish_in_time
-
-    def _count_exchange(self, exchange: Exchange, x: Tensor) -> None:
-        if not exchange.pieces:
-            self._count_mean(_row_bytes(x))
-        for size, num_messages in zip(_piece_bytes(exchange, x), exchange.num_messages, strict=True):
-            self._count(num_messages, size)
 
 
 Begin = Callable[[Tensor, Exchange], Callable[[], object]]

@@ -28,7 +28,7 @@ class Payload(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """How many bytes its numbers take."""
-        return sum(each.numel() * each.element_size() for each in self.tensors.values())
+        return sum(each.nbytes for each in self.tensors.values())
 
     @property
     def sizes(self) -> Sizes:
@@ -42,22 +42,11 @@ class Payload(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What the payloads of a verb look like, known to everybody by now; whether somebody had to say so."""
+    """What the payloads of all workers look like, known to everybody by now."""
 
     each: Sequence[Sizes]
-    lengths_travel: bool
-
-    @property
-    def num_bytes(self) -> np.ndarray:
-        """Of the numbers of each payload: int64."""
-        if self.lengths_travel:
-            return np.array([bytes_of(sizes) for sizes in self.each], dtype=np.int64)
-        return np.full(len(self.each), bytes_of(self.each[0]))
-
-    @property
-    def length_bytes(self) -> int:
-        """What the lengths add to each message."""
-        return _LENGTH_BYTES * len(self.each[0]) if self.lengths_travel else 0
+    num_bytes: np.ndarray  # of the numbers of each payload: int64 [n]
+    length_bytes: int = 0  # what the lengths add to each message, where somebody had to say them
 
 
 def bytes_of(sizes: Sizes) -> int:
@@ -93,27 +82,29 @@ def _order(sizes: Sizes) -> list[str]:
     return sorted(sizes, key=lambda name: -sizes[name][0].itemsize)
 
 
-class PayloadVerbs(EdgeLayout, Traffic, ABC):
+class PayloadVerbs(EdgeLayout, ABC):
     """The payloads of a verb have tensors of the same names and types on all workers.
 
     `sizes` says what every one of them looks like, if that is known: then nothing but numbers travels. None: lengths
     depend on the data, may differ from worker to worker, and travel, too: 8 bytes for each tensor in each message.
-    `bytes_sent` counts both. (Between processes everybody hears all lengths, so that everybody knows what was sent and
+    Both are counted. (Between processes everybody hears all lengths, so that everybody knows what was sent and
     how long it took. What goes further than to those who receive the payload itself is not counted.)
 
     What is returned can be read until the next of these verbs, and is not written to: it may be the sender's own.
     """
 
     delivery: Delivery
+    traffic: Traffic
 
     def allgather(self, payloads: Sequence[Payload], sizes: Sizes | None = None) -> list[Payload]:
         """Those of the k local workers -> those of all n, by their numbers. Each is sent n - 1 times."""
         known = self._known(payloads, sizes)
-        num_bytes = self._count_payloads(known, np.full(self.n, self.n - 1))
-        with self._collective("allgather", float(num_bytes.max())):
+        num_bytes = known.num_bytes + known.length_bytes
+        self.traffic.count_senders(np.full(self.n, self.n - 1), num_bytes)
+        with self.traffic.collective("allgather", float(num_bytes.max())):
             return self._allgather(payloads, known)
 
-    def broadcast(self, payload: Payload | None, root: int, sizes: Sizes | None = None) -> Payload:
+    def broadcast(self, payload: Payload | None, root: int, sizes: Sizes) -> Payload:
         """Worker `root`'s, on every process; that which hosts it gives it, the others' is not looked at.
 
         It is sent n - 1 times.
@@ -123,10 +114,9 @@ class PayloadVerbs(EdgeLayout, Traffic, ABC):
             if ours is None:
                 raise ValueError(f"worker {root} is here, and has no payload to broadcast")
             check_alike([ours], sizes)
-        known = Known([self._sizes_of_one(ours, root) if sizes is None else sizes], sizes is None)
-        num_bytes = self._count_payloads(known, np.array([self.n - 1]))
-        with self._collective("broadcast", float(num_bytes[0])):
-            return self._broadcast(ours, root, known)
+        self.traffic.count(self.n - 1, bytes_of(sizes))
+        with self.traffic.collective("broadcast", float(bytes_of(sizes))):
+            return self._broadcast(ours, root, sizes)
 
     def swap(self, payloads: Sequence[Payload], round: int, sizes: Sizes | None = None) -> list[dict[int, Payload]]:
         """Every worker gives its payload to those who take something of it in this round: W_ij != 0, in any piece.
@@ -135,8 +125,9 @@ class PayloadVerbs(EdgeLayout, Traffic, ABC):
         lost. Each is sent once over every edge.
         """
         known, neighbors = self._known(payloads, sizes), self.delivery.neighbors(round)
-        num_bytes = self._count_payloads(known, neighbors.num_sent)
-        self._begin_sending(neighbors, num_bytes)()
+        num_bytes = known.num_bytes + known.length_bytes
+        self.traffic.count_senders(neighbors.num_sent, num_bytes)
+        self.traffic.begin(neighbors, num_bytes)()
         return self._swap(payloads, neighbors, known)
 
     def relay_payloads(self, payloads: Sequence[Payload], round: int, sizes: Sequence[Sizes]) -> list[Payload | None]:
@@ -145,16 +136,32 @@ class PayloadVerbs(EdgeLayout, Traffic, ABC):
         payloads[e] goes back over the local edge e = (i -> j), from j to i. What is returned has, for each local edge,
         the payload that has come over it, or None where it got lost.
         """
-        self._check_edges(payloads, sizes)
+        if len(payloads) != len(self.local_edges) or len(sizes) != self.rounds.num_pieces:
+            raise ValueError(
+                f"{len(payloads)} payloads of {len(sizes)} sizes were given for {len(self.local_edges)} local edges of "
+                f"{self.rounds.num_pieces} pieces"
+            )
+        for h, (edges, _) in enumerate(self.stars):
+            check_alike([payloads[row] for row in edges], sizes[h])
         num_bytes = [bytes_of(each) for each in sizes]
-        self.bytes_sent += sum(count * each for count, each in zip(self._edges_of_piece, num_bytes, strict=True))
-        self.messages_sent += len(self.edges)
-        self._begin_sending(self.edges, num_bytes)()
+        self.traffic.count_pieces(self._edges_of_piece, num_bytes)
+        self.traffic.begin(self.edges, num_bytes)()
         came: list[Payload | None] = [*self._relay_payloads(payloads, sizes)]
         for e in self.delivery.undelivered(self.edges, round).tolist():
             if e in self.local_edges:
                 came[e - self.local_edges.start] = None
         return came
+
+    def _known(self, payloads: Sequence[Payload], sizes: Sizes | None) -> Known:
+        """What the payloads of all n workers look like."""
+        if len(payloads) != len(self.workers):
+            raise ValueError(f"{len(payloads)} payloads were given for {len(self.workers)} local workers")
+        check_alike(payloads, sizes)
+        if sizes is not None:
+            return Known([sizes] * self.n, np.full(self.n, bytes_of(sizes)))
+        each = self._everybodys_sizes(payloads)
+        num_bytes = np.array([bytes_of(sizes) for sizes in each], dtype=np.int64)
+        return Known(each, num_bytes, _LENGTH_BYTES * len(each[0]))
 
     # -- what an implementation does -----------------------------------------------------------------------------------
 
@@ -163,42 +170,17 @@ class PayloadVerbs(EdgeLayout, Traffic, ABC):
         """What the payloads of all n workers look like."""
 
     @abstractmethod
-    def _sizes_of_one(self, payload: Payload | None, root: int) -> Sizes:
-        """What the payload of worker `root` looks like, which has it."""
+    def _allgather(self, payloads: Sequence[Payload], known: Known) -> list[Payload]:
+        """Those of all workers."""
 
     @abstractmethod
-    def _allgather(self, payloads: Sequence[Payload], known: Known) -> list[Payload]: ...
+    def _broadcast(self, payload: Payload | None, root: int, sizes: Sizes) -> Payload:
+        """Worker `root`'s."""
 
     @abstractmethod
-    def _broadcast(self, payload: Payload | None, root: int, known: Known) -> Payload: ...
+    def _swap(self, payloads: Sequence[Payload], neighbors: Neighbors, known: Known) -> list[dict[int, Payload]]:
+        """For each local worker those of the workers that it hears of."""
 
     @abstractmethod
-    def _swap(self, payloads: Sequence[Payload], neighbors: Neighbors, known: Known) -> list[dict[int, Payload]]: ...
-
-    @abstractmethod
-    def _relay_payloads(self, payloads: Sequence[Payload], sizes: Sequence[Sizes]) -> list[Payload]: ...
-
-    def _check_edges(self, payloads: Sequence[Payload], sizes: Sequence[Sizes]) -> None:
-        if len(payloads) != len(self.local_edges) or len(sizes) != self.rounds.num_pieces:
-            raise ValueError(
-                f"{len(payloads)} payloads of {len(sizes)} sizes were given for {len(self.local_edges)} local edges of "
-                f"{self.rounds.num_pieces} pieces"
-            )
-        for h, (edges, _) in enumerate(self.stars):
-            check_alike([payloads[row] for row in edges], sizes[h])
-
-    def _known(self, payloads: Sequence[Payload], sizes: Sizes | None) -> Known:
-        """What the payloads of all n workers look like."""
-        if len(payloads) != len(self.workers):
-            raise ValueError(f"{len(payloads)} payloads were given for {len(self.workers)} local workers")
-        check_alike(payloads, sizes)
-        if sizes is None:
-            return Known(self._everybodys_sizes(payloads), lengths_travel=True)
-        return Known([sizes] * self.n, lengths_travel=False)
-
-    def _count_payloads(self, known: Known, times: np.ndarray) -> np.ndarray:
-        """Count payloads that are sent so many times [n]; returns the bytes of each, with its lengths: int64 [n]."""
-        num_bytes = known.num_bytes + known.length_bytes
-        self.bytes_sent += int(num_bytes @ times)
-        self.messages_sent += int(times.sum())
-        return num_bytes
+    def _relay_payloads(self, payloads: Sequence[Payload], sizes: Sequence[Sizes]) -> list[Payload]:
+        """Those that have come over the local edges."""

@@ -6,6 +6,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,15 +17,15 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.network import kernels
-from decentral.network.collectives import AllReduce, Peers, chosen
+from decentral.network.collectives import Peers, all_reduce
 from decentral.network.network import Network, pairings
-from decentral.network.payload_transfer import PayloadTransfer
+from decentral.network.payload import Known, Payload, Sizes, bytes_of, unpacked
 from decentral.network.settings import CollectiveChoice, NetworkSettings
 from decentral.network.transports.choose import open_transport
 from decentral.network.transports.signals import note_of
-from decentral.network.transports.transport import Buffer, CutEdge, Expected, Row, Transport
+from decentral.network.transports.transport import Buffer, CutEdge, Expected, Transport
 from decentral.network.windows.pushes import Pushes
-from decentral.topology.delivery import Exchange, Losses
+from decentral.topology.delivery import Exchange, Losses, Neighbors
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds, slices
 
@@ -47,20 +48,29 @@ def join(
 
 
 class _Crossings(NamedTuple):
-    """The rows that cross in a round, by what this process does with them; it sends local row `worker`."""
+    """The rows that cross in a round. Row i of a process has number d i + h for piece h of d."""
 
-    sends: list[Row]
-    receives: list[Row]
+    sends: list[tuple[int, int, list[int]]]  # place among the local rows, piece, the processes that need it
+    receives: list[tuple[int, int, int]]  # process, piece, number there
     received: list[list[int]]  # worker of each received row, by piece
     note: int  # about the matrices
 
 
-def _rows(workers: np.ndarray, piece: int, peers: np.ndarray, tags: np.ndarray) -> list[Row]:
-    columns = zip(workers.tolist(), peers.tolist(), tags.tolist(), strict=True)
-    return [Row(worker, piece, peer, tag) for worker, peer, tag in columns]
+class _Carried(NamedTuple):
+    """The same for rows of one shape and type."""
+
+    pieces: list[slice]
+    sends: list[tuple[int, int, list[int], int]]  # place among the local rows, piece, the processes, number
+    expected: list[Expected]
+    received: list[list[int]]
+    shapes: list[torch.Size]  # of the pieces of a row
+    counts: tuple[int, int]  # messages and bytes that this process sends
+    room: tuple[int, int]
+    note: int
+    what: str
 
 
-class ProcessNetwork(PayloadTransfer, Network):
+class ProcessNetwork(Network):
     """This process hosts some of the n workers; needs an initialised process group (gloo or nccl).
 
     One message for each row that another process needs (mix), or for each edge that is cut (relay). `wire_bytes` and
@@ -94,6 +104,8 @@ class ProcessNetwork(PayloadTransfer, Network):
         self._cut_edges_of: dict[int, list[CutEdge]] = {}  # by the length of rows
         self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
         self.owner = np.repeat(np.arange(len(layout)), [len(workers) for workers in layout])
+        """The process of each worker."""
+        self._others = [p for p in range(len(layout)) if p != rank]
 
     @property
     def wire_bytes(self) -> int:
@@ -152,11 +164,17 @@ class ProcessNetwork(PayloadTransfer, Network):
         return self._pushes.drain(x, p)
 
     def _mean(self, x: Tensor) -> Tensor:
-        kernels.total_rows(x)
-        if (collective := self._chosen(x[0])) is None:
-            self.transport.total(x[0], 1 / self.n)
-        else:
-            collective.total(x[0].view(-1), 1 / self.n, Peers(self.transport, self.rank, len(self.layout), x.device))
+        for columns in kernels.blocks(x.shape[-1], len(x), x):
+            for row in x[1:, ..., columns]:
+                x[0, ..., columns].add_(row)
+        choice, transport = self.settings.collective, self.transport
+        if choice is CollectiveChoice.library and transport.limiter is not None and not transport.limits_totals:
+            choice = CollectiveChoice.ring
+        elif choice is CollectiveChoice.auto and self.fastest is not None:
+            choice = self.fastest(x[0].nbytes)
+        peers = Peers(transport, self.rank, len(self.layout), x.device)
+        if not all_reduce(choice, x[0].view(-1), 1 / self.n, peers):
+            transport.total(x[0], 1 / self.n)
         x[1:] = x[0]
         return x
 
@@ -166,7 +184,7 @@ class ProcessNetwork(PayloadTransfer, Network):
         self.transport.reserve(num_bytes)
         slowest = 0.0
         for pairs in pairings(len(self.layout)):
-            self._count(2 * _PINGS * len(pairs), num_bytes)
+            self.traffic.count(2 * _PINGS * len(pairs), num_bytes)
             pair = next((pair for pair in pairs if self.rank in pair), ())
             least = math.inf if pair else 0.0
             for _ in range(_PINGS):
@@ -194,55 +212,81 @@ class ProcessNetwork(PayloadTransfer, Network):
         rows = torch.full((len(self.workers), 1), seconds, dtype=torch.float64, device=self.device)
         return float(self.gather(rows).max())
 
-    def _chosen(self, row: Tensor) -> AllReduce | None:
-        """None: the transport's own. Where that cannot be limited: a ring."""
-        if self.settings.collective is CollectiveChoice.library:
-            own = self.transport.limiter is None or self.transport.limits_totals
-            return None if own else chosen(CollectiveChoice.ring, 0, None)
-        return chosen(self.settings.collective, row.numel() * row.element_size(), self.fastest)
-
     def _begin(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
         if not exchange.pieces:
             return lambda: self._mean(x)
-        pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
-        if "crossings" not in exchange.memo:
-            exchange.memo["crossings"] = self._crossings(exchange.pieces)
-        crossings: _Crossings = exchange.memo["crossings"]
-        shared = self.transport.share(x, pieces, crossings.sends, crossings.receives, crossings.note)
+        key = "carried", x.shape, x.dtype
+        if key not in exchange.memo:
+            exchange.memo[key] = self._carried(x, exchange)
+        plan: _Carried = exchange.memo[key]
+        buffers = [Buffer([x[i][..., plan.pieces[h]]], peers, number) for i, h, peers, number in plan.sends]
+        self.transport.count(*plan.counts)
+        underway = self.transport.begin(buffers, plan.expected, plan.room, x.device, plan.note, plan.what)
 
         def finish() -> None:
-            received = iter(shared.rows())
-            for h, (piece, workers) in enumerate(zip(pieces, crossings.received, strict=True)):
-                self._mix_piece(x[..., piece], {j: next(received) for j in workers}, exchange, h)
-            shared.release()
+            received = iter([row.view(x.dtype) for row in underway.wait()])
+            for h, (piece, workers) in enumerate(zip(plan.pieces, plan.received, strict=True)):
+                rows = {j: next(received) for j in workers}
+                if x.dim() > 2:
+                    rows = {j: row.view(plan.shapes[h]) for j, row in rows.items()}
+                self._mix_piece(x[..., piece], rows, exchange, h)
+            underway.release()
 
         return finish
 
-    def _crossings(self, pieces: Sequence[MixingMatrix]) -> _Crossings:
-        sends, receives, received, tag = [], [], [], 0
-        for h, W in enumerate(pieces):
-            worker, peer = self._needed_elsewhere(W)
-            source, tags = self.owner[worker], tag + np.arange(len(worker))
-            tag += len(worker)
-            ours, mine = source == self.rank, peer == self.rank
-            sends += _rows(worker[ours] - self.workers.start, h, peer[ours], tags[ours])
-            receives += _rows(worker[mine], h, source[mine], tags[mine])
-            received.append(worker[mine].tolist())
-        sums = [zlib.crc32(column.tobytes()) for W in pieces for column in (W.src, W.dst, W.weight)]
-        return _Crossings(sends, receives, received, note_of(sums))
+    def _carried(self, x: Tensor, exchange: Exchange) -> _Carried:
+        if "crossings" not in exchange.memo:
+            exchange.memo["crossings"] = self._crossings(exchange.pieces)
+        crossings: _Crossings = exchange.memo["crossings"]
+        pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
+        like, d, most = [x[0][..., piece] for piece in pieces], len(pieces), len(self.layout[0])
+        what = f"{str(x.dtype).removeprefix('torch.')} {list(x.shape[1:])}, and of the same round"
+        sends = [(i, h, peers, d * i + h) for i, h, peers in crossings.sends]
+        return _Carried(
+            pieces=pieces,
+            sends=sends,
+            expected=[Expected(peer, like[h].nbytes, number) for peer, h, number in crossings.receives],
+            received=crossings.received,
+            shapes=[each.shape for each in like],
+            counts=(
+                sum(len(peers) for _, _, peers, _ in sends),
+                sum(len(peers) * like[h].nbytes for _, h, peers, _ in sends),
+            ),
+            room=(most * x[0].nbytes, most * d),
+            note=(crossings.note + note_of(what)) % 0xFFFFFF + 1,
+            what=what,
+        )
 
-    def _needed_elsewhere(self, W: MixingMatrix) -> tuple[np.ndarray, np.ndarray]:
-        """Worker j and process p, sorted, for each row j that another process p needs."""
-        size, peer = len(self.layout), self.owner[W.dst]
-        cut = peer != self.owner[W.src]
-        keys = np.unique(W.src[cut] * size + peer[cut])
-        return keys // size, keys % size
+    def _crossings(self, pieces: Sequence[MixingMatrix]) -> _Crossings:
+        sends: dict[tuple[int, int], list[int]] = {}
+        receives, received = [], []
+        for h, W in enumerate(pieces):
+            received.append(list[int]())
+            for worker, peer in self._needed_elsewhere(W.src, W.dst):
+                source = int(self.owner[worker])
+                place = worker - self.layout[source].start
+                if source == self.rank:
+                    sends.setdefault((place, h), []).append(peer)
+                elif peer == self.rank:
+                    receives.append((source, h, len(pieces) * place + h))
+                    received[h].append(worker)
+        sums = [zlib.crc32(column.tobytes()) for W in pieces for column in (W.src, W.dst, W.weight)]
+        return _Crossings([(*key, peers) for key, peers in sends.items()], receives, received, note_of(sums))
+
+    def _needed_elsewhere(self, src: np.ndarray, dst: np.ndarray) -> list[tuple[int, int]]:
+        """Worker j and process p, sorted, for each j of whose another process p needs something."""
+        peer = self.owner[dst]
+        cut = peer != self.owner[src]
+        pairs = np.unique(np.stack([src[cut], peer[cut]], axis=1), axis=0).tolist()
+        return [(worker, process) for worker, process in pairs]
 
     def _relay(self, y: Tensor, m: Tensor) -> Tensor:
         if not len(m):
             return m
         widths = self.piece_widths(y.shape[-1])
-        cut = self._cut_edges_for(y.shape[-1])
+        if (cut := self._cut_edges_of.get(y.shape[-1])) is None:
+            cut = [edge._replace(width=widths[h]) for edge, h in self._cut_edges]
+            self._cut_edges_of[y.shape[-1]] = cut
         fresh, remote = self.transport.open(m, cut)
         going = {edge.row: place for edge, place in zip(cut, remote, strict=True) if place is not None}
         going |= {row: fresh[back, : widths[h]] for row, back, h in self._inner_edges}
@@ -250,8 +294,117 @@ class ProcessNetwork(PayloadTransfer, Network):
         self.transport.deliver(cut, [going[edge.row] for edge in cut])
         return fresh
 
-    def _cut_edges_for(self, num_coordinates: int) -> list[CutEdge]:
-        if num_coordinates not in self._cut_edges_of:
-            widths = self.piece_widths(num_coordinates)
-            self._cut_edges_of[num_coordinates] = [edge._replace(width=widths[h]) for edge, h in self._cut_edges]
-        return self._cut_edges_of[num_coordinates]
+    @cached_property
+    def _cut_edges(self) -> list[tuple[CutEdge, int]]:
+        """The edges from other processes into this one, each with its piece; widths are filled in later."""
+        firsts = np.searchsorted(self.edges.dst, [workers.start for workers in self.layout])
+        found = []
+        for e in self.local_edges:
+            peer, back = int(self.owner[self.edges.src[e]]), int(self.edges.reverse[e])
+            if peer != self.rank:
+                edge = CutEdge(e - self.local_edges.start, peer, back - int(firsts[peer]), 0, e, back)
+                found.append((edge, int(self.edges.piece[e])))
+        return found
+
+    @cached_property
+    def _inner_edges(self) -> list[tuple[int, int, int]]:
+        """(row of m, row for the message that goes back, piece) of the edges between local workers."""
+        first = self.local_edges.start
+        return [
+            (e - first, int(self.edges.reverse[e]) - first, int(self.edges.piece[e]))
+            for e in self.local_edges
+            if int(self.owner[self.edges.src[e]]) == self.rank
+        ]
+
+    # -- payloads: a buffer for each of them and process ---------------------------------------------------------------
+
+    def _everybodys_sizes(self, payloads: Sequence[Payload]) -> list[Sizes]:
+        """Of which everybody knows names and types. Not counted.
+
+        Raises ValueError if processes have tensors of other names or types.
+        """
+        kinds = {name: dtype for name, (dtype, _) in payloads[0].sizes.items()}
+        signature = zlib.crc32(repr(kinds).encode())
+        lengths = [length for payload in payloads for _, length in payload.sizes.values()]
+        ours = torch.tensor([signature, *lengths], device=self.device)
+        num_bytes = [8 * (1 + len(workers) * len(kinds)) for workers in self.layout]
+        self.transport.reserve(max(num_bytes))
+        expected = [Expected(p, num_bytes[p]) for p in self._others]
+        came = self.transport.exchange([Buffer([ours], self._others)], expected, self.device)
+        said = dict(zip(self._others, (each.view(torch.int64) for each in came), strict=True)) | {self.rank: ours}
+        rows = []
+        for p, workers in enumerate(self.layout):
+            theirs, *lengths = said[p].tolist()
+            if theirs != signature:
+                raise ValueError(f"the payloads of process {p} have tensors of other names or types than ours")
+            rows += np.reshape(lengths, (len(workers), len(kinds))).tolist()
+        return [dict(zip(kinds, zip(kinds.values(), row, strict=True), strict=True)) for row in rows]
+
+    def _allgather(self, payloads: Sequence[Payload], known: Known) -> list[Payload]:
+        """See `PayloadVerbs`."""
+        workers = [j for p in self._others for j in self.layout[p]]
+        found = self._exchange(payloads, known, [self._others] * len(payloads), workers)
+        return [found[j] for j in range(self.n)]
+
+    def _broadcast(self, payload: Payload | None, root: int, sizes: Sizes) -> Payload:
+        """See `PayloadVerbs`."""
+        self.transport.reserve(bytes_of(sizes))
+        buffer = Buffer(payload.parts, self._others) if payload is not None else None
+        flat = self.transport.spread(buffer, int(self.owner[root]), bytes_of(sizes), self.device)
+        if payload is not None:
+            return payload
+        assert flat is not None
+        return unpacked(flat, sizes)
+
+    def _swap(self, payloads: Sequence[Payload], neighbors: Neighbors, known: Known) -> list[dict[int, Payload]]:
+        """See `PayloadVerbs`."""
+        if "payloads" not in neighbors.memo:
+            peers: list[list[int]] = [[] for _ in self.workers]
+            workers = []
+            for j, p in self._needed_elsewhere(neighbors.src, neighbors.dst):
+                if j in self.workers:
+                    peers[j - self.workers.start].append(p)
+                elif p == self.rank:
+                    workers.append(j)
+            ends = np.searchsorted(neighbors.dst, [*self.workers, self.workers.stop])
+            heard = [neighbors.src[a:b].tolist() for a, b in pairwise(ends.tolist())]
+            neighbors.memo["payloads"] = peers, workers, heard
+        peers, workers, heard = neighbors.memo["payloads"]
+        found = self._exchange(payloads, known, peers, workers)
+        return [{j: found[j] for j in others} for others in heard]
+
+    def _relay_payloads(self, payloads: Sequence[Payload], sizes: Sequence[Sizes]) -> list[Payload]:
+        """See `PayloadVerbs`."""
+        num_bytes, cut = [bytes_of(each) for each in sizes], self._cut_edges
+        most_edges = int(np.bincount(self.owner[self.edges.dst]).max())
+        self.transport.reserve(most_edges * max(num_bytes), most_edges)
+        buffers = [Buffer(payloads[edge.row].parts, [edge.peer], edge.back) for edge, _ in cut]
+        self.transport.count(len(buffers), sum(buffer.num_bytes for buffer in buffers))
+        expected = [Expected(edge.peer, num_bytes[h], edge.row) for edge, h in cut]
+        came = self.transport.exchange(buffers, expected, self.device)
+        found = {row: payloads[back] for row, back, _ in self._inner_edges}
+        for (edge, h), flat in zip(cut, came, strict=True):
+            found[edge.row] = unpacked(flat, sizes[h])
+        return [found[row] for row in range(len(payloads))]
+
+    def _exchange(
+        self, payloads: Sequence[Payload], known: Known, peers: Sequence[Sequence[int]], workers: Sequence[int]
+    ) -> dict[int, Payload]:
+        """Those that come from these workers, and the local ones, by worker; each local one goes to its peers."""
+        of_processes = np.add.reduceat(known.num_bytes, [workers.start for workers in self.layout])
+        self.transport.reserve(int(of_processes.max()), len(self.layout[0]))
+        buffers = []
+        for number, payload in enumerate(payloads):
+            if peers[number]:
+                buffers.append(Buffer(payload.parts, peers[number], number))
+                num_messages = len(peers[number])
+                self.transport.count(num_messages, num_messages * (buffers[-1].num_bytes + known.length_bytes))
+        expected = []
+        for j in workers:
+            p = int(self.owner[j])
+            expected.append(Expected(p, int(known.num_bytes[j]), j - self.layout[p].start))
+        came = self.transport.exchange(buffers, expected, self.device)
+        found = dict(zip(self.workers, payloads, strict=True))
+        for j, flat in zip(workers, came, strict=True):
+            found[j] = unpacked(flat, known.each[j])
+        return found

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from decentral.network.calls import Calls
+    from decentral.network.presence import Calls
 
 
 @dataclass(frozen=True)

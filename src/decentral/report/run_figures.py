@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from decentral.cluster.spans import read_spans
+from decentral.cluster.timeline import read_spans
 from decentral.registry import components
 from decentral.report import learning_curves
 from decentral.report.series import describe, read_config

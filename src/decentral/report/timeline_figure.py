@@ -13,7 +13,7 @@ from decentral.store.files import replacing
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from decentral.cluster.spans import Span
+    from decentral.cluster.timeline import Span
 
 KINDS = {
     "compute": ("computing", style.BLUE),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.network.calls import difference
+from decentral.network.presence import difference
 from decentral.network.world import World
 
 _SHOWN = 4

@@ -21,7 +21,7 @@ from decentral.config.parsing import convert
 from decentral.errors import ConfigError, suggest
 from decentral.host.torchrun import Among, place, under_torchrun
 from decentral.network import presence
-from decentral.network.calls import Calls
+from decentral.network.presence import Calls
 from decentral.network.transports.shared_memory import possible
 from decentral.network.world import World
 from decentral.runtime.process_group import stay_on_this_machine, store_of_torchrun

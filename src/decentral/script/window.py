@@ -13,8 +13,8 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.windows import window as network
-from decentral.network.windows.choose import open_window
-from decentral.network.windows.slots import Edges
+from decentral.network.windows.open import open_window
+from decentral.network.windows.window import Edges
 from decentral.script.agreement import Proposal, agree, heard_by_all
 from decentral.script.calls import Named, rank_of, read
 from decentral.script.handle import Turn, guarded, hinted
@@ -112,7 +112,7 @@ class Window:
             self._weights: tuple[float, dict[int, float]] | None = None  # W_ii and the W_ij, if there is one matrix
             if edges is None and schedule.period == schedule.num_pieces == 1:
                 row = dict(schedule.mixing(0)[0].row(peers.rank))
-                self._weights = row.get(peers.rank, 0.0), {j: row[j] for j in self._edges.senders(peers.rank)}
+                self._weights = row.get(peers.rank, 0.0), {j: row[j] for j in self._edges.senders[peers.rank]}
             settings = NetworkSettings(timeout_s=peers.timeout_s, transport=Carrier[transport])
             layout = [range(i, i + 1) for i in range(peers.size)]
             self._opened = open_window(settings, self._edges, layout, t.detach().reshape(1, -1), zero_init)
@@ -147,12 +147,12 @@ class Window:
     @property
     def in_neighbors(self) -> list[int]:
         """The ranks that have slots here."""
-        return list(self._edges.senders(self._rank))
+        return list(self._edges.senders[self._rank])
 
     @property
     def out_neighbors(self) -> list[int]:
         """The ranks at which this one has slots."""
-        return list(self._edges.receivers(self._rank))
+        return list(self._edges.receivers[self._rank])
 
     # -- one-sided operations ------------------------------------------------------------------------------------------
 

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.cluster.costs import LinkCosts, Prices
-from decentral.cluster.links import CollectiveName, Links
+from decentral.cluster.links import CollectiveName, LinkCosts, Links, Prices
 from decentral.compression.adaptation import Solver, changed, front, gains_at, grid
 from decentral.compression.compressor import MEASURED_EVERY
 from decentral.compression.ratio import Ratio
@@ -160,11 +159,11 @@ class AdaptiveStepper(Stepper):
     def _compute_s(self) -> float:
         """How long the slowest worker's gradient takes in a step, on average over the first ones; without simulated
         time: how long those of the slowest process have taken so far."""
-        if self.net.clock is None:
+        if self.net.traffic.clock is None:
             mean_s = self.gradients.seconds / max(1, self.gradients.calls)
             rows = torch.full((len(self.net.workers), 1), mean_s, dtype=torch.float64)
             return self.net.gather(rows).max().item()
-        return float(self.net.clock.times.seconds(0, _STEPS_AVERAGED).max(axis=1).mean())
+        return float(self.net.traffic.clock.times.seconds(0, _STEPS_AVERAGED).max(axis=1).mean())
 
     def _explore(self) -> None:
         """Find out the gain of every candidate; afterwards all is as it was, but for time and bytes."""
@@ -268,11 +267,11 @@ class Probe:
 
     def _go_by(self, alpha: float, beta: float) -> None:
         net, self.last = self._net, (alpha, beta)
-        n = net.n if net.clock is not None else self._num_processes
+        n = net.n if net.traffic.clock is not None else self._num_processes
         links = self._links
         links.latency_s, links.bandwidth_gbps = alpha, 8e-9 / beta if beta else math.inf
-        costs = LinkCosts(links.open(n), n)
-        net.measured = Prices(n, costs, net.n / n)
-        if net.clock is not None:
-            net.measured.bytes_scale, net.clock.believed = net.clock.bytes_scale, costs
-        net.fastest = lambda num_bytes: CollectiveChoice[CollectiveName(type(costs.all_reduce(n, num_bytes)[0])).name]
+        costs = LinkCosts(links, n)
+        net.traffic.measured = Prices(n, costs, net.n / n)
+        if net.traffic.clock is not None:
+            net.traffic.measured.bytes_scale, net.traffic.clock.believed = net.traffic.clock.bytes_scale, costs
+        net.fastest = lambda num_bytes: CollectiveChoice[costs.all_reduce(n, num_bytes)[0].name]

@@ -16,8 +16,7 @@ from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
 from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import Machines, VirtualCluster, WaitsFor
 from decentral.cluster.compute import ComputeTimes, GradientTimes
-from decentral.cluster.costs import LinkCosts
-from decentral.cluster.links import CollectiveName, Links
+from decentral.cluster.links import CollectiveName, LinkCosts, Links
 from decentral.compression.row_layout import RowLayout
 from decentral.config.checks import check_probes, goes_by_itself, has_clock, is_virtual
 from decentral.config.identity import init_directory
@@ -225,7 +224,9 @@ def open_stepper(
     if not by_itself:
         oracle.sleep = sleep
         if alone or has_clock(config):
-            oracle.clock = net.clock = _clock(config, cluster, times, oracle.problem.steps_per_epoch, x.shape[1])
+            oracle.clock = net.traffic.clock = _clock(
+                config, cluster, times, oracle.problem.steps_per_epoch, x.shape[1]
+            )
         stepper = (AdaptiveStepper if algorithm.compressor.adapts else Stepper)(algorithm, net, oracle, x)
         stepper.probe = _probe(config, net) if config.network.measure else None
         return stepper
@@ -245,7 +246,7 @@ def _probe(config: Config, net: Network) -> Probe:
 
     Between processes gloo and nccl carry out an all-reduce by a ring; in shared memory everybody adds up a share.
     """
-    if net.clock is not None:
+    if net.traffic.clock is not None:
         assert isinstance(config.cluster, Machines)
         links = config.cluster.links
         return Probe(net, config.network, links.collective, links.whole_phases)
@@ -310,7 +311,7 @@ def fastest_collective(config: Config, num_processes: int) -> Fastest | None:
     settings = config.network
     if settings.limited:
         links = Links(settings.latency_ms * 1e-3, settings.bandwidth_gbps or math.inf, copy_gbps=math.inf)
-        costs = LinkCosts(links.open(num_processes), num_processes)
+        costs = LinkCosts(links, num_processes)
     elif isinstance(config.cluster, VirtualCluster):
         assert config.num_workers is not None
         costs = config.cluster.costs(config.num_workers)

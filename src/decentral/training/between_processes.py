@@ -20,7 +20,7 @@ from decentral.cluster.operations import Gradient, check_ended
 from decentral.cluster.timeline import Lateness
 from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.meeting import AllWorkers, Tickets
-from decentral.network.asynchronous.pairs import Pairs as RealPairs
+from decentral.network.asynchronous.meeting import Pairs as RealPairs
 from decentral.network.asynchronous.protocol import is_fresh
 from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
 from decentral.topology.bipartite import sides
@@ -28,8 +28,7 @@ from decentral.training.stepper import Stepper
 
 if TYPE_CHECKING:
     from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
-    from decentral.cluster.operations import OnRow, Operation
-    from decentral.cluster.pairs import Pairs
+    from decentral.cluster.operations import OnRow, Operation, Pairs
     from decentral.network.network import Network
     from decentral.training.oracle import GradientOracle, Sleep
 
@@ -348,8 +347,8 @@ class ThreadedStepper(Stepper):
         counted[:, 2] = max(own, default=0)
         self._messages[:] = self._bytes[:] = 0
         found = self.net.gather(counted)
-        self.net.messages_sent += round(float(found[:, 0].sum()))
-        self.net.bytes_sent += round(float(found[:, 1].sum()))
+        self.net.traffic.messages_sent += round(float(found[:, 0].sum()))
+        self.net.traffic.bytes_sent += round(float(found[:, 1].sum()))
         ages = torch.zeros(len(self.net.workers), int(found[:, 2].max()) + 1, dtype=torch.int64)
         for age, count in own.items():
             ages[0, age] = count

@@ -51,10 +51,10 @@ def to_part(state: Any, problem: Problem, oracle: GradientOracle, net: Network) 
             part[kind.lower()][name] = value
     part["rows"] |= oracle.rows()
     part["problem"] = problem.state()
-    if net.clock is not None:
-        part["clock"] = torch.from_numpy(net.clock.state())
-        part["collectives"] = net.clock.used
-    part["carried"] = net.carried
+    if net.traffic.clock is not None:
+        part["clock"] = torch.from_numpy(net.traffic.clock.state())
+        part["collectives"] = net.traffic.clock.used
+    part["carried"] = net.traffic.carried
     return part
 
 
@@ -79,11 +79,11 @@ def from_parts(
             _copy_cut(parts, "edges", "links", name, net.local_edges, value)
         else:
             value.copy_(parts[0]["shared"][name])
-    if net.clock is not None:
-        net.clock.load_state(parts[0]["clock"].numpy())
-        net.clock.used = parts[0].get("collectives", {})  # those that are older have none
+    if net.traffic.clock is not None:
+        net.traffic.clock.load_state(parts[0]["clock"].numpy())
+        net.traffic.clock.used = parts[0].get("collectives", {})  # those that are older have none
     own = next((part for part in parts if part["workers"] == [net.workers.start, net.workers.stop]), parts[0])
-    net.carried = own.get("carried", {})  # those that are older have none
+    net.traffic.carried = own.get("carried", {})  # those that are older have none
     entries = {
         worker: entry
         for part in parts  # those that are older have no "problem"

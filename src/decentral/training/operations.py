@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from decentral.errors import ConfigError
 
 if TYPE_CHECKING:
-    from decentral.network.asynchronous.pairs import Pairs
+    from decentral.network.asynchronous.meeting import Pairs
     from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
 
 T = TypeVar("T")

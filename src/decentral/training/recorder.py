@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decentral.cluster.spans import write_spans
+from decentral.cluster.timeline import write_spans
 from decentral.config.checks import has_clock
 from decentral.config.files import as_dict, dump
 from decentral.config.identity import run_id
@@ -79,7 +79,7 @@ class Recorder:
         self.begun = True
         self.store.set_status(Status.running, step=r.start, epoch=r.start / r.problem.steps_per_epoch)
         facts = collect([str(self.world.device)], self.world.size)
-        by_pace = r.algorithm.asynchronous or (self.config.network.measure and r.net.clock is None)
+        by_pace = r.algorithm.asynchronous or (self.config.network.measure and r.net.traffic.clock is None)
         if by_pace and self.world.size > 1:
             facts["asynchronous"] = True
         self.store.write_provenance(facts | {"restarts": self.store.restarts} | dict(r.problem.facts) | r.net.facts)
@@ -111,12 +111,12 @@ class Recorder:
         if not self.world.leader:
             return
         epoch = t / r.problem.steps_per_epoch
-        place = {"step": t, "epoch": epoch, "wall_s": round(r.wall_s, 6), "bytes_sent": r.net.bytes_sent}
+        place = {"step": t, "epoch": epoch, "wall_s": round(r.wall_s, 6), "bytes_sent": r.net.traffic.bytes_sent}
         if r.stepper.simulated_s is not None:
             place["simulated_s"] = round(r.stepper.simulated_s, 9)
         self.store.append([*found.rows(**place), *chosen_rows(r.stepper.choices(), place)])
         if self.sink is not None:
-            self.sink.log(t, found.summary() | {"epoch": epoch, "bytes_sent": float(r.net.bytes_sent)})
+            self.sink.log(t, found.summary() | {"epoch": epoch, "bytes_sent": float(r.net.traffic.bytes_sent)})
         metric = found.metrics[0]
         texts = {
             "loss": f"{found.train_losses.mean().item():.3g}" if len(found.train_losses) else "",
@@ -139,8 +139,8 @@ class Recorder:
         parts = {f"process{rank}": part for rank, part in enumerate(written)}
         meta = {
             "wall_s": r.wall_s,
-            "bytes_sent": r.net.bytes_sent,
-            "messages_sent": r.net.messages_sent,
+            "bytes_sent": r.net.traffic.bytes_sent,
+            "messages_sent": r.net.traffic.messages_sent,
             "times_s": r.spent_s,
             "evaluated_s": r.evaluated_s,
             "operations": self.operations_bytes,
@@ -157,8 +157,8 @@ class Recorder:
                 np.savez_compressed(file, iterates=r.trace[: step + 1].numpy())
         facts: dict[str, Any] = {
             "wall_s": r.wall_s,
-            "bytes_sent": r.net.bytes_sent,
-            "messages_sent": r.net.messages_sent,
+            "bytes_sent": r.net.traffic.bytes_sent,
+            "messages_sent": r.net.traffic.messages_sent,
             "times_s": r.spent_s,
         }
         choices, stop_s = r.stepper.choices(), self.config.stop_after_simulated_s

@@ -166,7 +166,10 @@ def restore(r: Run, store: RunStore, world: World) -> None:
     r.stepper.go_on_from(checkpoint.step, parts[0])
     r.start, r.evaluated_s = checkpoint.step, float(checkpoint.meta.get("evaluated_s", 0.0))
     r.times = Times.of(float(checkpoint.meta["wall_s"]), checkpoint.meta.get("times_s", {}))
-    r.net.bytes_sent, r.net.messages_sent = int(checkpoint.meta["bytes_sent"]), int(checkpoint.meta["messages_sent"])
+    r.net.traffic.bytes_sent, r.net.traffic.messages_sent = (
+        int(checkpoint.meta["bytes_sent"]),
+        int(checkpoint.meta["messages_sent"]),
+    )
     if r.oracle.recorded is not None:
         r.oracle.recorded.pushes.update(dict(each for part in parts for each in part.get("pushes", [])))
     if r.trace is not None:

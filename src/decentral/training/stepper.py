@@ -38,8 +38,8 @@ class Stepper:
 
     def before_step(self) -> None:
         """Links are as they are now, and are looked at if it is time to."""
-        if self.net.clock is not None:
-            self.net.clock.begin_step(self.t)
+        if self.net.traffic.clock is not None:
+            self.net.traffic.clock.begin_step(self.t)
         if self.probe is not None:
             self.probe.look(self.t)
 
@@ -66,11 +66,11 @@ class Stepper:
     @property
     def simulated_s(self) -> float | None:
         """When the slowest worker has got so far, in a virtual cluster."""
-        return None if self.net.clock is None else self.net.clock.latest_s
+        return None if self.net.traffic.clock is None else self.net.traffic.clock.latest_s
 
     def accounts(self) -> dict[str, np.ndarray]:
         """What each worker has spent its simulated time on, in seconds: float64 [n] each; {} without a cluster."""
-        return {} if self.net.clock is None else self.net.clock.accounts()
+        return {} if self.net.traffic.clock is None else self.net.traffic.clock.accounts()
 
     def lateness(self) -> Lateness | None:
         """Nobody is late where all step together."""
@@ -84,8 +84,8 @@ class Stepper:
         measured, probes    see `Probe.facts`
         """
         found = {} if self.probe is None else self.probe.facts()
-        clock = self.net.clock
-        used = self.net.carried if clock is None else clock.used if clock.chooses else {}
+        clock = self.net.traffic.clock
+        used = self.net.traffic.carried if clock is None else clock.used if clock.chooses else {}
         if not used:
             return found
         rounded = {name: [int(times), *(round(each, 9) for each in spent)] for name, (times, *spent) in used.items()}

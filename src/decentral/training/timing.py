@@ -14,8 +14,7 @@ from torch import Tensor
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
 from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import VirtualCluster, WaitsFor
-from decentral.cluster.spans import Span, Spans
-from decentral.cluster.timeline import Lateness, Timeline
+from decentral.cluster.timeline import Lateness, Span, Spans, Timeline
 from decentral.compression.row_layout import RowLayout
 from decentral.config.checks import goes_by_itself
 from decentral.config.schema import Config
@@ -93,7 +92,7 @@ def timed(
         return Timed(found.now, found.completed, found.bytes_sent, found.accounts(), found.ages, found.critical)
     net = local_network(config)
     changing = cluster.changing(n, config.seed, steps_per_epoch)
-    clock = net.clock = Clock(n, times, costs, cluster.waits_for is WaitsFor.everyone, spans, changing)
+    clock = net.traffic.clock = Clock(n, times, costs, cluster.waits_for is WaitsFor.everyone, spans, changing)
     each = min(num_parameters, config.compress.smallest_row)
     x = torch.zeros(n, net.rounds.num_pieces * each, dtype=dtype)
     clock.bytes_scale = num_parameters / x.shape[1]
@@ -102,7 +101,7 @@ def timed(
         stepper = Stepper(algorithm, net, _Instant(clock), x)
         for _ in range(first):
             stepper.step()
-    sent = net.bytes_sent * clock.bytes_scale
+    sent = net.traffic.bytes_sent * clock.bytes_scale
     return Timed(clock.latest_s, n * first, sent, clock.accounts(), {}, [])
 
 

@@ -17,10 +17,9 @@ from decentral.training.stepper import Stepper
 if TYPE_CHECKING:
     from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
     from decentral.cluster.compute import GradientTimes
-    from decentral.cluster.costs import LinkCosts
+    from decentral.cluster.links import LinkCosts
     from decentral.cluster.operations import OnRow
-    from decentral.cluster.spans import Spans
-    from decentral.cluster.timeline import Lateness
+    from decentral.cluster.timeline import Lateness, Spans
     from decentral.network.network import Network
     from decentral.training.oracle import GradientOracle
 
@@ -209,7 +208,10 @@ class AsynchronousStepper(Stepper):
         """Go on until n more gradients have been taken."""
         self.t += 1
         self._advance()
-        self.net.bytes_sent, self.net.messages_sent = self.timeline.bytes_sent, self.timeline.messages_sent
+        self.net.traffic.bytes_sent, self.net.traffic.messages_sent = (
+            self.timeline.bytes_sent,
+            self.timeline.messages_sent,
+        )
 
     def flush(self) -> None:
         """What is on its way stays there."""

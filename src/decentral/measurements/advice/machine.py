@@ -112,7 +112,7 @@ def _measured_links(host: Config, size: int) -> MeasuredLinks:
 def _exchanges_s(links: MeasuredLinks, size: int, num_parameters: int) -> float:
     """About how long an all-reduce and an exchange on a ring take."""
     num_bytes, per_byte = _BYTES * num_parameters, 8e-9 / links.bandwidth_gbps
-    mean_s = CollectiveName[links.collective].value().seconds(size, num_bytes, links.latency_s, per_byte)
+    mean_s = CollectiveName[links.collective].value.seconds(size, num_bytes, links.latency_s, per_byte)
     return mean_s + links.latency_s + min(size - 1, 2) * num_bytes * per_byte
 
 
@@ -139,8 +139,9 @@ def fitted(seconds: Mapping[str, float], num_processes: int, large: int) -> Meas
     per_byte = max(seconds["mix large"] - seconds["mix small"], _LEAST_S) / (neighbors * (large - small))
     latency = max(seconds["mix small"] - neighbors * small * per_byte, _LEAST_S)
     away = {
-        each.name: abs(math.log(each.value().seconds(num_processes, large, latency, per_byte) / seconds["mean large"]))
+        each.name: abs(math.log(each.value.seconds(num_processes, large, latency, per_byte) / seconds["mean large"]))
         for each in CollectiveName
+        if each.candidates == [each]
     }
     copy_gbps = 8e-9 * large / seconds["copy"]
     return MeasuredLinks(latency, 8e-9 / per_byte, copy_gbps, min(away, key=away.__getitem__))

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm
-from decentral.cluster.cluster import VirtualCluster
-from decentral.cluster.costs import LinkCosts
-from decentral.cluster.known import KnownCluster
-from decentral.cluster.links import CollectiveName, Links
+from decentral.cluster.cluster import KnownCluster, VirtualCluster
+from decentral.cluster.links import CollectiveName, LinkCosts, Links
 from decentral.config.schema import Config
 from decentral.measurements.validation.observed import pace, stale_share
 from decentral.randomness import uniform
@@ -154,7 +152,7 @@ def links_of(config: Config, latency_s: float, transfer_s: float) -> Links:
 def known_cluster(durations: np.ndarray, links: Links) -> KnownCluster:
     """Where gradients take `durations` [T, n] seconds, and rows travel as if they had one number."""
     n = durations.shape[1]
-    return KnownCluster(durations, LinkCosts(links.open(n), n), num_parameters=1)
+    return KnownCluster(durations, LinkCosts(links, n), num_parameters=1)
 
 
 def simulated(config: Config, steps: int, cluster: KnownCluster) -> Simulated:
@@ -163,7 +161,7 @@ def simulated(config: Config, steps: int, cluster: KnownCluster) -> Simulated:
     Of methods in which workers take different numbers of gradients, time and gradients are counted until the first
     worker is done, as they are where a run is observed.
     """
-    from decentral.cluster.spans import Spans
+    from decentral.cluster.timeline import Spans
     from decentral.training.timing import timed
 
     n = cluster.links.num_workers

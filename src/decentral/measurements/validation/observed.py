@@ -174,7 +174,7 @@ class ObservedTimes(ObservedRuns):
         task = Still(dimension=self.num_parameters) if self.num_parameters is not None else config.task
         steps = self.warm_up + self.steps
         run = assemble(replace(config, steps=steps, task=task, record_operations=True), world)
-        run.oracle.clock = run.net.clock = None  # nobody asks for simulated time here
+        run.oracle.clock = run.net.traffic.clock = None  # nobody asks for simulated time here
         try:
             let_sleep(run, None)
             advance(run, self.warm_up)
@@ -259,7 +259,7 @@ class Target(Settings, where="target"):
 
         run = assemble(replace(config, steps=self.at_most_steps), world)
         if world.distributed:
-            run.oracle.clock = run.net.clock = None  # the real one counts
+            run.oracle.clock = run.net.traffic.clock = None  # the real one counts
         stepper, spent_ns = run.stepper, 0
         try:
             for first in range(0, self.at_most_steps, self.every_steps):

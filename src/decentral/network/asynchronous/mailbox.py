@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import queue
-import struct
 import sys
 import threading
 import time
@@ -21,8 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from decentral.network.asynchronous.messages import NOT_SHARED, Buffer, Buffers, Draft, Message, opened
-from decentral.network.asynchronous.threads import Threads, gone
+from decentral.network.asynchronous.messages import NOT_SHARED, Buffer, Buffers, Draft, Message, Threads, gone, opened
 from decentral.network.settings import NetworkSettings
 from decentral.network.transports.choose import shares_memory
 from decentral.network.windows.locks import gloo_group
@@ -50,17 +48,17 @@ class _System(IntEnum):
 
 
 class _Header(NamedTuple):
-    """What is sent of a message before its rows."""
+    """What is sent of a message before its rows, as float64."""
 
     source: int
     destination: int
     kind: int
     number: int
-    value: int = 0  # the bits of a float64
     dtype: int = _NO_ROWS  # by place in `_DTYPES`
     num_bytes: int = 0
     pid: int = 0
     shared: int = NOT_SHARED  # the descriptor behind which the rows lie; else they follow
+    value: float = 0.0
 
 
 class _Outgoing(NamedTuple):
@@ -244,18 +242,17 @@ class Mailbox(Threads):
                 rows, release = draft.rows, draft.release
             self._deliver(Message(peer, source, destination, kind, number, value, rows, release))
             return
-        (bits,) = struct.unpack("q", struct.pack("d", value))
-        sent = _Outgoing(peer, _Header(source, destination, kind, number, bits))
+        header, buffer = _Header(source, destination, kind, number, value=value), None
         if draft is not None:
-            buffer, rows = draft.buffers.hold(draft.buffer), draft.rows
-            described = _DTYPES.index(rows.dtype), rows.nbytes, os.getpid(), buffer.number
-            header = _Header(source, destination, kind, number, bits, *described)
-            sent = _Outgoing(peer, header, buffer if buffer.number == NOT_SHARED else None)
+            held = draft.buffers.hold(draft.buffer)
+            described = _DTYPES.index(draft.rows.dtype), draft.rows.nbytes, os.getpid(), held.number
+            header = _Header(source, destination, kind, number, *described, value)
+            buffer = held if held.number == NOT_SHARED else None
         with self._guard:
             if peer in self.left or self._awaited is not None:
                 raise gone(peer)
-            self._unsent += sent.buffer is not None
-            self._outgoing.put(sent)
+            self._unsent += buffer is not None
+            self._outgoing.put(_Outgoing(peer, header, buffer))
 
     def _system(self, peer: int, kind: _System, number: int = 0) -> _Header:
         return _Header(self.workers.start, self.layout[peer].start, kind, number)
@@ -287,7 +284,7 @@ class Mailbox(Threads):
 
     def _transmit(self, one: _Outgoing) -> None:
         try:
-            dist.send(torch.tensor(one.header, dtype=torch.int64), one.peer, group=self._group, tag=self._tag)
+            dist.send(torch.tensor(one.header, dtype=torch.float64), one.peer, group=self._group, tag=self._tag)
             if one.buffer is not None:
                 dist.send(one.buffer.memory, one.peer, group=self._group, tag=self._tag + 1)
                 self._sharing.give_back(one.buffer)
@@ -298,14 +295,18 @@ class Mailbox(Threads):
             raise gone(one.peer) from error
 
     def _receive_all(self) -> None:
-        first = torch.empty(len(_Header._fields), dtype=torch.int64)
-        while not self._parted():
+        first = torch.empty(len(_Header._fields), dtype=torch.float64)
+        while True:
+            with self._guard:
+                if self.left == self._others or self._awaited == set():
+                    return  # nothing can come any more
             try:
                 peer = dist.recv(first, group=self._group, tag=self._tag)
             except RuntimeError as error:
                 self.hear_who_is_gone()
                 raise ConnectionError("connection closed by a process of this run") from error
-            header = _Header(*first.tolist())
+            *whole, value = first.tolist()
+            header = _Header._make([*map(int, whole), value])
             if header.kind in (_System.leave, _System.farewell):
                 self._part_with(peer, header.kind)
             elif header.kind == _System.taken:
@@ -323,8 +324,7 @@ class Mailbox(Threads):
             self.fail(gone(peer))  # it has closed its memory
             return
         try:
-            (value,) = struct.unpack("d", struct.pack("q", header.value))
-            self._deliver(Message(peer, *header[:4], value, rows, release))
+            self._deliver(Message(peer, *header[:4], header.value, rows, release))
         except Exception as failure:
             if self._awaited is None:  # else nobody is answered any more
                 self.fail(failure)
@@ -358,11 +358,6 @@ class Mailbox(Threads):
         with self._guard:
             if peer not in self.left and self._awaited is None:
                 self._outgoing.put(_Outgoing(peer, self._system(peer, _System.taken, number)))
-
-    def _parted(self) -> bool:
-        """Whether nothing can come any more."""
-        with self._guard:
-            return self.left == self._others or self._awaited == set()
 
     def _part_with(self, peer: int, kind: int) -> None:
         """The last message of a process: it leaves, or it lets us leave. Each two exchange one in either direction."""

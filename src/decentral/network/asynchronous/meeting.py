@@ -1,13 +1,20 @@
-"""Where all workers of all processes meet: the mean of their rows, and numbers that they draw in turn."""
+"""Where workers of all processes meet: all for the mean of their rows, in pairs to average at any time (AD-PSGD's
+communication, Lian et al., ICML 2018), and one after the other for numbers that they draw in turn."""
 
 from __future__ import annotations
 
+import queue
 import threading
+import time
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from decentral.errors import ConfigError
 from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.messages import Message
 from decentral.network.transports.shared_memory import SharedMemory
@@ -113,3 +120,171 @@ class Tickets:
         with self._guard:
             ticket, self._next = self._next, self._next + 1
         self._mailbox.send(0, message.source, self._answer, message.number, torch.tensor([ticket]))
+
+
+class Act(StrEnum):
+    """What happened to the row of a worker."""
+
+    update = "update"  # its own worker held it, and may have changed it
+    ask = "ask"  # the row went to a passive partner, as it was; it did not change
+    answer = "answer"  # a passive worker averaged with the row that came; its own row went back
+    average = "average"  # the answer came, and the active worker averaged
+
+
+class Event(NamedTuple):
+    """In the order in which they happened to the row of a worker; to carry them out again.
+
+    `number` is that of the averaging, as its active worker counts, or of the update, for which `partner` is the worker
+    itself. `at_ns` is `time.monotonic_ns()`.
+    """
+
+    act: Act
+    number: int
+    partner: int
+    at_ns: int
+
+
+class _Strand:
+    """The communication of a local worker: one thread, and the lock of its row."""
+
+    def __init__(self, row: Tensor, condition: threading.Condition) -> None:
+        self.row, self.condition = row, condition
+        self.lock = threading.Lock()
+        self.events: list[Event] = []
+        self.tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.busy = False
+
+
+class Pairs:
+    """Atomic averaging of the rows of an active and a passive worker; to be made by all processes at once.
+
+    Only active workers ask and passive ones only answer, so that all waiting goes one way and nobody waits in a circle;
+    and no third row mixes with one that is on its way. The active one sends x_a; the passive one, under the lock of
+    its row, answers with x_b and adds (x_a - x_b) / 2, say; the active one, under its lock, adds (x_b - x_a) / 2 for
+    the x_a that it sent. So the sum of both rows does not change, and what a gradient did to x_a meanwhile is kept, as
+    if the averaging had come before it.
+
+    Each worker has a thread for this, and at most one averaging that it began is under way.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        rows: Tensor,
+        active: Container[int],
+        average: Callable[[int, Tensor, Tensor], None],
+        *,
+        prepare: Callable[[int], None] | None = None,
+        kind: int = 0,
+        keep_log: bool = True,
+    ) -> None:
+        """`rows` [k, ...] are those of the local workers, changed where they lie; `active` contains active workers.
+
+        `average` is called with a worker, what was sent of its row, and what was received, under the row's lock;
+        `prepare` with a worker, under its lock, before its row is sent, answered with, or averaged. Messages use this
+        kind of the mailbox and the next one. `keep_log`: whether `log` is wanted, which grows with everything that
+        happens.
+        """
+        self._mailbox, self._active, self._average, self._prepare = mailbox, active, average, prepare
+        self._ask, self._answer, self._keep_log = kind, kind + 1, keep_log
+        pairs = zip(mailbox.workers, rows, strict=True)
+        self._strands = {worker: _Strand(row, mailbox.condition()) for worker, row in pairs}
+        mailbox.handle(self._ask, self._asked)
+        self._threads = [mailbox.start(f"pairs: {worker}", self._work, worker) for worker in mailbox.workers]
+
+    @property
+    def log(self) -> dict[int, list[Event]]:
+        """By local worker."""
+        return {worker: list(strand.events) for worker, strand in self._strands.items()}
+
+    @contextmanager
+    def hold(self, worker: int, number: int) -> Iterator[Tensor]:
+        """The row of a local worker, for its update `number`: nobody averages meanwhile. Not for long.
+
+        Raises what has failed in the meantime, as `Mailbox` does.
+        """
+        self._mailbox.check()
+        strand = self._strands[worker]
+        with strand.lock:
+            yield strand.row
+            self._note(strand, Act.update, number, worker)
+
+    def begin(self, active: int, passive: int, number: int) -> None:
+        """Average in the background, when the last averaging that this worker began is over: waits for that.
+
+        Raises ConfigError if two active or two passive workers should average, and what `Mailbox` raises.
+        """
+        if active not in self._active or passive in self._active:
+            kinds = ["active" if worker in self._active else "passive" for worker in (active, passive)]
+            raise ConfigError(
+                f"worker {active} cannot begin to average with worker {passive}: active ones begin and passive ones "
+                f"answer, but they are {kinds[0]} and {kinds[1]}."
+            )
+        self.finish(active)
+        strand = self._strands[active]
+        strand.busy = True
+        strand.tasks.put(lambda: self._begin(active, passive, number))
+
+    def finish(self, active: int) -> None:
+        """Wait until no averaging that a local worker began is under way. Raises what `Mailbox` raises."""
+        strand = self._strands[active]
+        with strand.condition:
+            self._mailbox.wait(
+                strand.condition, lambda: not strand.busy, lambda: f"the averaging that worker {active} began"
+            )
+
+    def close(self) -> None:
+        """End the threads, once nobody begins an averaging any more, which a barrier after the last `finish` tells.
+
+        Raises TimeoutError if they do not end, unless the mailbox has failed.
+        """
+        for strand in self._strands.values():
+            strand.tasks.put(None)
+        self._mailbox.end(self._threads, "pairs to end")
+
+    # -- how -----------------------------------------------------------------------------------------------------------
+
+    def _work(self, worker: int) -> None:
+        while (task := self._strands[worker].tasks.get()) is not None:
+            task()
+
+    def _begin(self, active: int, passive: int, number: int) -> None:
+        strand = self._strands[active]
+        with strand.lock:
+            sent = self._prepared(active).clone()
+            self._note(strand, Act.ask, number, passive)
+        self._mailbox.send(active, passive, self._ask, number, sent)
+        message = self._mailbox.receive(active, self._answer, number, passive)
+        assert message.rows is not None
+        with strand.lock:
+            self._prepared(active)
+            self._average(active, sent, message.rows.view(sent.shape).to(sent.device))
+            self._note(strand, Act.average, number, passive)
+        message.release()
+        with strand.condition:
+            strand.busy = False
+            strand.condition.notify_all()
+
+    def _asked(self, message: Message) -> None:
+        """Have it answered by the thread of the passive worker."""
+        self._strands[message.destination].tasks.put(lambda: self._reply(message))
+
+    def _reply(self, message: Message) -> None:
+        active, passive = message.source, message.destination
+        strand = self._strands[passive]
+        assert message.rows is not None
+        with strand.lock:
+            sent = self._prepared(passive).clone()
+            self._average(passive, sent, message.rows.view(sent.shape).to(sent.device))
+            self._note(strand, Act.answer, message.number, active)
+        message.release()
+        self._mailbox.send(passive, active, self._answer, message.number, sent)
+
+    def _prepared(self, worker: int) -> Tensor:
+        if self._prepare is not None:
+            self._prepare(worker)
+        return self._strands[worker].row
+
+    def _note(self, strand: _Strand, act: Act, number: int, partner: int) -> None:
+        if self._keep_log:
+            strand.events.append(Event(act, number, partner, time.monotonic_ns()))

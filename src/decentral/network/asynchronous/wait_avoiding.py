@@ -145,7 +145,14 @@ class WaitAvoidingGroups:
         if first and sets_off:
             self._tell(worker, version, came_over=-1)
         with member.condition:
-            self._wait_for(worker, member, version)
+            while (before := member.done) < version:  # every version has as long as the mailbox is patient
+                self._mailbox.wait(
+                    member.condition,
+                    lambda before=before: member.done > before,  # type: ignore[misc]
+                    lambda: (
+                        f"{member.awaits or 'somebody to begin'} version {version} of the groups of worker {worker}"
+                    ),
+                )
             joined = member.take(version)
             if self._keep_log:
                 entry = member.entry(version)
@@ -166,15 +173,6 @@ class WaitAvoidingGroups:
         self._mailbox.end(self._threads, "groups to end")
 
     # -- how -----------------------------------------------------------------------------------------------------------
-
-    def _wait_for(self, worker: int, member: _Local, version: int) -> None:
-        """Until a version is done here; every one before it has as long as the mailbox is patient."""
-        while (before := member.done) < version:
-            self._mailbox.wait(
-                member.condition,
-                lambda: member.done > before,
-                lambda: f"{member.awaits or 'somebody to begin'} version {version} of the groups of worker {worker}",
-            )
 
     def _tell(self, worker: int, version: int, came_over: int) -> None:
         for child in activation_children(worker, came_over, self._mailbox.num_workers):

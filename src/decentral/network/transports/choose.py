@@ -17,28 +17,19 @@ from decentral.network.transports.transport import Transport
 def open_transport(settings: NetworkSettings, layout: Sequence[range], device: torch.device) -> Transport:
     """The transport that `network.transport` asks for; all processes of the group call this at once.
 
-    `layout` are the workers of each process. Raises what `shares_memory` and `limits` raise.
-    """
-    found = limits(settings, layout, device)
-    if shares_memory(settings, layout, device):
-        return SharedMemory(layout, settings.timeout_s, found)
-    return TorchDistributed(found)
-
-
-def limits(settings: NetworkSettings, layout: Sequence[range], device: torch.device) -> Limits | None:
-    """Those of `network.latency_ms` and `network.bandwidth_gbps`.
-
-    Raises ConfigError where nothing crosses between processes, or messages are sent by GPUs.
+    `layout` are the workers of each process. Raises what `shares_memory` raises, and ConfigError if messages are
+    limited where nothing crosses between processes, or are sent by GPUs.
     """
     settings.check_several(len(layout))
-    if not settings.limited:
-        return None
-    if device.type != "cpu":
+    if settings.limited and device.type != "cpu":
         raise ConfigError(
             f"{settings.limited} delays what CPUs send, and messages between GPUs go their own way: use device=cpu, or "
             "leave it out."
         )
-    return Limits(settings.latency_ms * 1e-3, settings.seconds_per_byte)
+    limits = Limits(settings.latency_ms * 1e-3, settings.seconds_per_byte) if settings.limited else None
+    if shares_memory(settings, layout, device):
+        return SharedMemory(layout, settings.timeout_s, limits)
+    return TorchDistributed(limits)
 
 
 def shares_memory(settings: NetworkSettings, layout: Sequence[range], device: torch.device) -> bool:

@@ -6,24 +6,32 @@ import contextlib
 import os
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from decentral.network.transports.posting import Limits
 from decentral.network.transports.signals import NEW, READY, Signals, note_of
-from decentral.network.transports.staging import SENT, Staging
-from decentral.network.transports.transport import CPU, Buffer, CutEdge, Expected, Row, Shared, Transport
+from decentral.network.transports.transport import (
+    ALIGNED,
+    CPU,
+    Buffer,
+    CutEdge,
+    Expected,
+    Transport,
+    Underway,
+    aligned,
+    grown,
+)
 
 _RELAY_ROWS_KEPT = 8
-_FIRST_BOARD = SENT + 1
 _RELAYED = note_of("messages along edges")
-_MOST_BOARDS = NEW - _FIRST_BOARD
+_MOST_LANES = (NEW - READY - 1) // 2
 
 
 def possible() -> bool:
@@ -75,37 +83,91 @@ def _mapped(place: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor
     return memory[:count].view(shape)
 
 
-@dataclass
-class _Board:
-    """Where every process shows rows to others, and how often each reader has to be done before ours may change."""
+class _Lane(Underway):
+    """What is on its way lies in the memory of who sends it, laid out once whatever the number of readers, and is read
+    in place. Where a buffer lies is written in a table for its reader.
 
-    rows: list[Tensor]  # by process: [k_p, ..., P]
-    done: int  # the kind of signal by which readers say that they are
-    what: str  # is shown
-    readers: dict[int, int]  # process -> how often
-    shown: dict[int, int]  # process -> how often we have shown it something here
-    busy: bool = False
+    With two halves that take turns, a process writes into one while others may still read the other. Before it writes
+    into a half again, those who took something out of it have said that they have read it.
+    """
 
+    def __init__(self, transport: SharedMemory, number: int, halves: int) -> None:
+        self.busy = False
+        self._transport, self._signals = transport, transport.signals
+        self._rank, size = self._signals.rank, self._signals.size
+        self._there, self._read = READY + 1 + 2 * number, READY + 2 + 2 * number  # kinds of signals
+        self._memory: list[Tensor] = []  # by process: uint8 [halves * capacity]
+        self._tables: list[np.ndarray] = []  # by process: int64 [2, size, buffers]; messages between two take turns
+        self._capacity = self._buffers = self._half = 0
+        self._sent, self._came = [0] * size, [0] * size  # messages to, and from, each process
+        self._to_read: list[dict[int, int]] = [{} for _ in range(halves)]  # process -> which message it has to read
+        self._expected: Sequence[Expected] = ()
+        self._reading: list[int] = []
+        self._said: tuple[int, str] = 0, ""
 
-class _Shown(Shared):
-    """Rows on a board; those of process p can be read when it has sent `awaited[p]` signals."""
+    def reserve(self, num_bytes: int, num_buffers: int) -> None:
+        """See `Transport.reserve`; `num_bytes` without what alignment takes."""
+        needed, size = num_bytes + num_buffers * ALIGNED, self._signals.size
+        if needed > self._capacity or num_buffers > self._buffers:
+            with contextlib.suppress(ConnectionError):  # who waits for somebody that is gone hears of it then
+                self._signals.receive()  # others may be unable to send until we do, and new memory needs all of them
+        if needed > self._capacity:
+            self._capacity, self._memory = grown(needed), []
+            self._memory = Segments([(len(self._to_read) * self._capacity,)] * size, torch.uint8).tensors
+        if num_buffers > self._buffers:
+            self._buffers = num_buffers
+            tables = Segments([(2, size, num_buffers)] * size, torch.int64).tensors
+            self._tables = [table.numpy() for table in tables]
 
-    def __init__(
-        self, signals: Signals, board: _Board, awaited: dict[int, int], received: list[Tensor], note: int
-    ) -> None:
-        self.signals, self.board, self.awaited, self.received, self.note = signals, board, awaited, received, note
+    def begin(self, buffers: Sequence[Buffer], expected: Sequence[Expected], note: int = 0, what: str = "") -> None:
+        """See `Transport.begin`."""
+        self.busy, self._expected, self._said = True, expected, (note, what)
+        going: dict[int, int] = {}
+        for buffer in buffers:
+            for peer in buffer.peers if buffer.num_bytes else ():
+                going[peer] = going.get(peer, 0) + buffer.num_bytes
+        if going:
+            self._lay_out(buffers)
+            self._to_read[self._half] = {peer: self._sent[peer] + 1 for peer in going}
+            self._half = (self._half + 1) % len(self._to_read)
+        for peer, num_bytes in going.items():
+            self._sent[peer] += 1
+            self._transport.announce(peer, self._there, num_bytes, note)
+        self._reading = sorted({buffer.peer for buffer in expected if buffer.num_bytes})
+        for peer in self._reading:
+            self._came[peer] += 1
 
-    def rows(self) -> list[Tensor]:
-        """See `Shared`."""
-        for peer, count in self.awaited.items():
-            self.signals.wait(peer, READY, count, self.note, self.board.what)
-        return self.received
+    def wait(self) -> list[Tensor]:
+        """See `Underway`."""
+        for peer in self._reading:
+            self._signals.wait(peer, self._there, self._came[peer], *self._said)
+        return [self._found(buffer) for buffer in self._expected]
 
     def release(self) -> None:
-        """See `Shared`."""
-        for peer in self.awaited:
-            self.signals.send(peer, self.board.done)
-        self.board.busy = False
+        """See `Underway`."""
+        for peer in self._reading:
+            self._signals.send(peer, self._read)
+        self.busy, self._reading = False, []
+
+    def _lay_out(self, buffers: Sequence[Buffer]) -> None:
+        for peer, message in self._to_read[self._half].items():
+            self._signals.wait(peer, self._read, message)
+        start = self._half * self._capacity
+        table = self._tables[self._rank]
+        for buffer in buffers:
+            end = start + buffer.num_bytes
+            assert end <= (self._half + 1) * self._capacity, "more than was reserved"
+            buffer.pack(self._memory[self._rank][start:end])
+            for peer in buffer.peers:
+                table[self._sent[peer] % 2, peer, buffer.number] = start
+            start += aligned(buffer.num_bytes)
+
+    def _found(self, buffer: Expected) -> Tensor:
+        if not buffer.num_bytes:
+            return torch.empty(0, dtype=torch.uint8)
+        turn = (self._came[buffer.peer] - 1) % 2
+        start = int(self._tables[buffer.peer][turn, self._rank, buffer.number])
+        return self._memory[buffer.peer][start : start + buffer.num_bytes]
 
 
 class SharedMemory(Transport):
@@ -126,41 +188,38 @@ class SharedMemory(Transport):
         self.signals = Signals(timeout_s)
         self.others = [p for p in range(len(layout)) if p != self.rank]
         self._awaited = [0] * len(layout)  # how often each process has had to send a signal so far
-        self._boards: dict[tuple[object, ...], list[_Board]] = {}
+        self._exchanged = _Lane(self, 0, halves=2)
+        self._lanes: list[_Lane] = []
         self._relay_rows: list[list[Tensor]] = []  # by process: [2, E_p, W]
         self._totals: dict[tuple[object, ...], tuple[list[Tensor], list[Tensor], int]] = {}
-        self._staging = Staging(self.signals, lambda shapes, dtype: Segments(shapes, dtype).tensors, self._announce)
 
     @property
     def waited_s(self) -> float:
         """See `Transport`."""
         return self.signals.waited_s
 
-    def share(
-        self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row], note: int = 0
-    ) -> Shared:
-        """See `Transport`."""
-        board = self._board(x)
-        note = (note + board.done) % 0xFFFFFF + 1  # all processes number their boards alike
-        for peer, count in board.readers.items():
-            self.signals.wait(peer, board.done, count)
-        own = board.rows[self.rank]
-        for worker, piece in dict.fromkeys((row.worker, row.piece) for row in sends):
-            own[worker][..., pieces[piece]].copy_(x[worker][..., pieces[piece]])
-        going: dict[int, int] = {}
-        for row in sends:
-            part = x[row.worker][..., pieces[row.piece]]
-            self._count(part)
-            going[row.peer] = going.get(row.peer, 0) + part.numel() * part.element_size()
-        readers = sorted(going)
-        for peer in readers:
-            board.shown[peer] = board.shown.get(peer, 0) + 1
-            self._announce(peer, READY, going[peer], note)
-        board.readers, board.busy = {peer: board.shown[peer] for peer in readers}, True
-        received = [
-            board.rows[row.peer][row.worker - self.layout[row.peer].start][..., pieces[row.piece]] for row in receives
-        ]
-        return _Shown(self.signals, board, self._await(sorted({row.peer for row in receives})), received, note)
+    def begin(
+        self,
+        buffers: Sequence[Buffer],
+        expected: Sequence[Expected],
+        room: tuple[int, int],
+        device: torch.device = CPU,
+        note: int = 0,
+        what: str = "",
+    ) -> Underway:
+        """See `Transport`. In the first lane that is free, the same for all, as all begin in the same order."""
+        lane = next((lane for lane in self._lanes if not lane.busy), None)
+        if lane is None:
+            if len(self._lanes) + 1 >= _MOST_LANES:
+                raise RuntimeError(
+                    f"more than {_MOST_LANES} rows are on their way through shared memory at once: wait for some "
+                    "before others are begun"
+                )
+            lane = _Lane(self, len(self._lanes) + 1, halves=1)
+            self._lanes.append(lane)
+        lane.reserve(*room)
+        lane.begin(buffers, expected, note, what)
+        return lane
 
     def open(self, m: Tensor, edges: Sequence[CutEdge]) -> tuple[Tensor, list[Tensor | None]]:
         """See `Transport`. The messages of two rounds take turns in the memory.
@@ -175,31 +234,36 @@ class SharedMemory(Transport):
         """See `Transport`."""
         going: dict[int, int] = {}
         for edge, message in zip(edges, outgoing, strict=True):
-            self._count(message)
-            going[edge.peer] = going.get(edge.peer, 0) + message.numel() * message.element_size()
+            self.count(1, message.nbytes)
+            going[edge.peer] = going.get(edge.peer, 0) + message.nbytes
         self._tell(dict(sorted(going.items())), _RELAYED, "messages along the edges")
 
     def total(self, x: Tensor, factor: float) -> Tensor:
         """See `Transport`: everybody shows its row, adds up its share of the columns, and shows that."""
-        row = x.view(-1)
-        terms, sums, note = self._total(row)
+        row, size, what = x.view(-1), len(self.layout), "a sum over all"
+        key = row.shape, row.dtype
+        if key not in self._totals:
+            longest = -(-len(row) // size)
+            terms, sums = (Segments([(length,)] * size, row.dtype).tensors for length in (len(row), longest))
+            self._totals[key] = terms, sums, note_of("sum", *key)
+        terms, sums, note = self._totals[key]
         terms[self.rank].copy_(row)
-        bounds = [len(row) * p // len(self.layout) for p in range(len(self.layout) + 1)]
-        shares, width = [slice(*bound) for bound in pairwise(bounds)], row.element_size()
-        what = "a sum over all"
-        self._tell({p: (bounds[p + 1] - bounds[p]) * width for p in self.others}, note, what)
-        ours, mine = shares[self.rank], sums[self.rank]
-        torch.add(terms[0][ours], terms[1][ours], out=mine[: ours.stop - ours.start])
+        shares = [slice(*bound) for bound in pairwise([len(row) * p // size for p in range(size + 1)])]
+        lengths = [share.stop - share.start for share in shares]
+        self._tell({p: lengths[p] * row.element_size() for p in self.others}, note, what)
+        ours, mine = shares[self.rank], sums[self.rank][: lengths[self.rank]]
+        torch.add(terms[0][ours], terms[1][ours], out=mine)
         for term in terms[2:]:
-            mine[: ours.stop - ours.start].add_(term[ours])
-        self._tell(dict.fromkeys(self.others, (ours.stop - ours.start) * width), note, what)
-        for share, part in zip(shares, sums, strict=True):
-            torch.mul(part[: share.stop - share.start], factor, out=row[share])
+            mine.add_(term[ours])
+        self._tell(dict.fromkeys(self.others, mine.nbytes), note, what)
+        for share, part, length in zip(shares, sums, lengths, strict=True):
+            torch.mul(part[:length], factor, out=row[share])
         return x
 
     def reserve(self, num_bytes: int, num_buffers: int = 1) -> None:
         """See `Transport`."""
-        self._staging.reserve(num_bytes, num_buffers)
+        self._exchanged.release()
+        self._exchanged.reserve(num_bytes, num_buffers)
 
     def exchange(
         self,
@@ -209,11 +273,13 @@ class SharedMemory(Transport):
         unchanged: bool = False,
     ) -> list[Tensor]:
         """See `Transport`. Copied once, whatever the number of those who read it."""
-        return self._staging.exchange(buffers, expected)
+        self._exchanged.release()
+        self._exchanged.begin(buffers, expected)
+        return self._exchanged.wait()
 
     def done(self) -> None:
         """See `Transport`."""
-        self._staging.done()
+        self._exchanged.release()
 
     def tell_of_something_new(self) -> None:
         """See `Transport`."""
@@ -233,50 +299,25 @@ class SharedMemory(Transport):
         """Close the sockets and let go of the memory."""
         super().close()
         self.signals.close()
-        self._staging.close()
-        self._boards.clear()
+        self._exchanged = _Lane(self, 0, halves=2)
+        self._lanes.clear()
         self._relay_rows.clear()
         self._totals.clear()
 
     def _tell(self, going: dict[int, int], note: int, what: str) -> None:
         """Say to processes that so many bytes are there for them, and wait for what they write."""
         for peer, num_bytes in going.items():
-            self._announce(peer, READY, num_bytes, note)
-        for peer, count in self._await(list(going)).items():
-            self.signals.wait(peer, READY, count, note, what)
+            self.announce(peer, READY, num_bytes, note)
+            self._awaited[peer] += 1
+        for peer in going:
+            self.signals.wait(peer, READY, self._awaited[peer], note, what)
 
-    def _announce(self, peer: int, kind: int, num_bytes: int, note: int = 0) -> None:
+    def announce(self, peer: int, kind: int, num_bytes: int, note: int = 0) -> None:
         """Send a signal when so many bytes have arrived: at once, unless there are limits."""
         if self.limiter is None:
             self.signals.send(peer, kind, note)
         else:
             self.limiter.later(num_bytes, partial(self.signals.send_from_a_thread, peer, kind, note))
-
-    def _await(self, writers: Sequence[int]) -> dict[int, int]:
-        """How often each of them has to have sent a signal for what it writes next."""
-        for peer in writers:
-            self._awaited[peer] += 1
-        return {peer: self._awaited[peer] for peer in writers}
-
-    def _board(self, x: Tensor) -> _Board:
-        """One that is not in use; all processes take theirs in the same order, so that they take the same."""
-        boards = self._boards.setdefault((x.shape[1:], x.dtype), [])
-        for board in boards:
-            if not board.busy:
-                return board
-        shapes = [(len(workers), *x.shape[1:]) for workers in self.layout]
-        number = sum(map(len, self._boards.values()))
-        if number >= _MOST_BOARDS:
-            raise RuntimeError(
-                f"more than {_MOST_BOARDS} rows are on their way through shared memory at once, or of different "
-                "shapes: wait for some before others are begun"
-            )
-        with contextlib.suppress(ConnectionError):  # who waits for somebody that is gone hears of it then
-            self.signals.receive()  # others may be unable to send until we do, and a new board needs all of them
-        rows = Segments(shapes, x.dtype).tensors
-        what = f"{str(x.dtype).removeprefix('torch.')} {list(x.shape[1:])}, and of the same round"
-        boards.append(_Board(rows, _FIRST_BOARD + number, what, {}, {}))
-        return boards[-1]
 
     def _relay_memory(self, m: Tensor) -> tuple[list[Tensor], int]:
         """The memory in one half of which m lies, and the number of the other half; new ones for any other m."""
@@ -290,12 +331,3 @@ class SharedMemory(Transport):
         shapes = [(2, int(count), m.shape[1]) for count in counts]
         self._relay_rows = [*self._relay_rows[1 - _RELAY_ROWS_KEPT :], Segments(shapes, m.dtype).tensors]
         return self._relay_rows[-1], 0
-
-    def _total(self, row: Tensor) -> tuple[list[Tensor], list[Tensor], int]:
-        key = row.shape, row.dtype
-        if key not in self._totals:
-            size = len(self.layout)
-            share = -(-len(row) // size)
-            terms = Segments([(len(row),)] * size, row.dtype).tensors
-            self._totals[key] = terms, Segments([(share,)] * size, row.dtype).tensors, note_of("sum", *key)
-        return self._totals[key]

@@ -51,8 +51,11 @@ class Signals:
                 try:
                     os.write(self._sockets[peer].fileno(), _signal(kind, note))  # `send` would wait for room
                     return
-                except BlockingIOError:
-                    self._make_room(peer)
+                except (
+                    BlockingIOError
+                ):  # it has some hundred signals of ours to receive; perhaps it cannot send its own
+                    if not self.receive(self.timeout_s, room_for=peer):
+                        raise self._too_late(peer) from None
 
     def send_from_a_thread(self, peer: int, kind: int, note: int = 0) -> None:
         """The same from a thread that must not listen, as another one does."""
@@ -105,11 +108,6 @@ class Signals:
                 self._take_in(peer)
         return bool(ready or room)
 
-    def _make_room(self, peer: int) -> None:
-        """`peer` has some hundred signals of ours that it has not received; perhaps it cannot send us its own."""
-        if not self.receive(self.timeout_s, room_for=peer):
-            raise self._too_late(peer)
-
     def _take_in(self, peer: int) -> None:
         try:
             came = self._sockets[peer].recv(256 * _SIGNAL_BYTES)
@@ -118,7 +116,7 @@ class Signals:
         except ConnectionResetError:
             came = b""
         if not came:
-            raise self._gone(peer)
+            raise ConnectionError(f"connection closed by process {peer} of this run")
         for signal in memoryview(came).cast("I"):
             kind, note = signal & 255, signal >> 8
             self._come[peer, kind] += 1
@@ -136,29 +134,27 @@ class Signals:
             listening.bind("")
             listening.listen(self.size)
             address = listening.getsockname()
-            known = [self._unpack(packed) for packed in _gathered(token + bytes([len(address)]) + address.ljust(64))]
+            ours = torch.frombuffer(bytearray(token + bytes([len(address)]) + address.ljust(64)), dtype=torch.uint8)
+            known = [torch.empty_like(ours) for _ in range(self.size)]
+            dist.all_gather(known, ours)
             for peer in range(self.rank):
+                packed = bytes(known[peer].tolist())
                 connection = socket.socket(socket.AF_UNIX)
                 connection.settimeout(self.timeout_s)
-                connection.connect(known[peer][1])
-                connection.sendall(known[peer][0] + self.rank.to_bytes(4, "big"))
+                connection.connect(packed[17 : 17 + packed[16]])
+                connection.sendall(packed[:16] + self.rank.to_bytes(4, "big"))
                 self._sockets[peer] = connection
             while len(self._sockets) < self.size - 1:
                 connection, _ = listening.accept()
-                greeting = _greeting(connection)
-                if len(greeting) == _GREETING_BYTES and greeting[:16] == token:  # anybody on this host can call
+                connection.settimeout(_GREETING_S)  # anybody on this host can call; strangers say nothing, or not this
+                greeting = b""
+                with contextlib.suppress(OSError):
+                    greeting = connection.recv(_GREETING_BYTES, socket.MSG_WAITALL)
+                if len(greeting) == _GREETING_BYTES and greeting[:16] == token:
                     connection.settimeout(self.timeout_s)
                     self._sockets[int.from_bytes(greeting[16:], "big")] = connection
                 else:
                     connection.close()
-
-    @staticmethod
-    def _unpack(packed: bytes) -> tuple[bytes, bytes]:
-        return packed[:16], packed[17 : 17 + packed[16]]
-
-    @staticmethod
-    def _gone(peer: int) -> ConnectionError:
-        return ConnectionError(f"connection closed by process {peer} of this run")
 
 
 def _signal(kind: int, note: int) -> bytes:
@@ -168,19 +164,3 @@ def _signal(kind: int, note: int) -> bytes:
 def note_of(*what: object) -> int:
     """A number of 24 bits, not 0, for a signal: other things have another one, but for one in 16 million."""
     return 1 + zlib.crc32(repr(what).encode()) % 0xFFFFFF
-
-
-def _greeting(connection: socket.socket) -> bytes:
-    """What somebody says who calls; who says nothing for a few seconds is a stranger."""
-    connection.settimeout(_GREETING_S)
-    with contextlib.suppress(OSError):
-        return connection.recv(_GREETING_BYTES, socket.MSG_WAITALL)
-    return b""
-
-
-def _gathered(content: bytes) -> list[bytes]:
-    """What each process gives, of the same length on all of them."""
-    ours = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-    parts = [torch.empty_like(ours) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, ours)
-    return [bytes(part.tolist()) for part in parts]

@@ -16,29 +16,30 @@ from decentral.network.transports.transport import (
     Buffer,
     CutEdge,
     Expected,
-    Row,
-    Shared,
     Transport,
+    Underway,
     aligned,
     grown,
 )
 
+_EXCHANGE = -1
+"""The set of buffers of an exchange, beside those of rows."""
 _BUFFER_TAG = 1 << 21  # apart from the tags of rows, and of what windows send
 
 
-class _Posted(Shared):
-    """Sends and receives that have been posted, with the buffers that they use."""
+class _Posted(Underway):
+    """Sends and receives that have been posted, in one of the transport's sets of buffers."""
 
     def __init__(self, transport: TorchDistributed, slot: int, received: list[Tensor], works: list[Work]) -> None:
         self.transport, self.slot, self.received, self.works = transport, slot, received, works
 
-    def rows(self) -> list[Tensor]:
-        """See `Shared`. Waits for the sends too."""
+    def wait(self) -> list[Tensor]:
+        """See `Underway`. Waits for the sends too."""
         self.transport.wait(self.works)
         return self.received
 
     def release(self) -> None:
-        """See `Shared`."""
+        """See `Underway`."""
         self.transport.busy.remove(self.slot)
 
 
@@ -55,10 +56,9 @@ class TorchDistributed(Transport):
 
     def __init__(self, limits: Limits | None = None) -> None:
         super().__init__(limits)
-        self._buffers: dict[tuple[object, ...], Tensor] = {}
         self._spare: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
         self._fresh: Tensor | None = None
-        self._flat: dict[str, Tensor] = {}
+        self._flat: dict[tuple[int, str], Tensor] = {}
         self._going: list[Work] = []
         self._waited_s = 0.0
         self.busy: set[int] = set()
@@ -69,21 +69,20 @@ class TorchDistributed(Transport):
         """See `Transport`; with the way of the messages, and an all-reduce as a whole."""
         return self._waited_s
 
-    def share(
-        self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row], note: int = 0
-    ) -> Shared:
-        """See `Transport`. `Row.worker` of a row that is sent counts from the first local one."""
+    def begin(
+        self,
+        buffers: Sequence[Buffer],
+        expected: Sequence[Expected],
+        room: tuple[int, int],
+        device: torch.device = CPU,
+        note: int = 0,
+        what: str = "",
+    ) -> Underway:
+        """See `Transport`."""
         slot = next(slot for slot in range(len(self.busy) + 1) if slot not in self.busy)
         self.busy.add(slot)
-        outgoing = [
-            Message(self._whole((slot, i), x[row.worker][..., pieces[row.piece]]), row.peer, row.tag ^ note)
-            for i, row in enumerate(sends)
-        ]
-        incoming = [
-            Message(self._buffer("received", (slot, i), x[0][..., pieces[row.piece]]), row.peer, row.tag ^ note)
-            for i, row in enumerate(receives)
-        ]
-        return _Posted(self, slot, [message.values for message in incoming], self._post(outgoing, incoming))
+        sends, receives = self._messages(slot, buffers, expected, device, note)
+        return _Posted(self, slot, [message.values for message in receives], self._go(sends, receives))
 
     def open(self, m: Tensor, edges: Sequence[CutEdge]) -> tuple[Tensor, list[Tensor | None]]:
         """See `Transport`. The rows that held the messages of the step before last come back as the new ones."""
@@ -99,7 +98,8 @@ class TorchDistributed(Transport):
         assert self._fresh is not None
         incoming = [Message(self._fresh[edge.row, : edge.width], edge.peer, edge.tag) for edge in edges]
         sends = [Message(message, edge.peer, edge.back_tag) for edge, message in zip(edges, outgoing, strict=True)]
-        self.wait(self._post(sends, incoming))
+        self.count(len(sends), sum(message.values.nbytes for message in sends))
+        self.wait(self._go(sends, incoming))
         self._fresh = None
 
     def total(self, x: Tensor, factor: float) -> Tensor:
@@ -124,38 +124,45 @@ class TorchDistributed(Transport):
 
         What came can be read until the next exchange in which something comes.
         """
-        packed = [buffer for buffer in buffers if not _lies(buffer)]
-        copies = iter(self._cut("packed", [buffer.num_bytes for buffer in packed], device))
-        spare = iter(self._cut("came", [buffer.num_bytes for buffer in expected if buffer.place is None], device))
-        received = [next(spare) if buffer.place is None else buffer.place for buffer in expected]
-        sends = []
-        for buffer in buffers:
-            values = as_bytes(buffer.parts[0]) if _lies(buffer) else next(copies)
-            if not _lies(buffer):
-                buffer.pack(values)
-            sends += [Message(values, peer, _BUFFER_TAG + buffer.number) for peer in buffer.peers]
-        receives = [
-            Message(place, buffer.peer, _BUFFER_TAG + buffer.number)
-            for place, buffer in zip(received, expected, strict=True)
-        ]
-        if unchanged and not packed and device.type == "cpu":
+        sends, receives = self._messages(_EXCHANGE, buffers, expected, device)
+        if unchanged and device.type == "cpu" and all(map(_lies, buffers)):
             coming = self._go([], receives)
             self._going += self._go(sends, [])
             self.wait(coming)
         else:
             self.wait(self._go(sends, receives))
-        return received
+        return [message.values for message in receives]
 
     def done(self) -> None:
         """See `Transport`."""
         self.wait(self._going)
         self._going = []
 
-    def _cut(self, use: str, lengths: Sequence[int], device: torch.device) -> list[Tensor]:
+    def _messages(
+        self, slot: int, buffers: Sequence[Buffer], expected: Sequence[Expected], device: torch.device, note: int = 0
+    ) -> tuple[list[Message], list[Message]]:
+        """What is sent and received, in this set of buffers where it cannot lie where it is."""
+        packed = [buffer for buffer in buffers if not _lies(buffer)]
+        copies = iter(self._cut((slot, "packed"), [buffer.num_bytes for buffer in packed], device))
+        spare = iter(self._cut((slot, "came"), [each.num_bytes for each in expected if each.place is None], device))
+        sends = []
+        for buffer in buffers:
+            values = as_bytes(buffer.parts[0]) if _lies(buffer) else next(copies)
+            if not _lies(buffer):
+                buffer.pack(values)
+            sends += [Message(values, peer, _BUFFER_TAG + buffer.number ^ note) for peer in buffer.peers]
+        receives = [
+            Message(next(spare) if each.place is None else each.place, each.peer, _BUFFER_TAG + each.number ^ note)
+            for each in expected
+        ]
+        return sends, receives
+
+    def _cut(self, use: tuple[int, str], lengths: Sequence[int], device: torch.device) -> list[Tensor]:
         """Places of so many bytes in memory that is used again, and grows when it has to."""
         total = sum(map(aligned, lengths))
         if use not in self._flat or len(self._flat[use]) < total or self._flat[use].device != device:
-            self._flat[use] = torch.empty(grown(total), dtype=torch.uint8, device=device)
+            size = grown(total) if use[0] == _EXCHANGE else total  # rows keep their size
+            self._flat[use] = torch.empty(size, dtype=torch.uint8, device=device)
         found, start = [], 0
         for length in lengths:
             found.append(self._flat[use][start : start + length])
@@ -167,21 +174,6 @@ class TorchDistributed(Transport):
         began = time.perf_counter()
         wait(works)
         self._waited_s += time.perf_counter() - began
-
-    def _whole(self, number: tuple[int, int], row: Tensor) -> Tensor:
-        """The row if it can be sent as it lies, or else a copy."""
-        return row if row.is_contiguous() else self._buffer("sent", number, row).copy_(row)
-
-    def _buffer(self, use: str, number: tuple[int, int], like: Tensor) -> Tensor:
-        key = use, number, like.shape, like.dtype
-        if key not in self._buffers:
-            self._buffers[key] = torch.empty_like(like, memory_format=torch.contiguous_format)
-        return self._buffers[key]
-
-    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Work]:
-        for message in sends:
-            self._count(message.values)
-        return self._go(sends, receives)
 
     def _go(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Work]:
         if self.limiter is None:

@@ -41,15 +41,6 @@ def grown(num_bytes: int) -> int:
     return 1 << max(12, (num_bytes - 1).bit_length())
 
 
-class Row(NamedTuple):
-    """A piece of the row of worker `worker` on its way to, or from, process `peer`. Both ends number rows alike."""
-
-    worker: int
-    piece: int
-    peer: int
-    tag: int
-
-
 class CutEdge(NamedTuple):
     """An edge into a local worker from one of `peer`'s, whose message is `width` numbers in row `row` of m.
 
@@ -65,7 +56,7 @@ class CutEdge(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """Bytes on their way to the processes `peers`: those of one-dimensional `parts`, one after the other.
+    """Bytes on their way to the processes `peers`: those of `parts`, one after the other.
 
     Parts of wide numbers come first, and where messages are limited the first of `peers` has it first. `number` tells
     the buffers of a process in an exchange from each other.
@@ -78,14 +69,15 @@ class Buffer(NamedTuple):
     @property
     def num_bytes(self) -> int:
         """How many there are."""
-        return sum(part.numel() * part.element_size() for part in self.parts)
+        return sum(part.nbytes for part in self.parts)
 
     def pack(self, place: Tensor) -> None:
         """Write them into `place`, uint8 [num_bytes]."""
         start = 0
         for part in self.parts:
-            end = start + part.numel() * part.element_size()
-            place[start:end].view(part.dtype).copy_(part)
+            end = start + part.nbytes
+            target = place[start:end].view(part.dtype)
+            (target if part.dim() == 1 else target.view(part.shape)).copy_(part)
             start = end
 
 
@@ -98,16 +90,16 @@ class Expected(NamedTuple):
     place: Tensor | None = None
 
 
-class Shared(ABC):
-    """Rows on their way."""
+class Underway(ABC):
+    """Buffers on their way."""
 
     @abstractmethod
-    def rows(self) -> list[Tensor]:
-        """Wait for those that come [..., P'], in the order of `receives`; readable until `release`."""
+    def wait(self) -> list[Tensor]:
+        """Those that come, uint8 [num_bytes] each, in the order of `expected`; readable until `release`."""
 
     @abstractmethod
     def release(self) -> None:
-        """They are not needed any more, and the rows that were sent may change."""
+        """They are not needed any more, and what was sent may change."""
 
 
 class Transport(ABC):
@@ -131,13 +123,20 @@ class Transport(ABC):
         """How long this process has had nothing to do but to wait for others, and for what they sent to arrive."""
 
     @abstractmethod
-    def share(
-        self, x: Tensor, pieces: Sequence[slice], sends: Sequence[Row], receives: Sequence[Row], note: int = 0
-    ) -> Shared:
-        """Send pieces of the local rows x [k, ..., P], which must not change until `Shared.release`.
+    def begin(
+        self,
+        buffers: Sequence[Buffer],
+        expected: Sequence[Expected],
+        room: tuple[int, int],
+        device: torch.device = CPU,
+        note: int = 0,
+        what: str = "",
+    ) -> Underway:
+        """Send buffers, which must not change until `Underway.release`; does not wait for those who receive.
 
-        Does not wait for those who receive. Several may be on their way, which all processes begin in the same order.
-        Length, dtype and `note`, of 24 bits, travel with them: nothing is computed with rows that do not fit.
+        Several may be on their way, which all processes begin in the same order. `room` is how many bytes, and in how
+        many buffers, a process sends at most; `note`, of 24 bits, travels with them and says `what` they are: who is at
+        something else hears of it. Not counted.
         """
 
     @abstractmethod

@@ -30,13 +30,26 @@ class ByteLocks:
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._held: Counter[int] = Counter()
-        self._file = _common_file()
+        own = os.memfd_create("decentral") if dist.get_rank() == 0 else -1
+        place = torch.tensor([os.getpid(), own], dtype=torch.int64)
+        dist.broadcast(place, src=0)
+        pid, number = place.tolist()
+        self._file = own if own >= 0 else os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
+        dist.all_reduce(place)  # nobody goes on, and closes it, before all have it
 
     @contextmanager
     def hold(self, number: int, meaning: str) -> Iterator[None]:
         """Hold a lock. Raises TimeoutError, which speaks of `meaning`, if it is not free in time."""
-        if not self._held[number]:
-            self._acquire(number, meaning)
+        began, nap = time.monotonic(), 1e-5
+        while not self._held[number]:
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+                break
+            except (BlockingIOError, PermissionError):  # either may mean: held by somebody
+                if time.monotonic() - began > self.timeout_s:
+                    raise TimeoutError(f"timed out after {self.timeout_s:g} s of waiting for {meaning}") from None
+            time.sleep(nap)
+            nap = min(2 * nap, _LONGEST_NAP_S)
         self._held[number] += 1
         try:
             yield
@@ -50,28 +63,6 @@ class ByteLocks:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
-
-    def _acquire(self, number: int, meaning: str) -> None:
-        began, nap = time.monotonic(), 1e-5
-        while True:
-            try:
-                return fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
-            except (BlockingIOError, PermissionError):  # either may mean: held by somebody
-                if time.monotonic() - began > self.timeout_s:
-                    raise TimeoutError(f"timed out after {self.timeout_s:g} s of waiting for {meaning}") from None
-            time.sleep(nap)
-            nap = min(2 * nap, _LONGEST_NAP_S)
-
-
-def _common_file() -> int:
-    """The descriptor of a file that all processes of the group have open."""
-    own = os.memfd_create("decentral") if dist.get_rank() == 0 else -1
-    place = torch.tensor([os.getpid(), own], dtype=torch.int64)
-    dist.broadcast(place, src=0)
-    pid, number = place.tolist()
-    file = own if own >= 0 else os.open(f"/proc/{pid}/fd/{number}", os.O_RDWR)
-    dist.all_reduce(place)  # nobody goes on, and closes it, before all have it
-    return file
 
 
 _NOBODY = -1

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from decentral.network.settings import NetworkSettings
-from decentral.network.windows.choose import open_window
-from decentral.network.windows.slots import Edges
+from decentral.network.windows.open import open_window
+from decentral.network.windows.window import Edges
 from decentral.topology.delivery import Exchange
 from decentral.topology.graph import union
 from decentral.topology.mixing_matrix import MixingMatrix

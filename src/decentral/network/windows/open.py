@@ -1,20 +1,114 @@
-"""Windows across hosts: each process carries out what others ask for by message."""
+"""The windows there are, and which of them a group of processes gets.
+
+In one process, or in memory that the processes of a host share, all slots can be addressed. Across hosts each process
+carries out what others ask for by message.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from itertools import count
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.messages import Message
-from decentral.network.windows.locks import Meeting, Turns
-from decentral.network.windows.slots import Edges, Memory
-from decentral.network.windows.window import Window
+from decentral.network.settings import NetworkSettings
+from decentral.network.transports.choose import shares_memory
+from decentral.network.transports.shared_memory import Segments
+from decentral.network.windows.locks import ByteLocks, Meeting, Turns
+from decentral.network.windows.window import Edges, Memory, Window
+
+
+class _Addressed(Window):
+    """Everybody writes into, and reads from, everybody's memory itself."""
+
+    def __init__(self, edges: Edges, layout: Sequence[range], rank: int, memories: list[Memory]) -> None:
+        super().__init__(edges, layout, rank, memories[rank])
+        self._memories = memories
+        self._first_slots = [edges.of_owners(workers).start for workers in layout]
+
+    def vacant(self, owner: int, sender: int) -> bool:
+        """See `Window`."""
+        peer = self._process[owner]
+        return self._memories[peer].is_empty(self.edges.number(owner, sender) - self._first_slots[peer])
+
+    def _deliver(self, owner: int, sender: int, weight: float, add: bool) -> None:
+        own, peer = sender - self.workers.start, self._process[owner]
+        memory, place = self._memories[peer], self.edges.number(owner, sender) - self._first_slots[peer]
+        with self.mutex(owner, sender):
+            write = memory.accumulate if add else memory.put
+            write(place, self.t[own], float(self.p[own]), weight)
+        if peer != self.rank:
+            self._count(self.t[own])
+
+    def _fetch(self, owner: int, sender: int, weight: float) -> None:
+        peer = self._process[sender]
+        memory, at = self._memories[peer], sender - self.layout[peer].start
+        with self.mutex(owner, sender), self.mutex(sender, sender):
+            self._memory.put(self._place(owner, sender), memory.t[at], float(memory.p[at]), weight)
+        if peer != self.rank:
+            self._count(memory.t[at])
+
+
+class OneProcessWindow(_Addressed):
+    """All workers in this process, on any device: nothing has to be locked."""
+
+    def __init__(self, edges: Edges, t: Tensor, zero_init: bool = True) -> None:
+        """t is [n, P]."""
+        memory = Memory.plain(edges.num_workers, len(edges), t)
+        super().__init__(edges, [range(edges.num_workers)], 0, [memory])
+        self._begin(t, zero_init)
+
+    def mutex(self, owner: int, sender: int) -> AbstractContextManager[None]:
+        """See `Window`: nobody else is there."""
+        self.edges.lock(owner, sender)
+        return nullcontext()
+
+    def close(self) -> None:
+        """See `Window`."""
+
+    def _total(self, value: Tensor) -> Tensor:
+        return value
+
+
+class SharedMemoryWindow(_Addressed):
+    """The processes of one Linux host, with rows on the CPU; to be made by all of them at once.
+
+    Wait-free: a share is added where its receiver will look for it, whatever the receiver does. A process that dies
+    takes its locks with it, but leaves a slot half written if it died in the middle.
+    """
+
+    def __init__(
+        self, edges: Edges, layout: Sequence[range], t: Tensor, timeout_s: float, zero_init: bool = True
+    ) -> None:
+        """t [k, P] are the rows of the local workers."""
+        rank, self._meeting = dist.get_rank(), Meeting(timeout_s)
+        counts = [(len(workers), len(edges.of_owners(workers))) for workers in layout]
+        rows = Segments([(k + e, t.shape[-1]) for k, e in counts], t.dtype).tensors
+        weights = Segments([(k + e,) for k, e in counts], torch.float64).tensors
+        marks = Segments([(e, 2) for _, e in counts], torch.int64).tensors
+        parts = zip(rows, weights, marks, counts, strict=True)
+        memories = [Memory(row, weight, mark, k) for row, weight, mark, (k, _) in parts]
+        super().__init__(edges, layout, rank, memories)
+        self._locks = ByteLocks(timeout_s)
+        self._begin(t, zero_init)
+
+    def mutex(self, owner: int, sender: int) -> AbstractContextManager[None]:
+        """See `Window`. Raises TimeoutError if the lock is not free in time."""
+        return self._locks.hold(self.edges.lock(owner, sender), self.edges.locked(owner, sender))
+
+    def close(self) -> None:
+        """See `Window`."""
+        self._locks.close()
+        self._memories = []
+
+    def _total(self, value: Tensor) -> Tensor:
+        return self._meeting.total(value)
 
 
 class Kind(IntEnum):
@@ -62,34 +156,30 @@ class MessageWindow(Window):
 
     def mutex(self, owner: int, sender: int) -> AbstractContextManager[None]:
         """See `Window`. Raises what `Mailbox` raises."""
-        lock, what = self.edges.lock(owner, sender), self.edges.locked(owner, sender)
-        if self._process[owner] == self.rank:
-            return self._hold_here(lock, what)
-        return self._hold_there(owner, sender, what)
+        return self._held(owner, sender, self.edges.lock(owner, sender))
+
+    @contextmanager
+    def _held(self, owner: int, sender: int, lock: int) -> Iterator[None]:
+        what, token = self.edges.locked(owner, sender), self._token()
+        peer = self._process[owner]
+        here = peer == self.rank
+        if here:
+            self._turns.ask(lock, self.rank, lambda: self._close(token), keep=True)
+        else:
+            self._mailbox.send(sender, owner, Kind.lock, token)
+        holder = lambda: self._turns.holder(lock) if here else peer  # noqa: E731
+        try:
+            self._wait(token, lambda: f"process {holder()} of this run to let go of {what}", None if here else peer)
+            yield
+        finally:
+            if here:
+                self._turns.give_back(lock, self.rank)
+            else:
+                self._mailbox.send(sender, owner, Kind.unlock, token)
 
     def close(self) -> None:
         """See `Window`."""
         self._mailbox.close()
-
-    @contextmanager
-    def _hold_here(self, lock: int, what: str) -> Iterator[None]:
-        token = self._token()
-        self._turns.ask(lock, self.rank, lambda: self._close(token), keep=True)
-        try:
-            self._wait(token, lambda: f"process {self._turns.holder(lock)} of this run to let go of {what}")
-            yield
-        finally:
-            self._turns.give_back(lock, self.rank)
-
-    @contextmanager
-    def _hold_there(self, owner: int, sender: int, what: str) -> Iterator[None]:
-        peer, token = self._process[owner], self._token()
-        self._mailbox.send(sender, owner, Kind.lock, token)
-        try:
-            self._wait(token, lambda: f"process {peer} of this run to hand over {what}", peer)
-            yield
-        finally:
-            self._mailbox.send(sender, owner, Kind.unlock, token)
 
     def _deliver(self, owner: int, sender: int, weight: float, add: bool) -> None:
         own = sender - self.workers.start
@@ -187,3 +277,16 @@ class MessageWindow(Window):
         message.release()
         if message.kind == Kind.answer:
             self._close(message.number)
+
+
+def open_window(
+    settings: NetworkSettings, edges: Edges, layout: Sequence[range], t: Tensor, zero_init: bool = True
+) -> Window:
+    """The window that `network.transport` asks for; all processes of the group call this at once.
+
+    `layout` are the workers of each process, t [k, P] the rows of the local ones. Raises what `shares_memory` raises.
+    """
+    if len(layout) == 1:
+        return OneProcessWindow(edges, t, zero_init)
+    kind = SharedMemoryWindow if shares_memory(settings, layout, t.device) else MessageWindow
+    return kind(edges, layout, t, settings.timeout_s, zero_init)
