@@ -22,7 +22,7 @@ from bench.traffic import CASES, Meter, count
 from decentral.cli import benchmark as benchmark_command
 from decentral.cli.study_arguments import ChosenStudy, chosen_studies
 from decentral.measurements.timing import in_turn
-from decentral.report.profiles import Costs, costs
+from decentral.report.listings import Costs, costs
 from decentral.report.results import read
 from decentral.study.stored_cell import StoredCell, beside
 from handmade import value, write

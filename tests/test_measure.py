@@ -12,7 +12,7 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.measurements.values import NOT_REACHED, Curve, Meaning, Point, Value
-from decentral.report.figures.curves import Curves
+from decentral.report.figures.lines import Curves
 from decentral.report.results import read
 from decentral.report.series import read_curves
 from decentral.report.summary import overview, summary

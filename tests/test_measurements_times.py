@@ -24,8 +24,8 @@ from decentral.measurements.throughput import IMAGES, RATIO
 from decentral.measurements.timeline import AGE, SENT, STALE, STEP, THROUGHPUT, WAITING
 from decentral.measurements.training_run import TrainingRun
 from decentral.measurements.values import Value
+from decentral.report.figures.lines import Scaling
 from decentral.report.figures.map import Map
-from decentral.report.figures.scaling import Scaling
 from decentral.report.results import Results, read
 from decentral.runtime.launch import launch
 from decentral.scheduling.job import Demand

@@ -243,7 +243,7 @@ CLAIM = '''"""A claim of one's own."""
 
 from dataclasses import dataclass
 
-from decentral.report.claims.claim import MET, Claim, Finding
+from decentral.report.claims import MET, Claim, Finding
 
 
 @dataclass

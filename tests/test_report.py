@@ -26,7 +26,7 @@ from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.report.figures.figure import Line
-from decentral.report.figures.three_axes import reached
+from decentral.report.figures.lines import reached
 from decentral.report.learning_curves import save_learning_curves
 from decentral.report.series import describe
 from decentral.report.summary import summary

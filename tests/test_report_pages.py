@@ -121,7 +121,7 @@ def test_a_changed_study_is_a_variant_that_counts_for_nothing(results_dir: Path)
     for scale in ("paper", "small"):
         changed = results_dir / "relaysum" / "relaysum_table1" / f"{scale}-a1b2c3"
         write(changed, wins, REPORT, scale=scale, changed=["study.seeds=[1]"])
-    made, _ = report_all(results_dir, scale="paper")
+    made, _, _ = report_all(results_dir, scale="paper")
     assert (results_dir / "README.md").read_bytes() == board
     (variant,) = [one for one in made if not one.results.original]
     assert {one.why for one in variant.verdicts if one.kind == "number"} == {"the study was changed: study.seeds=[1]"}
@@ -179,7 +179,8 @@ def test_two_studies_that_publish_at_once_wait_for_each_other(results_dir: Path)
             with pytest.raises(TimeoutError):
                 other.result(timeout=0.5)
             assert not (results_dir / "README.md").exists()
-        assert other.result(timeout=60)[-1] == results_dir / "README.md"
+        other.result(timeout=60)
+        assert (results_dir / "README.md").exists()
 
 
 # The command

@@ -17,7 +17,7 @@ from decentral.cli.options import PlanOptions
 from decentral.cli.study_arguments import PUBLISHED_RESULTS, ChosenStudy, chosen_studies
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.values import Labels
-from decentral.report.listings.ranks import Ranks
+from decentral.report.listings import Ranks
 from decentral.report.make import Made
 from decentral.report.spec import parse
 from decentral.study import benchmark, catalogue

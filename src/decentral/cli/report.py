@@ -11,8 +11,8 @@ from decentral.cli.guarded import guarded
 from decentral.cli.options import Options
 from decentral.cli.study_arguments import OWN_RESULTS, PUBLISHED_RESULTS
 from decentral.errors import ConfigError, suggest
-from decentral.report.figures.output import KEYS as FIGURES
-from decentral.report.figures.output import output
+from decentral.report.figures.figure import KEYS as FIGURES
+from decentral.report.figures.figure import output
 from decentral.store.files import at_home, check_name
 from decentral.terminal.console import say
 
@@ -131,12 +131,10 @@ def _carry_out(names: list[str], settings: dict[str, str]) -> None:
             f"{PUBLISHED_RESULTS} for the reports of what is there."
         )
 
-    from decentral.report.items import gather
     from decentral.report.make import report_all
-    from decentral.report.scoreboard import totals
+    from decentral.report.pages import totals
 
-    made, skipped = report_all(results_dir, names, scale, figures)
-    items, unreadable = gather(results_dir)
+    made, skipped, items = report_all(results_dir, names, scale, figures)
     for one in made if names else ():
         say(one.summary() + "\n")
     for one in made:
@@ -144,7 +142,7 @@ def _carry_out(names: list[str], settings: dict[str, str]) -> None:
             say(f"Note:     {one.results.study}, scale={one.results.scale}: {remark}")
     for name in absent if names else ():
         skipped.append(f"{name} has no results{f' at scale={scale}' if scale else ''} in {results_dir}")
-    for remark in dict.fromkeys([*skipped, *unreadable]):
+    for remark in skipped:
         say(f"Note:     {remark}")
     say(f"Made:     {len(made)} report{'s' * (len(made) != 1)}, {sum(len(one.figures) for one in made)} figures")
     say(f"Totals:   {totals(items)}")

@@ -86,7 +86,8 @@ def _by_other_code(directory: Path) -> str:
 def work_out(timelines: Sequence[tuple[str, Config]]) -> int:
     """Work out all of (title, configuration), draw and print what was found; returns the exit status."""
     from decentral.measurements.timeline import SimulatedTimeline
-    from decentral.report import timelines as report
+    from decentral.report.run_figures import draw_time
+    from decentral.report.summary import staleness, timeline_facts, timeline_table, timeline_text
     from decentral.store import RunStore, Status
 
     for _, config in timelines:
@@ -102,11 +103,11 @@ def work_out(timelines: Sequence[tuple[str, Config]]) -> int:
             say(f"{job.title} ...")
         if job.carry_out() is Status.interrupted:
             return INTERRUPTED
-        report.draw(job.directory)
+        draw_time(job.directory, staleness(timeline_facts(job.directory)))
     if len(jobs) == 1:
-        say(report.text(jobs[0].directory))
+        say(timeline_text(jobs[0].directory))
         return 0
-    say("\n" + report.table([(job.title, job.directory) for job in jobs]))
+    say("\n" + timeline_table([(job.title, job.directory) for job in jobs]))
     say(f"\nPictures, and what each worker did: {jobs[0].directory.parent}/ID")
     for job in jobs:
         say(f"  {job.id}  {job.title}")

@@ -39,9 +39,9 @@ CONTRACTS = {
     "measurements": "measurements.measurement.Measurement",
     "study.kinds": "study.study.Study",
     "study.tuning": "study.tuning.rule.Rule",
-    "report.claims": "report.claims.claim.Claim",
+    "report.claims": "report.claims.Claim",
     "report.figures": "report.figures.figure.StudyFigure",
-    "report.listings": "report.listings.listing.Listing",
+    "report.listings": "report.listings.Listing",
 }
 """Package -> what a component of one's own has to be; it is looked for in a folder (and entry points) with the last
 part of the package's name."""
@@ -112,11 +112,11 @@ def _components(package: str, folder: Path | None) -> dict[str, type]:
 
 @cache
 def ours(package: str) -> dict[str, type]:
-    """Those of this package alone."""
+    """Those of this package, or module, alone."""
     root = importlib.import_module(f"decentral.{package}")
+    names = [info.name for info in pkgutil.iter_modules(getattr(root, "__path__", []))]
     found: dict[str, type] = {}
-    for info in pkgutil.iter_modules(root.__path__):
-        module = importlib.import_module(f"{root.__name__}.{info.name}")
+    for module in (root, *(importlib.import_module(f"{root.__name__}.{name}") for name in names)):
         for cls in _classes(module):
             name = _name(cls)
             if name is not None and (package not in CONTRACTS or issubclass(cls, _contract(package))):

@@ -6,7 +6,8 @@ import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.measurements.values import NOT_REACHED
 from decentral.store import AXES, Status
@@ -45,7 +46,7 @@ class Entry:
         """'1 of 3 runs' where some are still to come, else ''."""
         return f"{self.runs} of {self.wanted} runs" if self.runs < self.wanted else ""
 
-    @property
+    @cached_property
     def mean(self) -> float:
         """Over the runs that have a value; nan if none has."""
         return statistics.fmean(self.values) if self.values else math.nan
@@ -63,7 +64,7 @@ class Entry:
         worst = -math.inf if larger_is_better else math.inf
         return statistics.median([*self.values, *[worst] * self.lost])
 
-    @property
+    @cached_property
     def std(self) -> float | None:
         """Over the seeds, with n - 1; None for fewer than two."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
@@ -79,24 +80,12 @@ class Entry:
         return where(self.labels)
 
 
-@dataclass(frozen=True)
-class Search:
+class Search(NamedTuple):
     """A cell of which no run that counts has ended, but runs of the search for its learning rate."""
 
     labels: dict[str, str]
-    rates: Mapping[float, float] = field(hash=False)
-    """Learning rate -> mean over the runs that have a finite value; nan if none has."""
-
-    @property
-    def where(self) -> str:
-        """As `where` says it."""
-        return where(self.labels)
-
-    @property
-    def words(self) -> str:
-        """'0.1 (45.2), 0.2 (no value)': each rate with what it gave."""
-        given = {rate: "no value" if math.isnan(mean) else f"{mean:.4g}" for rate, mean in sorted(self.rates.items())}
-        return ", ".join(f"{rate:.6g} ({mean})" for rate, mean in given.items())
+    rates: dict[float, list[float]]
+    """Learning rate -> what its runs gave, nan or infinite where they have no value."""
 
 
 def where(labels: Mapping[str, str]) -> str:
@@ -126,40 +115,31 @@ Wanted = list[tuple[dict[str, str], int]]
 """Labels of cells -> how many runs they have in the end."""
 
 
-def group(values: pandas.DataFrame, labels: list[str], of: str = "value", wanted: Wanted | None = None) -> list[Entry]:
-    """The chosen runs as cells, in the order in which they first appear. `of`: value, worst, mean or averaged."""
-    chosen = values[values["chosen"]]
+def group(values: pandas.DataFrame, labels: list[str], of: str, wanted: Wanted) -> list[Entry]:
+    """Runs as cells, in the order in which they first appear. `of`: value, worst, mean or averaged."""
     found: dict[tuple[str, ...], list[Any]] = {}
-    for row in chosen.to_dict("records"):
+    for row in values.to_dict("records"):
         found.setdefault((*[row[name] for name in labels], row["metric"]), []).append(row)
-    named = [(dict(zip(labels, key, strict=False)), key[-1], rows) for key, rows in found.items()]
-    return [_entry(own, metric, rows, of, _wanted(own, wanted or [])) for own, metric, rows in named]
+    known = {frozenset(own.items()): number for own, number in wanted}
+    entries = []
+    for (*key, metric), rows in found.items():
+        own = dict(zip(labels, key, strict=True))
+        number = known.get(frozenset(own.items()))
+        entries.append(_entry(own, metric, rows, of, _wanted(own, wanted) if number is None else number))
+    return entries
 
 
 def searches(values: pandas.DataFrame, labels: list[str]) -> list[Search]:
     """The cells that are still searched for a learning rate, by the first metric of each."""
-    chosen: set[tuple[str, ...]] = set()
-    tried: dict[tuple[str, ...], list[Any]] = {}
-    for row in values.to_dict("records"):
+    chosen = set(values[values["chosen"]][labels].itertuples(index=False, name=None))
+    tried = values[~values["chosen"] & (values["rate"].abs() < math.inf)]
+    found: dict[tuple[str, ...], Search] = {}
+    for row in tried.drop_duplicates([*labels, "rate", "seed"]).to_dict("records"):
         key = tuple(row[name] for name in labels)
-        if row["chosen"]:
-            chosen.add(key)
-        elif math.isfinite(number_of(row["rate"]) or math.nan):
-            tried.setdefault(key, []).append(row)
-    return [
-        Search(
-            dict(zip(labels, key, strict=True)), _by_rate([row for row in rows if row["metric"] == rows[0]["metric"]])
-        )
-        for key, rows in tried.items()
-        if key not in chosen
-    ]
-
-
-def _by_rate(rows: list[Any]) -> dict[float, float]:
-    found: dict[float, list[float]] = {}
-    for row in rows:
-        found.setdefault(float(row["rate"]), []).extend([row["value"]] if math.isfinite(row["value"]) else [])
-    return {rate: statistics.fmean(numbers) if numbers else math.nan for rate, numbers in found.items()}
+        if key not in chosen:
+            search = found.setdefault(key, Search({name: row[name] for name in labels}, {}))
+            search.rates.setdefault(row["rate"], []).append(row["value"])
+    return list(found.values())
 
 
 def _wanted(labels: dict[str, str], wanted: Wanted) -> int:
@@ -177,29 +157,21 @@ def _wanted(labels: dict[str, str], wanted: Wanted) -> int:
 
 
 def _entry(labels: dict[str, str], metric: str, rows: list[Any], of: str, wanted: int) -> Entry:
-    whole = [row for row in rows if row["status"] != DAMAGED]
-    wanted = wanted if len(whole) == len(rows) else max(wanted, len(rows))
-    rows = sorted(whole, key=lambda row: row["seed"])
-    rates = [number_of(row["rate"]) for row in rows]
-    by_seed = {str(row["seed"]): row[of] for row in rows if math.isfinite(row[of])}
-    values = tuple(row[of] for row in rows if math.isfinite(row[of]))
+    whole = sorted((row for row in rows if row["status"] != DAMAGED), key=lambda row: row["seed"])
+    with_value = [row for row in whole if math.isfinite(row[of])]
+    to_reach = metric.partition(" to ")[0] in AXES  # 'simulated_s to test accuracy 95 %': who is done may have none
+    short = [NOT_REACHED, Status.done] if to_reach else [NOT_REACHED]
+    by_seed = {str(row["seed"]): row[of] for row in with_value}
     return Entry(
         labels=labels,
         metric=metric,
-        values=values,
-        runs=len(rows),
-        diverged=sum(row["status"] == "diverged" for row in rows),
-        at_edge=any(row["at_edge"] for row in rows),
-        rates=tuple(sorted({rate for rate in rates if rate is not None and math.isfinite(rate)})),
-        published=next((row["published"] for row in rows if row["published"]), ""),
-        wanted=wanted,
-        never=sum(_never(row, metric, of) for row in rows),
-        by_seed=by_seed if len(by_seed) == len(values) else {},
+        values=tuple(row[of] for row in with_value),
+        runs=len(whole),
+        diverged=sum(row["status"] == Status.diverged for row in whole),
+        at_edge=any(row["at_edge"] for row in whole),
+        rates=tuple(sorted({row["rate"] for row in whole if math.isfinite(row["rate"])})),
+        published=next((row["published"] for row in whole if row["published"]), ""),
+        wanted=wanted if len(whole) == len(rows) else max(wanted, len(rows)),
+        never=sum(row["status"] in short and not math.isfinite(row[of]) for row in whole),
+        by_seed=by_seed if len(by_seed) == len(with_value) else {},
     )
-
-
-def _never(row: Any, metric: str, of: str) -> bool:
-    """Whether whom the entry is `of` has not come to the target, be it that the model which counts has."""
-    place = metric.partition(" to ")[0] in AXES  # 'simulated_s to test accuracy 95 %'
-    ended = row["status"] == NOT_REACHED or (row["status"] == Status.done and place)
-    return ended and not math.isfinite(row[of])

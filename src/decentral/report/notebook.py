@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from decentral.errors import ConfigError, suggest
 from decentral.report.figures.figure import StudyFigure
-from decentral.report.items import MOST_TELLING_FIRST
+from decentral.report.pages import MOST_TELLING_FIRST
 from decentral.report.results import Results, read
 from decentral.report.style import plain, settings
 from decentral.report.tables import as_markdown, harmless, markdown_table
@@ -63,12 +63,12 @@ class Studies:
         results = self.results(study)
         if results is None:
             return self._nothing(study)
-        names = [one.file for one in results.spec.figures]
-        if not names:
+        figures = {one.file: one for one in results.spec.figures}
+        if not figures:
             return Text(f"**{study}** has no figure at scale={results.scale}.")
-        if name and name not in names:
-            raise ConfigError(f"{study} has no figure '{name}'.{suggest(name, names)}")
-        return self.draw(study, results.spec.figures[names.index(name) if name else 0])
+        if name and name not in figures:
+            raise ConfigError(f"{study} has no figure '{name}'.{suggest(name, figures)}")
+        return self.draw(study, figures[name or next(iter(figures))])
 
     def draw(self, study: str, wanted: StudyFigure) -> Picture | Text:
         """Any figure of a study's numbers, for example Scaling(x='num_workers', lines=['method'])."""
@@ -81,7 +81,15 @@ class Studies:
         with settings(f"{study}/{wanted.file}"):
             data = BytesIO()
             plain(wanted.draw(results, lines)).savefig(data, format="png", dpi=110)
-        return Picture(in_few_colours(data))
+        from PIL import Image
+
+        smaller = (
+            BytesIO()
+        )  # with at most 256 colours: a third of the size, in notebooks that are kept with their outputs
+        with Image.open(data) as picture:
+            few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+        few.save(smaller, format="png", optimize=True)
+        return Picture(smaller.getvalue())
 
     def table(self, study: str) -> Text:
         """A study's table, with the published numbers in brackets where they can be compared."""
@@ -109,17 +117,6 @@ class Studies:
 
     def _nothing(self, study: str) -> Text:
         return Text(f"**{study}** has no results in {self.directory.parent}: run `decentral-study {study}` first.")
-
-
-def in_few_colours(png: BytesIO) -> bytes:
-    """The picture with at most 256 colours: a third of the size, in notebooks that are kept with their outputs."""
-    from PIL import Image
-
-    smaller = BytesIO()
-    with Image.open(png) as picture:
-        few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    few.save(smaller, format="png", optimize=True)
-    return smaller.getvalue()
 
 
 def results_directory() -> Path:

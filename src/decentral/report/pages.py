@@ -1,208 +1,275 @@
-"""results/<paper>/README.md: every item of a paper with claim, command, our result and theirs, departures."""
+"""The pages of results: README.md, the scoreboard of all papers, and a README.md for each paper with all its items."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment, PackageLoader
+
 from decentral.errors import ConfigError
-from decentral.report import scoreboard, verdicts
-from decentral.report.claims.claim import NOT_MET, NOT_RUN
-from decentral.report.figures import words
-from decentral.report.figures.figure import StudyFigure
-from decentral.report.items import Item, Run, gather, uncompared
-from decentral.report.published import EXCLUDED
+from decentral.report import published, spec, verdicts
+from decentral.report.claims import MET, NOT_MET, NOT_RUN, WITHIN_NOISE
 from decentral.report.published import paper as paper_of
-from decentral.report.results import Results
-from decentral.report.tables import harmless, markdown_table, word
+from decentral.report.results import Results, find, read
+from decentral.report.tables import harmless, markdown_row, markdown_table, word
 from decentral.report.verdicts import Verdict
-from decentral.store.files import alone, check_name, refuse_links, write_text
+from decentral.store.files import alone, check_name, read_json, refuse_links, write_text
+from decentral.study import SCALES, catalogue
 from decentral.terminal.text import duration
 
-_CLAIMS = {"paper": "The paper claims", "us": "Checked here"}
+CAPTIONS = "captions.json"
+"""Of a study's figures: what their lines and bands are, by the names of their files."""
+MOST_TELLING_FIRST = tuple(reversed(SCALES))
+_HEAD = ["item", "study", "run at scale", "published numbers", "reference numbers", "claims", "time"]
 
 
-def report_pages(results_dir: Path) -> list[Path]:
-    """Write `results_dir/README.md` (the scoreboard) and a README.md for each paper; returns their paths.
+@dataclass(frozen=True)
+class Run:
+    """A study at one scale, with its verdicts."""
 
-    They show what `make` has left in the studies' directories. The same results give the same bytes. Of several
+    results: Results
+    verdicts: list[Verdict]
+
+    @property
+    def place(self) -> str:
+        """Its directory, as seen from the page of its paper."""
+        return "/".join(self.results.directory.parts[-2:])
+
+    @property
+    def command(self) -> str:
+        """The one that carries it out, in one line."""
+        usual = f"decentral-study {self.results.study} scale={self.results.scale}"
+        return " ".join(str(self.results.facts.get("command") or usual).replace("```", "").split())
+
+    @cached_property
+    def captions(self) -> dict[str, Any]:
+        """Of its figures, as far as they are known."""
+        return read_json(self.results.directory / CAPTIONS) or {}
+
+    @property
+    def numbers(self) -> list[Verdict]:
+        """The verdicts on published and reference numbers."""
+        return [one for one in self.verdicts if one.kind not in ("claim", published.EXCLUDED)]
+
+    @property
+    def tolerance(self) -> str:
+        """How far ours may be from the published number, of the first one that was compared."""
+        return next((one.tolerance for one in self.numbers if one.ours), "")
+
+    @property
+    def provenance(self) -> list[str]:
+        """Commit, version, scale, number of runs, their time, what they ran on."""
+        facts = self.results.facts
+        commits = [str(one or "unknown")[:12] for one in facts.get("git_commits") or [facts.get("git_commit")]]
+        dirty = " with uncommitted changes" if facts.get("git_dirty") else ""
+        bad = ", ".join(f"{facts[key]} {key}" for key in ("failed", "diverged") if facts.get(key))
+        machines = facts.get("machines") or [{"cores": facts.get("host_cores")}]  # older results know the cores alone
+        # of all machines: also the runs whose numbers only led to others
+        runs = f"{sum(one.get('runs', 0) for one in machines) or facts.get('jobs', '?')} runs"
+        names = []
+        for one in machines:
+            cores = f"{one['cores']} cores" + f" of {one.get('cpu')}" * bool(one.get("cpu")) if one.get("cores") else ""
+            name = one.get("gpu") or cores
+            names.append(name if len(machines) == 1 else f"{one['runs']} of them on {name or 'an unknown machine'}")
+        return [
+            f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}{dirty}",
+            f"version {facts.get('version')}",
+            f"scale={self.results.scale}",
+            runs + (f" ({bad})" if bad else ""),
+            duration(float(facts.get("wall_s") or 0.0)),
+            *filter(None, names),
+        ]
+
+    def text(self, name: str) -> str:
+        """A table that its report has made; '' if there is none."""
+        file = self.results.directory / f"{name}.md"
+        return file.read_text(encoding="utf-8").strip() if file.is_file() else ""
+
+    def count(self, kind: str) -> Counter[str]:
+        """How many verdicts of a kind there are of each."""
+        return verdicts.count(self.verdicts, kind)
+
+
+@dataclass
+class Item:
+    """A table or figure of a paper: a study."""
+
+    study: str
+    paper: str
+    item: str
+    title: str
+    needs: str
+    """What its paper scale needs."""
+    scale: str
+    """The largest one that is defined."""
+    report: dict[str, Any]
+    departures: list[str]
+    runs: dict[str, Run] = field(default_factory=dict)
+    """By scale, the most telling first."""
+    variants: list[Run] = field(default_factory=list)
+    """Of the study with changes, which count for nothing."""
+
+    @cached_property
+    def spec(self) -> spec.ReportSpec:
+        """Its `report:` section."""
+        return spec.parse(self.report, self.study)
+
+    @property
+    def counted(self) -> dict[str, Run]:
+        """What the scoreboard counts: smoke only shows that a study works."""
+        return {scale: run for scale, run in self.runs.items() if scale != "smoke"}
+
+    @property
+    def shown(self) -> list[Run]:
+        """What the pages show: smoke only if there is nothing else."""
+        return list((self.counted or self.runs).values())
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        """On published and reference numbers, of the run that can be compared, and on the claims, of the most telling
+        run; else 'not run'."""
+        theirs, found = self.spec.published, []
+        if theirs is not None:
+            run = next((run for run in self.counted.values() if run.results.comparable), None)
+            why = f"not run at scale={' or '.join(theirs.scales)}" + (f"; it needs {self.needs}" if self.needs else "")
+            found = run.numbers if run is not None else verdicts.not_run(self.paper, theirs, why)
+        if self.shown:
+            return found + [one for one in self.shown[0].verdicts if one.kind == "claim"]
+        return found + [Verdict("claim", claim.says) for claim in self.spec.claims]
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Papers by name; tables before figures or so, numbers as numbers: Table 2 before Table 10."""
+        parts = re.split(r"(\d+)", self.item)
+        return self.paper, [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts], self.study
+
+
+def report_pages(results_dir: Path, made: Iterable[Run] = ()) -> tuple[list[Item], list[str]]:
+    """Write `results_dir/README.md` (the scoreboard) and a README.md for each paper, which begins with the summary.md
+    of its folder, written by hand, if there is one.
+
+    They show what `make` has left in the studies' directories; of `made`, results and verdicts are known. Returns all
+    items, and a remark for each directory that cannot be read. The same results give the same bytes. Of several
     processes that do so at once, one waits for the other.
     """
     results_dir.mkdir(parents=True, exist_ok=True)
+    templates = Environment(loader=PackageLoader("decentral.report"), trim_blocks=True, lstrip_blocks=True)
+    templates.filters |= {"word": word, "told": verdicts.told, "row": markdown_row}
     with alone(results_dir):
-        items, skipped = gather(results_dir)
-        written = []
-        for paper in dict.fromkeys(item.paper for item in items):
+        items, skipped = gather(results_dir, {run.results.directory: run for run in made})
+        papers = {paper: [item for item in items if item.paper == paper] for paper in {item.paper: 0 for item in items}}
+        for paper, own in papers.items():
             check_name(paper, "paper")
-            refuse_links(results_dir / paper)
-            (results_dir / paper).mkdir(exist_ok=True)
-            written.append(results_dir / paper / "README.md")
-            write_text(
-                written[-1], paper_page([item for item in items if item.paper == paper], paper, results_dir / paper)
-            )
-        written.append(results_dir / "README.md")
-        write_text(written[-1], scoreboard.page(items, skipped))
-    return written
+            folder = results_dir / paper
+            refuse_links(folder)
+            folder.mkdir(exist_ok=True)
+            summary = folder / "summary.md"
+            facts = {
+                "title": paper_of(paper).title,
+                "summary": summary.read_text(encoding="utf-8").strip() if summary.is_file() else "",
+                "table": _table(own, above=""),
+                "missing": ", ".join(f"{name} ({count})" for name, count in uncompared(own, paper).items()),
+            }
+            _write(folder / "README.md", templates.get_template("paper.md.j2").render(items=own, **facts))
+        tables = [(paper, paper_of(paper).title, _table(own, above=f"{paper}/")) for paper, own in papers.items()]
+        page = templates.get_template("scoreboard.md.j2")
+        _write(results_dir / "README.md", page.render(totals=totals(items), skipped=skipped, papers=tables))
+    return items, skipped
 
 
-def paper_page(items: list[Item], paper: str, folder: Path) -> str:
-    """The page of one paper; it begins with the summary.md of its folder, written by hand, if there is one."""
-    summary = folder / "summary.md"
-    blocks = [
-        f"# {paper_of(paper).title}",
-        summary.read_text(encoding="utf-8").strip() if summary.is_file() else "",
-        "Generated by `decentral-report` from the results in this folder; the scoreboard of all papers is "
-        "[one level up](../README.md).",
-        scoreboard.table(items, above=""),
-    ]
-    missing = uncompared(items, paper)
-    if missing:
-        names = ", ".join(f"{name} ({count})" for name, count in missing.items())
-        blocks.append(f"Published numbers that no study compares itself with: {names}.")
+def _write(path: Path, markdown: str) -> None:
+    write_text(path, harmless(re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n"))
+
+
+def gather(results_dir: Path, known: dict[Path, Run]) -> tuple[list[Item], list[str]]:
+    """Every study of the catalogue and every one with results in `results_dir`, in the order of the papers; and a
+    remark for each directory there that cannot be read, which is left out.
+
+    Raises ConfigError if the catalogue is wrong.
+    """
+    items: dict[str, Item] = {}
+    for name in catalogue.names():
+        scale = next((scale for scale in MOST_TELLING_FIRST if scale in catalogue.scales(name)), "paper")
+        study = catalogue.load(name, scale)
+        items[name] = Item(name, study.paper, study.item, study.title, study.needs, scale, **study.described())
+    runs, skipped = [], []
+    for path in find(results_dir):
+        try:
+            results = read(path) if path not in known else known[path].results
+            runs.append(known.get(path) or Run(results, verdicts.judge(results)))
+        except ConfigError as error:
+            skipped.append(skip(path, error))
+    for run in sorted(runs, key=lambda one: _place(one.results.scale)):
+        results, facts = run.results, run.results.facts
+        item = Item(
+            results.study,
+            str(facts.get("paper") or results.directory.parents[1].name),
+            str(facts.get("item") or results.study),
+            str(facts.get("title") or ""),
+            str(facts.get("needs") or ""),
+            results.scale,
+            dict(facts.get("report") or {}),
+            list(facts.get("departures") or []),
+        )
+        item = items.setdefault(results.study, item)
+        if results.values.empty:  # nothing was finished: the next smaller scale says more
+            continue
+        if results.original:
+            item.runs[results.scale] = run
+        else:
+            item.variants.append(run)
+    return sorted(items.values(), key=lambda item: item.order), skipped
+
+
+def skip(path: Path, error: Exception) -> str:
+    """The remark on a directory of which no report can be made."""
+    return f"{'/'.join(path.parts[-3:])} is left out: {' '.join(str(error).split())}"
+
+
+def uncompared(items: list[Item], paper: str) -> dict[str, int]:
+    """Items of a paper's published numbers that no study compares itself with, and how many numbers each has."""
+    if paper not in published.papers():
+        return {}
+    compared = {item.spec.published.item for item in items if item.spec.published}
+    return {name: len(published.numbers(paper, name)) for name in published.items(paper) if name not in compared}
+
+
+def _place(scale: str) -> int:
+    return MOST_TELLING_FIRST.index(scale) if scale in SCALES else len(SCALES)
+
+
+def totals(items: list[Item]) -> str:
+    """A few sentences: how many of the published numbers and of the claims are met."""
+    parts = [f"{sum(bool(item.counted) for item in items)} of {len(items)} items were run"]
+    for kind, words in (("number", "Published numbers"), ("reference", "Reference numbers"), ("claim", "Claims")):
+        counted = sum((verdicts.count(item.verdicts, kind) for item in items), Counter())
+        compared = counted[MET] + counted[NOT_MET]
+        chance = f", {counted[WITHIN_NOISE]} of them {WITHIN_NOISE}" if counted[WITHIN_NOISE] else ""
+        share = f"{counted[MET]} of {compared} met ({100 * counted[MET] / compared:.0f} %)" if compared else ""
+        parts.append(f"{words}: {share or 'none checked'}{chance}, {counted[NOT_RUN]} not run")
+    return ". ".join(parts) + "."
+
+
+def _table(items: list[Item], above: str) -> str:
+    """A row for each item; links go through the folder `above`."""
+    lines = [_HEAD]
     for item in items:
-        blocks += _section(item)
-    return harmless("\n\n".join(block for block in blocks if block) + "\n")
-
-
-def _section(item: Item) -> list[str]:
-    blocks = [f'<a id="{item.study}"></a>', f"## {word(item.item)}: {word(item.title)}"]
-    if item.spec.claims:
-        claims = "\n".join(f"- {claim.says}" for claim in item.spec.claims)
-        blocks.append(f"{_CLAIMS[item.spec.claimed_by]}:\n\n{claims}")
-    if not item.runs:
-        needs = f" It needs {item.needs}." if item.needs else ""
-        command = f"decentral-study {item.study} scale={item.scale}"
-        blocks.append(f"**Not run.**{needs} Command: `{command}`")
-        blocks += _departures(item.departures)
-    for run in item.shown:
-        blocks += _run(run)
-    if item.variants:
-        blocks.append("**Variants** (not counted):\n\n" + "\n".join(f"- {_variant(run)}" for run in item.variants))
-    return blocks
-
-
-def _variant(run: Run) -> str:
-    """One line: what was changed, where its results are, what came of its claims."""
-    results = run.results
-    place = f"{results.directory.parent.name}/{results.directory.name}"
-    words = f"`{' '.join(results.changes)}`" if results.changes else "another copy"
-    counted = verdicts.count(run.verdicts, "claim")
-    claims = f"; claims: {verdicts.told(counted)}" if counted else ""
-    return f"[{results.directory.name}]({place}) at scale={results.scale}: {words}{claims}"
-
-
-def _run(run: Run) -> list[str]:
-    results, facts = run.results, run.results.facts
-    place = f"{results.directory.parent.name}/{results.directory.name}"
-    blocks = [f"### {word(facts.get('item') or results.study)} at scale={results.scale}"]
-    if facts.get("earlier_definition"):
-        blocks.append("**Of an earlier definition of this study**, whose words these are: its file has changed since.")
-    if facts.get("at_this_scale"):
-        blocks.append(f"At this scale: {', '.join(f'`{word}`' for word in facts['at_this_scale'])}.")
-    command = facts.get("command") or f"decentral-study {results.study} scale={results.scale}"
-    blocks.append(f"```\n{' '.join(str(command).replace('```', '').split())}\n```")
-    for listing in results.spec.listings:
-        if (file := results.directory / f"{listing.file}.md").is_file():
-            blocks.append(
-                f"{file.read_text(encoding='utf-8').strip()} [{listing.file}.csv]({place}/{listing.file}.csv)"
-            )
-    table = results.directory / "table.md"
-    if results.spec.table is not None and table.is_file():
-        blocks.append(table.read_text(encoding="utf-8").strip())
-        blocks.append(f"[table.csv]({place}/table.csv), [table.tex]({place}/table.tex)")
-    elif results.spec.caption:
-        blocks.append(results.spec.caption)
-    for figure in results.spec.figures:
-        if (results.directory / f"{figure.file}.png").is_file():
-            title = (figure.caption or figure.title or str(facts.get("title") or figure.file)).rstrip(".")
-            image = f"![{title}]({place}/{figure.file}.png)"
-            blocks.append(f"{image}\n\n*{title}.* {_drawn(figure, results)}[SVG]({place}/{figure.file}.svg)")
-    blocks += _numbers(run, place)
-    blocks += _claims(run)
-    blocks += _departures(list(facts.get("departures") or []))
-    blocks.append(provenance(run))
-    return blocks
-
-
-def _drawn(figure: StudyFigure, results: Results) -> str:
-    """What the lines and bands of a figure are, with a space behind it; '' if there is nothing to say."""
-    try:
-        text = words.caption(figure, results)
-    except ConfigError as error:
-        text = f"It cannot be drawn again: {error}"
-    return f"{text} " if text else ""
-
-
-def _numbers(run: Run, place: str) -> list[str]:
-    spec = run.results.spec.published
-    if spec is None:
-        return []
-    found = [one for one in run.verdicts if one.kind not in ("claim", EXCLUDED)]
-    if not run.results.comparable:
-        scales = " or ".join(spec.scales)
-        return [f"**Published numbers**: the {len(found)} of `{spec.item}` are compared at scale={scales} only."]
-    text = f"**Published numbers** ({spec.item}): {verdicts.told(verdicts.count(found, 'number'))}."
-    references = verdicts.count(found, "reference")
-    if references:
-        text += f" **Reference numbers** (computed by others, not in the paper): {verdicts.told(references)}."
-    tolerance = next((one.tolerance for one in found if one.ours), "")
-    text += f" Tolerance: {tolerance}, because {spec.because.rstrip('.')}. " if tolerance else " "
-    blocks = [f"{text}All of them: [verdicts.csv]({place}/verdicts.csv)."]
-    for verdict in (NOT_MET, NOT_RUN):
-        some = [one for one in found if one.verdict == verdict]
-        if some:
-            reasons = [one.why.removesuffix(f"; {spec.because}") for one in some]
-            lines = [[one.what, _spread(one), one.published, why] for one, why in zip(some, reasons, strict=True)]
-            blocks.append(markdown_table([[verdict.capitalize(), "ours", "theirs", "why"], *lines], left=4))
-    excluded = [f"{one.what} ({one.published}): {one.why}" for one in run.verdicts if one.kind == EXCLUDED]
-    return [*blocks, *([f"Not compared: {'; '.join(excluded)}."] if excluded else [])]
-
-
-def _claims(run: Run) -> list[str]:
-    found = [one for one in run.verdicts if one.kind == "claim"]
-    if not found:
-        return []
-    head = ["claim", "verdict", "asked", "ours"]
-    lines = [[one.what, f"**{one.verdict}**", one.tolerance, one.why] for one in found]
-    return [f"**Claims**: {verdicts.told(verdicts.count(found, 'claim'))}.", markdown_table([head, *lines], left=4)]
-
-
-def _spread(one: Verdict) -> str:
-    return f"{one.ours} ± {float(one.spread):.2g}" if one.spread else one.ours
-
-
-def _departures(departures: list[str]) -> list[str]:
-    return ["**Departures**:\n\n" + "\n".join(f"- {text}" for text in departures)] if departures else []
-
-
-def provenance(run: Run) -> str:
-    """One line: commit, scale, time, number of runs, what they ran on."""
-    facts = run.results.facts
-    commits = [str(one or "unknown")[:12] for one in facts.get("git_commits") or [facts.get("git_commit")]]
-    dirty = " with uncommitted changes" if facts.get("git_dirty") else ""
-    wall = duration(float(facts.get("wall_s") or 0.0))
-    bad = [f"{facts[key]} {key}" for key in ("failed", "diverged") if facts.get(key)]
-    # of all machines: also the runs whose numbers only led to others
-    known = sum(one.get("runs", 0) for one in facts.get("machines") or [])
-    runs = f"{known or facts.get('jobs', '?')} runs" + (f" ({', '.join(bad)})" if bad else "")
-    code = f"commit{'s' * (len(commits) > 1)} {', '.join(commits)}{dirty}"
-    parts = [code, f"version {facts.get('version')}", f"scale={run.results.scale}", runs, wall]
-    return f"<sub>Provenance: {', '.join([*parts, *_machines(facts)])}; ended {facts.get('ended')}.</sub>"
-
-
-def _machines(facts: dict[str, Any]) -> list[str]:
-    """'2 cores of a processor'; of several, how many of the runs each had."""
-    machines = facts.get("machines") or [{"cores": facts.get("host_cores")}]  # older results know the cores alone
-    names = [one.get("gpu") or _cores(one) for one in machines]
-    if len(names) == 1:
-        return [name for name in names if name]
-    return [
-        f"{one['runs']} of them on {name or 'an unknown machine'}" for one, name in zip(machines, names, strict=True)
-    ]
-
-
-def _cores(machine: dict[str, Any]) -> str:
-    """'' if it is not known how many there were."""
-    if not machine.get("cores"):
-        return ""
-    return f"{machine['cores']} cores" + (f" of {machine['cpu']}" if machine.get("cpu") else "")
+        counts = []
+        for kind in ("number", "reference", "claim"):
+            counted = verdicts.count(item.verdicts, kind)
+            chance = f" ({counted[WITHIN_NOISE]} {WITHIN_NOISE})" if counted[WITHIN_NOISE] else ""
+            text = " / ".join(str(counted[verdict]) for verdict in (MET, NOT_MET, NOT_RUN)) + chance
+            counts.append(text if counted else "")
+        reasons = ["only scale=smoke"] * bool(item.runs) + [f"needs {item.needs}"] * bool(item.needs)
+        missing = "not run" + (f" ({'; '.join(reasons)})" if reasons else "")
+        wall = sum(float(run.results.facts.get("wall_s") or 0.0) for run in item.counted.values())
+        link = f"[{word(item.item)}]({f'{above}README.md' if above else ''}#{item.study})"
+        time = duration(wall) if item.counted else ""
+        lines.append([link, word(item.title), ", ".join(item.counted) or missing, *counts, time])
+    return markdown_table(lines, left=3)

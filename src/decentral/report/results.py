@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import statistics
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pandas
 from decentral.config.own_files import read_yaml
 from decentral.errors import ConfigError
 from decentral.report import spec
-from decentral.report.entries import Entry, Search, Wanted, group, plain, searches
+from decentral.report.entries import Entry, Search, Wanted, group, plain, searches, where
 from decentral.store import AXES
 from decentral.store.files import check_name, read_json
 
@@ -39,6 +40,8 @@ class Results:
     facts: dict[str, Any]
     values: pandas.DataFrame
     """values.csv with its labels as text (`plain`) and numbers as numbers."""
+    known: dict[str, list[Entry]] = field(default_factory=dict, repr=False)
+    """The cells that were asked for, which are made once."""
 
     @property
     def study(self) -> str:
@@ -133,19 +136,34 @@ class Results:
         except (ValueError, TypeError, AttributeError):
             raise ConfigError(f"`wanted` in {self.directory}/study.json is no labels with numbers of runs.") from None
 
+    @cached_property
+    def chosen(self) -> pandas.DataFrame:
+        """The values that count, without the runs that only led to a learning rate."""
+        return self.values[self.values["chosen"]]
+
     def entries(self, of: str = "value") -> list[Entry]:
         """The cells; `of`: value, worst, mean or averaged."""
-        return group(self.values, self.labels, of, self.wanted)
+        if of not in self.known:
+            self.known[of] = group(self.chosen, self.labels, of, self.wanted)
+        return self.known[of]
 
+    @cached_property
     def searches(self) -> list[Search]:
         """The cells without runs that count, whose search for a learning rate has some."""
         return searches(self.values, self.labels)
 
     def tried(self) -> list[str]:
         """A sentence on each of them, with what its rates gave; of many, the others are only counted."""
-        found = self.searches()
-        told = [f"No run of {one.where} that counts has ended; rates tried so far: {one.words}." for one in found]
-        return [*told[:_LISTED], *([f"The same holds of {len(told) - _LISTED} more cells."] if told[_LISTED:] else [])]
+        found = []
+        for one in self.searches:
+            words = []
+            for rate, values in sorted(one.rates.items()):
+                finite = [value for value in values if math.isfinite(value)]
+                words.append(f"{rate:.6g} ({f'{statistics.fmean(finite):.4g}' if finite else 'no value'})")
+            told = f"rates tried so far: {', '.join(words)}"
+            found.append(f"No run of {where(one.labels)} that counts has ended; {told}.")
+        more = len(found) - _LISTED
+        return found if more <= 0 else [*found[:_LISTED], f"The same holds of {more} more cells."]
 
     @cached_property
     def curves(self) -> pandas.DataFrame:

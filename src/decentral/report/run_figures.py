@@ -1,23 +1,38 @@
-"""The figures of a run, drawn from what it has recorded, after it has ended."""
+"""The figures of a run, drawn from what it has recorded, after it has ended: learning curves, what a partition looks
+like, and simulated time: what every worker was doing when, and how old what it had from others was."""
 
 from __future__ import annotations
 
 import csv
+import math
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decentral.cluster.timeline import read_spans
+from decentral.cluster.timeline import Span, read_spans
 from decentral.registry import components
-from decentral.report import learning_curves
+from decentral.report import learning_curves, style
 from decentral.report.series import describe, read_config
-from decentral.report.timeline_figure import save_staleness, save_timeline
 from decentral.store import RunStore
+from decentral.store.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 FIGURE = "learning_curves.png"
 """What every run has."""
+KINDS = {
+    "compute": ("computing", style.BLUE),
+    "exchange": ("sending and receiving", style.ORANGE),
+    "wait": ("waiting", "#DDDDDD"),
+}
+"""What a worker does -> in words, and the colour."""
+_STEPS, _MOST_WORKERS = 12, 32
+_MOST_BARS = 40
 
 
 def draw(run_dir: Path) -> None:
@@ -46,8 +61,6 @@ def draw_time(run_dir: Path, ages: Mapping[int, int]) -> None:
 
 def draw_partition(run_dir: Path) -> None:
     """partition.png from partition.csv: the classes, sources, buckets of lengths or kinds of scenes on every worker."""
-    from decentral.report.partition_figure import save_figure
-
     with open(run_dir / "partition.csv", newline="") as file:
         head, *rows = csv.reader(file)
     counts = np.array([[int(number) for number in row[1:-1]] for row in rows])
@@ -58,3 +71,123 @@ def draw_partition(run_dir: Path) -> None:
     source = config["env" if "env" in getattr(task, "uses", ()) else "data"]
     title = f"{source.get('id') or source['name']}: {partition['name']}{alpha}"
     save_figure(counts, run_dir / "partition.png", title, dealt=head[1].rpartition("_")[0])
+
+
+def save_timeline(spans: Sequence[Span], path: Path, title: str) -> None:
+    """Draw the first steps, about 12, of the first 32 workers: a bar for each, in the colours of what it does."""
+    from matplotlib.collections import PolyCollection
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
+
+    workers = sorted({span.worker for span in spans})
+    shown = workers[:_MOST_WORKERS]
+    end = shown_until_s(spans, shown)
+    figure = _sheet(10.0, max(2.6, 0.2 * len(shown) + 1.6), title)
+    panel = figure.subplots()
+    for kind, (_, colour) in KINDS.items():
+        bars = [
+            [(a, i - 0.4), (b, i - 0.4), (b, i + 0.4), (a, i + 0.4)]
+            for i, a, b in ((span.worker, span.begin_s, min(span.end_s, end)) for span in spans if span.kind == kind)
+            if i in shown and a < end
+        ]
+        edge = "white" if kind == "compute" else colour  # gradients in a row are told apart; what is thin is seen
+        panel.add_collection(PolyCollection(bars, facecolors=colour, edgecolors=edge, linewidths=0.3))
+    panel.set(xlim=(0, end), ylim=(len(shown) - 0.4, -0.6), xlabel="simulated seconds", ylabel="worker")
+    panel.yaxis.set_major_locator(MaxNLocator(min(len(shown) + 1, 16), integer=True))
+    panel.spines[["top", "right"]].set_visible(False)
+    if len(workers) > len(shown):
+        panel.set_title(f"the first {len(shown)} workers", fontsize=9, loc="left")
+    handles = [Patch(facecolor=colour, label=words) for words, colour in KINDS.values()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    _store(figure, path)
+
+
+def save_staleness(ages: Mapping[int, int], path: Path, title: str) -> None:
+    """Draw how many contributions were how many versions old: age -> number; ages from 0 on, those beyond 39 as one."""
+    from matplotlib.ticker import MaxNLocator, MultipleLocator, PercentFormatter
+
+    total = sum(ages.values())
+    last = min(max(ages), _MOST_BARS - 1)
+    shares = [ages.get(age, 0) / total for age in range(last)]
+    shares.append(sum(times for age, times in ages.items() if age >= last) / total)
+    figure = _sheet(6.4, 3.6, title)
+    panel = figure.subplots()
+    colours = [style.GREEN, *[style.VERMILLION] * last]
+    panel.bar(range(last + 1), shares, width=0.8, color=colours[: last + 1])
+    for age, share in enumerate(shares if last < 14 else ()):
+        text = f"{100 * share:.0f} %" if share >= 0.01 or not share else "< 1 %"
+        panel.annotate(text if share else "", (age, share), ha="center", va="bottom", fontsize=8)
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0))
+    panel.xaxis.set_major_locator(MultipleLocator(1) if last < 20 else MaxNLocator(14, integer=True))
+    more = f" ({last}: {last} or more)" if max(ages) > last else ""
+    panel.set(xlabel=f"age in versions, 0: fresh{more}", ylabel="contributions", xlim=(-0.6, max(last, 2) + 0.6))
+    panel.margins(y=0.12)
+    style.tidy(panel)
+    panel.grid(visible=False, axis="x")
+    _store(figure, path)
+
+
+def shown_until_s(spans: Sequence[Span], shown: Sequence[int]) -> float:
+    """When the workers that are shown have taken about 12 gradients, the median of them; the end if none has more."""
+    ends, more = [], False
+    for worker in shown:
+        gradients = [span.end_s for span in spans if span.worker == worker and span.kind == "compute"]
+        if gradients:
+            ends.append(sorted(gradients)[:_STEPS][-1])
+            more = more or len(gradients) > _STEPS
+    latest = max((span.end_s for span in spans), default=math.nan)
+    return min(latest, 1.04 * sorted(ends)[len(ends) // 2]) if more else latest
+
+
+def save_figure(counts: np.ndarray, path: str | Path, title: str, dealt: str = "class") -> None:
+    """One dot for each worker and class, its area proportional to the number of samples; `counts` is [n, C].
+
+    The largest dot fills its cell. Bars above show how many samples each worker holds. The format follows the
+    suffix of `path`.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    num_workers, num_classes = counts.shape
+    cell = min(0.36, 11 / num_workers, 8 / num_classes)  # inches
+    width, height = max(cell * num_workers, 3.2), max(cell * num_classes, 1.6)
+    figure = Figure(figsize=(width + 1.0, height + 1.75), layout="constrained")
+    bars, dots = figure.subplots(2, 1, sharex=True, height_ratios=[0.7, height], squeeze=True)
+
+    worker, label = np.nonzero(counts)
+    held = counts[worker, label]
+    largest_area = (0.94 * 72 * min(cell, width / num_workers, height / num_classes)) ** 2  # in points^2
+    dots.scatter(
+        worker, label, s=largest_area * held / counts.max(), c=label, cmap="tab10" if num_classes <= 10 else "viridis",
+        linewidths=0,
+    )  # fmt: skip
+    dots.set(xlim=(-0.5, num_workers - 0.5), ylim=(num_classes - 0.5, -0.5), xlabel="worker", ylabel=dealt)
+    dots.xaxis.set_major_locator(MaxNLocator(16, integer=True))
+    dots.yaxis.set_major_locator(MaxNLocator(10, integer=True, steps=[1, 2, 5, 10]))
+    dots.grid(True, linewidth=0.4, alpha=0.35)
+    dots.set_axisbelow(True)
+    bars.bar(np.arange(num_workers), counts.sum(axis=1), width=0.7, color="0.65")
+    bars.set_ylabel("samples")
+    bars.yaxis.set_major_locator(MaxNLocator(2, integer=True))
+    bars.tick_params(bottom=False, labelbottom=False)
+    bars.set_title(title, fontsize="medium")
+    for axes in (bars, dots):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.align_ylabels()
+    _store(figure, Path(path))
+
+
+def _sheet(width: float, height: float, title: str) -> Figure:
+    """An empty figure with a title."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(textwrap.fill(title, int(11 * width)), fontsize=10, x=0.01, ha="left", fontweight="bold")
+    return figure
+
+
+def _store(figure: Figure, path: Path) -> None:
+    with replacing(path) as file:
+        style.plain(figure).savefig(file, format=path.suffix[1:], dpi=150)

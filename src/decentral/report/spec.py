@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from decentral.config.parsing import build
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components
-from decentral.report.claims.claim import Claim
+from decentral.report.claims import Claim
 from decentral.report.figures.figure import StudyFigure
 from decentral.store.files import check_name
 
 if TYPE_CHECKING:
-    from decentral.report.listings.listing import Listing
+    from decentral.report.listings import Listing
 
 Format = Literal["percent", "steps", "scientific", "plain"]
 
@@ -81,7 +81,7 @@ class ReportSpec:
     larger_is_better   of the first metric, and of those of which the runs do not say it; null: as the runs say
     repeats            what the values of a cell are told apart by: seed, or round where times are taken; '': nothing,
                        they are computed
-    listings           further tables, made from the numbers: see report/listings/
+    listings           further tables, made from the numbers: see report/listings.py
     """
 
     caption: str = ""

@@ -1,4 +1,4 @@
-"""The end of a run, as text."""
+"""The end of a run, and what a simulated timeline has found, as text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from decentral.registry import components
 from decentral.report.series import Curves, Worker, describe, read_config, read_curves
 from decentral.store import RunStore
 from decentral.store.files import read_json
+from decentral.store.lines import read_lines
 from decentral.terminal.text import aligned, duration, in_bytes
 
 _MISSING = "-"
@@ -102,9 +104,7 @@ def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
         f"Steps:    {how_far} in {duration(wall_s)}",
         *_times(facts),
         *simulated(facts, step),
-        *_collectives(facts),
-        *_measured(facts),
-        *_ratios(facts),
+        *_chosen(facts),
         f"Sent:     {in_bytes(sent / max(1, len(workers)))} by a worker, on average",
     ]
 
@@ -145,45 +145,49 @@ def simulated(facts: dict[str, Any], steps: int) -> list[str]:
     ]
 
 
-def _collectives(facts: dict[str, Any]) -> list[str]:
-    """Which collectives were chosen on the way, how often, and what they took."""
-    found = facts.get("collectives") or {}
-    words = [
-        f"{name.replace('_', ' ')} {times} time{'' if times == 1 else 's'} ({_took(*spent)})"
-        for name, (times, *spent) in found.items()
-    ]
-    return [f"Chosen:   {', '.join(words)}"] if words else []
+def _chosen(facts: dict[str, Any]) -> list[str]:
+    """What was decided on the way, and when: collectives, what probes found the network to be like, shares sent."""
+    lines = []
+    words = []
+    for name, (times, seconds, *measured) in (facts.get("collectives") or {}).items():
+        took = f"{short(measured[0])}, predicted {short(seconds)}" if measured else short(seconds)
+        words.append(f"{name.replace('_', ' ')} {times} time{'s' * (times != 1)} ({took})")
+    if words:
+        lines.append(f"Chosen:   {', '.join(words)}")
+    if found := facts.get("measured"):
+        words = [
+            f"{latency_ms:.3g} ms and {'any number of' if gbps is None else f'{gbps:.3g}'} Gbit/s from step {step}"
+            for step, latency_ms, gbps in found
+        ]
+        lines.append(f"Measured: {_last(words)} (by {facts['probes']} probes)")
+    if found := facts.get("ratios"):
+        words = [f"{keep:.3g} from step {step}" for step, keep in found]
+        lines.append(f"Sending:  {_last(words)} (explored {facts.get('explored')} times)")
+    return lines
 
 
-def _took(seconds: float, measured: float | None = None) -> str:
-    """Simulated seconds; or those that were predicted, and those that were measured."""
-    return short(seconds) if measured is None else f"{short(measured)}, predicted {short(seconds)}"
-
-
-def _measured(facts: dict[str, Any]) -> list[str]:
-    """What probes found the network to be like, and how often that changed."""
-    found = facts.get("measured") or []
-    words = [
-        f"{latency_ms:.3g} ms and {'any number of' if gbps is None else f'{gbps:.3g}'} Gbit/s from step {step}"
-        for step, latency_ms, gbps in found[-_RATIOS_TOLD:]
-    ]
-    before = f"{len(found) - _RATIOS_TOLD} others, " if len(found) > _RATIOS_TOLD else ""
-    return [f"Measured: {before}{', '.join(words)} (by {facts['probes']} probes)"] if words else []
-
-
-def _ratios(facts: dict[str, Any]) -> list[str]:
-    """Which shares of the coordinates were decided on, and when."""
-    found = facts.get("ratios") or []
-    words = [f"{keep:.3g} from step {step}" for step, keep in found[-_RATIOS_TOLD:]]
-    before = f"{len(found) - _RATIOS_TOLD} others, " if len(found) > _RATIOS_TOLD else ""
-    explored = facts.get("explored")
-    return [f"Sending:  {before}{', '.join(words)} (explored {explored} times)"] if words else []
+def _last(words: list[str]) -> str:
+    """The last few of them; how many others there were is said."""
+    others = len(words) - _RATIOS_TOLD
+    return f"{others} others, " * (others > 0) + ", ".join(words[-_RATIOS_TOLD:])
 
 
 def _staleness(facts: dict[str, Any]) -> list[str]:
     """How old contributions were, where that is known: in a virtual cluster and between processes."""
-    ages = {int(age): times for age, times in (facts.get("staleness") or {}).items()}
-    return [f"Staleness: {staleness_words(ages)}{_critical(facts)}"] if ages else []
+    ages, critical = staleness(facts), _critical(facts)
+    return [f"Staleness: {staleness_words(ages)}{critical and f'; {critical}'}"] if ages else []
+
+
+def _critical(facts: dict[str, Any]) -> str:
+    if not facts.get("critical"):
+        return ""
+    worker, times, of = facts["critical"]
+    return f"worker {worker} was the last one most often, {times} of {of} times"
+
+
+def staleness(facts: dict[str, Any]) -> dict[int, int]:
+    """Age in versions -> how many contributions; {} where there are none."""
+    return {int(age): times for age, times in (facts.get("staleness") or {}).items()}
 
 
 def staleness_words(ages: dict[int, int]) -> str:
@@ -192,13 +196,6 @@ def staleness_words(ages: dict[int, int]) -> str:
     mean = sum(age * times for age, times in ages.items()) / number
     fresh = f"{100 * ages.get(0, 0) / number:.0f} % of contributions fresh"
     return fresh if not mean else f"{fresh}, {mean:.2g} versions old on average, {max(ages)} at most"
-
-
-def _critical(facts: dict[str, Any]) -> str:
-    if not facts.get("critical"):
-        return ""
-    worker, times, of = facts["critical"]
-    return f"; worker {worker} was the last one most often, {times} of {of} times"
 
 
 def short(seconds: float) -> str:
@@ -211,12 +208,14 @@ def short(seconds: float) -> str:
 
 def _places(run_dir: Path) -> list[str]:
     lines = [f"Results:  {run_dir}"]
-    if (run_dir / "learning_curves.png").exists():
-        lines.append(f"Curves:   {run_dir / 'learning_curves.png'}")
-    if (run_dir / "timeline.png").exists():
-        lines.append(f"Timeline: {run_dir / 'timeline.png'}; timeline.json beside it opens in ui.perfetto.dev")
-    if (run_dir / "staleness.png").exists():
-        lines.append(f"Ages:     {run_dir / 'staleness.png'}")
+    opens = "; timeline.json beside it opens in ui.perfetto.dev"
+    for name, words, more in (
+        ("learning_curves", "Curves:   ", ""),
+        ("timeline", "Timeline: ", opens),
+        ("staleness", "Ages:     ", ""),
+    ):
+        if (run_dir / f"{name}.png").exists():
+            lines.append(f"{words}{run_dir / f'{name}.png'}{more}")
     if (run_dir / "models.safetensors").exists():
         folder = _config_dir(list(_provenance(run_dir).get("command_line") or []))
         own = f', config_dir="{folder}"' if folder else ""
@@ -276,3 +275,44 @@ def _command(arguments: list[str]) -> str:
     if name.startswith(f"{os.getcwd()}/"):
         name = os.path.relpath(name)
     return shlex.join([name, *arguments])
+
+
+# -- simulate=timeline -------------------------------------------------------------------------------------------------
+
+
+def timeline_table(timelines: Sequence[tuple[str, Path]]) -> str:
+    """A line for each (title, directory): seconds, shares of the workers' time, and how much is fresh."""
+    rows = [["run", "simulated", "per step", "steps per s", *_PARTS.values(), "sent by a worker", "fresh"]]
+    for title, directory in timelines:
+        facts = timeline_facts(directory)
+        means = [mean for mean, _, _ in facts["simulated_shares"].values()]
+        times = [duration(facts["simulated_s"]), short(facts["step_s"]), f"{1 / facts['step_s']:.3g}"]
+        shares = [f"{100 * mean / sum(means):.1f} %" for mean in means]
+        ages = staleness(facts)
+        fresh = f"{100 * ages.get(0, 0) / sum(ages.values()):.0f} %" if ages else _MISSING
+        rows.append([title, *times, *shares, in_bytes(facts["bytes_sent"] / facts["num_workers"]), fresh])
+    return aligned(rows)
+
+
+def timeline_text(directory: Path) -> str:
+    """What one of them has found, and where it is."""
+    facts = timeline_facts(directory)
+    head = f"{describe(directory)}\n{facts['steps']} steps, messages of {facts['num_parameters']:,} parameters"
+    lines = [head, "", timeline_table([("", directory)]).replace("run", "   ", 1), ""]
+    if ages := staleness(facts):
+        lines.append(f"Staleness: {staleness_words(ages)}")
+    if critical := _critical(facts):
+        lines.append(f"Critical:  {critical}")
+    lines.append(f"Results:   {directory}  (timeline.jsonl; of each worker: workers.csv)")
+    lines.append(f"Timeline:  {directory / 'timeline.png'}; timeline.json beside it opens in ui.perfetto.dev")
+    if (directory / "staleness.png").exists():
+        lines.append(f"Ages:      {directory / 'staleness.png'}")
+    return "\n".join(lines)
+
+
+def timeline_facts(directory: Path) -> dict[str, Any]:
+    """The line of a timeline that is done."""
+    from decentral.measurements.timeline import SimulatedTimeline
+
+    found: dict[str, Any] = read_lines(directory / SimulatedTimeline.lines)[-1]
+    return found

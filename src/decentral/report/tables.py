@@ -1,17 +1,17 @@
-"""A study's table: as numbers (CSV), to read (Markdown) and to print (LaTeX)."""
+"""A study's table: as numbers (CSV), to read (Markdown, a terminal) and to print (LaTeX with booktabs)."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
 from decentral.errors import ConfigError, suggest
 from decentral.report import style
-from decentral.report.claims.weighing import combined, noise
+from decentral.report.claims import combined, noise
 from decentral.report.entries import Entry, number_of
 from decentral.report.published import PublishedNumber, numbers
 from decentral.report.results import Results
@@ -23,54 +23,66 @@ _NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\b")
 _DIGITS = {"percent": 1, "steps": 1, "scientific": 1, "plain": 3}
 _WORDS = {"worst": "worst worker", "mean": "mean over workers", "averaged": "averaged model"}
 _CSV_COLUMNS = ("metric", "of", "mean", "std", "runs", "of_runs", "diverged", "rates", "at_edge", "published")
+_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "\N{GREEK SMALL LETTER ALPHA}": r"$\alpha$",
+    "ζ²": r"$\zeta^2$",
+    "²": r"$^2$",
+    "·": r"$\cdot$",
+}
+_ESCAPED = re.compile("|".join(map(re.escape, sorted(_ESCAPES, key=len, reverse=True))))
+
+Place = tuple[tuple[str, ...], str]
+"""A row, and a column."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """A table of entries: None where there is no such cell."""
+    """A table of entries; there need not be one at every place."""
 
+    table: Table
     heading: str
     rows: list[tuple[str, ...]]
     columns: list[str]
-    cells: dict[tuple[tuple[str, ...], str], Entry]
-    metric: str
-    runs: int
-    """How many runs a complete cell has, where the study does not say it."""
+    cells: dict[Place, Entry]
+    best: set[Place]
+    """What is bold."""
 
-    def best(self, larger_is_better: bool | None, chance: float | None = None) -> set[tuple[tuple[str, ...], str]]:
-        """The places of the best mean in each column of two cells or more, where all its runs have a value, it is ahead
-        of all others by more than the noise of the difference, and is more than twice what guessing gives."""
-        found: set[tuple[tuple[str, ...], str]] = set()
-        if larger_is_better is None:
-            return found
-        spreads = any(entry.std is not None for entry in self.cells.values())
-        for column in self.columns:
-            entries = [(row, self.cells[row, column]) for row in self.rows if (row, column) in self.cells]
-            if len(entries) < 2:
-                continue
-            ranked = sorted(
-                ((row, entry) for row, entry in entries if math.isfinite(entry.level(larger_is_better))),
-                key=lambda pair: pair[1].level(larger_is_better) * (-1 if larger_is_better else 1),
-            )
-            if ranked and (chance is None or not larger_is_better or ranked[0][1].mean > 2 * chance):
-                row, first = ranked[0]
-                if not first.lost and all(_ahead(first, other, larger_is_better, spreads) for _, other in ranked[1:]):
-                    found.add((row, column))
-        return found
+    def text(self, place: Place) -> str:
+        """For example '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)', 'never' where no run got to its target; '-'
+        where nothing was run; '*' at the edge of its grid."""
+        entry = self.cells.get(place)
+        if entry is None:
+            return "-"
+        wanted = entry.wanted or max(one.runs for one in self.cells.values())  # where the study does not say it
+        if not entry.values:
+            if entry.never == wanted:
+                return "never"
+            runs = f"n/a ({entry.runs} of {wanted} runs)"
+            return f"diverged ({entry.diverged} of {wanted})" if entry.diverged else runs
+        text = show(entry.mean, self.table)
+        if entry.std is not None:
+            text += f" ± {show(entry.std, self.table)}"
+        notes = [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
+        notes += [f"{entry.never} of {entry.runs} never"] if entry.never else []
+        notes += [f"{entry.runs} of {wanted} runs"] if entry.runs < wanted else []
+        return text + "*" * entry.at_edge + (f" ({', '.join(notes)})" if notes else "")
 
-
-def _ahead(first: Entry, other: Entry, larger_is_better: bool, spreads: bool) -> bool:
-    """Whether they differ by more than the noise, which has to be known where the table has `spreads`."""
-    error = combined((1, first), (-1, other))
-    least = noise(error, [first, other]) if error is not None else math.inf if spreads else 0.0
-    return abs(first.level(larger_is_better) - other.level(larger_is_better)) > least
-
-
-def bold(grid: Grid, results: Results) -> set[tuple[tuple[str, ...], str]]:
-    """The places that are bold: the best of a column, if the table wants that and it can be told."""
-    if results.spec.table is None or not results.spec.table.bold:
-        return set()
-    return grid.best(results.larger_is_better(grid.metric), results.chance(grid.metric))
+    def lines(self, fill: Callable[[Place], str], label: Callable[[str], str] = str) -> list[list[str]]:
+        """A head and rows, with labels as a person reads them: numbers as they are, topologies in words."""
+        named = self.table.columns
+        heads = [style.pretty(named, column) for column in self.columns] if named else [self.heading]
+        lines = [[*map(style.heading, self.table.rows), *heads]]
+        for row in self.rows:
+            words = []
+            for name, value in zip(self.table.rows, row, strict=True):
+                words.append(label(value if number_of(value) is not None else style.pretty(name, value)))
+            lines.append([*words, *(fill((row, column)) for column in self.columns)])
+        return lines
 
 
 def grids(results: Results) -> list[Grid]:
@@ -86,34 +98,53 @@ def grids(results: Results) -> list[Grid]:
     found = []
     for of in table.of:
         entries = results.entries(of)
-        metrics = list(dict.fromkeys(entry.metric for entry in entries))
-        for metric in metrics:
+        for metric in dict.fromkeys(entry.metric for entry in entries):
             heading = f"{metric}, {_WORDS[of]}" if of in _WORDS else metric
-            found.append(_grid(heading, [entry for entry in entries if entry.metric == metric], table, results.study))
+            found.append(_grid(heading, [entry for entry in entries if entry.metric == metric], table, results))
     return found
 
 
-def _grid(heading: str, entries: list[Entry], table: Table, study: str) -> Grid:
-    cells: dict[tuple[tuple[str, ...], str], Entry] = {}
+def _grid(heading: str, entries: list[Entry], table: Table, results: Results) -> Grid:
+    cells: dict[Place, Entry] = {}
     for entry in entries:
         place = tuple(entry.labels[label] for label in table.rows), entry.labels.get(table.columns, "")
         if place in cells:
             both = " and ".join(", ".join(f"{k}={v}" for k, v in e.labels.items()) for e in (cells[place], entry))
-            raise ConfigError(f"study {study}: report.table has one place for both {both}: name more labels in rows.")
+            where = f"study {results.study}: report.table has one place for both {both}"
+            raise ConfigError(f"{where}: name more labels in rows.")
         cells[place] = entry
-    rows = list(dict.fromkeys(row for row, _ in cells))
-    columns = _in_order(list(dict.fromkeys(column for _, column in cells)))
-    metric = entries[0].metric if entries else ""
-    return Grid(heading, rows, columns, cells, metric, max((entry.runs for entry in entries), default=0))
+    rows, columns = (list(dict.fromkeys(places)) for places in zip(*cells, strict=True))
+    numbers = [number_of(column) for column in columns]
+    known = [number for number in numbers if number is not None]
+    if len(known) == len(columns) and known not in (sorted(known), sorted(known, reverse=True)):
+        columns.sort(key=float)  # numbers that neither rise nor fall
+    best: set[Place] = set()
+    larger, chance = results.larger_is_better(entries[0].metric), results.chance(entries[0].metric)
+    if table.bold and larger is not None:
+        spreads = any(entry.std is not None for entry in entries)
+        for column in columns:
+            inside = {place: entry for place, entry in cells.items() if place[1] == column}
+            best |= _best(inside, larger, chance, spreads)
+    return Grid(table, heading, rows, columns, cells, best)
 
 
-def _in_order(columns: list[str]) -> list[str]:
-    """As the study has them; numbers that neither rise nor fall there are sorted."""
-    try:
-        numbers = [float(column) for column in columns]
-    except ValueError:
-        return columns
-    return columns if numbers in (sorted(numbers), sorted(numbers, reverse=True)) else sorted(columns, key=float)
+def _best(column: dict[Place, Entry], larger: bool, chance: float | None, spreads: bool) -> set[Place]:
+    """The place of the best mean of two or more, where all its runs have a value, it is ahead of all others by more
+    than the noise of the difference (which has to be known where the table has `spreads`), and is more than twice what
+    guessing gives; or none."""
+    ranked = [(entry.level(larger), place, entry) for place, entry in column.items()]
+    ranked = sorted((one for one in ranked if math.isfinite(one[0])), key=lambda one: one[0], reverse=larger)
+    if len(column) < 2 or not ranked:
+        return set()
+    level, place, first = ranked[0]
+    if first.lost or (larger and chance is not None and first.mean <= 2 * chance):
+        return set()
+    for other_level, _, other in ranked[1:]:
+        error = combined((1, first), (-1, other))
+        least = noise(error, [first, other]) if error is not None else math.inf if spreads else 0.0
+        if abs(level - other_level) <= least:
+            return set()
+    return {place}
 
 
 def show(value: float, table: Table) -> str:
@@ -121,42 +152,42 @@ def show(value: float, table: Table) -> str:
     digits = _DIGITS[table.format] if table.digits is None else table.digits
     if not math.isfinite(value):
         return "n/a"
-    return f"{value:.{digits}e}" if table.format == "scientific" else f"{value:,.{digits}f}".replace(",", "")
+    return f"{value:.{digits}{'e' if table.format == 'scientific' else 'f'}}"
 
 
-def cell(entry: Entry | None, grid: Grid, table: Table) -> str:
-    """For example '84.6 ± 0.3', 'diverged', '61.0 (1 of 3 diverged)', 'never' where no run got to its target; '-' where
-    nothing was run; '*' at the edge of its grid."""
-    if entry is None:
-        return "-"
-    wanted = entry.wanted or grid.runs
-    if not entry.values and entry.never == wanted:
-        return "never"
-    if not entry.values:
-        return f"diverged ({entry.diverged} of {wanted})" if entry.diverged else f"n/a ({entry.runs} of {wanted} runs)"
-    text = show(entry.mean, table)
-    if entry.std is not None:
-        text += f" ± {show(entry.std, table)}"
-    if entry.at_edge:
-        text += "*"
-    notes = [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
-    notes += [f"{entry.never} of {entry.runs} never"] if entry.never else []
-    notes += [f"{entry.runs} of {wanted} runs"] if entry.runs < wanted else []
-    return f"{text} ({', '.join(notes)})" if notes else text
+def about(results: Results) -> str:
+    """What the numbers of the first table are: 'Test accuracy (%): mean ± standard deviation over seeds.'; '' if there
+    is none."""
+    found = grids(results)
+    if not found:
+        return ""
+    words, cells = f"{found[0].heading[:1].upper()}{found[0].heading[1:]}", found[0].cells.values()
+    if any(one.std is not None for one in cells):
+        words += f": mean ± standard deviation over {results.spec.repeats}s"
+    if len(found) > 2:
+        words += f"; the first of {len(found)} tables in table.md"
+    if any(one.at_edge for one in cells):
+        words += ". * The best learning rate lies at the edge of those that were tried"
+    return f"{words}."
 
 
 def as_text(results: Results) -> str:
     """The first table, and the second where there are no more than two, for a terminal; '' if there is none."""
-    table, found = results.spec.table, grids(results)
+    found = grids(results)
     blocks: list[str] = []
     for grid in found if len(found) <= 2 else found[:1]:
-        assert table is not None
-        lines = _heads(grid, table)
-        for row in grid.rows:
-            cells = [cell(grid.cells.get((row, column)), grid, table) for column in grid.columns]
-            lines.append([*row_words(row, table), *cells])
-        blocks += [f"{_capital(grid.heading)}:"] * bool(blocks) + [aligned(lines, left=len(table.rows))]
+        blocks += [f"{_capital(grid.heading)}:"] * bool(blocks)
+        blocks.append(aligned(grid.lines(grid.text), left=len(grid.table.rows)))
     return "\n\n".join(blocks)
+
+
+def texts(results: Results) -> dict[str, str]:
+    """The table's files by their names; none if the report has no table."""
+    if results.spec.table is None:
+        return {}
+    latex = "\n".join(_environment(grid, results) for grid in grids(results))
+    latex = f"% Needs \\usepackage{{booktabs}}\n{latex}" if latex else ""
+    return {"table.csv": as_csv(results), "table.md": as_markdown(results), "table.tex": latex}
 
 
 def as_csv(results: Results) -> str:
@@ -183,102 +214,61 @@ def published(results: Results) -> dict[str, PublishedNumber]:
 
 def as_markdown(results: Results) -> str:
     """The table with its caption and notes; the published numbers in brackets where they can be compared."""
-    table = results.spec.table
+    table, found = results.spec.table, grids(results)
     if table is None:
         return ""
-    theirs, blocks = published(results), [results.spec.caption] if results.spec.caption else []
-    found = grids(results)
+    theirs, blocks = published(results), [results.spec.caption]
+    beside = theirs if results.comparable and table.of[0] == "value" else {}
     for grid in found:
-        blocks.append(f"**{_capital(grid.heading)}**")
-        blocks.append(_markdown_grid(grid, results, theirs if results.comparable and table.of[0] == "value" else {}))
-    blocks += notes(results, found)
-    blocks += results.tried()
+
+        def fill(place: Place, grid: Grid = grid) -> str:
+            text = f"**{grid.text(place)}**" if place in grid.best else grid.text(place)
+            return f"{text} [{their}]" if (their := _their(grid, place, beside)) else text
+
+        blocks += [f"**{_capital(grid.heading)}**", markdown_table(grid.lines(fill, word), len(table.rows))]
+    blocks += [*notes(results, found), *results.tried()]
     if theirs and not results.comparable and found and any(e.published in theirs for e in found[0].cells.values()):
-        blocks.append(_orientation(found[0], results, theirs))
+        scales = " or ".join(results.spec.published.scales if results.spec.published else [])
+        head = f"The numbers to compare with at scale={scales}, in the same places"
+        lines = found[0].lines(lambda place: _their(found[0], place, theirs))
+        folded = markdown_table(lines, len(table.rows))
+        blocks.append(f"<details><summary>{head}</summary>\n\n{folded}\n\n</details>")
     return harmless("\n\n".join(block for block in blocks if block) + "\n")
 
 
-def _markdown_grid(grid: Grid, results: Results, theirs: dict[str, PublishedNumber]) -> str:
-    table = results.spec.table
-    assert table is not None
-    best = bold(grid, results)
-    lines = _heads(grid, table)
-    for row in grid.rows:
-        texts = []
-        for column in grid.columns:
-            entry = grid.cells.get((row, column))
-            text = cell(entry, grid, table)
-            text = f"**{text}**" if (row, column) in best else text
-            one = theirs.get(entry.published) if entry else None
-            texts.append(f"{text} [{_their(one, table)}]" if one else text)
-        lines.append([*map(word, row_words(row, table)), *texts])
-    return markdown_table(lines, len(table.rows))
-
-
-def _orientation(grid: Grid, results: Results, theirs: dict[str, PublishedNumber]) -> str:
-    """The paper's own numbers in the same places, folded away: not comparable at this scale."""
-    table = results.spec.table
-    assert table is not None and results.spec.published is not None
-    lines = _heads(grid, table)
-    for row in grid.rows:
-        entries = [grid.cells.get((row, column)) for column in grid.columns]
-        found = [theirs.get(entry.published) if entry else None for entry in entries]
-        lines.append([*row_words(row, table), *[_their(one, table) if one else "" for one in found]])
-    scales = " or ".join(results.spec.published.scales)
-    head = f"The numbers to compare with at scale={scales}, in the same places"
-    return f"<details><summary>{head}</summary>\n\n{markdown_table(lines, len(table.rows))}\n\n</details>"
-
-
-def _their(one: PublishedNumber, table: Table) -> str:
-    text = show(one.value, table) if one.value is not None else one.text
-    return f"{text} ± {show(one.spread, table)}" if one.spread else text
-
-
-def _heads(grid: Grid, table: Table) -> list[list[str]]:
-    only = [grid.heading] if not table.columns else [style.pretty(table.columns, column) for column in grid.columns]
-    return [[*[style.heading(label) for label in table.rows], *only]]
-
-
-def row_words(row: tuple[str, ...], table: Table) -> list[str]:
-    """The labels of a row as a person reads them: numbers as they are, topologies in words."""
-    pairs = zip(table.rows, row, strict=True)
-    return [value if number_of(value) is not None else style.pretty(label, value) for label, value in pairs]
+def _their(grid: Grid, place: Place, theirs: dict[str, PublishedNumber]) -> str:
+    """The published number of a place; '' if there is none."""
+    one = theirs.get(grid.cells[place].published) if place in grid.cells else None
+    if one is None or one.value is None:
+        return one.text if one else ""
+    return show(one.value, grid.table) + (f" ± {show(one.spread, grid.table)}" if one.spread else "")
 
 
 def notes(results: Results, found: list[Grid]) -> list[str]:
     """What a reader of the table has to know."""
     entries = [entry for grid in found for entry in grid.cells.values()]
     parts = [f"{_capital(note)}." for note in together(results.facts.get("run_notes") or [])]
-    if any(entry.std is not None for entry in entries):
+    spreads = any(entry.std is not None for entry in entries)
+    if spreads:
         parts.append(f"Mean ± standard deviation over {results.spec.repeats}s (n - 1).")
     if any(entry.std is None and entry.runs == 1 for entry in entries):
         parts.append("Where there is no ±, there is one run.")
-    if any(bold(grid, results) for grid in found):
-        beyond = ", where it is ahead by more than the noise" if any(entry.std is not None for entry in entries) else ""
-        parts.append(f"Bold: the best of a column{beyond}.")
+    if any(grid.best for grid in found):
+        parts.append(f"Bold: the best of a column{', where it is ahead by more than the noise' * spreads}.")
     if results.comparable:
         parts.append("In brackets: the published number.")
     if any(entry.lost for entry in entries):
         parts.append("Runs that diverged without a value, or never got to the target, are counted but not in the mean.")
-    if told := _tuned(results):
-        parts.append(told)
+    if seeds := sorted(set(results.values[~results.values["chosen"]]["seed"])):
+        counted = set(results.chosen["seed"]) & set(seeds)
+        named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        also = ", which counts, too" if counted and len(seeds) == 1 else ", some of which count, too" * bool(counted)
+        shown = "Learning rates were chosen by the numbers shown here (nothing is held out for that)"
+        parts.append(f"{shown}, with {named}{also}.")
     blocks = [" ".join(parts)]
-    edge = sorted({entry.where for entry in entries if entry.at_edge})
-    if edge:
+    if edge := sorted({entry.where for entry in entries if entry.at_edge}):
         blocks.append(f"\\* The best learning rate lies at the edge of the grid that was searched: {'; '.join(edge)}.")
     return blocks
-
-
-def _tuned(results: Results) -> str:
-    """A sentence on the runs by which learning rates were chosen, if there are any."""
-    searched = results.values[~results.values["chosen"]]
-    if searched.empty:
-        return ""
-    seeds = sorted({int(seed) for seed in searched["seed"]})
-    counted = {int(seed) for seed in results.values[results.values["chosen"]]["seed"]} & set(seeds)
-    named = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    also = ", which counts, too" if counted and len(seeds) == 1 else ", some of which count, too" if counted else ""
-    return f"Learning rates were chosen by the numbers shown here (nothing is held out for that), with {named}{also}."
 
 
 def together(remarks: Sequence[str]) -> list[str]:
@@ -293,21 +283,47 @@ def together(remarks: Sequence[str]) -> list[str]:
         alike.setdefault(tuple(words[::2]), []).append(words[1::2])
     found = []
     for texts, values in alike.items():
-        ranges = [_range(slot) for slot in zip(*values, strict=True)]
+        ends = [(min(slot, key=float), max(slot, key=float)) for slot in zip(*values, strict=True)]
+        ranges = [least if least == most else f"{least} to {most}" for least, most in ends]
         found.append("".join(chain.from_iterable(zip_longest(texts, ranges, fillvalue=""))))
     return found
 
 
-def _range(values: Sequence[str]) -> str:
-    least, most = min(values, key=float), max(values, key=float)
-    return least if least == most else f"{least} to {most}"
+def _environment(grid: Grid, results: Results) -> str:
+    """A table environment in LaTeX."""
+
+    def fill(place: Place) -> str:
+        text = escape(grid.text(place))
+        return f"\\textbf{{{text}}}" if place in grid.best else text
+
+    heads, *rows = grid.lines(fill, escape)
+    head, *body = [f"{' & '.join(line)} \\\\" for line in ([escape(text) for text in heads], *rows)]
+    title = str(results.facts.get("title") or results.study)
+    remarks = [note.replace("\\*", "*") for note in notes(results, [grid]) if note]
+    caption = " ".join([f"{title}: {grid.heading}.", *remarks]).replace(" In brackets: the published number.", "")
+    lines = [
+        *("\\begin{table}", "\\centering", f"\\caption{{{escape(caption)}}}"),
+        f"\\begin{{tabular}}{{{'l' * len(grid.table.rows)}{'r' * len(grid.columns)}}}",
+        *("\\toprule", head, "\\midrule", *body, "\\bottomrule", "\\end{tabular}", "\\end{table}", ""),
+    ]
+    return "\n".join(lines)
+
+
+def escape(text: str) -> str:
+    """Text as LaTeX shows it."""
+    return _ESCAPED.sub(lambda found: _ESCAPES[found[0]], text)
 
 
 def markdown_table(lines: list[list[str]], left: int) -> str:
     """A Markdown table: a head and rows, the first `left` columns to the left, the others to the right."""
-    head, *rows = [[" ".join(text.split()).replace("|", "\\|") for text in line] for line in lines]
-    rule = ["---" if number < left else "---:" for number in range(len(head))]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+    rule = ["---" if number < left else "---:" for number in range(len(lines[0]))]
+    return "\n".join(markdown_row(line) for line in (lines[0], rule, *lines[1:]))
+
+
+def markdown_row(texts: Iterable[str]) -> str:
+    """A line of a Markdown table."""
+    cells = [" ".join(text.split()).replace("|", "\\|") for text in texts]
+    return f"| {' | '.join(cells)} |"
 
 
 def word(text: Any) -> str:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
-from decentral.report.claims.claim import MET, NOT_MET, NOT_RUN, WITHIN_NOISE, Cells, Finding, NotRun
-from decentral.report.claims.weighing import at_most
+from decentral.report.claims import MET, NOT_MET, NOT_RUN, WITHIN_NOISE, Cells, Finding, NotRun, at_most
 from decentral.report.entries import Entry
 from decentral.report.published import EXCLUDED, PublishedNumber, numbers
 from decentral.report.results import Results
@@ -26,13 +25,18 @@ class Verdict:
     """number (published), reference (a number that the paper does not give, computed by others), excluded (printed, but
     not what it is said to be) or claim."""
     what: str
-    ours: str
-    spread: str
-    published: str
-    tolerance: str
-    verdict: str
+    ours: str = ""
+    spread: str = ""
+    published: str = ""
+    tolerance: str = ""
+    verdict: str = NOT_RUN
     """met, not met or not run; not compared for what is excluded."""
-    why: str
+    why: str = ""
+
+    @property
+    def shown(self) -> str:
+        """Ours with its spread."""
+        return f"{self.ours} ± {float(self.spread):.2g}" if self.spread else self.ours
 
 
 def judge(results: Results) -> list[Verdict]:
@@ -60,10 +64,10 @@ def told(counted: Counter[str]) -> str:
 
 def judge_claims(results: Results) -> list[Verdict]:
     """The study's claims, held against the mean over seeds; not at scale=smoke, whose numbers say nothing."""
-    cells, spec, found = Cells(results.entries(), results.study, results.searches()), results.spec, []
+    cells, spec, found = Cells(results.entries(), results.study, results.searches), results.spec, []
     if results.scale == "smoke":
         why = "scale=smoke only shows that the study works"
-        return [Verdict("claim", claim.says, "", "", "", "", NOT_RUN, why) for claim in spec.claims]
+        return [Verdict("claim", claim.says, why=why) for claim in spec.claims]
     for claim in spec.claims:
         own = claim.larger_is_better
         direction = results.larger_is_better(claim.metric) if own is None else own
@@ -100,12 +104,6 @@ def unknown_keys(results: Results) -> list[str]:
     return sorted({entry.published for entry in results.entries()} - theirs - {""})
 
 
-def idle_reasons(results: Results, verdicts: Iterable[Verdict]) -> list[str]:
-    """Reasons in reasons.yaml for what is no claim that is not met."""
-    missed = {one.what for one in verdicts if one.kind == "claim" and one.verdict == NOT_MET}
-    return [says for says in results.reasons if says not in missed]
-
-
 def not_run(paper: str, published: Published, why: str) -> list[Verdict]:
     """The verdicts on the numbers of an item of which nothing was run."""
     return [_not_run(one, published, why) for one in numbers(paper, published.item, published.keys)]
@@ -120,53 +118,45 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], results: Results) -> Verd
     spec, needs = results.spec.published, str(results.facts.get("needs") or "")
     assert spec is not None
     unfinished = [entry.unfinished for entry in ours if entry.unfinished]
+    none = Verdict(theirs.kind, theirs.key, published=theirs.text)
     if unfinished or not ours or theirs.kind == EXCLUDED:
         why = "the study has not run it" + (f"; it needs {needs}" if needs else "")
         return _not_run(theirs, spec, unfinished[0] if unfinished else why)
     if theirs.value is None:
-        return _judge_failure(theirs, ours, results.chance())
+        return replace(none, **_judge_failure(ours, results.chance()))
     value = theirs.value
     entry = max(ours, key=lambda e: abs(e.mean - value) if e.values else math.inf)
-    tolerance = _told(spec.tolerance, theirs)
+    none = replace(none, published=_text(value), tolerance=_told(spec.tolerance, theirs), verdict=NOT_MET)
     if not entry.values:
-        why = f"all {entry.runs} runs diverged or gave no number"
-        return Verdict(theirs.kind, theirs.key, "", "", _text(theirs.value), tolerance, NOT_MET, why)
-    met = _within(entry.mean, theirs, spec.tolerance)
+        return replace(none, why=f"all {entry.runs} runs diverged or gave no number")
     notes = [
-        f"ours - theirs = {entry.mean - theirs.value:+.4g} {theirs.unit}".strip(),
+        f"ours - theirs = {entry.mean - value:+.4g} {theirs.unit}".strip(),
         f"{len(entry.values)} run{'s' * (len(entry.values) != 1)}",
     ]
     notes += [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
     notes += [f"the furthest of {len(ours)} cells: {entry.where}"] if len(ours) > 1 else []
     notes += ["the learning rate lies at the edge of its grid"] if entry.at_edge else []
     notes += [f"theirs: {theirs.note}"] if theirs.note else []
-    return Verdict(
-        theirs.kind,
-        theirs.key,
-        _text(entry.mean),
-        _text(entry.std),
-        _text(theirs.value),
-        tolerance,
-        MET if met else NOT_MET,
-        "; ".join([*notes, spec.because]),
-    )
+    verdict = MET if _within(entry.mean, theirs, spec.tolerance) else NOT_MET
+    why = "; ".join([*notes, spec.because])
+    return replace(none, ours=_text(entry.mean), spread=_text(entry.std), verdict=verdict, why=why)
 
 
-def _judge_failure(theirs: PublishedNumber, ours: list[Entry], guessing: float | None) -> Verdict:
+def _judge_failure(ours: list[Entry], guessing: float | None) -> dict[str, str]:
     """They report that it diverges: so should more than half of our runs, or end with less than twice what guessing
     gives, which is as good as nothing."""
-    runs = sum(entry.runs for entry in ours)
-    diverged = sum(entry.diverged for entry in ours)
+    runs, diverged = sum(entry.runs for entry in ours), sum(entry.diverged for entry in ours)
     near_chance = 2 * (guessing or 0.0)
     low = sum(value < near_chance for entry in ours for value in entry.values) if near_chance else 0
-    without = min(diverged, sum(entry.lost for entry in ours))
-    lost = max(diverged, without + low)
-    rule = "more than half of the runs diverge" + (f" or end below {near_chance:g} %" if near_chance else "")
-    entry = ours[0]
-    why = f"{diverged} of {runs} runs diverged" + (f", {low} ended below {near_chance:g} %" if near_chance else "")
-    ours_text = _text(entry.mean) if entry.values else "diverges"
-    verdict = MET if 2 * lost > runs else NOT_MET
-    return Verdict(theirs.kind, theirs.key, ours_text, _text(entry.std), theirs.text, rule, verdict, why)
+    lost = max(diverged, min(diverged, sum(entry.lost for entry in ours)) + low)
+    below = f"{near_chance:g} %"
+    return {
+        "ours": _text(ours[0].mean) if ours[0].values else "diverges",
+        "spread": _text(ours[0].std),
+        "tolerance": "more than half of the runs diverge" + (f" or end below {below}" if near_chance else ""),
+        "verdict": MET if 2 * lost > runs else NOT_MET,
+        "why": f"{diverged} of {runs} runs diverged" + (f", {low} ended below {below}" if near_chance else ""),
+    }
 
 
 def _within(ours: float, theirs: PublishedNumber, tolerance: Tolerance) -> bool:
@@ -189,9 +179,10 @@ def _told(tolerance: Tolerance, theirs: PublishedNumber) -> str:
 
 
 def _not_run(theirs: PublishedNumber, spec: Published, why: str) -> Verdict:
+    excluded = Verdict(theirs.kind, theirs.key, published=theirs.text, verdict=NOT_COMPARED, why=theirs.note)
     if theirs.kind == EXCLUDED:
-        return Verdict(theirs.kind, theirs.key, "", "", theirs.text, "", NOT_COMPARED, theirs.note)
-    return Verdict(theirs.kind, theirs.key, "", "", theirs.text, _told(spec.tolerance, theirs), NOT_RUN, why)
+        return excluded
+    return replace(excluded, tolerance=_told(spec.tolerance, theirs), verdict=NOT_RUN, why=why)
 
 
 def _text(value: float | None) -> str:

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from decentral.report import style
-from decentral.report.figures import words
-from decentral.report.figures.figure import Line, StudyFigure
-from decentral.report.figures.output import SCREEN, Output
+from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure, band, center
 from decentral.report.published import paper
 from decentral.store import AXES
 from decentral.store.files import write_bytes
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from decentral.report.results import Results
 
-_DPI, _DPI_IN_PRINT = 150, 300
 _MARKERS_PER_LINE = 8
 _MOST_TICKS = 10
 _HIDDEN = 0.012
@@ -37,9 +36,8 @@ _FEW_DECADES = 300
 """A logarithmic axis that goes less far has numbers between the powers of ten, too."""
 _MOST_COLUMNS = 4
 _METHOD_LABELS = ("method", "algorithm", "algo")
-
-Looks = dict[tuple[str, tuple[str, ...]], style.Look]
-"""(panel, line) -> look."""
+Key = tuple[str, tuple[str, ...]]
+"""Of a line: its panel, and the values of the labels in `lines`."""
 
 
 class Sizes(NamedTuple):
@@ -68,25 +66,36 @@ _METADATA: dict[str, dict[str, None]] = {
 """What would change from day to day, or with the version."""
 
 
-def save(figure: StudyFigure, results: Results, output: Output = SCREEN) -> list[Path]:
+def save(figure: StudyFigure, results: Results, lines: list[Line], output: Output = SCREEN) -> list[Path]:
     """Draw a figure into the study's directory, in the formats of `output`; returns the paths, none if there is no
     data.
 
     The same data give the same bytes. Files are replaced whole.
     """
-    lines = figure.data(results)
     if not any(math.isfinite(value) for line in lines for value in line.y):
         return []
     paths = []
-    for suffix in output.formats:  # each drawn anew: what is laid out a second time moves a little
-        with style.settings(f"{results.study}/{figure.file}", output.small):
+    with style.settings(f"{results.study}/{figure.file}", output.small):
+        drawn = style.plain(figure.draw(results, lines, output))
+        drawn.dpi = 300 if output.small else 150
+        layout = drawn.get_layout_engine()
+        assert layout is not None
+        layout.execute(drawn)
+        drawn.set_layout_engine("none")  # what is laid out a second time moves a little
+        for suffix in output.formats:
             data = io.BytesIO()
-            dpi = _DPI_IN_PRINT if output.small else _DPI
-            drawn = figure.draw(results, lines, output)
-            style.plain(drawn).savefig(data, format=suffix, dpi=dpi, metadata=_METADATA[suffix])
-        paths.append(results.directory / f"{figure.file}.{suffix}")
-        write_bytes(paths[-1], data.getvalue())
+            drawn.savefig(data, format=suffix, dpi=drawn.dpi, metadata=_METADATA[suffix])
+            paths.append(results.directory / f"{figure.file}.{suffix}")
+            write_bytes(paths[-1], data.getvalue())
     return paths
+
+
+class LineFigure(StudyFigure):
+    """A figure whose lines are drawn on the common canvas."""
+
+    def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
+        """Axes that share y, a legend below, a title that stands alone."""
+        return draw(self, results, lines, output)
 
 
 def draw(figure: StudyFigure, results: Results, lines: list[Line] | None = None, output: Output = SCREEN) -> Figure:
@@ -193,20 +202,27 @@ def _columns_of(entries: Sequence[Artist], width: float, sizes: Sizes) -> tuple[
     return math.ceil(len(labels) / rows), rows
 
 
-def colours(figure: StudyFigure, lines: list[Line]) -> dict[tuple[str, tuple[str, ...]], str]:
+def colours(figure: StudyFigure, lines: list[Line]) -> dict[Key, str]:
     """(panel, line) -> the colour in which `draw` draws it."""
     return {key: look.colour for key, look in _looks(figure, lines).items()}
 
 
 def said(figure: StudyFigure, key: tuple[str, ...]) -> str:
-    """What a line is, as the legend says it."""
+    """What a line is, as the legend says it, for example 'RelaySGD, chain'."""
     return _words(figure, key) or "ours"
 
 
+def _words(figure: StudyFigure, key: tuple[str, ...]) -> str:
+    return ", ".join(style.pretty(label, value) for label, value in zip(figure.lines, key, strict=False) if value)
+
+
 def heads(figure: StudyFigure, results: Results, lines: list[Line]) -> tuple[str, str]:
-    """A figure's title, and the line below it."""
-    title = figure.title or str(results.facts.get("title") or results.study)
-    return title, _subtitle(results, words.center(figure, results, lines))
+    """A figure's title, and the line below it: which item of which paper, at which scale, and what a line is."""
+    facts = results.facts
+    item = f"{paper(str(facts.get('paper') or '')).short}, {facts.get('item') or ''}".strip(", ")
+    scale = f"scale={results.scale}" * bool(results.scale) + " (changed)" * bool(results.changes)
+    parts = [part for part in (item, scale, center(figure, results, lines)) if part]
+    return figure.title or str(facts.get("title") or results.study), "  \N{MIDDLE DOT}  ".join(parts)
 
 
 def notes(
@@ -218,14 +234,13 @@ def notes(
 
     sizes = _IN_PRINT if output.small else _ON_SCREEN
     entries: list[Artist] = []
-    middle = "" if output.title else words.center(figure, results, lines)
-    if middle:
-        entries.append(Line2D([], [], ls="none", label=f"line: {middle}" if words.several(lines) else middle))
-    band = words.band(figure, lines)
-    if band:
-        entries.append(Patch(facecolor=style.GREY, alpha=0.35, lw=0, label=band))
+    if not output.title and (middle := center(figure, results, lines)):
+        several = any(line.most > 1 for line in lines)
+        entries.append(Line2D([], [], ls="none", label=f"line: {middle}" if several else middle))
+    if words := band(figure, lines):
+        entries.append(Patch(facecolor=style.GREY, alpha=0.35, lw=0, label=words))
     if published:
-        entries.append(Line2D([], [], label=words.PUBLISHED, **_ring(style.BLACK, sizes)))
+        entries.append(Line2D([], [], label="published", **_ring(style.BLACK, sizes)))
     return entries
 
 
@@ -241,16 +256,7 @@ def _columns(panels: int, output: Output) -> int:
     return math.ceil(panels / math.ceil(panels / most))
 
 
-def _subtitle(results: Results, middle: str) -> str:
-    """Which item of which paper, at which scale, and what a line is."""
-    name = paper(str(results.facts.get("paper") or "")).short
-    item = str(results.facts.get("item") or "")
-    scale = f"scale={results.scale}" * bool(results.scale) + " (changed)" * bool(results.changes)
-    parts = [f"{name}, {item}".strip(", "), scale, middle]
-    return "  \N{MIDDLE DOT}  ".join(part for part in parts if part)
-
-
-def _looks(figure: StudyFigure, lines: list[Line]) -> Looks:
+def _looks(figure: StudyFigure, lines: list[Line]) -> dict[Key, style.Look]:
     """A look for each line of each panel, by its method and topology if it has them."""
     keys = list(dict.fromkeys((line.panel, line.key) for line in lines))
     named = [dict(zip((figure.panels, *figure.lines), (panel, *key), strict=True)) for panel, key in keys]
@@ -264,7 +270,7 @@ def _looks(figure: StudyFigure, lines: list[Line]) -> Looks:
     return dict(zip(keys, found, strict=True))
 
 
-def _fill(ax: Axes, lines: list[Line], looks: Looks, figure: StudyFigure, sizes: Sizes) -> None:
+def _fill(ax: Axes, lines: list[Line], looks: dict[Key, style.Look], figure: StudyFigure, sizes: Sizes) -> None:
     """Draw the lines of a panel; where others lie on a line, it is wide enough to show on both sides of them."""
     seen = [line for line in lines if any(math.isfinite(y) and (y > 0 or not figure.logy) for y in line.y)]
     for line in seen:  # of the others, nothing is seen, and matplotlib cannot place markers on them
@@ -304,29 +310,22 @@ def _widen(ax: Axes, line: Line, covers: list[int], colour: str, sizes: Sizes) -
 
 def _covers(lines: list[Line], figure: StudyFigure) -> list[list[int]]:
     """For each line and each of its places, how many of the lines that are drawn later lie on it there."""
-    import numpy as np
-
-    def height(line: Line) -> Any:
+    heights = []
+    for line in lines:
         y = np.array([value if value > 0 or not figure.logy else math.nan for value in line.y])
-        return np.log10(y) if figure.logy else y
-
-    curves = [line for line in lines if not line.thin and not line.points]
-    if len(curves) < 2:
-        return [[0] * len(line.x) for line in lines]
-    values = np.concatenate([height(line) for line in curves])
-    low, high = float(np.nanmin(values)), float(np.nanmax(values))
-    limits = [math.log10(limit) if limit and figure.logy else limit for limit in figure.ylim or (None, None)]
-    low, high = (known if given is None else given for given, known in zip(limits, (low, high), strict=True))
-    near = _HIDDEN * (high - low)
-    found = []
-    for number, line in enumerate(lines):
-        covers = np.zeros(len(line.x), dtype=int)
-        for other in lines[number + 1 :] if line in curves else ():
-            if other in curves:
-                there = np.interp(line.x, other.x, height(other), left=math.nan, right=math.nan)
-                covers += np.abs(there - height(line)) <= near
-        found.append(covers.tolist())
-    return found
+        heights.append(np.log10(y) if figure.logy else y)
+    curves = [number for number, line in enumerate(lines) if not line.thin and not line.points]
+    covers = [np.zeros(len(line.x), dtype=int) for line in lines]
+    if len(curves) > 1:
+        known = np.concatenate([heights[number] for number in curves])
+        low, high = np.nanmin(known), np.nanmax(known)
+        if figure.ylim:
+            limits = [math.log10(limit) if limit and figure.logy else limit for limit in figure.ylim]
+            low, high = (end if limit is None else limit for limit, end in zip(limits, (low, high), strict=True))
+        for one, other in itertools.combinations(curves, 2):
+            there = np.interp(lines[one].x, lines[other].x, heights[other], left=math.nan, right=math.nan)
+            covers[one] += np.abs(there - heights[one]) <= _HIDDEN * (high - low)
+    return [one.tolist() for one in covers]
 
 
 def _frame(ax: Axes, figure: StudyFigure, lines: list[Line], title: str, sizes: Sizes) -> None:
@@ -370,7 +369,7 @@ def _apart(places: list[float], log: bool) -> list[float]:
 
 
 def _legend_entries(
-    figure: StudyFigure, lines: list[Line], looks: Looks, sizes: Sizes, published: bool
+    figure: StudyFigure, lines: list[Line], looks: dict[Key, style.Look], sizes: Sizes, published: bool
 ) -> list[Artist]:
     """One entry for each kind of line, none if there is only one."""
     from matplotlib.lines import Line2D
@@ -379,11 +378,6 @@ def _legend_entries(
     entries: dict[tuple[str, ...], Artist] = {}
     for (_, key), look in looks.items():
         shape = {"marker": "none" if thin else look.marker, "ms": sizes.marker, "lw": sizes.line, **look.keywords}
-        entries.setdefault(key, Line2D([], [], label=_words(figure, key) or "ours", **shape))
+        entries.setdefault(key, Line2D([], [], label=said(figure, key), **shape))
     one_each = len(looks) == len({panel for panel, _ in looks}) and (figure.panels in _METHOD_LABELS or not published)
     return [] if len(entries) + published < 2 or (one_each and len(looks) > 1) else list(entries.values())
-
-
-def _words(figure: StudyFigure, key: tuple[str, ...]) -> str:
-    """What a line is, for example 'RelaySGD, chain'."""
-    return ", ".join(style.pretty(label, value) for label, value in zip(figure.lines, key, strict=False) if value)

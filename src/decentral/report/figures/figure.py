@@ -1,21 +1,82 @@
-"""The contract of a figure of a study."""
+"""The contract of a figure of a study, what its lines and bands are in words, and how figures are stored."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from decentral.errors import ConfigError, suggest
-from decentral.report.figures.output import SCREEN, Output
+from decentral.report.entries import plain
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
     from decentral.report.results import Results
+
+WIDTHS = {"column": 3.25, "page": 6.75}
+"""Inches of a column, and of a page, of a paper with two columns."""
+FORMATS = ("png", "svg", "pdf")
+KEYS = ("figures.title", "figures.width", "figures.format")
+_SPREADS = {
+    "std": "\N{PLUS-MINUS SIGN} 1 standard deviation of",
+    "range": "lowest to highest of",
+    "confidence": "90 % confidence interval of the {center} of",
+}
+
+
+@dataclass(frozen=True)
+class Output:
+    """What `figures.title`, `figures.width` and `figures.format` of decentral-report say.
+
+    title      whether a figure has a title, and a line on where it belongs: in a paper, the caption says that
+    width      inches; None: as many as its panels want, on a screen
+    formats    of the files, see FORMATS
+    """
+
+    title: bool = True
+    width: float | None = None
+    formats: tuple[str, ...] = ("png", "svg")
+
+    @property
+    def small(self) -> bool:
+        """Whether letters, lines and markers have the size that they have in print."""
+        return self.width is not None
+
+
+SCREEN = Output()
+"""What is drawn if nothing else is said."""
+
+
+def output(settings: Mapping[str, str]) -> Output:
+    """What the settings of a command line say, those of KEYS. Raises ConfigError naming the key and what would work.
+
+    >>> output({"figures.width": "column", "figures.format": "[pdf]"})
+    Output(title=True, width=3.25, formats=('pdf',))
+    """
+    title, text = settings.get("figures.title", "true"), settings.get("figures.width", "screen")
+    formats = settings.get("figures.format", "[png,svg]")
+    if title not in ("true", "false"):
+        raise ConfigError(f"figures.title={title} is neither true nor false.")
+    width = None
+    if text != "screen":
+        try:
+            width = WIDTHS[text] if text in WIDTHS else float(text)
+        except ValueError:
+            width = 0.0
+        if not 2 <= width <= 20:
+            named = " or ".join(f"{name} ({number:g} inches)" for name, number in WIDTHS.items())
+            raise ConfigError(
+                f"figures.width={text} is no width: it should be screen, {named}, or inches from 2 to 20."
+            )
+    names = [name.strip(" '\"") for name in formats.strip("[]").split(",")]
+    for name in names:
+        if name not in FORMATS:
+            raise ConfigError(f"figures.format={formats} has '{name}', which is no format.{suggest(name, FORMATS)}")
+    return Output(title == "true", width, tuple(name for name in FORMATS if name in names))
 
 
 class Line(NamedTuple):
@@ -75,8 +136,13 @@ class StudyFigure(ABC):
     ylabel: str = ""
     xlim: list[float | None] = field(default_factory=list)
     ylim: list[float | None] = field(default_factory=list)
+    needs: ClassVar[tuple[str, ...]] = ()
+    """Keys without which there is nothing to draw."""
 
     def __post_init__(self) -> None:
+        for key in self.needs:
+            if not getattr(self, key):
+                raise ConfigError(f"the figure '{self.file}' needs `{key}`.")
         for key in ("xlim", "ylim"):
             if len(getattr(self, key)) not in (0, 2):
                 raise ConfigError(
@@ -93,7 +159,7 @@ class StudyFigure(ABC):
 
     def seeds(self, results: Results) -> int:
         """How many seeds there are in it."""
-        return int(results.values[results.values["chosen"]]["seed"].nunique())
+        return int(results.chosen["seed"].nunique())
 
     def over(self, panel: str) -> str:
         """What the x axis of a panel is: an axis of the metrics, or its name."""
@@ -115,8 +181,6 @@ class StudyFigure(ABC):
 
     def limited(self, table: pandas.DataFrame, results: Results, extra: tuple[str, ...] = ()) -> pandas.DataFrame:
         """The rows of `only`, of all metrics. Raises ConfigError for a label that the study does not have."""
-        from decentral.report.entries import plain
-
         if results.values.empty:
             return table.iloc[:0]
         where = f"study {results.study}: the figure '{self.file}'"
@@ -127,6 +191,16 @@ class StudyFigure(ABC):
             table = table[table[label].isin([plain(value) for value in values])]
         return table
 
+    def numbers(self, column: pandas.Series, results: Results) -> pandas.Series:
+        """The values of a label as numbers. Raises ConfigError if one of them is none."""
+        import pandas
+
+        found = pandas.to_numeric(column, errors="coerce")
+        if found.isna().any():
+            where = f"study {results.study}: the figure '{self.file}' is drawn over {column.name}"
+            raise ConfigError(f"{where}, but {column[found.isna()].iloc[0]} is no number.")
+        return found
+
     def parts(self, table: pandas.DataFrame) -> Iterator[tuple[str, tuple[str, ...], pandas.DataFrame]]:
         """(panel, line, rows) of each combination of those labels, in the order of the rows."""
         labels = [*([self.panels] if self.panels else []), *self.lines]
@@ -134,18 +208,17 @@ class StudyFigure(ABC):
             values = tuple(str(value) for value in key)
             yield (values[0], values[1:], rows) if self.panels else ("", values, rows)
 
-    def by_place(self, rows: pandas.DataFrame, results: Results) -> pandas.DataFrame:
-        """The values of runs that have ended, a row for each x and a column for each run there.
+    def by_place(self, rows: pandas.DataFrame, results: Results, place: Sequence[str] = ("x",)) -> pandas.DataFrame:
+        """The values of runs that have ended, a row for each place and a column for each run there.
 
         A run without a value is infinitely bad, if it is known which end that is; where that holds for half of them or
         more, there is no row.
         """
         larger = results.larger_is_better(self.metric or results.metric)
         worst = math.nan if larger is None else -math.inf if larger else math.inf
-        rows = rows.assign(
-            number=rows.groupby("x").cumcount(), value=rows["value"].where(rows["value"].abs() < math.inf, worst)
-        )
-        wide = rows.pivot(index="x", columns="number", values="value")
+        finite = rows["value"].where(rows["value"].abs() < math.inf, worst)
+        rows = rows.assign(number=rows.groupby(list(place)).cumcount(), value=finite)
+        wide = rows.pivot(index=list(place), columns="number", values="value")
         return wide[wide.median(axis=1).abs() < math.inf]
 
     def aggregate(self, table: pandas.DataFrame) -> tuple[list[float], list[float] | None, list[float] | None]:
@@ -163,7 +236,10 @@ class StudyFigure(ABC):
             return center.tolist(), least.tolist(), most.tolist()
         half = table.std(axis=1)
         if self.spread == "confidence":
-            half = half * _half_width(table.count(axis=1))
+            from scipy.stats import t
+
+            counts = table.count(axis=1)
+            half *= counts.map(lambda n: float(t.ppf(0.95, n - 1)) / n**0.5 if n > 1 else math.nan)
         half = half.fillna(0.0)
         low = center - half
         if self.logy:  # a band that reaches below zero ends at the smallest value
@@ -181,8 +257,50 @@ class StudyFigure(ABC):
         return {"among": among, "least": int(counts.min()) if most else 0, "most": most, "lost": lost}
 
 
-def _half_width(counts: pandas.Series) -> pandas.Series:
-    """t / sqrt(n) with the 95 % quantile t of Student's distribution, n - 1 degrees of freedom; nan for n = 1."""
-    from scipy.stats import t
+def center(figure: StudyFigure, results: Results, lines: Sequence[Line]) -> str:
+    """What a line is: 'mean of 3 seeds', 'a single seed', 'median of 32 trees, a single seed'; '' for what is computed
+    without anything random."""
+    repeats, seeds = results.spec.repeats, figure.seeds(results)
+    single = f"a single {repeats}" if repeats and seeds == 1 else ""
+    if not any(line.most > 1 for line in lines):
+        return single or (f"{seeds} {repeats}s" if repeats and seeds else "")
+    among = {line.among for line in lines if line.most > 1}
+    alike = [line for line in lines if line.most > 1 or line.among in among]
+    lost = "where one has no value: median" if figure.center != "median" and any(line.lost for line in alike) else ""
+    return ", ".join(word for word in (f"{figure.center} of {_counted(alike)}", lost, single) if word)
 
-    return counts.map(lambda n: float(t.ppf(0.95, n - 1)) / n**0.5 if n > 1 else float("nan"))
+
+def band(figure: StudyFigure, lines: Sequence[Line]) -> str:
+    """What a band is: 'band: lowest to highest of 3 seeds'; '' if there is none."""
+    banded = [line for line in lines if line.low is not None and line.high is not None]
+    if not banded or figure.spread not in _SPREADS:
+        return ""
+    cut = ", not below the lowest" if figure.spread != "range" and any(map(_is_cut, banded)) else ""
+    return f"band: {_SPREADS[figure.spread].format(center=figure.center)} {_counted(banded)}{cut}"
+
+
+def caption(figure: StudyFigure, results: Results, lines: Sequence[Line]) -> str:
+    """What lines, bands and rings are, as a sentence, for the page that shows the figure; '' if there is nothing to
+    say."""
+    middle = center(figure, results, lines)
+    line = f"line: {middle}" if any(line.most > 1 for line in lines) else middle
+    ring = "rings: the published numbers" if figure.published(results) else ""
+    text = "; ".join(word for word in (line, band(figure, lines), ring) if word)
+    return f"{text[:1].upper()}{text[1:]}." if text else ""
+
+
+def _counted(lines: Sequence[Line]) -> str:
+    """For example '3 seeds', or '2 to 3 seeds' where they are not equally many everywhere."""
+    least, most = min(line.least for line in lines), max(line.most for line in lines)
+    names = {line.among for line in lines if line.most > 1}
+    number = f"{least} to {most}" if least < most else f"{most}"
+    return f"{number} {names.pop() if len(names) == 1 else 'run'}s"
+
+
+def _is_cut(line: Line) -> bool:
+    """Whether the band ends below at the lowest value, since a logarithmic axis cannot show how far it would reach."""
+    for low, middle, high in zip(line.low or (), line.y, line.high or (), strict=True):
+        even = math.isclose(middle - low, high - middle, rel_tol=1e-6, abs_tol=1e-9 * abs(middle))
+        if math.isfinite(high - low) and not even:
+            return True
+    return False

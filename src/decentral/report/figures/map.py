@@ -5,31 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from decentral.errors import ConfigError, suggest
 from decentral.report import style
 from decentral.report.figures import canvas
-from decentral.report.figures.figure import Line, StudyFigure
-from decentral.report.figures.output import SCREEN, Output
+from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure
 
 if TYPE_CHECKING:
-    import numpy as np
-    import pandas
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from decentral.report.results import Results
 
-_PALE = 0.6
-"""How much white there is in the colour of a place where others are as good."""
 _LEVELS = (1.1, 1.25, 1.5, 2, 3, 5, 8, 12, 20, 50, 100)
 _DARK = 0.55
 """Colours that are darker than this have white letters on them."""
-_MOST_TICKS = 10
 _LEAST_NAMED = 0.03
-_TO_BORDER = 16  # points, from the middle of a place
 """Share of a map that a region needs to have its name on it."""
 
 
@@ -64,38 +59,25 @@ class Map(StudyFigure):
     y: str = ""
     close: float = 0.01
     against: str = ""
+    needs: ClassVar = ("x", "y", "lines")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.x and self.y and self.lines):
-            raise ConfigError(f"the figure '{self.file}' needs `x`, `y` and `lines`: labels of the study.")
         if not 0 <= self.close < 1:
             raise ConfigError(f"the figure '{self.file}' has close={self.close:g}, which is no share from 0 to 1.")
 
     def data(self, results: Results) -> list[Line]:
         """For each combination of panel and lines and each y the values over x; y is the last word of the key."""
-        table = self.selected(results.values[results.values["chosen"]], results, (self.x, self.y))
         found: list[Line] = []
-        for panel, line, part in self.parts(table):
-            part = part.assign(x=self._numbers(part, self.x, results), y=self._numbers(part, self.y, results))
-            for y, row in part.sort_values(["y", "x"]).groupby("y"):
-                wide = self.by_place(row, results)
-                center, _, _ = self.aggregate(wide)
-                found.append(
-                    Line(panel, (*line, f"{y:g}"), list(wide.index), center, **self.counted(row, wide, results))
-                )
+        for panel, line, part in self.parts(self.selected(results.chosen, results, (self.x, self.y))):
+            part = part.assign(x=self.numbers(part[self.x], results), y=self.numbers(part[self.y], results))
+            wide = self.by_place(part.sort_values(["y", "x"]), results, ("y", "x"))
+            counted, (center, _, _) = self.counted(part, wide, results), self.aggregate(wide)
+            values = wide.assign(center=center)["center"]
+            for y, row in values.groupby(level="y"):
+                places = row.index.get_level_values("x").tolist()
+                found.append(Line(panel, (*line, f"{y:g}"), places, row.tolist(), **counted))
         return found
-
-    def _numbers(self, table: pandas.DataFrame, label: str, results: Results) -> pandas.Series:
-        import pandas
-
-        numbers = pandas.to_numeric(table[label], errors="coerce")
-        if numbers.isna().any():
-            wrong = table[label][numbers.isna()].iloc[0]
-            raise ConfigError(
-                f"study {results.study}: the figure '{self.file}' is a map over {label}, but {wrong} is no number."
-            )
-        return numbers
 
     def regions(self, results: Results, lines: list[Line]) -> dict[str, Region]:
         """Panel -> what is drawn there. Raises ConfigError if nobody knows which end of the metric is the better one,
@@ -111,8 +93,6 @@ class Map(StudyFigure):
         return {panel: self._region([line for line in lines if line.panel == panel], larger) for panel in panels}
 
     def _region(self, lines: list[Line], larger: bool) -> Region:
-        import numpy as np
-
         keys = list(dict.fromkeys(line.key[:-1] for line in lines))
         x = sorted({place for line in lines for place in line.x})
         y = sorted({float(line.key[-1]) for line in lines})
@@ -124,19 +104,15 @@ class Map(StudyFigure):
         cost[np.isnan(cost)] = math.inf
         ranked = np.sort(cost, axis=0)
         known = np.isfinite(ranked[0])
-        best = np.where(known, cost.argmin(axis=0), -1)
         least = np.where(known, ranked[0], math.nan)
         second = ranked[1] if len(keys) > 1 else np.full_like(least, math.inf)
-        return Region(x, y, keys, best, second / least, self._gain(keys, cost, least))
-
-    def _gain(self, keys: list[tuple[str, ...]], cost: np.ndarray, least: np.ndarray) -> np.ndarray | None:
-        if not self.against:
-            return None
-        names = [",".join(key) for key in keys]
-        if self.against not in names:
-            raise ConfigError(f"the figure '{self.file}' has against={self.against}.{suggest(self.against, names)}")
-        gain: np.ndarray = cost[names.index(self.against)] / least
-        return gain
+        gain = None
+        if self.against:
+            names = [",".join(key) for key in keys]
+            if self.against not in names:
+                raise ConfigError(f"the figure '{self.file}' has against={self.against}.{suggest(self.against, names)}")
+            gain = cost[names.index(self.against)] / least
+        return Region(x, y, keys, np.where(known, cost.argmin(axis=0), -1), second / least, gain)
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """A panel for each value of `panels`, beside each other; below them what the colours are."""
@@ -162,7 +138,6 @@ class Map(StudyFigure):
         return drawn
 
     def _fill(self, ax: Axes, region: Region, colours: dict[tuple[str, ...], str], letters: float) -> None:
-        import numpy as np
         from matplotlib.colors import to_rgb
         from matplotlib.ticker import FixedLocator, NullLocator
 
@@ -171,38 +146,25 @@ class Map(StudyFigure):
             colour = np.array(to_rgb(colours[key]))
             mine = region.best == number
             picture[mine] = colour
-            picture[mine & (region.ahead <= 1 + self.close)] = _PALE + (1 - _PALE) * colour
+            picture[mine & (region.ahead <= 1 + self.close)] = 0.6 + 0.4 * colour
         edges = _edges(region.x, self.logx), _edges(region.y, self.logy)
         ax.pcolormesh(*edges, picture, edgecolors=(1, 1, 1, 0.35), linewidth=0.4)
-        if self.logx:
-            ax.set_xscale("log")
-        if self.logy:
-            ax.set_yscale("log")
+        ax.set(xscale="log" if self.logx else "linear", yscale="log" if self.logy else "linear")
         for axis, places in ((ax.xaxis, region.x), (ax.yaxis, region.y)):
-            every = -(-len(places) // _MOST_TICKS)
+            every = -(-len(places) // 10)
             axis.set_major_locator(FixedLocator(places[::every]))
             axis.set_minor_locator(NullLocator())
             axis.set_major_formatter(lambda value, _: f"{value:g}")
         if region.gain is not None and min(region.best.shape) > 1:
-            self._contours(ax, region, letters)
+            gain = np.where(np.isfinite(region.gain), region.gain, np.nan)
+            if levels := [one for one in _LEVELS if np.nanmin(gain) < one < np.nanmax(gain)]:
+                drawn = ax.contour(region.x, region.y, gain, levels=levels, colors="white", linewidths=0.9)
+                for text in ax.clabel(drawn, fmt=lambda value: f"{value:g}x", fontsize=letters - 1):
+                    text.set_path_effects(_halo("#222222"))
         self._names(ax, region, picture, letters)
-
-    def _contours(self, ax: Axes, region: Region, letters: float) -> None:
-        """Lines of equal gain, with their numbers."""
-        import numpy as np
-
-        assert region.gain is not None
-        gain = np.where(np.isfinite(region.gain), region.gain, np.nan)
-        levels = [one for one in _LEVELS if np.nanmin(gain) < one < np.nanmax(gain)]
-        if levels:
-            drawn = ax.contour(region.x, region.y, gain, levels=levels, colors="white", linewidths=0.9)
-            texts = ax.clabel(drawn, fmt=lambda value: f"{value:g}x", fontsize=letters - 1)
-            for text in texts:
-                text.set_path_effects(_halo("#222222"))
 
     def _names(self, ax: Axes, region: Region, picture: np.ndarray, letters: float) -> None:
         """What a region is, at its place that is farthest from its border; regions of few places have the legend."""
-        import numpy as np
         from matplotlib.transforms import offset_copy
         from scipy.ndimage import distance_transform_edt, label
 
@@ -222,7 +184,7 @@ class Map(StudyFigure):
                     region.x[column],
                     region.y[row],
                     canvas.said(self, key),
-                    transform=offset_copy(ax.transData, ax.get_figure(root=True), -_TO_BORDER * beside, units="points"),
+                    transform=offset_copy(ax.transData, ax.get_figure(root=True), -16 * beside, units="points"),
                     ha={1: "left", -1: "right"}.get(beside, "center"),
                     va="center",
                     fontsize=letters + 0.5,
@@ -259,8 +221,6 @@ class Map(StudyFigure):
 
 def _edges(places: list[float], log: bool) -> np.ndarray:
     """Where the fields of a map end whose middles are these: half way to the next one."""
-    import numpy as np
-
     middle = np.log(places) if log else np.array(places)
     if len(middle) == 1:
         middle = np.array([middle[0] - 0.5, middle[0] + 0.5])

@@ -1,1 +1,0 @@
-"""What a paper says of its numbers, as something that can be checked."""

@@ -1,0 +1,306 @@
+"""Lines and marks: over steps, time, bytes or a label, on several axes at once, or one metric against another."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from decentral.errors import ConfigError, suggest
+from decentral.report import style
+from decentral.report.figures import canvas
+from decentral.report.figures.canvas import LineFigure
+from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure
+from decentral.report.published import EXCLUDED, numbers
+from decentral.store import AXES
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from decentral.report.results import Results
+
+_VECTORS = "vectors_per_step"
+
+
+@dataclass
+class Curves(LineFigure):
+    """curves.csv: the mean over seeds (and over labels that are neither panels nor lines), or every worker.
+
+    worker   'worst', 'mean', 'averaged', a number, '' (where there is no such thing), or 'each': a thin line for every
+             single worker of the first seed
+    x        step, epoch, wall_s (seconds of training), bytes_sent (by all workers), or vectors: steps times the label
+             `vectors_per_step`
+    floor    smaller values are drawn here: a logarithmic axis cannot show 0; null: none
+    """
+
+    name: str = "curves"
+    worker: str = ""
+    x: str = "step"
+    floor: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.x not in (*AXES, "vectors"):
+            raise ConfigError(f"the figure '{self.file}' has x={self.x}.{suggest(self.x, (*AXES, 'vectors'))}")
+
+    def data(self, results: Results) -> list[Line]:
+        """A line for each combination of panel and lines."""
+        needs = (_VECTORS,) if self.x == "vectors" else ()
+        table = self.selected(results.curves, results, needs)
+        if table.empty:
+            return []
+        if self.worker == "each":
+            table = table[table["worker"].str.isdigit() & (table["seed"] == table["seed"].min())]
+        else:
+            table = table[table["worker"] == self.worker]
+        if table.empty:
+            return []
+        x = table["step"].mul(table[_VECTORS].astype(float)) if needs else table[self.x]
+        if x.isna().all():
+            known = [axis for axis in AXES if results.curves[axis].notna().any()]
+            raise ConfigError(
+                f"study {results.study}: the figure '{self.file}' has x={self.x}, but its curves only have a place on "
+                f"{', '.join(known)}: use one of these, or run decentral-study again."
+            )
+        drawn = table["value"].where(table["value"].abs() < style.LARGEST_DRAWN).clip(lower=self.floor)
+        table = table.assign(x=x, value=drawn)
+        table = table.assign(series=table.groupby([*results.labels, "worker", "seed"], sort=False).ngroup())
+        found: list[Line] = []
+        for panel, line, part in self.parts(table):
+            if self.worker == "each":
+                series = [rows for _, rows in part.groupby("series", sort=False)]
+                found += [Line(panel, line, one["x"].tolist(), one["value"].tolist(), thin=True) for one in series]
+            else:
+                found.append(self._center(panel, line, part, results))
+        return found
+
+    def seeds(self, results: Results) -> int:
+        """Of the curves: not all runs of a study need have some."""
+        table = self.selected(results.curves, results)
+        return min(1, len(table)) if self.worker == "each" else int(table["seed"].nunique())
+
+    def _center(self, panel: str, line: tuple[str, ...], part: pandas.DataFrame, results: Results) -> Line:
+        wide = part.pivot_table(index="x", columns="series", values="value")
+        wide = wide.interpolate(method="index", limit_area="inside")  # runs need not be evaluated at the same steps
+        wide = wide[wide.notna().sum(axis=1) * 2 > wide.shape[1]]  # the mean of a few that go on would jump
+        center, low, high = self.aggregate(wide)
+        return Line(panel, line, [float(x) for x in wide.index], center, low, high, **self.counted(part, wide, results))
+
+
+@dataclass
+class Scaling(LineFigure):
+    """values.csv: mean over seeds (and over labels that are neither panels, lines nor x) against the label `x`.
+
+    The paper's numbers are drawn as rings where they can be compared.
+
+    y    value, or '1 - value': with a logarithmic axis, how far an eigenvalue is from 1
+    """
+
+    name: str = "scaling"
+    x: str = ""
+    y: Literal["value", "1 - value"] = "value"
+    needs: ClassVar = ("x",)
+
+    def data(self, results: Results) -> list[Line]:
+        """A line for each combination of panel and lines."""
+        table = self.selected(results.chosen, results, (self.x,))
+        found: list[Line] = []
+        for panel, line, part in self.parts(table):
+            part = part.assign(x=self.numbers(part[self.x], results)).sort_values("x")
+            wide = self._shown(self.by_place(part, results))
+            center, low, high = self.aggregate(wide)
+            counted = self.counted(part, wide, results)
+            found.append(Line(panel, line, [float(v) for v in wide.index], center, low, high, points=True, **counted))
+        return found
+
+    def published(self, results: Results) -> list[Line]:
+        """The published numbers of the cells that are drawn."""
+        spec = results.spec.published
+        if spec is None or not results.comparable:
+            return []
+        known = numbers(str(results.facts["paper"]), spec.item)
+        theirs = {one.key: self._shown(one.value) for one in known if one.value is not None and one.kind != EXCLUDED}
+        table = self.selected(results.chosen, results, (self.x,))
+        table = table.assign(theirs=table["published"].map(theirs)).dropna(subset=["theirs"])
+        found = []
+        for panel, line, part in self.parts(table):
+            points = sorted({(float(x), float(y)) for x, y in zip(part[self.x], part["theirs"], strict=True)})
+            found.append(Line(panel, line, [x for x, _ in points], [y for _, y in points], points=True))
+        return found
+
+    def _shown(self, value: Any) -> Any:
+        return 1 - value if self.y == "1 - value" else value
+
+
+@dataclass
+class ThreeAxes(LineFigure):
+    """curves.csv, as `curves` draws it, with a panel for each axis: what a method costs is another question on each.
+
+    worker   'worst', 'mean', 'averaged', a number, or '' (where there is no such thing)
+    axes     of the panels, from left to right; those that no curve has a place on are left out
+    target   a value of the metric: each panel says where the line of each method gets there first (interpolated
+             between evaluations), or never; null: none
+    """
+
+    name: str = "three_axes"
+    worker: str = "worst"
+    axes: list[str] = field(default_factory=lambda: ["simulated_s", "bytes_sent", "epoch"])
+    target: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.panels:
+            raise ConfigError(
+                f"the figure '{self.file}' has panels={self.panels}, but its panels are its axes: leave it out, or "
+                "choose what is drawn by `only`."
+            )
+        for axis in self.axes:
+            if axis not in AXES:
+                raise ConfigError(f"the figure '{self.file}' has the axis {axis}.{suggest(axis, AXES)}")
+
+    def data(self, results: Results) -> list[Line]:
+        """A line for each axis and each combination of lines; an axis is a panel."""
+        shared = {f.name: getattr(self, f.name) for f in dataclasses.fields(StudyFigure)}
+        known = [axis for axis in self.axes if axis in results.curves and results.curves[axis].notna().any()]
+        return [
+            line._replace(panel=axis)
+            for axis in known
+            for line in Curves(**shared, worker=self.worker, x=axis).data(results)
+        ]
+
+    def over(self, panel: str) -> str:
+        """A panel is an axis."""
+        return panel
+
+    def seeds(self, results: Results) -> int:
+        """Of the curves: not all runs of a study need have some."""
+        return int(self.selected(results.curves, results)["seed"].nunique())
+
+    def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
+        """The common canvas, with the target as a line, where each line gets there, and the numbers in words."""
+        drawn = canvas.draw(self, results, lines, output)
+        if self.target is None:
+            return drawn
+        for panel, ax in zip(dict.fromkeys(line.panel for line in lines), drawn.axes, strict=False):
+            low, _ = ax.get_ylim()
+            ax.set_ylim(bottom=low)
+            ax.axhline(self.target, color="#555555", lw=0.8, ls=(0, (4, 3)), zorder=1)
+            words = [(f"lines are at {self.target:g}:", "#555555")]
+            here = [line for line in lines if line.panel == panel]
+            for line in here:
+                place, colour = reached(line, self.target), canvas.colours(self, lines)[panel, line.key]
+                words.append((f"{canvas.said(self, line.key)}: {_shown(place)}", colour))
+                if place is not None:
+                    ax.plot([place, place], [low, self.target], color=colour, lw=0.9, ls=":", zorder=2)
+                    ax.plot([place], [self.target], marker="*", ms=9, color=colour, mec="white", mew=0.6, zorder=6)
+            rises = any(line.y[0] < self.target for line in here if line.y)  # then there is room below on the right
+            _tell(ax, words, rises, 5.5 if output.small else 7.0)
+        return drawn
+
+
+def _tell(ax: Axes, words: list[tuple[str, str]], below: bool, size: float) -> None:
+    """Words in colours, below each other, in the lower right corner or the upper one."""
+    for number, (text, colour) in enumerate(reversed(words) if below else words):
+        away = 3 + 1.35 * size * number
+        ax.annotate(
+            text,
+            (1.0, 0.0 if below else 1.0),
+            xycoords="axes fraction",
+            xytext=(-3, away if below else -away),
+            textcoords="offset points",
+            ha="right",
+            va="bottom" if below else "top",
+            fontsize=size,
+            color=colour,
+            zorder=7,
+            bbox={"facecolor": (1, 1, 1, 0.75), "edgecolor": "none", "pad": 0.6},
+        )
+
+
+def reached(line: Line, target: float) -> float | None:
+    """Where a line first is at the target, from the side on which it begins; between two places linearly. None: never.
+
+    >>> reached(Line("", (), [0.0, 10.0, 20.0], [50.0, 80.0, 100.0]), 90.0)
+    15.0
+    """
+    points = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(x) and math.isfinite(y)]
+    if not points:
+        return None
+    rises = points[0][1] < target
+    for number, (x, y) in enumerate(points):
+        if (y >= target) if rises else (y <= target):
+            if not number:
+                return x
+            before, value = points[number - 1]
+            return before + (x - before) * (target - value) / (y - value)
+    return None
+
+
+def _shown(place: float | None) -> str:
+    """A place on an axis in short, or never."""
+    if place is None:
+        return "never"
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if place >= size:
+            return f"{place / (1e3 if unit == 'k' else size):.3g} {unit}"
+    return f"{place:.3g}"
+
+
+@dataclass
+class Agreement(StudyFigure):
+    """values.csv: `metric` of each cell against its metric `x`, in the same unit, with the diagonal.
+
+    x     the metric on the x axis
+    band  a band around the diagonal: this share of x, for example 0.1
+    """
+
+    name: str = "agreement"
+    x: str = ""
+    band: float = 0.1
+    needs: ClassVar = ("x", "metric")
+
+    def data(self, results: Results) -> list[Line]:
+        """A line without a line for each combination of `lines`: the means over seeds of its cells."""
+        table = self.limited(results.chosen, results)
+        found: list[Line] = []
+        for panel, line, part in self.parts(table):
+            wide = part.pivot_table(index=results.labels, columns="metric", values="value", dropna=True)
+            if not {self.x, self.metric} <= set(wide.columns):
+                continue
+            both = wide[[self.x, self.metric]].dropna()
+            found.append(Line(panel, line, both[self.x].tolist(), both[self.metric].tolist(), points=True))
+        return found
+
+    def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
+        """One panel, as high as wide."""
+        from matplotlib.lines import Line2D
+        from matplotlib.patches import Patch
+
+        colours = canvas.colours(self, lines)
+        marks: dict[tuple[str, ...], Artist] = {}
+        for line in lines:
+            look: dict[str, Any] = {"color": colours[line.panel, line.key], "label": canvas.said(self, line.key)}
+            marks[line.key] = Line2D([], [], ls="none", marker="o", ms=5, **look)
+        around: list[Artist] = [
+            Line2D([], [], color="#555555", lw=0.8, label="both agree"),
+            Patch(facecolor=style.GREY, alpha=0.35, lw=0, label=f"within {100 * self.band:g} %"),
+        ]
+        legends: list[Sequence[Artist]] = [list(marks.values()), around]
+        drawn = canvas.blank(output.width or 6.0, 5.0, canvas.heads(self, results, lines), legends, output)
+        ax = drawn.subplots()
+        values = [value for line in lines for value in (*line.x, *line.y) if math.isfinite(value)]
+        ends = min(values) * 0.94, max(values) * 1.06
+        low, high = ([end * share for end in ends] for share in (1 - self.band, 1 + self.band))
+        ax.fill_between(ends, low, high, color=style.GREY, alpha=0.35, lw=0, zorder=1)
+        ax.plot(ends, ends, color="#555555", lw=0.8, zorder=2)
+        for line in lines:
+            colour = colours[line.panel, line.key]
+            ax.plot(line.x, line.y, ls="none", marker="o", ms=5, mec="white", mew=0.4, color=colour, zorder=3)
+        scales = {"xscale": "log" if self.logx else "linear", "yscale": "log" if self.logy else "linear"}
+        ax.set(xlim=ends, ylim=ends, xlabel=self.xlabel or self.x, ylabel=self.ylabel or self.metric, **scales)
+        return drawn

@@ -1,0 +1,176 @@
+"""How methods compare over many problems: performance profiles, and factors behind the best as a coloured table."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from decentral.report import style
+from decentral.report.figures import canvas
+from decentral.report.figures.figure import SCREEN, Line, Output, StudyFigure
+from decentral.report.listings import costs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from decentral.report.results import Results
+
+_PALEST = 8.0
+"""The factor from which on a place is as pale as it gets."""
+_NEVER = "#E4E4E4"
+_DASHES = ("-", (0, (4, 1.5)), (0, (1.5, 1)), "-.")
+
+
+@dataclass
+class Profile(StudyFigure):
+    """values.csv: rho(tau), the share of problems in which the median over seeds is at most tau times that of the best.
+
+    A line begins, at 1, with the share of problems in which the method is the best, and ends with the share in which it
+    gets to the target at all (Dolan & More, 2002). Those of the highest mean rank have colours, and all have their
+    name where they end.
+
+    problem    the label that tells problems apart
+    coloured   how many lines have a colour of their own; the others are grey
+    """
+
+    name: str = "profile"
+    problem: str = "scenario"
+    coloured: int = 8
+    needs: ClassVar = ("lines",)
+
+    def data(self, results: Results) -> list[Line]:
+        """A line for each method, from the best mean rank to the worst."""
+        found = costs(results, self.metric or results.metric, self.problem, self.lines)
+        if not found.methods:
+            return []
+        finite = found.ratios[np.isfinite(found.ratios)]
+        last = min(64.0, 1.15 * float(finite.max())) if finite.size else 2.0
+        taus = sorted({1.0, *(float(one) for one in finite if one <= last), max(last, 1.5)})
+        shares = found.profile(taus)
+        return [Line("", found.methods[one], taus, [float(y) for y in shares[one]]) for one in found.order()]
+
+    def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
+        """One panel, logarithmic in tau; names to the right, apart from each other."""
+        looks, small = self._looks(lines), output.small
+        colours = {key: look.colour for key, look in looks.items()}
+        drawn = canvas.blank(output.width or 8.4, 3.2 if small else 4.9, canvas.heads(self, results, []), [], output)
+        ax = drawn.subplots()
+        for number, line in reversed(list(enumerate(lines))):
+            strong = number < self.coloured
+            drawing: dict[str, Any] = {"lw": 2.0 if strong else 1.0, "zorder": 4 if strong else 2}
+            dashes: dict[str, Any] = {"color": colours[line.key], "linestyle": looks[line.key].line if strong else "-"}
+            ax.plot(line.x, line.y, drawstyle="steps-post", **dashes, **drawing)
+        ax.set_xscale("log")
+        ax.set_xlim(1, max(line.x[-1] for line in lines))
+        ax.set_ylim(-0.02, 1.02)
+        few = (
+            (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if lines[0].x[-1] > 10.0 else (1, 1.25, 1.5, 2, 3, 4, 6, 8)
+        )
+        ticks = [tick for tick in few if tick <= ax.get_xlim()[1]]
+        ax.set_xticks(ticks, [f"{tick:g}x" for tick in ticks])
+        ax.minorticks_off()
+        ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        style.tidy(ax, 6.5 if small else 8)
+        ax.set_xlabel(self.xlabel or "at most so many times as much as the best")
+        ax.set_ylabel(self.ylabel or f"share of the {self.problem}s")
+        gap = (0.072 if small else 0.048) * 1.04
+        heights = _apart([line.y[-1] for line in lines], gap)
+        wide = ax.get_yaxis_transform()  # x as a part of the panel
+        for line, height in zip(lines, heights, strict=True):
+            look: dict[str, Any] = {"color": colours[line.key], "clip_on": False, "transform": wide}
+            ax.plot([1.0, 1.012, 1.032, 1.04], [line.y[-1], line.y[-1], height, height], lw=0.7, **look)
+            letters: dict[str, Any] = {"fontsize": 6 if small else 8, "va": "center"}
+            ax.text(1.046, height, canvas.said(self, line.key), **letters, **look)
+        return drawn
+
+    def _looks(self, lines: list[Line]) -> dict[tuple[str, ...], style.Look]:
+        """Of the first lines those that their methods have everywhere, two of a colour with different dashes; the
+        others are grey."""
+        found: dict[tuple[str, ...], style.Look] = {}
+        for number, line in enumerate(lines):
+            colour = canvas.colours(self, lines)["", line.key] if number < self.coloured else style.GREY
+            alike = sum(look.colour == colour for look in found.values())
+            found[line.key] = style.Look(colour, "", _DASHES[alike % len(_DASHES)])
+        return found
+
+
+def _apart(heights: list[float], gap: float) -> list[float]:
+    """The heights of labels, moved until two neighbours are `gap` apart, in the same order, around where they were."""
+    order = sorted(range(len(heights)), key=lambda one: (heights[one], -one))
+    groups: list[tuple[list[int], float]] = []  # labels that touch each other, and their middle
+    for one in order:
+        members, middle = [one], heights[one]
+        while groups and middle - groups[-1][1] < gap * (len(members) + len(groups[-1][0])) / 2 - 1e-12:
+            below, _ = groups.pop()
+            members = [*below, *members]
+            middle = sum(heights[member] for member in members) / len(members)
+            middle = max(middle, gap * (len(members) - 1) / 2)
+            middle = min(middle, 1 - gap * (len(members) - 1) / 2) if gap * (len(members) - 1) <= 1 else 0.5
+        groups.append((members, middle))
+    found = [math.nan] * len(heights)
+    for members, middle in groups:
+        for place, member in enumerate(members):
+            found[member] = middle + gap * (place - (len(members) - 1) / 2)
+    return found
+
+
+@dataclass
+class Factors(StudyFigure):
+    """values.csv: for each method (a row) and problem (a column) the median over seeds, divided by that of the best.
+
+    The best of a column is 1; who never gets to the target has a cross. Rows are sorted by mean rank. This is a map of
+    who is best under which condition, with how much the others lose.
+
+    problem   the label that tells problems apart
+    """
+
+    name: str = "factors"
+    problem: str = "scenario"
+    needs: ClassVar = ("lines",)
+
+    def data(self, results: Results) -> list[Line]:
+        """A line for each method: its factors, by the number of the problem."""
+        found = costs(results, self.metric or results.metric, self.problem, self.lines)
+        places = [float(number) for number in range(len(found.problems))]
+        return [Line("", found.methods[one], places, [float(y) for y in found.ratios[one]]) for one in found.order()]
+
+    def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
+        """One panel; columns have the names of the problems."""
+        from matplotlib import colormaps
+        from matplotlib.colors import to_rgb
+
+        problems = costs(results, self.metric or results.metric, self.problem, self.lines).problems
+        letters = 6.0 if output.small else 8.0
+        body = 0.245 * len(lines) + 1.2
+        width = output.width or max(6.4, 2.6 + 0.82 * len(problems))
+        drawn = canvas.blank(width, body * (0.75 if output.small else 1), canvas.heads(self, results, []), [], output)
+        ax = drawn.subplots()
+        colours = colormaps["YlGnBu_r"]
+        picture = np.ones((len(lines), len(problems), 3))
+        for row, line in enumerate(lines):
+            for column, factor in enumerate(line.y):
+                if not math.isfinite(factor):
+                    picture[row, column] = to_rgb(_NEVER)
+                    ax.text(column, row, "never", ha="center", va="center", fontsize=letters - 1, color="#8A8A8A")
+                    continue
+                share = min(1.0, math.log(factor) / math.log(_PALEST)) if factor > 1 else 0.0
+                picture[row, column] = colours(0.12 + 0.86 * share)[:3]
+                dark = float(picture[row, column].mean()) < 0.55
+                text = f"{factor:.1f}" if factor < 9.95 else f"{factor:.0f}"
+                weight = "bold" if factor <= 1 + 1e-9 else "normal"
+                ink = "white" if dark else "#222222"
+                ax.text(column, row, text, ha="center", va="center", fontsize=letters, color=ink, fontweight=weight)
+        ax.imshow(picture, aspect="auto", interpolation="nearest")
+        ax.set_xticks(range(len(problems)), [name.replace("_", "\n", 1).replace("_", " ") for name in problems])
+        ax.set_yticks(range(len(lines)), [canvas.said(self, line.key) for line in lines])
+        ax.set_xticks(np.arange(len(problems) - 1) + 0.5, minor=True)
+        ax.set_yticks(np.arange(len(lines) - 1) + 0.5, minor=True)
+        ax.grid(which="minor", color="white", lw=1.2)
+        ax.tick_params(which="both", length=0, labelsize=letters)
+        ax.xaxis.tick_top()
+        ax.spines[:].set_visible(False)
+        ax.set_xlabel(self.xlabel)
+        return drawn

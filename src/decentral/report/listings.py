@@ -1,0 +1,321 @@
+"""Further tables of a study, made from its numbers: scenarios, ranks of methods, and which method when."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from decentral.errors import ConfigError, suggest
+from decentral.report import style
+from decentral.report.tables import harmless, markdown_table, word
+from decentral.store.files import csv_text
+
+if TYPE_CHECKING:
+    from decentral.report.results import Results
+
+_REPLICATES = 2000
+
+
+@dataclass
+class Listing(ABC):
+    """A dataclass whose fields are its keys in the YAML; the subclass has a `name`, which is its `kind`.
+
+    file     name of its files, <file>.csv and <file>.md (`name` in the YAML)
+    title    what stands above it
+    """
+
+    file: str = "listing"
+    title: str = ""
+
+    left: ClassVar[int] = 1
+    """How many of its columns are words, to be set to the left."""
+
+    @abstractmethod
+    def lines(self, results: Results) -> list[list[str]]:
+        """A head and rows, as a person reads them; only a head if there are no numbers yet. Raises ConfigError for a
+        label or metric that does not exist."""
+
+    def sentences(self, results: Results) -> list[str]:
+        """What stands below it."""
+        return []
+
+    def texts(self, results: Results) -> dict[str, str]:
+        """Its files by their names: the table as CSV, and as Markdown with the title and the sentences."""
+        head, *rows = self.lines(results)
+        escaped = [[word(text) for text in line] for line in (head, *rows)]
+        table = markdown_table(escaped, self.left) if rows else "Nothing was run yet."
+        blocks = [f"**{word(self.title)}**", table, *self.sentences(results)]
+        markdown = harmless("\n\n".join(block for block in blocks if block) + "\n")
+        return {f"{self.file}.csv": csv_text(head, rows), f"{self.file}.md": markdown}
+
+
+@dataclass
+class Scenarios(Listing):
+    """The entries `scenarios` of study.json: task and cluster, target and reason, and the budget of a method."""
+
+    name: str = "scenarios"
+    left: ClassVar[int] = 3
+
+    def lines(self, results: Results) -> list[list[str]]:
+        """A row for each scenario."""
+        lines = [["scenario", "what", "target", "steps", "rates tried", "runs for tuning", "seeds"]]
+        for one in results.facts.get("scenarios") or []:
+            rates, tuning = one["rates"], len(one["rates"]) * len(one["tune_seeds"])
+            numbers = [str(one["steps"]), ", ".join(f"{rate:g}" for rate in rates), str(tuning), str(len(one["seeds"]))]
+            lines.append([str(one["scenario"]), str(one["title"]), str(one["target"]), *numbers])
+        return lines
+
+    def sentences(self, results: Results) -> list[str]:
+        """Why these targets."""
+        reasons: dict[str, list[str]] = {}
+        for one in results.facts.get("scenarios") or []:
+            reasons.setdefault(" ".join(str(one["because"]).split()), []).append(f"`{one['scenario']}`")
+        return [f"Why the target of {', '.join(names)}: {reason}" for reason, names in reasons.items()]
+
+
+# -- methods over problems ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What each method takes in each problem, by seed; infinite where it never gets to the target, or diverges."""
+
+    methods: list[tuple[str, ...]]
+    problems: list[str]
+    seeds: list[list[tuple[float, ...]]]
+    """[method][problem] -> a number for each seed."""
+    left_out: list[tuple[str, ...]]
+    """Methods that were not run in all problems, and so cannot be compared."""
+
+    @cached_property
+    def typical(self) -> np.ndarray:
+        """[methods, problems]: the median over seeds, infinite where half of them never get there."""
+        return np.array([[_median(np.array([one]))[0] for one in row] for row in self.seeds])
+
+    @cached_property
+    def ratios(self) -> np.ndarray:
+        """[methods, problems]: how many times as much as the best takes; infinite where nobody gets to the target."""
+        best = self.typical.min(axis=0, initial=math.inf)
+        best = np.where(np.isfinite(best) & (best > 0), best, 1.0)
+        return np.where(np.isfinite(self.typical), self.typical / best, math.inf)
+
+    def profile(self, taus: list[float]) -> np.ndarray:
+        """[methods, taus]: the share of problems in which a method takes at most tau times as much as the best.
+
+        Dolan & More, Mathematical Programming 91, 2002: rho_m(tau) = |{p : r_pm <= tau}| / |problems|.
+        """
+        return np.stack([(self.ratios <= tau * (1 + 1e-9)).mean(axis=1) for tau in taus], axis=1)
+
+    def ranks(self) -> np.ndarray:
+        """[methods]: the mean over problems of a method's rank, 1 for the best; equals share their ranks' mean."""
+        return _ranks(self.typical[None])[0]
+
+    def rank_bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """[methods] each: 5 % and 95 % quantiles of the mean rank where the seeds of each cell are drawn anew, with
+        replacement (a bootstrap of 2,000 replicates). It says what other seeds would do, not what other problems
+        would."""
+        rng = np.random.default_rng(0)
+        drawn = np.empty((_REPLICATES, len(self.methods), len(self.problems)))
+        for number, row in enumerate(self.seeds):
+            for place, seeds in enumerate(row):
+                picks = rng.integers(len(seeds), size=(_REPLICATES, len(seeds)))
+                drawn[:, number, place] = _median(np.array(seeds)[picks])
+        low, high = np.quantile(_ranks(drawn), (0.05, 0.95), axis=0)
+        return low, high
+
+    def order(self) -> list[int]:
+        """Methods from the best to the worst: by mean rank."""
+        ranks = self.ranks()
+        return sorted(range(len(self.methods)), key=lambda number: (ranks[number], self.methods[number]))
+
+
+def costs(results: Results, metric: str, problem: str, lines: list[str]) -> Costs:
+    """Of the study's numbers of a metric. `problem`: the label that tells problems apart, `lines` those that tell
+    methods. Raises ConfigError for a metric or a label that the study does not have."""
+    table = results.chosen
+    if len(table):
+        metrics = list(dict.fromkeys(table["metric"]))
+        if metric not in metrics:
+            raise ConfigError(f"study {results.study} has no metric '{metric}'.{suggest(metric, metrics)}")
+        for label in (problem, *lines):
+            if label not in results.labels:
+                raise ConfigError(f"study {results.study} has no label '{label}'.{suggest(label, results.labels)}")
+    table = table[(table["metric"] == metric) & (table["status"] != "damaged")]
+    table = table.assign(value=table["value"].where(np.isfinite(table["value"]), math.inf))
+    found: dict[tuple[str, ...], dict[str, tuple[float, ...]]] = {}
+    for key, values in table.groupby([*lines, problem], sort=False)["value"] if len(table) else ():
+        found.setdefault(key[:-1], {})[key[-1]] = tuple(values)
+    problems = list(table[problem].unique()) if len(table) else []
+    whole = [method for method, own in found.items() if own.keys() == set(problems)]
+    seeds = [[found[method][one] for one in problems] for method in whole]
+    return Costs(whole, problems, seeds, [method for method in found if method not in whole])
+
+
+def _median(values: np.ndarray) -> np.ndarray:
+    """[...] of [..., seeds], where infinity is a number: half of it is infinite, too."""
+    ranked = np.sort(values, axis=-1)
+    number = ranked.shape[-1]
+    low, high = ranked[..., (number - 1) // 2], ranked[..., number // 2]
+    return np.where(np.isinf(high), math.inf, (low + np.where(np.isinf(high), 0.0, high)) / 2)
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """[replicates, methods] of [replicates, methods, problems]; who never gets there shares the last ranks."""
+    from scipy.stats import rankdata
+
+    ranks: np.ndarray = rankdata(values, method="average", axis=1).mean(axis=2)
+    return ranks
+
+
+@dataclass
+class Comparison(Listing):
+    """A comparison of methods over many problems.
+
+    metrics   metric -> what its column is called
+    problem   the label that tells problems apart
+    methods   the labels that tell methods apart
+    """
+
+    metrics: dict[str, str] = field(default_factory=dict)
+    problem: str = "scenario"
+    methods: list[str] = field(default_factory=lambda: ["method"])
+
+    def __post_init__(self) -> None:
+        if not self.metrics:
+            raise ConfigError(f"the listing '{self.file}' needs `metrics`: a metric, and what its column is called.")
+
+    def costs(self, results: Results) -> list[Costs]:
+        """Of each metric."""
+        return [costs(results, metric, self.problem, self.methods) for metric in self.metrics]
+
+    def named(self, key: tuple[str, ...]) -> list[str]:
+        """The values of a method's labels as a person reads them."""
+        return [style.pretty(label, value) for label, value in zip(self.methods, key, strict=True)]
+
+
+@dataclass
+class Ranks(Comparison):
+    """A row for each method, from the best mean rank of the first metric to the worst: its mean rank by each metric, in
+    how many problems it gets to the target, and in how many it takes at most `within` times as much as the best.
+
+    metrics   metric -> what its column is called
+    problem   the label that tells problems apart
+    methods   the labels that tell methods apart
+    """
+
+    name: str = "ranks"
+    within: float = 2.0
+    left: ClassVar[int] = 2
+
+    def lines(self, results: Results) -> list[list[str]]:
+        """Mean ranks with 5 % and 95 % quantiles of the bootstrap."""
+        first, *_ = found = self.costs(results)
+        words = list(self.metrics.values())
+        head = [*(style.heading(label) for label in self.methods), *(f"rank, {one}" for one in words)]
+        lines = [[*head, "at the target", f"within {self.within:g}x in {words[0]}"]]
+        if not first.methods:
+            return lines
+        columns = []
+        for one in found:
+            numbers = zip(one.methods, one.ranks(), *one.rank_bounds(), strict=True)
+            columns.append({key: f"{rank:.1f} ({low:.1f} to {high:.1f})" for key, rank, low, high in numbers})
+        reached = np.isfinite(first.typical).sum(axis=1)
+        close = (first.ratios <= self.within * (1 + 1e-9)).sum(axis=1)
+        for number in first.order():
+            key = first.methods[number]
+            counts = [f"{count[number]} of {len(first.problems)}" for count in (reached, close)]
+            lines.append([*self.named(key), *(column[key] for column in columns), *counts])
+        return lines
+
+    def sentences(self, results: Results) -> list[str]:
+        """What the numbers are."""
+        found = self.costs(results)[0]
+        number = len(found.problems)
+        problems = f"{number} {self.problem}{'s' if number != 1 else ''}"
+        texts = [
+            f"Mean over {problems} of a method's rank (1: the best) by the median over seeds; who never gets to the "
+            "target shares the last ranks. In brackets: 5 % and 95 % quantiles where the seeds of every cell are drawn "
+            "anew, with replacement (bootstrap, 2,000 replicates); with few seeds a rank may lie at their edge, or "
+            f"just beyond. That is the uncertainty over seeds; other {self.problem}s would change the ranks, too."
+        ]
+        if found.left_out:
+            names = ", ".join(" ".join(filter(None, key)) for key in found.left_out)
+            texts.append(f"Not ranked, as they were not run in every {self.problem}: {names}.")
+        return texts
+
+
+@dataclass
+class Choices(Comparison):
+    """A row for each problem: by each metric the method that is first, with its number, and those that take at most
+    `within` times as much.
+
+    metrics   metric -> what its column is called
+    problem   the label that tells problems apart
+    methods   the labels that tell methods apart
+    most      how many methods a place names
+    """
+
+    name: str = "choices"
+    within: float = 1.1
+    most: int = 3
+    left: ClassVar[int] = 9
+
+    def lines(self, results: Results) -> list[list[str]]:
+        """The names of the best."""
+        first, *_ = found = self.costs(results)
+        titles = {one["scenario"]: one["title"] for one in results.facts.get("scenarios") or []}
+        heads = [f"first in {one}" for one in self.metrics.values()]
+        lines = [[style.heading(self.problem), *heads, "never there"]]
+        for place, problem in enumerate(first.problems if first.methods else []):
+            never = [key for key, row in zip(first.methods, first.typical, strict=True) if math.isinf(row[place])]
+            best = [self._best(one, place) for one in found]
+            lines.append([str(titles.get(problem, problem)), *best, ", ".join(map(self._words, never))])
+        return lines
+
+    def _best(self, found: Costs, place: int) -> str:
+        factors = found.ratios[:, place].tolist()
+        near = [number for number, factor in enumerate(factors) if factor <= self.within * (1 + 1e-9)]
+        order = sorted(near, key=lambda number: factors[number])
+        if not order:
+            return "nobody"
+        tied = [number for number in order if factors[number] <= 1 + 1e-9]
+        first = " = ".join(self._words(found.methods[number]) for number in tied[: self.most])
+        words = [f"{first}: {found.typical[order[0], place]:.3g}"]
+        words += [f"{self._words(found.methods[n])} {factors[n]:.2f}x" for n in order[len(tied) : self.most]]
+        more = len(order) - self.most
+        return ", ".join(words) + (f" and {more} more" if more > 0 else "")
+
+    def sentences(self, results: Results) -> list[str]:
+        """What the numbers are; by each metric the best mean rank, and who is nowhere far behind."""
+        texts = [
+            f"The number is what the first one takes, the median over seeds; behind it whoever takes at most "
+            f"{self.within:g} times as much. `a = b`: both take the same."
+        ]
+        for one, found in zip(self.metrics.values(), self.costs(results), strict=True):
+            if not found.methods:
+                continue
+            best = found.order()[0]
+            firsts = int((found.ratios[best] <= 1 + 1e-9).sum())
+            text = (
+                f"By {one}, **{self._words(found.methods[best])}** has the best mean rank ({found.ranks()[best]:.1f}): "
+                f"it is first in {firsts} of {len(found.problems)}"
+            )
+            worst = found.ratios.max(axis=1)
+            safe = int(worst.argmin())
+            if math.isinf(worst[safe]):
+                texts.append(f"{text}. Nobody gets to the target in every {self.problem}.")
+                continue
+            mildest = f"The safest choice, whose worst {self.problem} is the mildest, is "
+            name = f"**{self._words(found.methods[safe])}**"
+            texts.append(f"{text}. {mildest}{name}: nowhere more than {worst[safe]:.1f} times as much as the best.")
+        return texts
+
+    def _words(self, key: tuple[str, ...]) -> str:
+        """For example 'D-PSGD (ring)'."""
+        first, *more = filter(None, self.named(key))
+        return f"{first} ({', '.join(more)})" if more else first

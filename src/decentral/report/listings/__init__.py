@@ -1,1 +1,0 @@
-"""Further tables of a study, made from its numbers: one file each."""
