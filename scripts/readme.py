@@ -36,8 +36,6 @@ HEADLINES = (
     "RelaySGD dbt throughput / all-reduce over gloo",
     "D-PSGD ring step / passes alone, narrow VGG-11, batch 32",
     "plain loop / execution=auto, cnn",
-    "a laptop-scale run: a step / its passes",
-    "allreduce (gloo)'s step / WAGMA's",
     "timeline of 400 steps of 1,024 workers",
     "RelaySum's Figure 2, paper scale",
 )

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench import compression, data, exchanges, gpu, memory, processes, runs, steps, tasks  # noqa: F401
+from bench import exchanges, gpu, memory, processes, runs, steps  # noqa: F401
 from bench.harness import BENCHMARKS, RESULTS, Effort, environment, save
 from bench.page import load_all, write_page
 from decentral.host.orphans import follow_parent

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.baselines import Call, Setup
-from bench.harness import Effort, Findings, Table, Target, benchmark
+from bench.harness import Effort, Findings, Step, Table, Target, Together, benchmark, in_group
 from bench.traffic import least_passes, relaying
 from decentral.config.composition import compose, compose_all
 from decentral.config.schema import Config
 from decentral.data.description import ImageData
-from decentral.measurements.timing import Step, Together, Turns, Verb, Work, in_group
+from decentral.measurements.timing import Turns, Verb, Work
 from decentral.network.settings import Carrier
 from decentral.network.world import World
 from decentral.topology.rounds import Rounds
@@ -203,36 +203,6 @@ def averaging_targets(found: Together, megabytes: float) -> list[Target]:
 
 _GLOO = "gloo's all_reduce"
 _CARRIERS = {"shared_memory": "through shared memory", "torch": "over gloo"}
-
-
-@benchmark("all-reduces of ours between 8 processes / gloo's own")
-def collectives(effort: Effort) -> Findings:
-    """Rows of 10 million numbers (40 MB), by each `network.collective`; the ring is judged."""
-    processes, numbers = (4, 2_000) if effort.quick else (8, 10_000_000)
-    names = ("ring", "rabenseifner", "tree")
-    setups: dict[str, Setup] = {_GLOO: partial(all_reduce, numbers)}
-    configs = configs_of([("algo=allreduce", f"network.collective={name}") for name in names], processes)
-    for name, config in zip(names, configs, strict=True):
-        for carrier, told in _CARRIERS.items():
-            setups[f"{name}, {told}"] = partial(Verb, carried(config, carrier), numbers, "mean")
-    (found,) = in_group(processes, [Turns(setups, effort.at_most(5), warm_up=1)])
-    rows: list[dict[str, Any]] = []
-    for label in setups:
-        ratios = {"wall": wall_over(found, label, _GLOO), "cpu": found.cpu.ratio(label, _GLOO)}
-        rows.append({"collective": label} | times(found, label) | ratios)
-    targets = [
-        Target(f"{label} / {_GLOO} (wall)", wall_over(found, label, _GLOO), at_most)
-        for label, at_most in (("ring, through shared memory", 1.0), ("ring, over gloo", 1.3))
-    ]
-    columns = {
-        "collective": "all-reduce",
-        "wall_ms": "ms wall (least)",
-        "cpu_ms": "ms CPU, all processes",
-        "wall": "this / gloo's, wall",
-        "cpu": "this / gloo's, CPU",
-    }
-    title = f"The mean of rows of {numbers:,} float32 between {processes} processes"
-    return Findings([Table(title, columns, rows)], targets, ["Gloo's only adds up; the others end with the mean."])
 
 
 # -- every verb, and relaying ------------------------------------------------------------------------------------------

@@ -12,13 +12,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from bench.baselines import PlainTraining, model_and_batch
-from bench.harness import Effort, Findings, Table, Target, alone, benchmark
+from bench.harness import Effort, Findings, Table, Target, Times, alone, benchmark, in_turn
 from decentral.config.checks import resolve
 from decentral.config.files import from_dict
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
 from decentral.host.devices import num_gpus
-from decentral.measurements.timing import Times, in_turn
 from decentral.network.world import World
 from decentral.runtime.process_group import joined, serve_store, stay_on_this_machine
 from decentral.training.assemble import Run, assemble

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
+from decentral.algorithms.algorithm import Oracle
+from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose
+from decentral.config.schema import Config
 from decentral.host.devices import num_gpus
+from decentral.measurements import timing
+from decentral.measurements.timing import Turns, Verb, turned
 from decentral.network.world import World
 from decentral.store.files import write_json
 from decentral.store.provenance import collect
-from decentral.training.assemble import Run, assemble
+from decentral.training.assemble import Run, assemble, with_rate
+from decentral.training.stepper import Stepper
 
 SCRIPTS = Path(__file__).resolve().parents[1]
 RESULTS = SCRIPTS.parent / "results" / "bench"
@@ -175,3 +184,93 @@ def passes(run: Run) -> Callable[[], None]:
                 torch.autograd.grad(loss, parameters)
 
     return compute
+
+
+class Ratio(NamedTuple):
+    """One time divided by another, round by round."""
+
+    median: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+class Times:
+    """Seconds per call of each thing, one number per round."""
+
+    def __init__(self, seconds: Mapping[str, list[float]]) -> None:
+        self.seconds = dict(seconds)
+
+    def median(self, name: str) -> float:
+        """Of the rounds."""
+        return statistics.median(self.seconds[name])
+
+    def least(self, name: str) -> float:
+        """Of the rounds: what the machine does when nobody disturbs it."""
+        return min(self.seconds[name])
+
+    def ratio(self, name: str, to: str) -> Ratio:
+        """The one divided by the other within each round: median and extremes."""
+        ratios = [a / b for a, b in zip(self.seconds[name], self.seconds[to], strict=True)]
+        return Ratio(statistics.median(ratios), min(ratios), max(ratios))
+
+
+def in_turn(
+    works: Mapping[str, Callable[[], object]],
+    rounds: int,
+    repeats: int = 1,
+    clock: Callable[[], float] = time.process_time,
+) -> Times:
+    """Call each of the works `repeats` times, one after the other, in every round; the order turns from round to round.
+
+    `clock` is CPU time of this process unless told otherwise (`time.perf_counter` for wall time). Every work is called
+    once before, untimed.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for work in works.values():
+        work()
+    for number in range(rounds):
+        for name in turned(list(works), number):
+            work, began = works[name], clock()
+            for _ in range(repeats):
+                work()
+            seconds[name].append((clock() - began) / repeats)
+    return Times(seconds)
+
+
+class Step(Verb):
+    """The algorithm's own step with a gradient that is there already."""
+
+    def __init__(self, config: Config, num_coordinates: int, world: World) -> None:
+        super().__init__(config, num_coordinates, "mix", world)
+        algorithm = with_rate(config, lambda t: config.lr, RowLayout.flat(num_coordinates))
+        self.stepper = Stepper(algorithm, self.net, ready(num_coordinates), torch.ones(1, num_coordinates))
+
+    def __call__(self) -> None:
+        """Once."""
+        self.stepper.step()
+
+
+class Together(NamedTuple):
+    """What works took that several processes did together; see `decentral.measurements.timing.Together`."""
+
+    wall: Times
+    cpu: Times
+    sent: dict[str, tuple[float, float]]
+
+
+def in_group(size: int, turns: Sequence[Turns]) -> list[Together]:
+    """See `decentral.measurements.timing.in_group`."""
+    return [Together(Times(one.wall), Times(one.cpu), one.sent) for one in timing.in_group(size, turns)]
+
+
+def ready(num_coordinates: int) -> Oracle:
+    """An oracle whose gradient is there already: normal numbers [1, P], no two of which are as large."""
+    g = torch.randn(1, num_coordinates, generator=torch.Generator().manual_seed(0))
+
+    def oracle(x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
+        return g
+
+    return oracle

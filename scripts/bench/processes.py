@@ -7,14 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bench.baselines import NarrowVGG, Setup, data_parallel, passes_alone, training
-from bench.harness import Effort, Findings, Table, Target, benchmark
+from bench.harness import Effort, Findings, Table, Target, Times, Together, benchmark, in_group
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.host.devices import num_cores
-from decentral.measurements.timing import Sleeping, Still, Times, Together, Turns, in_group
+from decentral.measurements.timing import Turns
 
 Methods = dict[str, tuple[str, ...]]
 """An algorithm on a topology: its label and its settings."""
@@ -231,92 +229,3 @@ _WAITING: Methods = {
     "sgp, one_peer_exponential": ("algo=sgp", "topology=one_peer_exponential"),
     "adpsgd, ring": ("algo=adpsgd", "topology=ring"),
 }
-
-
-class Size(NamedTuple):
-    """How many processes exchange how many numbers, for how many steps in a row."""
-
-    processes: int = 8
-    parameters: int = 1_000_000
-    steps: int = 40
-    mean_s: float = 0.160
-    delay_s: float = 0.080
-
-
-@benchmark("a step of other methods / WAGMA's, where two of eight workers are late in every step")
-def nobody_waits(effort: Effort) -> Findings:
-    """Workers sleep instead of computing. Two, drawn anew in every step, are late: the same ones for all methods."""
-    size = Size(4, 1_000, 10, 0.004, 0.002) if effort.quick else Size()
-    rounds = effort.at_most(2)
-    setups = {
-        label: partial(Sleeping, sleeping(size, settings, rounds), size.steps, _TAU)
-        for label, settings in (_COMPARED if effort.quick else _WAITING).items()
-    }
-    (found,) = in_group(size.processes, [Turns(setups, rounds, warm_up=0)])
-    over = _OVER_GLOO if _ALL + _OVER_GLOO in setups else ""
-    all_s, neighbors_s, wagma_s = undelayed_exchanges(size, rounds)
-    targets = []
-    for label, wanted, waits_s in ((_ALL, 1.25, all_s), (_RING, 1.10, neighbors_s)):
-        floor = (
-            f"with exchanges that take no time, these delays make it {waits_s / wagma_s:.2f}: workers that meet every "
-            f"{_TAU} steps wait for the slowest sum of {_TAU}. What is more, {label}'s own exchange costs."
-        )
-        ratio = found.wall.ratio(label + over, _WAGMA + over).median
-        targets.append(Target(f"{label}{over}'s step / WAGMA's (wall)", ratio, at_least=wanted, floor=floor))
-    columns = {
-        "method": "method",
-        "wall_ms": "ms wall",
-        "cpu_ms": "ms CPU, all processes",
-        "exchange_ms": "ms beyond the undelayed compute",
-        "speed_up": "WAGMA's step, by the same transport, is faster by",
-    }
-    title = f"A step of {size.processes} processes, rows of {size.parameters} floats, {size.steps} steps in a row"
-    note = (
-        f"A gradient takes {1e3 * size.mean_s:g} ms, and {1e3 * size.delay_s:g} ms more for two workers that are drawn "
-        "in every step; it is slept, by every worker in a process of its own. Rows go through shared memory, where "
-        "exchanges take least, or over gloo, as between machines. All methods do plain SGD from pause to pause. If no "
-        f"exchange took any time, these delays would make all-reduce's step {all_s / wagma_s:.2f} times, and the "
-        f"ring's {neighbors_s / wagma_s:.2f} times as long as WAGMA's: workers that meet every {_TAU} steps wait for "
-        f"the slowest sum of {_TAU}. The rest is what the exchanges of the others take."
-    )
-    return Findings([Table(title, columns, waiting_rows(found, size))], targets, [note])
-
-
-def waiting_rows(found: Together, size: Size) -> list[dict[str, Any]]:
-    """A row for each method, per step; beside WAGMA with the same transport."""
-    rows = []
-    for label in found.wall.seconds:
-        wall_s = found.wall.median(label) / size.steps
-        times = {"wall_ms": 1e3 * wall_s, "exchange_ms": 1e3 * (wall_s - size.mean_s)}
-        cpu = {"cpu_ms": 1e3 * found.cpu.median(label) / size.steps}
-        wagma = _WAGMA + _OVER_GLOO if label.endswith(_OVER_GLOO) else _WAGMA
-        rows.append({"method": label, **times, **cpu, "speed_up": found.wall.ratio(label, wagma)})
-    return rows
-
-
-def undelayed_exchanges(size: Size, rounds: int) -> tuple[float, float, float]:
-    """What all the rounds take if exchanges take no time, in seconds: see `least`."""
-    config = sleeping(size, _GROUPS, rounds)
-    times = config.cluster.gradient_times(size.processes, config.seed)
-    firsts = range(_TAU, _TAU + rounds * size.steps, size.steps)
-    for_all, for_neighbors, every_tau = np.sum([least(times.seconds(t, t + size.steps)) for t in firsts], axis=0)
-    return for_all, for_neighbors, every_tau
-
-
-def least(seconds: np.ndarray) -> tuple[float, float, float]:
-    """From what each gradient takes [steps, n]: waiting for all, on a ring, and for all every `_TAU` steps."""
-    ring = seconds[0] * 0
-    for step in seconds:
-        ready = ring + step
-        ring = np.maximum(ready, np.maximum(np.roll(ready, 1), np.roll(ready, -1)))
-    apart = sum(float(seconds[t : t + _TAU].sum(0).max()) for t in range(0, len(seconds), _TAU))
-    return float(seconds.max(1).sum()), float(ring.max()), apart
-
-
-def sleeping(size: Size, settings: Sequence[str], rounds: int) -> Config:
-    """The run of a method with one worker in each process."""
-    places = (f"num_workers={size.processes}", f"processes={size.processes}", f"steps={rounds * size.steps + _TAU}")
-    delays = (f"cluster.compute.mean_s={size.mean_s:g}", f"cluster.stragglers.delay_s={size.delay_s:g}")
-    shared = ("task=quadratics", "task.dimension=2", "optim=sgd", "device=cpu", "progress=false")
-    config = compose([*shared, *places, "cluster=two_delayed", *delays, *settings])
-    return replace(config, task=Still(dimension=size.parameters))

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 import torch
 
 from bench.baselines import CifarLike
-from bench.harness import Effort, Findings, Table, Target, alone, benchmark, passes
+from bench.harness import Effort, Findings, Table, Target, alone, benchmark, in_turn, passes
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.host.devices import num_cores
-from decentral.measurements.timing import in_turn
 from decentral.runtime.devices import num_processes
 from decentral.runtime.launch import launch
 from decentral.store import RunStore
@@ -211,26 +210,6 @@ def whole_run(effort: Effort) -> Findings:
         "The run's own passes, side by side, take less time than those alone, which are of plain modules.",
     ]
     return Findings([found.table()], targets, notes)
-
-
-@benchmark("a run of scale=laptop / its passes")
-def laptop(effort: Effort) -> Findings:
-    """A cell of RelaySum's Table 1: bfloat16 in training and tests, Nesterov momentum, evaluated at the end."""
-    cell = ("experiment=relaysum_cifar10", "topology.split=interleaved", "alpha=0.01")
-    found = run_times((*cell, "precision=bf16", "evaluation.precision=bf16"), 15, 15, effort)
-    seconds = found.seconds
-    steps_s = seconds["passes"] + seconds["exchange"] + seconds["data"]
-    beside_s = seconds["data"] + seconds["the curve's evaluations"] + seconds["the last evaluation"]
-    targets = [
-        Target("a laptop-scale run: a step / its passes", steps_s / seconds["passes"], 1.10),
-        Target("a laptop-scale run: data and evaluations / steps", beside_s / steps_s, 0.10),
-        Target("a laptop-scale run: the last evaluation / its forward passes alone", found.last_over_forward, 1.10),
-    ]
-    note = (
-        f"The passes of 15 epochs alone take {found.alone_s:.0f} s. Checkpoints are those of the one epoch that is "
-        "timed."
-    )
-    return Findings([found.table()], targets, [note])
 
 
 def run_times(settings: Sequence[str], epochs: int, every: float, effort: Effort) -> RunTimes:

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from bench.baselines import PlainLoop
-from bench.harness import Effort, Findings, Steps, Table, Target, benchmark, passes
+from bench.harness import Effort, Findings, Steps, Table, Target, benchmark, in_turn, passes
 from bench.processes import over_processes
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Workload
-from decentral.measurements.timing import in_turn
 from decentral.registry import components
 from decentral.tasks.problems.classification import Classification
 from decentral.training.assemble import Run
@@ -225,62 +224,6 @@ _ASYNCHRONOUS = {
 _CLUSTER, _WORKERS = "cluster=two_delayed", 16
 
 
-@benchmark("n gradients in a virtual cluster / n gradients in lockstep")
-def virtual(effort: Effort) -> Findings:
-    """Runs of 16 workers take turns, one thread; a step of an asynchronous method is 16 gradients, by whomever."""
-    models = (Model(MLP, ("model=mlp",), 20), Model(CNN, ("model=cnn",), 3, 1.3))
-    rows = [row for model in (models[:1] if effort.quick else models[::-1]) for row in virtual_rows(model, effort)]
-    targets = []
-    for row in rows:
-        if row["at_most"] is not None:
-            what = f"{row['method']} in a virtual cluster / {row['to']} in lockstep, {row['model']}"
-            targets.append(Target(what, row["ratio"].median, row["at_most"]))
-    columns = {
-        "model": "model",
-        "method": "method in the virtual cluster",
-        "to": "lockstep method",
-        "virtual_ms": "n gradients, virtual (ms CPU)",
-        "lockstep_ms": "n gradients, lockstep (ms CPU)",
-        "ratio": "virtual / lockstep",
-    }
-    notes = [
-        f"All virtual runs are in {_CLUSTER}: 2 of {_WORKERS} workers are late in every step, so that gradients "
-        "are begun at different times and workers are not equally far. Methods in rounds are held against "
-        "themselves without a cluster. The mlp is shown for what an operation costs: its gradient takes a tenth of "
-        "a millisecond, as long as what Python does for an update, a meeting and an average of one worker; in "
-        "lockstep these are done for all workers at once."
-    ]
-    return Findings([Table("A step with and without simulated time", columns, rows)], targets, notes)
-
-
-def virtual_rows(model: Model, effort: Effort) -> list[dict[str, Any]]:
-    """A row for each method: its step in the virtual cluster, and the lockstep one, in turn."""
-    shared = (*model.settings, f"num_workers={_WORKERS}", "execution=auto", "steps=1000000")
-    runs: dict[str, Steps] = {}
-    for method, topology in _ROUNDS.items():
-        settings = (f"algo={method}", f"topology={topology}", *shared)
-        runs |= {method: Steps(*settings), f"virtual {method}": Steps(*settings, _CLUSTER)}
-    runs |= {f"virtual {method}": Steps(f"algo={method}", *shared, _CLUSTER) for method in _ASYNCHRONOUS}
-    times = in_turn(runs, effort.rounds, effort.repeats(model.repeats))
-    rows = []
-    for method in [*_ROUNDS, *_ASYNCHRONOUS]:
-        to = _ASYNCHRONOUS.get(method, method)
-        rows.append(
-            {
-                "model": model.name,
-                "method": method,
-                "to": to,
-                "virtual_ms": 1e3 * times.median(f"virtual {method}"),
-                "lockstep_ms": 1e3 * times.median(to),
-                "ratio": times.ratio(f"virtual {method}", to),
-                "at_most": 1.1 if method in _ROUNDS else model.wanted,
-            }
-        )
-    for steps in runs.values():
-        steps.run.close()
-    return rows
-
-
 @benchmark("seconds of CPU for the timeline of 400 steps of 1,024 and of 4,096 workers")
 def timeline(effort: Effort) -> Findings:
     """400 steps of every method in a cluster where every gradient takes another time; nothing is trained."""
@@ -322,34 +265,6 @@ def timeline_row(method: str, num_workers: int, repeats: int) -> dict[str, Any]:
 
 
 # -- outer optimizers, and gradients that cost nothing -----------------------------------------------------------------
-
-
-@benchmark("a local step of DiLoCo / one of local SGD")
-def outer(effort: Effort) -> Findings:
-    """Local steps of both methods with AdamW, in turn; and DiLoCo's with an outer step in each."""
-    never = "algo.period_steps=1000000000"
-    rows: list[dict[str, Any]] = []
-    for model, repeats in effort.of((("mlp", 40), ("cnn", 4))):
-        shared = ("task=images", "data=digits", "num_workers=16", "optim=adamw", "lr=0.001", f"model={model}")
-        works = {
-            "local": Steps(*shared, "algo=local_sgd", never),
-            "diloco": Steps(*shared, "algo=diloco", never),
-            "outer": Steps(*shared, "algo=diloco", "algo.period_steps=1"),
-        }
-        times = in_turn(works, effort.rounds, effort.repeats(repeats))
-        medians = {f"{name}_ms": 1e3 * times.median(name) for name in works}
-        rows.append({"model": model, **medians, "ratio": times.ratio("diloco", "local")})
-    targets = [
-        Target(f"DiLoCo's local step / local SGD's, {row['model']}", row["ratio"].median, at_most=1.02) for row in rows
-    ]
-    columns = {
-        "model": "model, digits, 16 workers",
-        "local_ms": "local SGD, a step without averaging (ms CPU)",
-        "diloco_ms": "DiLoCo, a local step (ms CPU)",
-        "ratio": "DiLoCo / local SGD",
-        "outer_ms": "DiLoCo, a step with an outer step (ms CPU)",
-    }
-    return Findings([Table("Between two outer steps, and in one; one thread", columns, rows)], targets)
 
 
 @benchmark("a step of n workers on quadratics / the n gradients alone; RelaySum's Figure 2, whole")

@@ -11,11 +11,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bench.harness import Effort, Findings, Table, Target, benchmark
+from bench.harness import Effort, Findings, Table, Target, benchmark, ready
 from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose
 from decentral.config.schema import Config
-from decentral.measurements.timing import ready
 from decentral.network.processes import ProcessNetwork, split_workers
 from decentral.network.transports.posting import Message, Work
 from decentral.network.transports.torch_distributed import TorchDistributed

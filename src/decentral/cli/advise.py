@@ -25,9 +25,9 @@ decentral-advise model=resnet50 data=imagenet num_workers=16 cluster=slow_networ
 decentral-advise model=cnn data=digits processes=4
 
 With cluster=, gradients and links take what it says. Without, they are measured on this machine, for about 30 s: passes
-of the model, latency and bandwidth between processes= local processes (by default one per core, at least two), and two
-whole steps, from which the error of the prediction follows. num_workers= then says for how many workers it is worked
-out (by default as many). Encoding and decoding are always measured here.
+of the model, latency and bandwidth between processes= local processes (by default one per core, at least two).
+num_workers= then says for how many workers it is worked out (by default as many). Encoding and decoding are always
+measured here.
 
 --json         print the result as JSON, and nothing else, on the standard output
 --output FILE  write the JSON to a file, too
@@ -58,8 +58,7 @@ def _carry_out(arguments: list[str]) -> int:
 
 
 def _show(options: argparse.Namespace, words: list[str], processes: int | None) -> int:
-    from decentral.measurements.advice.advise import advise
-    from decentral.measurements.advice.text import text
+    from decentral.measurements.advice.advise import advise, text
     from decentral.store.files import encode, write_text
 
     found = advise(words, processes, options.config_dir, _tell)

@@ -20,13 +20,12 @@ from decentral.measurements.values import Labels
 from decentral.report.listings import Ranks
 from decentral.report.make import Made
 from decentral.report.spec import parse
-from decentral.study import benchmark, catalogue
-from decentral.study.collect import read_facts
+from decentral.study import catalogue
+from decentral.study.collect import StoredCell, beside, read_facts, stored
+from decentral.study.kinds import benchmark
 from decentral.study.kinds.benchmark import Benchmark, BenchmarkCell, rules, told
 from decentral.study.plan import plan
-from decentral.study.progress import Unfinished
-from decentral.study.stored_cell import StoredCell, beside, stored
-from decentral.study.study import Cell
+from decentral.study.study import Cell, Unfinished
 from decentral.terminal.console import say
 from decentral.terminal.text import aligned
 

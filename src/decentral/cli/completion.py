@@ -142,7 +142,8 @@ def _values(word: str, before: Sequence[str], folders: Sequence[Path], program: 
 
 def _of_the_benchmark(key: str, text: str) -> list[str]:
     """The scales, or lists that the last name of `text` can end with."""
-    from decentral.study import benchmark, catalogue
+    from decentral.study import catalogue
+    from decentral.study.kinds import benchmark
 
     if key == "scale":
         return [f"scale={scale}" for scale in catalogue.scales("benchmark_methods")]

@@ -19,10 +19,9 @@ from decentral.measurements.training_run import TrainingRun
 from decentral.report.spec import parse
 from decentral.runtime.devices import slow_precision
 from decentral.study import catalogue, collect
+from decentral.study.collect import StoredCell
 from decentral.study.plan import plan
-from decentral.study.progress import Unfinished
-from decentral.study.stored_cell import StoredCell
-from decentral.study.study import Cell
+from decentral.study.study import Cell, Unfinished
 from decentral.terminal.console import FAILED, INTERRUPTED, say, warn
 
 if TYPE_CHECKING:
@@ -88,10 +87,18 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         return _report_again(chosen)
     parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
     began = time.monotonic()
-    config = for_this_machine(chosen)
     cells = checked_cells(chosen)
     source = Unfinished(cells)
     pending = source.pending()
+    if not pending and not options.plan:
+        known = len(source.jobs)
+        say(f"{chosen.name} at scale={chosen.scale} is done: all {known} jobs had been finished; nothing was computed.")
+        pages = chosen.results_dir / "README.md"  # written last of all
+        if pages.exists() and collect.is_current(chosen.directory, chosen.definition, source.finished):
+            say(f"Results:  {chosen.directory}\nNext:     {chosen.command} --report  (make the report again)")
+            return 0
+        say("Its results are collected from them.")
+    config = for_this_machine(chosen)
     for word in dict.fromkeys(slow_precision(job.config) for job in pending if isinstance(job, TrainingRun)):
         if word:
             warn(word)
@@ -100,19 +107,17 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         if chosen.study.needs:
             say(f"Needs:    {chosen.study.needs}.")
         return 0
-    if not pending:
-        known = len(source.jobs)
-        say(f"{chosen.name} at scale={chosen.scale} is done: all {known} jobs had been finished; nothing was computed.")
-        pages = chosen.results_dir / "README.md"  # written last of all
-        if pages.exists() and collect.is_current(chosen.directory, chosen.definition, source.finished):
-            say(f"Results:  {chosen.directory}\nNext:     {chosen.command} --report  (make the report again)")
-            return 0
-        say("Its results are collected from them.")
     return carry_out(chosen, cells, source, config, began)
 
 
 def checked_cells(chosen: ChosenStudy) -> list[Cell]:
     """The study's cells. Raises ConfigError if there is nothing to do, or something twice."""
+    rerun, _ = catalogue.reserved(chosen.overrides, "rerun")
+    if rerun is not None and rerun.lower() != "false":
+        raise ConfigError(
+            f"rerun={rerun} is for decentral-run, not for a whole study: delete the runs of {chosen.name} that are to "
+            "be computed again, or use another results_dir."
+        )
     cells = chosen.study.cells(chosen.overrides, chosen.config_dir)
     labels = [json.dumps(cell.labels, sort_keys=True) for cell in cells]
     twice = next((one for one in labels if labels.count(one) > 1), None)
@@ -252,14 +257,9 @@ def _listing(config_dir: str | None) -> str:
 
 def for_this_machine(chosen: ChosenStudy) -> Config:
     """How jobs are started and where results go. Raises ConfigError for what cannot be."""
-    kept = ("launcher", "progress", "results_dir", "rerun")
+    kept = ("launcher", "progress", "results_dir")
     words = [word for word in chosen.overrides if word.partition("=")[0].partition(".")[0] in kept]
     config = compose(words, chosen.config_dir)
-    if config.rerun:
-        raise ConfigError(
-            f"rerun=true is for decentral-run, not for a whole study: delete the runs of {chosen.name} that are to be "
-            "computed again, or use another results_dir."
-        )
     for folder in (chosen.results_dir / "runs", chosen.directory):
         check_writable("results_dir", config.results_dir, folder)
     return config

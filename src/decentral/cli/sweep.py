@@ -73,7 +73,7 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
     statuses = _carry_out(accepted, config_dir)
     if save_study:
         from decentral.report.runs_table import layout_of
-        from decentral.study.from_sweep import write_study
+        from decentral.study.catalogue import write_study
 
         folder, layout = Path(config_dir or "conf"), layout_of(_values(accepted))
         runs = [(one.words, run_directory(one.config)) for one in accepted]

@@ -23,6 +23,14 @@ def read_yaml(path: Path) -> Any:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}.") from None
 
 
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The keys and values in a YAML file. Raises ConfigError."""
+    values = read_yaml(path)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} has to hold keys and values.")
+    return values
+
+
 def check_yaml(path: Path) -> None:
     """Refuse a file that cannot be a configuration, or that would take forever to load.
 

@@ -1,4 +1,5 @@
-"""How long averaging takes, over the number of workers and the size of their models."""
+"""What methods take between real processes: how long averaging takes, and how fast they are where workers sleep instead
+of computing, beside what the clock says."""
 
 from __future__ import annotations
 
@@ -7,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Self
 
-from decentral.config.identity import component_identity
+from decentral.config.identity import component_identity, identity
 from decentral.errors import ConfigError
-from decentral.measurements.measurement import Measurement
-from decentral.measurements.timeline import baseline_of
-from decentral.measurements.timing import Turns, Verb, in_group
-from decentral.measurements.values import Labels, Value
+from decentral.measurements.measurement import Measurement, check_losses
+from decentral.measurements.timeline import STEP, THROUGHPUT, baseline_of, cluster_of
+from decentral.measurements.timing import Sleeping, Still, Turns, Verb, in_group
+from decentral.measurements.values import Labels, Meaning, Value
 from decentral.settings import setting
 
 WALL_MS, CPU_MS = "wall time (ms)", "CPU time per worker (ms)"
@@ -93,7 +94,7 @@ class ExchangeTimes(Measurement):
         numbers = round(megabytes * BYTES_PER_MB / _BYTES_PER_NUMBER)
         setups = {str(each.labels["method"]): partial(Verb, each.config, numbers, each.verb) for each in self.column}
         (found,) = in_group(self.n, [Turns(setups, self.rounds, warm_up=self.warm_up)])
-        return {"wall_s": found.wall.seconds, "cpu_s": found.cpu.seconds}
+        return {"wall_s": found.wall, "cpu_s": found.cpu}
 
     def cells(self) -> list[Labels]:
         """Size by size."""
@@ -110,3 +111,118 @@ class ExchangeTimes(Measurement):
                 yield Value(labels, 1e3 * value / workers, metric, number)
             for number, (value, other) in enumerate(zip(own, baseline, strict=True)):
                 yield Value(labels, value / other, f"{clock} time / {self.baseline}'s", number)
+
+
+# -- workers that sleep ------------------------------------------------------------------------------------------------
+
+BY_CLOCK, ERROR = "time per step by the clock (s)", "clock's time against the measured one (%)"
+
+
+@dataclass
+class SleepingSteps(Measurement):
+    """Real processes with a worker in each, who sleeps for all of what config.cluster says that a gradient takes.
+
+    All rows take turns in the same processes, with the same delays, which each seed draws anew. A line for each seed:
+    {"seed", "measured_s": {method: seconds per step}, "clock_s": {method: what the clock says of these very
+    gradients}}. Rows have the size of the cluster's model.
+
+    baseline   the method that each is held against, with the same delays: its speed-up is the ratio of the times per
+               step, how many times as long the row takes
+    seeds      of the delays
+    steps      that are timed, from a pause of all workers to the next one
+    warm_up    steps before that, without sleep
+    """
+
+    name: str = "sleeping"
+    baseline: str = ""
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+    steps: int = setting(20, at_least=1)
+    warm_up: int = setting(10, at_least=1)
+    column: Sequence[SleepingSteps] = field(default=(), metadata={"inner": True})
+    """All rows with as many workers."""
+
+    folder: ClassVar[str] = "sleeping_steps"
+    lines: ClassVar[str] = "steps.jsonl"
+    decides: ClassVar[frozenset[str]] = frozenset({"lr", "num_workers", "processes", "steps"})
+    one_per_worker: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """Processes whose time the clock knows, too."""
+        check_losses(self.config)
+        if self.config.device.startswith("cuda"):
+            raise ConfigError(f"device={self.config.device} cannot be used: nothing is computed here; leave it out.")
+        if self.n < 2:
+            raise ConfigError(f"num_workers={self.n} has to be at least 2: each has a process of its own.")
+        cluster_of(self.config, sized=True)
+        self.config = replace(self.config, processes=str(self.n))
+
+    def beside(self, column: Sequence[Self]) -> Self:
+        """One job for all of them."""
+        baseline_of(self.baseline, column)
+        return replace(column[0], column=column)
+
+    def parameters(self) -> dict[str, Any]:
+        """Seeds and steps, and every method with its topology and transport."""
+        methods = [
+            {
+                "name": each.labels["method"],
+                "config": identity(each.config),
+                "over": component_identity(each.config.topology),
+                "transport": each.config.network.transport.name,
+            }
+            for each in self.column
+        ]
+        return {"seeds": self.seeds, "steps": self.steps, "warm_up": self.warm_up, "methods": methods}
+
+    def line(self, seed: int) -> dict[str, Any]:
+        """As above."""
+        from decentral.training.timing import timed
+
+        size = cluster_of(self.config).num_parameters
+        assert size is not None
+        total = self.warm_up + self.steps
+        configs = {str(each.labels["method"]): replace(each.config, seed=seed, steps=total) for each in self.column}
+        setups = {
+            name: partial(Sleeping, replace(config, task=Still(dimension=size)), self.steps, self.warm_up)
+            for name, config in configs.items()
+        }
+        (found,) = in_group(self.n, [Turns(setups, rounds=1, warm_up=0)])
+        return {
+            "measured_s": {name: found.wall[name][0] / self.steps for name in configs},
+            "clock_s": {
+                name: timed(config, self.steps, size, after=self.warm_up).step_s for name, config in configs.items()
+            },
+        }
+
+    @property
+    def speed_up(self) -> str:
+        """The name of the metric."""
+        return f"speed-up of {self.baseline}"
+
+    @property
+    def meanings(self) -> dict[str, Meaning]:  # type: ignore[override]
+        """More of what the baseline is compared by is better for the baseline: neither good nor bad of the row."""
+        return {
+            self.speed_up: Meaning(None, "x"),
+            f"{self.speed_up} by the clock": Meaning(None, "x"),
+            THROUGHPUT: Meaning(True, "1/s"),
+            STEP: Meaning(False, "s"),
+            BY_CLOCK: Meaning(False, "s"),
+            ERROR: Meaning(None, "%"),
+        }
+
+    def values(self, labels: Labels) -> Iterator[Value]:
+        """For each seed what is measured, and what the clock says of it."""
+        method, baseline = labels["method"], self.baseline
+        for line in self.found():
+            measured, clock = line["measured_s"], line["clock_s"]
+            numbers = {
+                self.speed_up: measured[method] / measured[baseline],
+                f"{self.speed_up} by the clock": clock[method] / clock[baseline],
+                THROUGHPUT: 1 / measured[method],
+                STEP: measured[method],
+                BY_CLOCK: clock[method],
+                ERROR: 100 * (clock[method] / measured[method] - 1),
+            }
+            for metric, number in numbers.items():
+                yield Value(labels, number, metric, line["seed"])

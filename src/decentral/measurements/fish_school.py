@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from decentral.measurements.computation import check_losses
-from decentral.measurements.measurement import Measurement
+from decentral.measurements.measurement import Measurement, check_losses
 from decentral.measurements.values import Curve, Labels, Value, in_steps
 from decentral.randomness import normal, uniform
 from decentral.settings import Settings, setting
@@ -43,9 +42,7 @@ class School(Settings, where="school"):
     distance_noise: float = 0.3  # standard deviation of a measured distance, as a part of it
     angle_noise: float = 0.3  # standard deviation of a measured direction, in radians
     gamma: float = setting(0.5, above=0, at_most=1)  # step size of the estimates
-    agility: float = setting(
-        0.4, above=0, at_most=1
-    )  # share of its velocity that is its own; the rest is its neighbours'
+    agility: float = setting(0.4, above=0, at_most=1)  # share of a velocity that is its own; the rest: neighbours'
     togetherness: float = 0.1  # how strongly it keeps its spacing
     predator_from: float = -30.0  # where the predator is in round 0, on the first axis
     predator_speed: float = 1.0  # how far it swims in a round, towards 0, where it stays
@@ -69,8 +66,8 @@ class FishSchool(Measurement):
 
     In round k, with the places x, velocities v and estimates w of all fish:
 
-        W from x: Metropolis-Hastings weights among those nearer than `radius`, checked
-        w_i <- sum_j a_ij (w_j - gamma grad f_j(w_j))          a = W, I or 1/n, see SHARING: D-SGD in its ATC form
+        W from x: Metropolis-Hastings weights among those nearer than `radius`
+        w_i <- sum_j a_ij (w_j - gamma grad f_j(w_j))          a = W, I or 1/n by `sharing`: D-SGD in its ATC form
         v_i <- swim(sum_j W_ij v_j, by behaviour and w_i);     x_i <- x_i + v_i
 
     BlueFog paper, Listing 2, which averages x where its text (and this) averages w.
@@ -122,11 +119,12 @@ class FishSchool(Measurement):
                 heading = np.arctan2(v[:, 1], v[:, 0])
                 drawn = {"x": x, "heading": heading, "w": w, "predator": predator}
                 pictures.append({"round": k, **{name: array.tolist() for name, array in drawn.items()}})
-            W = checked(mixing_matrix(Graph.of(near), Weights.metropolis, None, "near").dense(), near)
+            W = mixing_matrix(Graph.of(near), Weights.metropolis, None, "near").dense()
+            shares = {"neighbours": W, "nobody": np.eye(self.n), "everybody": np.full_like(W, 1 / self.n)}
             w = w - school.gamma * look(school, x, predator, seed, k).gradient(x, w)
-            w = net.mix_with(torch.from_numpy(w), SHARING[self.sharing](W)).numpy()
+            w = net.mix_with(torch.from_numpy(w), shares[self.sharing]).numpy()
             mean_v = net.mix_with(torch.from_numpy(v), W).numpy()
-            v = swim(school, x, near, mean_v, BEHAVIOURS[self.behaviour](school, x, w))
+            v = swim(school, x, near, mean_v, wanted(school, self.behaviour, x, w))
             x = x + v
             near = neighbours(x, school.radius)
         return {"numbers": {key: [one[key] for one in found] for key in found[0]}, "pictures": pictures}
@@ -157,17 +155,6 @@ class FishSchool(Measurement):
                     series.setdefault((metric, worker), []).append((picture["round"], number))
         for (metric, worker), points in series.items():
             yield Curve(labels, metric, worker, lines[0]["seed"], in_steps(points))
-
-
-def checked(W: np.ndarray, near: np.ndarray) -> np.ndarray:
-    """W, if it fits a round's graph: symmetric, with rows that add up to 1, no weight negative or from further away.
-
-    Raises ArithmeticError otherwise: what the fish agree on would be wrong.
-    """
-    stochastic = np.allclose(W.sum(1), 1, rtol=0, atol=1e-12) and np.allclose(W, W.T, rtol=0, atol=1e-12)
-    if not stochastic or W.min() < 0 or (W[~near & ~np.eye(len(W), dtype=bool)] != 0).any():
-        raise ArithmeticError("the weights of this round do not fit its graph of neighbours.")
-    return W
 
 
 def measure(x: np.ndarray, w: np.ndarray, predator: np.ndarray, near: np.ndarray) -> dict[str, float]:
@@ -216,32 +203,19 @@ def neighbours(x: np.ndarray, radius: float) -> np.ndarray:
     return near
 
 
-def escape(school: School, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """Straight away from where the predator is believed to be, w [n, 2], if it is near; else 0: [n, 2]."""
+def wanted(school: School, behaviour: str, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """The velocities that fish at x would choose by themselves, where w is where they believe the predator: [n, 2].
+
+    escape: straight away from it, if it is near (the paper's Figure 5); encircle: to the circle around it, and around
+    it (Figure 6).
+    """
     away = x - w
     distance = np.hypot(*away.T)[:, None]
-    return np.where(distance < school.danger, school.speed * away / np.maximum(distance, 1e-9), 0.0)
-
-
-def encircle(school: School, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """To the circle around where the predator is believed to be, and around it: [n, 2]."""
-    away = x - w
-    distance = np.hypot(*away.T)[:, None]
+    if behaviour == "escape":
+        return np.where(distance < school.danger, school.speed * away / np.maximum(distance, 1e-9), 0.0)
     out = away / np.maximum(distance, 1e-9)
     around = np.stack([-out[:, 1], out[:, 0]], axis=1)
     return school.speed * (np.clip((school.ring - distance) / school.spacing, -1, 1) * out + 0.3 * around)
-
-
-Behaviour = Callable[[School, np.ndarray, np.ndarray], np.ndarray]
-BEHAVIOURS: dict[str, Behaviour] = {"escape": escape, "encircle": encircle}
-"""The velocities that fish at x with the estimates w would choose by themselves: the paper's Figures 5 and 6."""
-
-SHARING: dict[str, Callable[[np.ndarray], np.ndarray]] = {
-    "neighbours": lambda W: W,
-    "nobody": lambda W: np.eye(len(W)),
-    "everybody": lambda W: np.full_like(W, 1 / len(W)),
-}
-"""With whom a fish averages its estimate, given the weights W of the neighbours."""
 
 
 def swim(school: School, x: np.ndarray, near: np.ndarray, mean_v: np.ndarray, own_v: np.ndarray) -> np.ndarray:
@@ -250,7 +224,7 @@ def swim(school: School, x: np.ndarray, near: np.ndarray, mean_v: np.ndarray, ow
         v_i = (1 - agility) mean of the neighbours' v + agility own_i
               + togetherness sum_{j near i} (1 - spacing / ||x_j - x_i||) (x_j - x_i) / number of neighbours
 
-    shortened to `speed`; own_v [n, 2] is what each would do by itself (see `BEHAVIOURS`).
+    shortened to `speed`; own_v [n, 2] is what each would do by itself (see `wanted`).
     Tu & Sayed's cohesion, alignment and their motion by the estimate.
     """
     to = x[None] - x[:, None]  # [i, j]: from i to j

@@ -1,15 +1,247 @@
-"""The contract of what a study measures: its settings, the job that computes its lines, and how they are read."""
+"""Jobs whose results are the lines of a file, so that a killed one goes on after the last line that it wrote, and the
+contract of what a study measures with them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Self
+import hashlib
+import json
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from decentral.measurements.computation import Computation
-from decentral.measurements.values import Curve, Labels, Meaning, Value
-from decentral.scheduling.job import Job
+import yaml
+
+from decentral.config.files import dump
+from decentral.config.identity import identity
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
+from decentral.host.interrupt import Interrupt
+from decentral.measurements.values import Curve, Labels, Meaning, Value, title_of
+from decentral.runtime.launch import in_processes
+from decentral.scheduling.job import Demand, Job
 from decentral.settings import Settings
+from decentral.store import RunStore, Status
+from decentral.store.failures import record
+from decentral.store.files import at_home
+from decentral.store.lines import LineFile, read_lines
+from decentral.store.ownership import DirectoryLost
+from decentral.terminal.progress import Messenger
+
+if TYPE_CHECKING:
+    from decentral.network.world import World
+
+_STATUS_EVERY_S = 2.0
+_TELL_EVERY_S = 0.5
+
+Stop = Callable[[], bool]
+"""Whether to stop early."""
+Show = Callable[[float, str], None]
+"""Takes the share that is done, and a few words."""
+
+
+@dataclass
+class Computation(Job):
+    """A job in one process that adds line after line to a file in its directory.
+
+    labels    what tells it from others, for its title
+    """
+
+    config: Config = None  # type: ignore[assignment]
+    labels: Labels = field(default_factory=dict)
+
+    folder: ClassVar[str]
+    """Below the results directory."""
+    lines: ClassVar[str]
+    """The name of the file that the job adds to."""
+    one_per_worker: ClassVar[bool] = False
+    """Whether something is timed in a process for each worker: nothing else runs meanwhile."""
+
+    @abstractmethod
+    def parameters(self) -> dict[str, Any]:
+        """What the result depends on beside the configuration, as JSON values: with it, part of the job's id."""
+
+    def parts(self) -> list[dict[str, Any]]:
+        """How each line begins that there has to be in the end: by default with each of its seeds."""
+        return [{"seed": seed} for seed in getattr(self, "seeds", [])]
+
+    def line(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Compute the rest of the line that begins so."""
+        raise NotImplementedError
+
+    def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
+        """Compute what the lines do not hold yet, and add it to them; whether all is done now."""
+        keys, known = self.parts(), lines.known
+        for number, key in enumerate(keys, start=1):
+            if any(key.items() <= line.items() for line in known):
+                continue
+            if stop():
+                return False
+            lines.append({**key, **self.line(**key)})
+            show(number / len(keys), ", ".join(f"{name} {value}" for name, value in key.items()))
+        return True
+
+    @property
+    def id(self) -> str:
+        """12 hexadecimal digits: a hash of the folder, the configuration's identity and the parameters."""
+        known = {"kind": self.folder, "config": identity(self.config), **self.parameters()}
+        canonical = json.dumps(known, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    @property
+    def directory(self) -> Path:
+        """`<results directory>/<folder>/<id>`."""
+        return at_home(self.config.results_dir) / self.folder / self.id
+
+    @property
+    def title(self) -> str:
+        """By its labels, or else the id."""
+        return title_of(self.labels) or self.id
+
+    @property
+    def n(self) -> int:
+        """The number of workers."""
+        assert self.config.num_workers is not None
+        return self.config.num_workers
+
+    @property
+    def demand(self) -> Demand:
+        """A core, or all of the machine."""
+        return Demand(self.n, "cpu", alone=True) if self.one_per_worker else Demand()
+
+    def provenance(self) -> dict[str, Any]:
+        """Where the numbers come from: its processes, on the CPU, unless a job says otherwise."""
+        from decentral.store.provenance import collect
+
+        return collect(["cpu"], self.demand.processes or 1)
+
+    def found(self) -> list[dict[str, Any]]:
+        """The lines written so far."""
+        return read_lines(self.directory / self.lines)
+
+    def wall_s(self) -> float:
+        """Seconds that it took, all attempts together; 0 if it is not done."""
+        return float((RunStore.peek(self.directory) or {}).get("wall_s", 0.0))
+
+    def carry_out(self) -> Status:
+        """Compute what is missing; a second attempt goes on after the lines of the first. Returns how it ended.
+
+        Raises what `work` raises, after it has been recorded in the directory.
+        """
+        finished = self.finished()
+        if finished is not None:
+            return finished
+        own = yaml.safe_dump({self.folder: self.parameters()}, sort_keys=False)
+        with RunStore.open(self.directory, self.id, f"{dump(self.config)}{own}") as store:
+            return self._recorded(store)
+
+    def _recorded(self, store: RunStore) -> Status:
+        import torch
+
+        torch.set_num_threads(1)
+        earlier = RunStore.peek(self.directory) or {}
+        before, share = float(earlier.get("spent_s", 0.0)), self._stored(earlier)
+        began = time.perf_counter()
+        shown = told = began
+
+        def spent() -> float:
+            return round(before + time.perf_counter() - began, 3)
+
+        def show(fraction: float, text: str) -> None:
+            nonlocal shown, told, share
+            now, share = time.perf_counter(), round(fraction, 3)
+            if now - told >= _TELL_EVERY_S:
+                told = now
+                with suppress(OSError):  # the launcher is gone
+                    messenger.tell(fraction, text)
+            if now - shown >= _STATUS_EVERY_S:
+                shown = now
+                store.set_status(Status.running, fraction=share, text=text, spent_s=spent())
+
+        try:
+            store.set_status(Status.running, fraction=share, spent_s=before)
+            store.write_provenance(self.provenance())
+            with (
+                torch.no_grad(),
+                Interrupt() as interrupt,
+                closing(LineFile(self.directory / self.lines)) as lines,
+                closing(Messenger()) as messenger,
+            ):
+                done = self.work(lines, lambda: interrupt.requested, show)
+                lines.sync()
+        except BaseException as error:
+            with suppress(OSError, DirectoryLost):  # a full disk: the error itself is what the user must see
+                record(store, error, fraction=share, spent_s=spent())
+            raise
+        status = Status.done if done else Status.interrupted
+        store.set_status(status, spent_s=spent(), **({"wall_s": spent()} if done else {"fraction": share}))
+        return status
+
+
+class InProcesses(Computation):
+    """A computation in several processes, by default one for each worker, all of which work at a line together."""
+
+    one_per_worker: ClassVar[bool] = True
+
+    def opened(self, config: Config, world: World, known: list[dict[str, Any]]) -> AbstractContextManager[Any]:
+        """What a process needs for all lines; the leader is told which ones are known."""
+        return nullcontext()
+
+    @abstractmethod
+    def part(self, world: World, opened: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """One process's part of the line that begins so; on the leader the rest of the line."""
+
+    def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
+        """In new processes, whose leader adds the lines."""
+        parts = self.parts()
+        show(len(lines.known) / len(parts), f"{len(parts)} parts")
+        return in_processes(self.config, self.directory, partial(_take_part, job=self)) is Status.done
+
+
+def _take_part(config: Config, world: World, directory: Path, *, job: InProcesses) -> Status:
+    """One process's part; the leader adds the lines. SIGTERM stops all of them after a line."""
+    import torch
+
+    if job.one_per_worker:
+        torch.set_num_threads(1)
+    with (
+        torch.no_grad(),
+        Interrupt() as interrupt,
+        closing(LineFile(directory / job.lines)) if world.leader else nullcontext() as lines,
+    ):
+        known = lines.known if lines is not None else []
+        with job.opened(config, world, known) as opened:
+            for key in job.parts():
+                if world.agree(int(any(key.items() <= line.items() for line in known))):
+                    continue
+                if world.any(interrupt.requested)[0]:
+                    return Status.interrupted
+                found = job.part(world, opened, **key)
+                if lines is not None:
+                    lines.append({**key, **found})
+    return Status.done
+
+
+def check_losses(config: Config) -> None:
+    """Raises ConfigError if messages may get lost."""
+    drop = config.network.drop_probability
+    if drop:
+        raise ConfigError(
+            f"network.drop_probability={drop:g} cannot be used: what this study computes side by side would lose the "
+            "same messages, whatever the seeds; leave it out, or use decentral-run for each seed."
+        )
+
+
+def without_seed_and_rate(config: Config) -> Config:
+    """The configuration less what a job decides itself (seed, lr): equal jobs get equal ids."""
+    return replace(config, seed=0, lr=0.0, run_dir=None)
+
+
+# -- what a study measures ---------------------------------------------------------------------------------------------
 
 
 @dataclass

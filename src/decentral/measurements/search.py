@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.config.parsing import build
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
-from decentral.measurements.computation import Computation, Show, Stop, check_losses
-from decentral.measurements.measurement import Measurement
-from decentral.measurements.quadratics.rules import RULES, Member, Outcome, Proposal, Rated, Rule, Searching, Trial
+from decentral.measurements.measurement import Computation, Measurement, Show, Stop, check_losses
+from decentral.measurements.quadratics.rules import RULES, Member, Outcome, Rated, Rule, Trial, Tuning
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value
 from decentral.store.lines import LineFile
 from decentral.tasks.convex import Quadratics
 
 if TYPE_CHECKING:
-    from decentral.measurements.quadratics.ensemble import Ensemble, Stack
+    pass
 
 _USUAL_TRIALS = 21  # of one member, to show how far the search is
 
@@ -76,7 +75,7 @@ class Search(Measurement):
 
     def work(self, lines: LineFile, stop: Stop, show: Show) -> bool:
         """Go on with the search after the trials that are known."""
-        from decentral.measurements.quadratics.ensemble import draw
+        from decentral.measurements.quadratics.ensemble import draw, tune
 
         members, tunings = self.members, self._tunings(lines.known)
 
@@ -153,88 +152,6 @@ def check_ensemble(config: Config) -> None:
             f"topology={config.topology.name} cuts each model in {pieces} pieces, which an ensemble of models in one "
             "row cannot: use a topology of one graph, such as bt or chain."
         )
-
-
-class Tuning:
-    """The search of one member: the rate that it proposes, the trials that are known already, and its answer."""
-
-    def __init__(self, rule: Rule, known: dict[float, Trial]) -> None:
-        self.rule, self.known = rule, known
-        """By learning rate."""
-        self.proposal: Proposal | None = None
-        self.best: Trial | None = None
-        self._search: Searching = rule.search()
-        self._proceed(None)
-
-    def answer(self, trial: Trial) -> None:
-        """Go on with what came of the rate that it proposed."""
-        self.known[trial.lr] = trial
-        self._proceed(trial)
-
-    def _proceed(self, trial: Trial | None) -> None:
-        """Go on to the next rate that is not known; at the end `proposal` is None."""
-        try:
-            self.proposal = next(self._search) if trial is None else self._search.send(trial)
-            while self.proposal.lr in self.known:
-                self.proposal = self._search.send(self.known[self.proposal.lr])
-        except StopIteration as ended:
-            self.proposal, self.best = None, ended.value
-
-
-def tune(
-    config: Config,
-    stack: Stack,
-    members: Sequence[Member],
-    tunings: Sequence[Tuning],
-    record: Callable[[Member, Trial], None],
-    stop: Stop,
-) -> bool:
-    """Carry the searches on to their answers, and record every trial as soon as it has ended.
-
-    All members whose search goes on try a rate at the same time. `stop` is called at every evaluation; returns whether
-    all searches have their answer.
-    """
-    import torch
-
-    from decentral.measurements.quadratics.ensemble import Ensemble
-    from decentral.training.assemble import local_network
-
-    net = local_network(config)
-    while open_ones := [i for i, tuning in enumerate(tunings) if tuning.proposal]:
-        proposals = [tuning.proposal for tuning in tunings if tuning.proposal]
-        chosen = stack.select(torch.tensor(open_ones))
-        seeds = [members[i].seed for i in open_ones]
-        ensemble = Ensemble(config, net, chosen, seeds, [one.lr for one in proposals])
-        for number, trial in try_rates(ensemble, tunings[0].rule, proposals, stop):
-            record(members[open_ones[number]], trial)
-            tunings[open_ones[number]].answer(trial)
-        if stop():
-            return False
-    return True
-
-
-def try_rates(ensemble: Ensemble, rule: Rule, proposals: Sequence[Proposal], stop: Stop) -> Iterable[tuple[int, Trial]]:
-    """Yield (member's number, trial) when the member's trial ends; members that have ended are dropped now and then."""
-    running = list(range(len(proposals)))  # the members that are not decided
-    present = list(running)  # the members that are in the ensemble
-    errors: list[list[float]] = [[] for _ in proposals]
-    step = 0
-    for step in rule.grid():
-        ensemble.advance(step)
-        current = dict(zip(present, ensemble.suboptimality(), strict=True))
-        for number in list(running):
-            errors[number].append(current[number])
-            ended = rule.judge(step, errors[number], proposals[number].best_step)
-            if ended:
-                running.remove(number)
-                yield number, ended._replace(lr=proposals[number].lr)
-        if not running or stop():
-            return
-        if len(running) <= 0.75 * len(present):
-            ensemble.keep([place for place, number in enumerate(present) if number in running])
-            present = list(running)
-    for number in running:
-        yield number, Trial(proposals[number].lr, Outcome.unfinished, step, errors[number][-1])
 
 
 class Trajectory(NamedTuple):

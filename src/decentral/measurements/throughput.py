@@ -14,8 +14,7 @@ from decentral.config.identity import identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
-from decentral.measurements.computation import InProcesses
-from decentral.measurements.measurement import Measurement
+from decentral.measurements.measurement import InProcesses, Measurement
 from decentral.measurements.values import Labels, Value
 from decentral.network.settings import Carrier
 from decentral.runtime.devices import device_kind

@@ -6,7 +6,6 @@ In one process, or in many that begin a thing together, where it ends with the l
 from __future__ import annotations
 
 import gc
-import statistics
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.cluster.cluster import VirtualCluster
-from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose
 from decentral.runtime.launch import in_processes
 from decentral.store import Status
@@ -25,11 +23,9 @@ from decentral.store.files import read_json, write_json
 from decentral.tasks.convex import Quadratics
 
 if TYPE_CHECKING:
-    import numpy as np
     import torch
     from torch import Tensor
 
-    from decentral.algorithms.algorithm import Oracle
     from decentral.config.schema import Config
     from decentral.network.world import World
     from decentral.tasks.task import Problem
@@ -41,61 +37,7 @@ if TYPE_CHECKING:
 _TIMES = "times.json"
 
 
-class Ratio(NamedTuple):
-    """One time divided by another, round by round."""
-
-    median: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
-
-
-class Times:
-    """Seconds per call of each thing, one number per round."""
-
-    def __init__(self, seconds: Mapping[str, list[float]]) -> None:
-        self.seconds = dict(seconds)
-
-    def median(self, name: str) -> float:
-        """Of the rounds."""
-        return statistics.median(self.seconds[name])
-
-    def least(self, name: str) -> float:
-        """Of the rounds: what the machine does when nobody disturbs it."""
-        return min(self.seconds[name])
-
-    def ratio(self, name: str, to: str) -> Ratio:
-        """The one divided by the other within each round: median and extremes."""
-        ratios = [a / b for a, b in zip(self.seconds[name], self.seconds[to], strict=True)]
-        return Ratio(statistics.median(ratios), min(ratios), max(ratios))
-
-
-def in_turn(
-    works: Mapping[str, Callable[[], object]],
-    rounds: int,
-    repeats: int = 1,
-    clock: Callable[[], float] = time.process_time,
-) -> Times:
-    """Call each of the works `repeats` times, one after the other, in every round; the order turns from round to round.
-
-    `clock` is CPU time of this process unless told otherwise (`time.perf_counter` for wall time). Every work is called
-    once before, untimed.
-    """
-    seconds: dict[str, list[float]] = {name: [] for name in works}
-    for work in works.values():
-        work()
-    for number in range(rounds):
-        for name in _turned(list(works), number):
-            work, began = works[name], clock()
-            for _ in range(repeats):
-                work()
-            seconds[name].append((clock() - began) / repeats)
-    return Times(seconds)
-
-
-def _turned(names: list[str], number: int) -> list[str]:
+def turned(names: list[str], number: int) -> list[str]:
     """Whose turn it is in a round."""
     shift = number % len(names)
     return names[shift:] + names[:shift]
@@ -136,12 +78,12 @@ class Turns:
 class Together(NamedTuple):
     """What the works took.
 
-    `wall` is the time until the last process is done, `cpu` the sum over all processes, in seconds; `sent` the bytes
-    and messages of all processes. All of them for one call.
+    `wall` is the time until the last process is done, `cpu` the sum over all of them, in seconds, a number per round;
+    `sent` the bytes and messages of all processes. All of them for one call.
     """
 
-    wall: Times
-    cpu: Times
+    wall: dict[str, list[float]]
+    cpu: dict[str, list[float]]
     sent: dict[str, tuple[float, float]]
 
 
@@ -156,7 +98,7 @@ def in_group(size: int, turns: Sequence[Turns]) -> list[Together]:
         found = read_json(Path(folder) / _TIMES)
     assert found is not None
     return [
-        Together(Times(one["wall"]), Times(one["cpu"]), {name: tuple(both) for name, both in one["sent"].items()})
+        Together(one["wall"], one["cpu"], {name: tuple(both) for name, both in one["sent"].items()})
         for one in found["turns"]
     ]
 
@@ -198,7 +140,7 @@ def in_turn_together(world: World, works: Mapping[str, Work], turns: Turns) -> d
     before = torch.tensor([works[name].sent() for name in names], dtype=torch.float64)
     wall_s, cpu_s = torch.zeros(2, len(names), turns.rounds, dtype=torch.float64)
     for number in range(turns.rounds):
-        for name in _turned(names, number):
+        for name in turned(names, number):
             place, work = names.index(name), works[name]
             world.barrier()
             wall, cpu = time.perf_counter(), time.process_time()
@@ -242,30 +184,15 @@ def _sent_by(net: Any) -> tuple[int, int]:
 # -- works: a verb, a step, steps of workers that sleep ----------------------------------------------------------------
 
 
-class OnNetwork(Work):
-    """A work that uses the network of a configuration."""
-
-    def __init__(self, config: Config, world: World) -> None:
-        from decentral.training.assemble import open_network
-
-        self.net = open_network(config, world, loses=False)
-
-    def sent(self) -> tuple[int, int]:
-        """See `Work`."""
-        return _sent_by(self.net)
-
-    def close(self) -> None:
-        """See `Work`."""
-        self.net.close()
-
-
-class Verb(OnNetwork):
+class Verb(Work):
     """One of the network's verbs on a row of so many numbers: mix, relay or mean."""
 
     def __init__(self, config: Config, num_coordinates: int, verb: str, world: World) -> None:
         import torch
 
-        super().__init__(config, world)
+        from decentral.training.assemble import open_network
+
+        self.net = open_network(config, world, loses=False)
         self.verb, self.t, self.x = verb, 0, torch.ones(1, num_coordinates)
         if verb == "relay":
             self.m, self.out = self.net.no_messages(self.x), torch.zeros_like(self.x)
@@ -281,35 +208,13 @@ class Verb(OnNetwork):
             self.out = self.net.collect(self.m, self.x, out=self.out)
         self.t += 1
 
+    def sent(self) -> tuple[int, int]:
+        """See `Work`."""
+        return _sent_by(self.net)
 
-class Step(OnNetwork):
-    """The algorithm's own step with a gradient that is there already."""
-
-    def __init__(self, config: Config, num_coordinates: int, world: World) -> None:
-        import torch
-
-        from decentral.training.assemble import with_rate
-        from decentral.training.stepper import Stepper
-
-        super().__init__(config, world)
-        algorithm = with_rate(config, lambda t: config.lr, RowLayout.flat(num_coordinates))
-        self.stepper = Stepper(algorithm, self.net, ready(num_coordinates), torch.ones(1, num_coordinates))
-
-    def __call__(self) -> None:
-        """Once."""
-        self.stepper.step()
-
-
-def ready(num_coordinates: int) -> Oracle:
-    """An oracle whose gradient is there already: normal numbers [1, P], no two of which are as large."""
-    import torch
-
-    g = torch.randn(1, num_coordinates, generator=torch.Generator().manual_seed(0))
-
-    def oracle(x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
-        return g
-
-    return oracle
+    def close(self) -> None:
+        """See `Work`."""
+        self.net.close()
 
 
 @dataclass
@@ -324,27 +229,22 @@ class Still(Quadratics):
 
         from decentral.tasks.task import Problem as Base
 
+        zeros = torch.zeros(len(workers), self.dimension)
+
         class Nothing(Base):
             metrics = ()
             steps_per_epoch = 1.0
 
-            def __init__(self, d: int) -> None:
-                self.zeros = torch.zeros(len(workers), d)
-
             def init(self) -> Tensor:
-                return torch.ones_like(self.zeros[0])
+                return torch.ones_like(zeros[0])
 
-            def gradient(
-                self, x: Tensor, draws: np.ndarray, workers: Sequence[int] | None = None
-            ) -> tuple[Tensor, Tensor]:
-                return torch.zeros(len(x)), self.zeros[: len(x)]
+            def gradient(self, x: Tensor, draws: object, workers: object = None) -> tuple[Tensor, Tensor]:
+                return torch.zeros(len(x)), zeros[: len(x)]
 
-            def worker_statistics(
-                self, x: Tensor, workers: Sequence[int] | None = None, scope: object = None
-            ) -> Tensor:
+            def worker_statistics(self, x: Tensor, workers: object = None, scope: object = None) -> Tensor:
                 return x.new_zeros(len(x), 0)
 
-        return Nothing(self.dimension)
+        return Nothing()
 
 
 class Sleeping(Stepping):

@@ -52,7 +52,9 @@ def attempt_main(job: Job, processes: int, cores: int, pipe: Connection, environ
     die_with_parent(with_group=True)
     os.environ.update(environment)
     devices.share_cores(cores)
-    _set_threads(set_threads(processes, worth_threads=True))
+    threads = set_threads(processes, worth_threads=True)
+    if "torch" in sys.modules:  # since before the environment was set
+        sys.modules["torch"].set_num_threads(threads)
     pipe.send(attempt(job))
 
 
@@ -65,10 +67,18 @@ def attempt(job: Job) -> Report:
         return Report(Status.failed, failure.value, describe(error))
     if log is None:
         return Report(Status.running, None, "another launcher is at it")
-    _redirect_output(log)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log, 1)  # of this process and its children
+    os.dup2(log, 2)
     finished = job.finished()
     report = Report(finished) if finished else carry_out(job)
-    _tidy_log(job.directory, log)
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if os.fstat(log).st_size == 0:  # removed while it is still locked, and the directory if nothing else is in it
+            (job.directory / LOG).unlink()
+            job.directory.rmdir()
     return report
 
 
@@ -109,49 +119,21 @@ def claim_log(directory: Path) -> int | None:
         directory.mkdir(parents=True, exist_ok=True)
         log = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
-            if not _lock(log):
-                os.close(log)
-                return None
-            if os.fstat(log).st_nlink:  # else its last owner has removed it since
-                if os.fstat(log).st_size > _LONGEST_BYTES:
+            try:
+                locked = try_lock(log)
+            except OSError:  # a file system without locks
+                locked = True
+            facts = os.fstat(log)
+            if locked and facts.st_nlink:  # else its last owner has removed it since
+                if facts.st_size > _LONGEST_BYTES:
                     os.ftruncate(log, 0)
                 return log
         except BaseException:
             os.close(log)
             raise
         os.close(log)
-
-
-def _redirect_output(log: int) -> None:
-    """From now on, what this process and its children print goes to the log."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-
-
-def _tidy_log(directory: Path, log: int) -> None:
-    """Remove the log, while it is still locked, if there is nothing in it, and the directory if nothing else is."""
-    with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    with contextlib.suppress(OSError):
-        if os.fstat(log).st_size == 0:
-            (directory / LOG).unlink()
-            directory.rmdir()
-
-
-def _lock(log: int) -> bool:
-    try:
-        return try_lock(log)
-    except OSError:  # a file system without locks
-        return True
-
-
-def _set_threads(threads: int) -> None:
-    """PyTorch is in memory since before the environment was set."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
+        if not locked:
+            return None
 
 
 def _break_off(number: int, frame: FrameType | None) -> NoReturn:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from decentral.scheduling.job import Job
-from decentral.scheduling.pace import Pace
 from decentral.scheduling.pool import Ended, Seen
 from decentral.store import Status
 from decentral.store.failures import Failure, advice
@@ -18,10 +17,15 @@ from decentral.terminal.display import Display, Row, clock, display
 LINE_PERIOD_S = 30.0
 """How long nothing is said where there is no table and jobs run."""
 _NAMED = 4  # running jobs in such a line; more are only counted
+_LEAST_SHARE, _LEAST_S = 0.02, 5.0  # of a job, by which the time to go is judged
 
 
 class Board:
-    """Counts the jobs, and shows them. A context manager; silent without a display."""
+    """Counts the jobs, and shows them. A context manager; silent without a display.
+
+    The time to go follows from what has been done since this start, whatever earlier attempts had left: the jobs that
+    are left take as long as those so far, as many side by side as now.
+    """
 
     def __init__(
         self, title: str = "", shown: Display | None = None, now: Callable[[], float] = time.monotonic
@@ -30,8 +34,9 @@ class Board:
         self._display = shown or Display()
         self._now = now
         self._began = self._said = now()
-        self._pace = Pace(now)
         self._counts: Counter[Status] = Counter()
+        self._started: dict[str, tuple[float, float]] = {}  # when a running job began, and what was stored of it
+        self._spent_s = self._work = 0.0  # of jobs that are done
         self._seen: list[Seen] = []
         self._waiting: Sequence[Job] = []
         self._total = 0
@@ -43,13 +48,16 @@ class Board:
 
     def started(self, job: Job) -> None:
         """A job has been started."""
-        self._pace.started(job)
+        self._started[job.id] = self._now(), job.held()
         self._waited = False
         self._tell(f"started   {job.title}")
 
     def ended(self, ended: Ended, again: bool) -> None:
         """A job has ended; `again` if it will be started again."""
-        took = self._pace.ended(ended.job, ended.status is Status.done)
+        began, held = self._started.pop(ended.job.id, (self._now(), 0.0))
+        took = self._now() - began
+        if ended.status is Status.done:
+            self._spent_s, self._work = self._spent_s + took, self._work + 1 - held
         if not again:
             self._counts[ended.status] += 1
         if ended.status is not Status.failed:
@@ -62,10 +70,13 @@ class Board:
     def show(self, seen: Sequence[Seen], waiting: Sequence[Job]) -> None:
         """How far the running jobs are, and which ones wait. Without a table that is a line, if nothing else was said
         for half a minute."""
-        self._seen, self._waiting = list(seen), list(waiting)
-        self._pace.saw(seen)
+        self._seen, self._waiting = list(seen), waiting
+        for one in seen:
+            if one.waits and one.job.id in self._started:
+                self._started[one.job.id] = self._now(), self._started[one.job.id][1]
         if self._display.live:
-            self._display.draw([self._row(one) for one in seen], f"{self._title}: {self._headline()}")
+            rows = [Row(one.job.title, one.place, one.fraction, _how_far(one)) for one in seen]
+            self._display.draw(rows, f"{self._title}: {self._headline()}")
         elif seen and not self._display.silent and self._now() - self._said >= LINE_PERIOD_S:
             self.say(f"running   {self._progress_line()}")
 
@@ -98,16 +109,11 @@ class Board:
         if not self._display.live:
             self.say(text)
 
-    def _row(self, one: Seen) -> Row:
-        left_s = None if self._stopping else self._pace.left_s(one)
-        return Row(one.job.title, one.place, one.fraction, _how_far(one), "" if left_s is None else clock(left_s))
-
     def _headline(self) -> str:
         """For example '12 done  1 failed  2 running  5 left   0:42 elapsed  about 0:20 to go'."""
         counts = [f"{count} {status.value}" for status, count in sorted(self._counts.items())]
         counts += [f"{len(self._seen)} running", f"{len(self._waiting)} left"]
-        to_go = self._to_go()
-        return f"{'  '.join(counts)}   {clock(self._now() - self._began)} elapsed{to_go and f'  {to_go}'}"
+        return f"{'  '.join(counts)}   {clock(self._now() - self._began)} elapsed  {self._to_go()}".rstrip()
 
     def _progress_line(self) -> str:
         """For example 'RelaySGD, lr 0.1 (34 %  epoch 3.4), D-PSGD, lr 0.1 (12 %  epoch 1.2); 5 left, about 0:20 to
@@ -120,8 +126,18 @@ class Board:
 
     def _to_go(self) -> str:
         """'about 0:20 to go'; '' where that is not known, or jobs are told to stop."""
-        to_go_s = None if self._stopping else self._pace.to_go_s(self._seen, self._waiting)
-        return "" if to_go_s is None else f"about {clock(to_go_s)} to go"
+        running = [one for one in self._seen if not one.waits]
+        spent_s, work, left = self._spent_s, self._work, float(len(self._waiting) + len(self._seen) - len(running))
+        for one in running:
+            began, held = self._started.get(one.job.id, (self._now(), 0.0))
+            share = max(one.fraction or 0.0, held)
+            left += 1 - share
+            if share > held:  # else it has not said anything yet
+                spent_s += self._now() - began
+                work += share - held
+        if self._stopping or not running or work < _LEAST_SHARE or spent_s < _LEAST_S:
+            return ""
+        return f"about {clock(spent_s / work * left / len(running))} to go"
 
 
 def _how_far(one: Seen) -> str:

@@ -1,4 +1,5 @@
-"""Jobs side by side on this machine, each in a process group of its own."""
+"""Jobs side by side on this machine, each in a process group of its own; what is free: CPU slots, and GPUs with the
+memory that their runs take."""
 
 from __future__ import annotations
 
@@ -10,30 +11,164 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from typing import Any
+from typing import Any, NamedTuple
 
+from decentral.errors import ConfigError
 from decentral.host import devices
 from decentral.host.exitcodes import NO_STATUS, signal_of
+from decentral.runtime.devices import kind_of
 from decentral.runtime.supervise import prepare_server, start
 from decentral.scheduling.attempt import Report, attempt_main
-from decentral.scheduling.job import Job
+from decentral.scheduling.job import Demand, Job
 from decentral.scheduling.pool import Ended, Pool, Seen, ended_without_report
-from decentral.scheduling.slots import Resident, Seat, Slots
 from decentral.store import Status
 from decentral.store.failures import Failure
 from decentral.terminal.progress import ADDRESS
 
 _EXIT_S = 5.0  # for a process that has reported how its job ended
+_UNSEEN_S = 20.0  # after so long a run has taken the memory that it takes
+_MARGIN = 1.1  # of what the largest run took
+_READING_S = 1.0  # how long what the driver said counts
+
+
+class Seat(NamedTuple):
+    """Where a job runs."""
+
+    processes: int
+    gpus: tuple[str, ...] = ()
+    """One for each process, as CUDA_VISIBLE_DEVICES names them; none for a job on the CPU."""
+    alone: bool = False
+    """Whether nothing else may start meanwhile."""
+
+    def __str__(self) -> str:
+        if self.gpus:
+            return " ".join(f"cuda:{gpu}" for gpu in self.gpus)
+        return f"{self.processes} cores" if self.processes > 1 else "cpu"
+
+
+@dataclass(eq=False)
+class Taken:
+    """A seat with a run."""
+
+    seat: Seat
+    since: float
+    seen: bool = False
+    """Whether the run has done a step, so that the driver's numbers include all that it takes."""
+
+
+class Slots:
+    """Who may start. A process takes one CPU slot, and on GPUs a place on one of them as well.
+
+    `runs_per_gpu` None lets as many runs share a GPU as its memory has room for, by `free_bytes()`: the next one starts
+    when what the others take has been seen, and there is room for another as large as the largest so far.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        gpus: Sequence[str] = (),
+        runs_per_gpu: int | None = None,
+        free_bytes: Callable[[], dict[str, int]] = dict,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.count = count
+        self.gpus = list(gpus)
+        self.runs_per_gpu = runs_per_gpu
+        self._free_bytes, self._clock = free_bytes, clock
+        self._taken: list[Taken] = []
+        self._empty: dict[str, int] = {}  # bytes that were free when the first of the runs on a GPU came
+        self._largest_bytes = 0  # that a run took on a GPU
+        self._free: dict[str, int] = {}
+        self._read_at = float("-inf")
+
+    def seat(self, demand: Demand, waiting: int) -> Seat | None:
+        """Where a job can run now; None if it has to wait. It takes nothing yet: see `take`.
+
+        Of a job that leaves the number of processes open, the slots (or GPUs) are shared out between `waiting` jobs.
+        Raises ConfigError for a job that needs GPUs which are not there, so that it would wait for ever.
+        """
+        kind = kind_of(demand.device, len(self.gpus))
+        allowed = self._allowed(demand) if kind == "cuda" else []
+        used = sum(one.seat.processes for one in self._taken)
+        if any(one.seat.alone for one in self._taken) or (demand.alone and used):
+            return None
+        if kind == "cpu":
+            processes = demand.processes or max(1, min(self.count - used, self.count // max(1, waiting)))
+            return Seat(processes, alone=demand.alone) if processes <= self.count - used or not used else None
+        processes = demand.processes or max(1, len(self.gpus) // max(1, waiting))
+        if used and processes > self.count - used:
+            return None
+        self._read()
+        by_room = sorted(allowed, key=lambda gpu: (len(self._runs(gpu)), -self._free.get(gpu, 0)))
+        fitting = [gpu for gpu in by_room if self._fits(gpu)]
+        if demand.processes is None:
+            processes = max(1, min(processes, len(fitting)))
+        return Seat(processes, tuple(fitting[:processes]), demand.alone) if len(fitting) >= processes else None
+
+    def take(self, seat: Seat) -> Taken:
+        """Occupy it; give what this returns back to `free`."""
+        self._read(anew=True)
+        for gpu in seat.gpus:
+            if not self._runs(gpu):
+                self._empty[gpu] = self._free.get(gpu, 0)
+        self._taken.append(Taken(seat, self._clock()))
+        return self._taken[-1]
+
+    def free(self, taken: Taken) -> None:
+        """The job that was there has ended."""
+        self._measure(taken.seat.gpus)
+        self._taken.remove(taken)
+        self._read_at = float("-inf")
+
+    def _allowed(self, demand: Demand) -> list[str]:
+        """The GPUs that a job may use. Raises ConfigError if it has more processes than these."""
+        certain = demand.device.partition(":")[2]
+        allowed = self.gpus[int(certain) : int(certain) + 1] if certain else self.gpus
+        needed = demand.processes or 1
+        if needed > len(allowed):
+            raise ConfigError(
+                f"processes={needed} with device={demand.device} needs {needed} GPUs, here is {len(allowed)}: every "
+                "process needs one of its own; use fewer processes, or device=cpu."
+            )
+        return allowed
+
+    def _runs(self, gpu: str) -> list[Taken]:
+        return [one for one in self._taken if gpu in one.seat.gpus]
+
+    def _fits(self, gpu: str) -> bool:
+        runs = self._runs(gpu)
+        if not runs:
+            return True
+        if self.runs_per_gpu is not None:
+            return len(runs) < self.runs_per_gpu
+        self._measure([gpu])
+        settled = all(map(self._is_settled, runs))
+        return settled and 0 < _MARGIN * self._largest_bytes <= self._free.get(gpu, 0)
+
+    def _is_settled(self, one: Taken) -> bool:
+        return one.seen or self._clock() - one.since >= _UNSEEN_S
+
+    def _measure(self, gpus: Iterable[str]) -> None:
+        """Learn how much a run takes, from GPUs on which all have taken what they take."""
+        for gpu in gpus:
+            runs = self._runs(gpu)
+            if gpu in self._free and all(map(self._is_settled, runs)):
+                self._largest_bytes = max(self._largest_bytes, (self._empty[gpu] - self._free[gpu]) // len(runs))
+
+    def _read(self, anew: bool = False) -> None:
+        """Ask the driver what is free, if that was not just done."""
+        if anew or self._clock() - self._read_at >= _READING_S:
+            self._free, self._read_at = self._free_bytes(), self._clock()
 
 
 @dataclass
 class _Running:
     job: Job
-    seat: Seat
-    residents: list[Resident]
+    taken: Taken
     process: ForkServerProcess
     pipe: Connection
     report: Report | None = None
@@ -83,7 +218,7 @@ class LocalPool(Pool):
         prepare_server(*job.modules)
         start(process)
         theirs.close()
-        self._running[self._number] = _Running(job, seat, self._slots.take(seat), process, ours)
+        self._running[self._number] = _Running(job, self._slots.take(seat), process, ours)
 
     def wait(self, timeout_s: float) -> list[Ended]:
         """Those whose processes are gone; nothing of their groups is left."""
@@ -108,7 +243,7 @@ class LocalPool(Pool):
     def look(self) -> list[Seen]:
         """By what the jobs say."""
         self._hear_progress()
-        return [Seen(one.job, str(one.seat), one.fraction, one.text) for one in self._running.values()]
+        return [Seen(one.job, str(one.taken.seat), one.fraction, one.text) for one in self._running.values()]
 
     def interrupt(self, grace_s: float) -> None:
         """SIGTERM to the leaders; after the grace SIGKILL to their groups."""
@@ -140,10 +275,15 @@ class LocalPool(Pool):
         self._hear_report(one)
         _kill_orphans(one.process)
         one.pipe.close()
-        self._slots.free(one.seat, one.residents)
+        self._slots.free(one.taken)
         if one.report is not None:
             return one.report.of(one.job)
-        return _silent_end(one)
+        code = one.process.exitcode or 0
+        if code == 0 or (code > 0 and code != NO_STATUS):
+            return Ended(one.job, Status.failed, Failure.error, f"its process ended with status {code}")
+        killer = signal_of(code)
+        how = f"was killed by {killer}" if killer else "died"
+        return ended_without_report(one.job, f"its process (pid {one.process.pid}) {how}", one.interrupted)
 
     def _hear_report(self, one: _Running) -> None:
         if one.report is not None or one.pipe.closed:
@@ -165,18 +305,7 @@ class LocalPool(Pool):
             one = self._running.get(int(number))
             if one is not None:
                 one.fraction, one.text = float(fraction), text
-                for resident in one.residents:
-                    resident.seen = resident.seen or one.fraction > 0
-
-
-def _silent_end(one: _Running) -> Ended:
-    """A process that ended without a report."""
-    code = one.process.exitcode or 0
-    if code == 0 or (code > 0 and code != NO_STATUS):
-        return Ended(one.job, Status.failed, Failure.error, f"its process ended with status {code}")
-    killer = signal_of(code)
-    how = f"was killed by {killer}" if killer else "died"
-    return ended_without_report(one.job, f"its process (pid {one.process.pid}) {how}", one.interrupted)
+                one.taken.seen = one.taken.seen or one.fraction > 0
 
 
 def _kill_group(process: ForkServerProcess) -> None:
@@ -195,17 +324,9 @@ def _kill_orphans(process: ForkServerProcess) -> None:
     number again, nothing is left of the group, and the group of that number is a stranger's.
     """
     assert process.pid is not None
-    if process.exitcode != NO_STATUS and _exists(process.pid):
-        return
     with contextlib.suppress(ProcessLookupError, PermissionError):
+        if process.exitcode != NO_STATUS:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, 0)
+                return
         os.killpg(process.pid, signal.SIGKILL)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -12,7 +12,7 @@ from decentral.scheduling.job import Job
 from decentral.store import RunStore, Status
 from decentral.store.failures import Failure
 
-_TAIL_BYTES = 1 << 16
+_TAIL_BYTES = 1 << 13
 
 
 class Ended(NamedTuple):
@@ -112,54 +112,27 @@ def ended_without_report(job: Job, reason: str, stopped: bool = False) -> Ended:
 def seen_in_directory(job: Job, place: str) -> Seen:
     """How far the job is, from its run directory: this works wherever the directory can be read.
 
-    A job may say it in its status (`fraction`, `text`); else it is seen from the steps and the metrics of a run. What
-    was measured before the first step is not said: it would pass for that of the epoch beside it.
+    A job may say it in its status (`fraction`, `text`); else it is seen from the steps and epochs of a run's status, or
+    of its last evaluation.
     """
     facts = RunStore.peek(job.directory) or {}
     if "fraction" in facts:
-        return Seen(job, place, min(1.0, _number(facts["fraction"])), str(facts.get("text", "")))
-    config = _settings(job)
-    row = newest_row(job.directory / "metrics.jsonl")
-    step, epoch = (max(_number(facts.get(key)), _number(row.get(key))) for key in ("step", "epoch"))
-    done, total = (step, config.get("steps")) if config.get("steps") else (epoch, config.get("epochs"))
-    fraction = min(1.0, done / total) if isinstance(total, int | float) and total > 0 else None
-    text = f"epoch {epoch:.1f}" if row else ""
-    if row.get("worker") == "worst" and _number(row["step"]) > 0:
-        text += f"  worst {str(row['metric']).replace('_', ' ')} {_number(row['value']):.4g}"
-    return Seen(job, place, fraction, text)
+        return Seen(job, place, min(1.0, facts["fraction"]), str(facts.get("text", "")))
+    row = _last_row(job.directory / "metrics.jsonl")
+    step, epoch = (max(facts.get(key) or 0, row.get(key) or 0) for key in ("step", "epoch"))
+    config: Any = getattr(job, "config", None)
+    fraction = None
+    if config is not None:
+        fraction = min(1.0, step / config.steps if config.steps else epoch / config.epochs)
+    return Seen(job, place, fraction, f"epoch {epoch:.1f}" if row else "")
 
 
-def newest_row(path: Path) -> dict[str, Any]:
-    """The first metric of the worst worker in the newest evaluation, else the last row, of a metrics.jsonl; {} if there
-    is none. Reads the end of the file only.
-    """
+def _last_row(path: Path) -> dict[str, Any]:
+    """The last whole line of a metrics.jsonl, of which the end alone is read; {} if there is none."""
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            lines = file.read().split(b"\n")[:-1]
-        rows = [row for row in map(_row, lines) if row]
-    except OSError:
+            row = json.loads(file.read().split(b"\n")[-2])
+        return row if isinstance(row, dict) else {}
+    except (OSError, ValueError, IndexError):
         return {}
-    newest = [row for row in rows if row["step"] == rows[-1]["step"]]
-    return next((row for row in newest if row["worker"] == "worst"), newest[-1] if newest else {})
-
-
-def _row(line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-        return row if {"step", "epoch", "worker", "metric", "value"} <= row.keys() else {}
-    except (ValueError, AttributeError):  # the file's end may begin in the middle of a line
-        return {}
-
-
-def _number(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return 0.0
-
-
-def _settings(job: Job) -> dict[str, Any]:
-    """`steps` and `epochs` of a run."""
-    config = getattr(job, "config", None)
-    return {key: getattr(config, key, None) for key in ("steps", "epochs")}

@@ -111,7 +111,13 @@ class _Work:
                 self.interrupted = True
                 self._stop(pool, "stopping: the runs write checkpoints (again to kill them)")
             if not self.stopping:
-                self._go_on(pool)
+                try:
+                    self.ask()
+                except Exception as error:
+                    self.broken = error
+                    self._stop(pool, f"stopping, since it cannot be said what is left to do: {describe(error)}")
+                else:
+                    self._fill(pool)
             self.board.show(pool.look(), self.wanted)
             if self.running:
                 for ended in pool.wait(_POLL_S):
@@ -122,15 +128,6 @@ class _Work:
                 if self.wanted and all(job.id in self._theirs for job in self.wanted):
                     self.board.waits(len(self.wanted))
                 time.sleep(_POLL_S)
-
-    def _go_on(self, pool: Pool) -> None:
-        try:
-            self.ask()
-        except Exception as error:
-            self.broken = error
-            self._stop(pool, f"stopping, since it cannot be said what is left to do: {describe(error)}")
-        else:
-            self._fill(pool)
 
     def _fill(self, pool: Pool) -> None:
         """Start jobs while there is room; a job that has none lets those after it on other devices pass."""
@@ -163,19 +160,16 @@ class _Work:
         elif is_taken(job.directory) and not pool.started_before(job):
             self._theirs[job.id] = time.monotonic() + _POLL_S
         else:
+            self.wanted = [one for one in self.wanted if one.id != job.id]
+            self.running[job.id] = job
             try:
-                self._start(job, pool)
+                pool.start(job)
+                self.board.started(job)
             except NoRoom as error:
                 del self.running[job.id]
                 self.wanted.append(job)
                 full.add(device)
                 self.board.say(str(error))
-
-    def _start(self, job: Job, pool: Pool) -> None:
-        self.wanted = [one for one in self.wanted if one.id != job.id]
-        self.running[job.id] = job
-        pool.start(job)
-        self.board.started(job)
 
     def _end(self, ended: Ended, pool: Pool) -> None:
         job = ended.job

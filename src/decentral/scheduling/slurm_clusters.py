@@ -1,4 +1,5 @@
-"""SLURM, and this machine in its place, as `SlurmPool` needs them. submitit does the submitting."""
+"""SLURM, and this machine in its place, as `SlurmPool` needs them; and what a job does there. submitit does the
+submitting."""
 
 from __future__ import annotations
 
@@ -8,82 +9,58 @@ import os
 import shutil
 import signal
 import subprocess
-from abc import ABC, abstractmethod
+import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import FrameType
+from typing import Any
 
 from decentral.errors import ConfigError
+from decentral.host import devices
+from decentral.host.interrupt import ask_to_stop
+from decentral.scheduling.attempt import Report, attempt
 from decentral.scheduling.job import Job
-from decentral.scheduling.slurm_job import Submission
+from decentral.store import Status
+from decentral.store.failures import Failure
+from decentral.store.files import write_json
 
 _COMMAND_TIMEOUT_S = 60.0
 _CONTROLLER_ENDS_S = 30.0
 _TASK = "submitit.core._submit"
+_STOPPED = 128 + signal.SIGTERM
+_LINGER_S = 2.0  # a cluster that preempts may send SIGTERM just before the signal that announces it
 
 
-class Resources(NamedTuple):
-    """What a job gets on the cluster; see `launchers.slurm.Slurm` for each of them."""
+class SlurmCluster:
+    """Submits jobs, which are known by the cluster's numbers from then on, whoever submitted them.
 
-    partition: str | None
-    time_minutes: int
-    requeues: int
-    grace_s: int
-    gpus: int
-    cpus: int
-    memory_gb: float | None
-    setup: list[str]
-    sbatch: list[str]
+    `settings` are those of the launcher, `launchers.slurm.Slurm`, and `folder` is for what submitit writes.
 
-
-class Cluster(ABC):
-    """Submits jobs; they are known by the cluster's numbers from then on, whoever submitted them."""
-
-    name: str
-    every_s: float  # how often to ask for the state of the jobs
-    patience_s: float  # how long after a job is gone its report may still be on its way
-
-    @abstractmethod
-    def submit(self, job: Job) -> str:
-        """The cluster's number of the job. RuntimeError if it is not taken, ConfigError if it cannot be had here."""
-
-    @abstractmethod
-    def alive(self, numbers: Iterable[str]) -> dict[str, bool] | None:
-        """Those that wait (False) or run (True); None if the cluster does not say now."""
-
-    @abstractmethod
-    def ask_to_stop(self, numbers: list[str]) -> None:
-        """Let those that run write a checkpoint and stop; those that wait need not start."""
-
-    @abstractmethod
-    def kill(self, numbers: list[str]) -> None:
-        """Stop them now."""
-
-    def verdict(self, number: str) -> str:
-        """The cluster's word for how a job ended, for example OUT_OF_MEMORY; '' if it has none."""
-        return ""
-
-    def close(self) -> None:
-        """Release what this process keeps for jobs that are over."""
-        return None
-
-
-class SlurmCluster(Cluster):
-    """SLURM: sbatch through submitit, squeue to see what is alive (sacct is not there everywhere), scancel."""
+    SLURM: sbatch through submitit, squeue to see what is alive (sacct is not there everywhere), scancel.
+    """
 
     name = "slurm"
     every_s = 10.0
+    """How often to ask for the state of the jobs."""
     patience_s = 15.0
+    """How long after a job is gone its report may still be on its way."""
 
-    def __init__(self, resources: Resources, folder: Path) -> None:
+    def __init__(self, settings: Any, folder: Path) -> None:
         from submitit.slurm.slurm import SlurmExecutor
 
-        self._resources = resources
-        self._executor = SlurmExecutor(folder, max_num_timeout=resources.requeues)
+        self._settings, self._folder = settings, folder
+        self._executor: Any = SlurmExecutor(folder, max_num_timeout=settings.requeues)
 
     def submit(self, job: Job) -> str:
-        """With sbatch; a job that takes times gets its nodes to itself."""
-        s, cpus = self._resources, _cores(self._resources, job)
+        """The number of the job, from sbatch; one that takes times gets its nodes to itself."""
+        s, cpus = self._settings, self._cpus_of(job)
+        options: dict[str, str | bool] = {"requeue": True}
+        if job.demand.alone:
+            options["exclusive"] = True
+        for word in s.sbatch:
+            key, equals, value = word.lstrip("-").partition("=")
+            options[key] = value if equals else True
         self._executor.parameters = {}
         self._executor.update_parameters(
             job_name=f"decentral-{job.id}",
@@ -95,18 +72,17 @@ class SlurmCluster(Cluster):
             wckey=None,
             partition=s.partition,
             setup=list(s.setup),
-            additional_parameters={
-                "requeue": True,
-                **({"exclusive": True} if job.demand.alone else {}),
-                **dict(map(_option, s.sbatch)),
-            },
+            additional_parameters=options,
             **({"gpus_per_node": s.gpus} if s.gpus else {}),
             **({"mem": f"{round(1024 * s.memory_gb)}M"} if s.memory_gb else {}),
         )
-        return self._executor.submit(Submission(job, cpus)).job_id
+        return str(self._executor.submit(Submission(job, cpus, report_path(self._folder, job))).job_id)
+
+    def _cpus_of(self, job: Job) -> int:
+        return max(self._settings.cpus, job.demand.processes or 1)
 
     def alive(self, numbers: Iterable[str]) -> dict[str, bool] | None:
-        """With one squeue for all jobs of this user."""
+        """Those that wait (False) or run (True), by one squeue for all jobs of this user; None if it does not say."""
         lines = _output(["squeue", "--noheader", "--user", getpass.getuser(), "--format", "%i %T"])
         if lines is None:
             return None
@@ -119,28 +95,31 @@ class SlurmCluster(Cluster):
         _output(["scancel", "--signal=TERM", *numbers])
 
     def kill(self, numbers: list[str]) -> None:
-        """With scancel."""
+        """Stop them now."""
         _output(["scancel", *numbers])
 
     def verdict(self, number: str) -> str:
-        """From sacct."""
+        """SLURM's word for how a job ended, for example OUT_OF_MEMORY, from sacct; '' if it has none."""
         found = _output(["sacct", "--noheader", "--parsable2", "--allocations", "--format=State", "--jobs", number])
         return (found or "").split("\n")[0].split(" ")[0].strip()
 
+    def close(self) -> None:
+        """Release what this process keeps for jobs that are over."""
 
-class LocalCluster(Cluster):
+
+class LocalCluster(SlurmCluster):
     """submitit's controller processes on this machine; they outlive the one that started them, as SLURM jobs do."""
 
     name = "local"
     every_s = 0.2
     patience_s = 0.5
 
-    def __init__(self, resources: Resources, folder: Path) -> None:
-        from submitit.local.local import LocalExecutor, LocalJob
+    def __init__(self, settings: Any, folder: Path) -> None:
+        from submitit.local.local import LocalExecutor
 
-        self._executor = LocalExecutor(folder, max_num_timeout=resources.requeues)
-        self._resources = resources
-        self._submitted: dict[str, LocalJob[Any]] = {}
+        self._settings, self._folder = settings, folder
+        self._executor: Any = LocalExecutor(folder, max_num_timeout=settings.requeues)
+        self._submitted: dict[str, Any] = {}
 
     def submit(self, job: Job) -> str:
         """Start a controller that does not hear the terminal's Ctrl-C."""
@@ -150,18 +129,18 @@ class LocalCluster(Cluster):
                 "itself: use launcher=local, or launcher.cluster=slurm."
             )
         self._executor.update_parameters(
-            timeout_min=self._resources.time_minutes,
-            signal_delay_s=self._resources.grace_s,
-            gpus_per_node=self._resources.gpus,
-            setup=list(self._resources.setup),
+            timeout_min=self._settings.time_minutes,
+            signal_delay_s=self._settings.grace_s,
+            gpus_per_node=self._settings.gpus,
+            setup=list(self._settings.setup),
         )
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited by the controller
         try:
-            submitted: Any = self._executor.submit(Submission(job, _cores(self._resources, job)))
+            submitted = self._executor.submit(Submission(job, self._cpus_of(job), report_path(self._folder, job)))
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._submitted[submitted.job_id] = submitted
-        return submitted.job_id
+        return str(submitted.job_id)
 
     def alive(self, numbers: Iterable[str]) -> dict[str, bool] | None:
         """Those whose controller lives."""
@@ -171,6 +150,10 @@ class LocalCluster(Cluster):
         if number in self._submitted:
             return not self._submitted[number].done()
         return "submitit" in (_output(["ps", "-p", number, "-o", "command="]) or "")  # not a newer process
+
+    def verdict(self, number: str) -> str:
+        """None."""
+        return ""
 
     def ask_to_stop(self, numbers: list[str]) -> None:
         """SIGTERM to the jobs themselves; a controller that has not started one yet is killed."""
@@ -201,15 +184,6 @@ class LocalCluster(Cluster):
         return family
 
 
-def _option(word: str) -> tuple[str, str | bool]:
-    key, equals, value = word.lstrip("-").partition("=")
-    return key, value if equals else True
-
-
-def _cores(resources: Resources, job: Job) -> int:
-    return max(resources.cpus, job.demand.processes or 1)
-
-
 def _send(number: signal.Signals, pids: Iterable[str]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
@@ -226,3 +200,56 @@ def _output(command: list[str]) -> str | None:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def report_path(folder: Path, job: Job) -> Path:
+    """Where a job says how it has ended."""
+    return folder / f"{job.id}.report.json"
+
+
+class Submission:
+    """What submitit pickles and calls: the job, with submitit's protocol for going back to the queue.
+
+    SLURM announces preemption and the end of the time limit by a signal (SIGUSR2). submitit's own handler would requeue
+    in the middle of a step; here the signal first lets the run write a checkpoint and stop, as SIGTERM does (one that
+    has just come is enough), and then submitit requeues. SIGTERM alone (scancel) ends the job without a report, so that
+    a job which SLURM itself puts back into the queue is not mistaken for one that is over.
+    """
+
+    def __init__(self, job: Job, cores: int, path: Path) -> None:
+        self.job, self._cores, self._path = job, cores, path
+        self._requeue = False
+
+    def __call__(self) -> None:
+        """Carry the job out and leave its report, unless it goes back to the queue, or is told to stop."""
+        from submitit.core.job_environment import JobEnvironment
+        from submitit.core.utils import UncompletedJobError
+
+        number = signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]
+        requeue: Any = signal.signal(number, self._announce)
+        devices.share_cores(self._cores)
+        report = attempt(self.job)
+        if report.status not in (Status.done, Status.diverged):
+            deadline = time.monotonic() + _LINGER_S
+            while report.status == Status.interrupted and not self._requeue and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if self._requeue:
+                try:
+                    requeue(number, None)  # ends this process, unless submitit refuses
+                except UncompletedJobError as error:
+                    told = f"{error} Raise launcher.time_minutes or .requeues."
+                    report = Report(Status.failed, Failure.killed, told)
+            if report.status == Status.interrupted:
+                sys.exit(_STOPPED)
+        write_json(self._path, report._asdict())
+
+    def checkpoint(self) -> Any:
+        """What submitit calls next time: the same, since the run's directory knows how far it is."""
+        from submitit.helpers import DelayedSubmission
+
+        return DelayedSubmission(Submission(self.job, self._cores, self._path))
+
+    def _announce(self, number: int, frame: FrameType | None) -> None:
+        if not self._requeue:
+            self._requeue = True
+            ask_to_stop()

@@ -9,13 +9,12 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.scheduling.attempt import Report
 from decentral.scheduling.job import Job
 from decentral.scheduling.pool import Ended, NoRoom, Pool, Seen, ended_without_report, seen_in_directory
-from decentral.scheduling.slurm_clusters import Cluster
+from decentral.scheduling.slurm_clusters import SlurmCluster, report_path
 from decentral.store import Status
 from decentral.store.failures import Failure, describe
 from decentral.store.files import read_json, write_json
@@ -40,26 +39,12 @@ def private_folder(folder: Path) -> None:
     if folder.stat().st_uid == os.geteuid():
         with contextlib.suppress(OSError):
             folder.chmod(0o700)  # it may be older than this rule
-    if not _is_private(folder):
+    facts = folder.stat()
+    if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise ConfigError(
             f"{folder} belongs to another user, or cannot be closed to others, who could then run code as you: choose "
             "another results_dir."
         )
-
-
-def _is_private(folder: Path) -> bool:
-    facts = folder.stat()
-    return facts.st_uid == os.geteuid() and not facts.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-
-
-def _unpickled(path: Path) -> Any:
-    """What a job of ours has pickled. Raises PermissionError for what others may have written."""
-    from submitit.core.utils import pickle_load
-
-    facts = path.stat()
-    if facts.st_uid != os.geteuid() or facts.st_mode & stat.S_IWOTH or not _is_private(path.parent):
-        raise PermissionError(f"{path} may be somebody else's")
-    return pickle_load(path)
 
 
 @dataclass
@@ -73,19 +58,20 @@ class _Active:
 class SlurmPool(Pool):
     """At most `max_jobs` jobs in the cluster's queue or running.
 
-    `folder` (results_dir/submitted) has a file <job id>.json for each of them, with the cluster's number of it, and
-    submitit's logs and reports. A job that lives, according to its file, is not submitted a second time. Jobs outlive
-    this process if it is killed; `close` and `interrupt` cancel them.
+    `folder` (results_dir/submitted) has a file <job id>.json for each of them, with the cluster's number of it,
+    submitit's logs, and the jobs' reports. A job that lives, according to its file, is not submitted a second time.
+    Jobs outlive this process if it is killed; `close` and `interrupt` cancel them.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path, max_jobs: int) -> None:
+    def __init__(self, cluster: SlurmCluster, folder: Path, max_jobs: int) -> None:
         self._cluster = cluster
         self._folder = folder
         self._max_jobs = max_jobs
         self._active: dict[str, _Active] = {}
         self._asked_at = float("-inf")
         self._kill_at: float | None = None
-        self._seen: tuple[Any, list[Seen]] = (None, [])
+        self._looked_at = float("-inf")
+        self._seen: list[Seen] = []
 
     def has_room(self, job: Job) -> bool:
         """Whether the cluster has fewer of our jobs than it may have."""
@@ -99,8 +85,8 @@ class SlurmPool(Pool):
         """Submit the job, unless an earlier start did so and it is still there."""
         number = self._submitted_before(job)
         if number is None:
+            report_path(self._folder, job).unlink(missing_ok=True)  # of an earlier attempt
             number = self._submit(job)
-            self._report_path(number).unlink(missing_ok=True)  # of another job: numbers come again
             write_json(
                 self._record(job),
                 {
@@ -143,15 +129,12 @@ class SlurmPool(Pool):
     def look(self) -> list[Seen]:
         """From the run directories, as often as the cluster is asked; those that wait in the queue say so."""
         self._ask_cluster()
-        when = (self._asked_at, tuple(self._active))
-        if self._seen[0] != when:
-            waiting = {False: "waiting for ", True: ""}
-            jobs = self._active.values()
-            self._seen = (
-                when,
-                [seen_in_directory(a.job, f"{waiting[a.running]}{self._cluster.name} {a.number}") for a in jobs],
-            )
-        return self._seen[1]
+        if self._looked_at != self._asked_at or len(self._seen) != len(self._active):
+            self._looked_at, self._seen = self._asked_at, []
+            for active in self._active.values():
+                place = f"{self._cluster.name} {active.number}"
+                self._seen.append(seen_in_directory(active.job, place if active.running else f"waiting for {place}"))
+        return self._seen
 
     def interrupt(self, grace_s: float) -> None:
         """Cancel all: what runs gets SIGTERM and has `grace_s` to write a checkpoint, what waits does not start."""
@@ -173,11 +156,8 @@ class SlurmPool(Pool):
 
     def _forget(self, job: Job, number: str) -> None:
         """Remove what would be mistaken for news of a later job; the logs stay."""
-        for path in (self._record(job), self._report_path(number), self._folder / f"{number}_submitted.pkl"):
+        for path in (self._record(job), report_path(self._folder, job), self._folder / f"{number}_submitted.pkl"):
             path.unlink(missing_ok=True)
-
-    def _report_path(self, number: str) -> Path:
-        return self._folder / f"{number}_0_result.pkl"
 
     def _numbers(self) -> list[str]:
         return [active.number for active in self._active.values()]
@@ -220,17 +200,12 @@ class SlurmPool(Pool):
 
     def _report(self, active: _Active) -> Ended | None:
         """What the job left when it was over; None if there is nothing yet, or its directory does not confirm it."""
-        try:
-            kind, content = _unpickled(self._report_path(active.number))
-        except Exception:  # half written, by another version of this program, by others: then its directory tells
+        facts = read_json(report_path(self._folder, active.job))
+        if facts is None:
             return None
-        if kind == "success" and isinstance(content, Report):
-            ended = content.of(active.job)
-            unconfirmed = ended.status in (Status.done, Status.diverged) and active.job.finished() is None
-            return None if unconfirmed else ended
-        said = str(content).strip().splitlines() or ["it failed"]
-        reason = f"{said[-1]} (see {self._log(active)})"
-        return Ended(active.job, Status.failed, Failure.error, reason)
+        ended = Report(**facts).of(active.job)
+        unconfirmed = ended.status in (Status.done, Status.diverged) and active.job.finished() is None
+        return None if unconfirmed else ended
 
     def _post_mortem(self, active: _Active) -> Ended:
         """How a job ended that is gone and left no report."""

@@ -11,8 +11,7 @@ from typing import Any, ClassVar, get_type_hints
 
 from decentral.config.composition import compose_all
 from decentral.errors import ConfigError, suggest
-from decentral.measurements.computation import without_seed_and_rate
-from decentral.measurements.measurement import Measurement
+from decentral.measurements.measurement import Measurement, without_seed_and_rate
 from decentral.measurements.values import Curve, Labels, Meaning, Value
 from decentral.published import key as published_key
 from decentral.scheduling.job import Job

@@ -4,82 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
-from typing import NamedTuple
 
 from decentral.host import devices
 from decentral.scheduling.job import Job
 from decentral.scheduling.launchers.launcher import Launcher
 from decentral.store import RunStore
 from decentral.store.files import read_json
-from decentral.study.progress import Unfinished
-from decentral.study.study import Cell
+from decentral.study.study import Cell, Unfinished
 from decentral.terminal.text import aligned, duration
 
 _LISTED = 60  # more cells than that are only counted
 
 
-class _Entry(NamedTuple):
-    """What a cell adds to the study: jobs that no cell above it has."""
-
-    cell: Cell
-    known: list[Job]
-    done: int
-    to_come: list[Job]
-    shared: int
-
-    def left(self) -> list[Job]:
-        return [*(job for job in self.known if job.finished() is None), *self.to_come]
-
-
 def plan(name: str, scale: str, cells: Sequence[Cell], launcher: Launcher) -> str:
-    """A line for each cell and sentences on the whole; rows add up to the total, for a job of several cells is counted
-    in the first of them."""
+    """A line for each cell and sentences on the whole; a job of several cells is counted in the first of them."""
     source = Unfinished(cells)
     pending = source.pending()
-    entries = _entries(cells)
-    left = [job for entry in entries for job in entry.left()]
-    begun = sum(job.held() > 0 for job in pending)
-    lines = [] if len(cells) > _LISTED else [_table(entries), ""]
-    to_come = sum(len(entry.to_come) for entry in entries)
-    more = f", and {to_come} to come when searches for learning rates are over; these may ask for more as they go"
+    seen: set[str] = set()
+    known = [_not_seen(cell.jobs(), seen) for cell in cells]
+    later = [_not_seen(cell.to_come(), seen) for cell in cells]
+    labels = list(dict.fromkeys(label for cell in cells for label in cell.labels))
+    rows = [[*labels, "jobs known", "done", "to come"]]
+    totals = [0, 0, 0]
+    for cell, own, to_come in zip(cells, known, later, strict=True):
+        counts = (len(own), sum(job.id in source.finished for job in own), len(to_come))
+        rows.append([*(str(cell.labels.get(label, "")) for label in labels), *map(str, counts)])
+        totals = [total + count for total, count in zip(totals, counts, strict=True)]
+    rows.append(["total", *[""] * (len(labels) - 1), *map(str, totals)])
+    lines = [] if len(cells) > _LISTED else [aligned(rows, left=len(labels)), ""]
+    more = f", and {totals[2]} to come when searches for learning rates are over; these may ask for more as they go"
     lines.append(
-        f"{name} at scale={scale}: {len(cells)} cells, {len(source.jobs)} jobs known today ({len(source.finished)} "
-        f"done, {len(pending)} to do{f', {begun} of them begun' if begun else ''}){more if to_come else ''}."
+        f"{name} at scale={scale}: {len(cells)} cells, {totals[0]} jobs known today ({totals[1]} done, {len(pending)} "
+        f"to do){more if totals[2] else ''}."
     )
+    left = [*pending, *(job for jobs in later for job in jobs)]
     if left:
         lines.append(_time(left, [source.jobs[id] for id in source.finished], launcher))
     return "\n".join(lines)
 
 
-def _entries(cells: Sequence[Cell]) -> list[_Entry]:
-    """What is known today is counted before what is to come, which may be among it."""
-    seen: set[str] = set()
-    entries = []
-    for cell in cells:
-        jobs = {job.id: job for job in cell.jobs()}
-        own = [job for id, job in jobs.items() if id not in seen]
-        entries.append(_Entry(cell, own, sum(job.finished() is not None for job in own), [], len(jobs) - len(own)))
-        seen |= jobs.keys()
-    for place, entry in enumerate(entries):
-        later = {job.id: job for job in entry.cell.to_come() if job.id not in seen}
-        entries[place] = entry._replace(to_come=list(later.values()))
-        seen |= later.keys()
-    return entries
-
-
-def _table(entries: Sequence[_Entry]) -> str:
-    """A line for each cell, and one for all."""
-    labels = list(dict.fromkeys(label for entry in entries for label in entry.cell.labels))
-    rows = [[*labels, "jobs known", "of rows above", "done", "to come"]]
-    for entry in entries:
-        counts = (len(entry.known), entry.shared, entry.done, len(entry.to_come))
-        rows.append([*(str(entry.cell.labels.get(label, "")) for label in labels), *map(str, counts)])
-    totals = [sum(int(row[column]) for row in rows[1:]) for column in range(len(labels), len(rows[0]))]
-    rows.append(["total", *[""] * (len(labels) - 1), str(totals[0]), "", str(totals[2]), str(totals[3])])
-    return aligned(rows, left=len(labels))
-
-
-# -- time --------------------------------------------------------------------------------------------------------------
+def _not_seen(jobs: Iterable[Job], seen: set[str]) -> list[Job]:
+    """Those that are new, which are seen from now on."""
+    new = {job.id: job for job in jobs if job.id not in seen}
+    seen.update(new)
+    return list(new.values())
 
 
 def _time(left: Sequence[Job], done: Iterable[Job], launcher: Launcher) -> str:
@@ -91,16 +59,10 @@ def _time(left: Sequence[Job], done: Iterable[Job], launcher: Launcher) -> str:
             by_kind.setdefault(job.kind, []).append(seconds)
     words, at_once = _places(launcher, left)
     of_all = [seconds for found in by_kind.values() for seconds in found]
-    total, unknown = 0.0, 0
-    for job in left:
-        known = by_kind.get(job.kind, of_all)
-        if known:
-            total += fmean(known) * (1 - job.held())
-        unknown += not known
-    if unknown == len(left):
+    if not of_all:
         return f"Time:     not known before a job is done; {words}."
-    beside = f" (and what {unknown} jobs take of whose kind none is done)" if unknown else ""
-    return f"Time:     about {duration(total / at_once)} with {words}, {duration(total)} of one core{beside}."
+    total = sum(fmean(by_kind.get(job.kind, of_all)) for job in left)
+    return f"Time:     about {duration(total / at_once)} with {words}, {duration(total)} of one core."
 
 
 def _core_seconds(job: Job) -> float | None:

@@ -1,26 +1,23 @@
-"""From a model and a network to a ranked table of methods."""
+"""From a model and a network to a ranked table of methods: `decentral-advise`."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from decentral.cluster.cluster import VirtualCluster
+from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose, compose_each
+from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.host.devices import num_cores
-from decentral.measurements.advice.machine import Machine, measure
+from decentral.measurements.advice.machine import Machine, check_passes, layout_of, measure
 from decentral.measurements.advice.methods import METHODS, Case, Method, Prediction
-from decentral.measurements.advice.workload import ASSUMED_BACKWARD, check_passes, layout_of, measured_alone
 from decentral.measurements.timing import host
+from decentral.terminal.text import aligned, in_bytes
+from decentral.training.assemble import mean_seconds
 
-if TYPE_CHECKING:
-    from decentral.compression.row_layout import RowLayout
-    from decentral.config.schema import Config
-
-    Tell = Callable[[str], None]
+Tell = Callable[[str], None]
 
 CLOSE = 1.1
 """All-reduce is advised if nothing is faster by more than this."""
@@ -28,17 +25,16 @@ CAUTION = (
     "Time per step is not time to accuracy: methods that average less, later, or less exactly can need more steps, "
     "which only training shows."
 )
+_ASSUMED_BACKWARD = 2 / 3
+"""Of a pass, the share that is backward where that is not measured: it has twice the products of the forward one."""
 _STEPS, _LEAST_STEPS, _GRADIENTS = 200, 40, 20_000
-_TOTAL_S = 30.0
-_ALONE_S = _TOTAL_S / 6
 
 
 class Row(NamedTuple):
-    """A method, what was predicted, and the error of that, predicted / measured - 1; None: not checked."""
+    """A method, and what was predicted."""
 
     method: Method
     prediction: Prediction
-    error: float | None
 
 
 class Advice(NamedTuple):
@@ -46,6 +42,8 @@ class Advice(NamedTuple):
 
     config: Config
     layout: RowLayout
+    gradient_s: float
+    """What a gradient takes in the cluster, stragglers included, by its first ones."""
     backward: float
     cluster: str | None
     """As the user calls it; None: this machine."""
@@ -76,58 +74,28 @@ class Advice(NamedTuple):
             f"all-reduce ('{ddp.method.title}')."
         )
 
-    @property
-    def doubt(self) -> str:
-        """A sentence where a prediction that was checked was wrong by more than a tenth; else ''."""
-        worst = max((abs(row.error) for row in self.rows if row.error is not None), default=0.0)
-        if worst <= CLOSE - 1:
-            return ""
-        return (
-            f"Where it was checked, the prediction was wrong by up to {100 * worst:.0f} %: methods that are closer to "
-            "each other than that are not told apart."
-        )
-
     def facts(self) -> dict[str, Any]:
         """All of it, for JSON. Seconds and bytes."""
+        machine, measured = self.machine, None
+        if machine is not None:
+            measured = {"processes": machine.num_processes, **machine.links._asdict()}
         return {
             "model": self.config.model.name if "model" in self.config.task.uses else self.config.task.name,
             "num_workers": self.config.num_workers,
             "num_parameters": self.layout.num_coordinates,
             "cluster": self.cluster,
-            "gradient_s": mean_gradient_s(self.config),
+            "gradient_s": self.gradient_s,
             "backward_share": self.backward,
-            "measured": _measured(self.machine),
-            "methods": [_facts(row) for row in self.rows],
+            "measured": measured,
+            "methods": [
+                {"method": row.method.title, "settings": list(row.method.words), **row.prediction._asdict()}
+                for row in self.rows
+            ],
             "impossible": self.impossible,
             "use_ddp": self.use_ddp,
             "verdict": self.verdict,
-            "doubt": self.doubt,
             "caution": CAUTION,
         }
-
-
-def _measured(machine: Machine | None) -> dict[str, Any] | None:
-    if machine is None:
-        return None
-    return {"processes": machine.num_processes, **machine.links._asdict(), "steps_s": machine.steps}
-
-
-def _facts(row: Row) -> dict[str, Any]:
-    return {
-        "method": row.method.title,
-        "settings": list(row.method.words),
-        **row.prediction._asdict(),
-        "error": row.error,
-    }
-
-
-def mean_gradient_s(config: Config) -> float:
-    """What a gradient takes in the cluster of a configuration, stragglers included, by its first ones."""
-    from decentral.training.assemble import mean_seconds
-
-    cluster, n = config.cluster, config.num_workers
-    assert isinstance(cluster, VirtualCluster) and n is not None
-    return mean_seconds(cluster.gradient_times(n, config.seed))
 
 
 def advise(words: Sequence[str], processes: int | None, config_dir: str | None, tell: Tell) -> Advice:
@@ -138,42 +106,35 @@ def advise(words: Sequence[str], processes: int | None, config_dir: str | None, 
     """
     timeline, machine = [*words, "simulate=timeline", f"steps={_STEPS}"], None
     if not has_cluster(words):
-        machine = _measured_machine(timeline, processes, config_dir, tell)
-        timeline = _in_a_cluster(timeline, machine)
+        timeline = [word for word in timeline if not word.startswith(("network.", "cluster="))]
+        network = [word for word in words if word.startswith("network.")]
+        machine = _measured_machine(timeline, network, processes, config_dir, tell)
+        if not any(word.startswith("num_workers=") for word in timeline):
+            timeline.append(f"num_workers={machine.num_processes}")
+        timeline += machine.words
     config = compose([*timeline, "algo=allreduce"], config_dir)
-    assert config.num_workers is not None
-    if config.num_workers < 2:
-        raise ConfigError(f"num_workers={config.num_workers} has nobody to talk to: use at least 2.")
-    layout, backward = layout_of(config), machine.passes.backward if machine else ASSUMED_BACKWARD
-    num_steps = max(_LEAST_STEPS, min(_STEPS, _GRADIENTS // config.num_workers)) // 8 * 8
-    cluster = next((word.partition("=")[2] for word in words if word.startswith("cluster=")), None)
+    n, virtual = config.num_workers, config.cluster
+    assert isinstance(virtual, VirtualCluster) and n is not None
+    if n < 2:
+        raise ConfigError(f"num_workers={n} has nobody to talk to: use at least 2.")
+    layout, backward = layout_of(config), machine.backward if machine else _ASSUMED_BACKWARD
+    num_steps = max(_LEAST_STEPS, min(_STEPS, _GRADIENTS // n)) // 8 * 8
     rows, impossible = list[Row](), dict[str, str]()
     found = compose_each([[*timeline, *method.words] for method in METHODS], config_dir)
     for method, each in zip(METHODS, found, strict=True):
         tell(f"predicting: {method.title}")
         try:
-            rows.append(_row(method, each, layout, backward, num_steps, machine))
+            if isinstance(each, ConfigError):
+                raise each
+            if method.needs_shapes and len(layout.shapes) == 1:
+                raise ConfigError("it needs the shapes of the parameters, of which only the number is known.")
+            rows.append(Row(method, method.predict(Case(each, layout, backward, num_steps))))
         except ConfigError as error:
             impossible[method.title] = str(error)
     rows.sort(key=lambda row: row.prediction.step_s)
-    return Advice(config, layout, backward, None if machine else cluster, rows, impossible, machine)
-
-
-def _row(
-    method: Method,
-    config: Config | ConfigError,
-    layout: RowLayout,
-    backward: float,
-    num_steps: int,
-    machine: Machine | None,
-) -> Row:
-    """Raises ConfigError if the method is impossible here."""
-    if isinstance(config, ConfigError):
-        raise config
-    if method.needs_shapes and len(layout.shapes) == 1:
-        raise ConfigError("it needs the shapes of the parameters, of which only the number is known.")
-    prediction = method.predict(Case(config, layout, backward, num_steps))
-    return Row(method, prediction, _error(method, config, layout, backward, machine))
+    cluster = None if machine else next((word.partition("=")[2] for word in words if word.startswith("cluster=")), None)
+    gradient_s = mean_seconds(virtual.gradient_times(n, config.seed))
+    return Advice(config, layout, gradient_s, backward, cluster, rows, impossible, machine)
 
 
 def has_cluster(words: Sequence[str]) -> bool:
@@ -187,34 +148,45 @@ def has_cluster(words: Sequence[str]) -> bool:
     return chosen
 
 
-def _measured_machine(words: Sequence[str], processes: int | None, config_dir: str | None, tell: Tell) -> Machine:
-    described = [word for word in words if not word.startswith(("network.", "cluster="))]
-    base = compose([*described, "algo=allreduce", "cluster=free"], config_dir)
+def _measured_machine(
+    words: Sequence[str], network: Sequence[str], processes: int | None, config_dir: str | None, tell: Tell
+) -> Machine:
+    base = compose([*words, "algo=allreduce", "cluster=free"], config_dir)
     check_passes(base)
     size = processes or max(2, num_cores())
-    network = [word for word in words if word.startswith("network.")]
     ring = compose([*host("dpsgd", "ring"), *network, f"num_workers={size}", f"processes={size}"], config_dir)
-    layout = layout_of(base)
-    began = time.monotonic()
-    tell(f"measuring passes of model={base.model.name} with batch_size={base.batch_size}")
-    alone = measured_alone(base, _ALONE_S)
-    tell(f"measuring exchanges and steps of {size} processes")
-    return measure(base, ring, layout.num_coordinates, alone, began + _TOTAL_S)
+    layout_of(base)
+    tell(f"measuring passes of model={base.model.name} with batch_size={base.batch_size}, and exchanges")
+    return measure(base, ring, size)
 
 
-def _in_a_cluster(timeline: Sequence[str], machine: Machine) -> list[str]:
-    """The same words for the machine as a cluster."""
-    kept = [word for word in timeline if not word.startswith(("network.", "cluster="))]
-    if not any(word.startswith("num_workers=") for word in timeline):
-        kept.append(f"num_workers={machine.num_processes}")
-    compute = [f"cluster.compute.mean_s={machine.passes.gradient_s}"]
-    return [*kept, "cluster=machines", *compute, *machine.links.words]
+# -- as a person reads it ----------------------------------------------------------------------------------------------
 
 
-def _error(method: Method, config: Config, layout: RowLayout, backward: float, machine: Machine | None) -> float | None:
-    """Of a step that was measured: between as many workers as there were processes."""
-    if machine is None or method.check not in machine.steps:
-        return None
-    small = replace(config, num_workers=machine.num_processes)
-    predicted = method.predict(Case(small, layout, backward, _LEAST_STEPS))
-    return predicted.step_s / machine.steps[method.check] - 1
+def text(advice: Advice) -> str:
+    """What it is about, the ranked table, what is impossible, the verdict and the caution."""
+    config, machine, facts = advice.config, advice.machine, advice.facts()
+    gradient = f"A gradient takes {_seconds(advice.gradient_s)}, {100 * advice.backward:.0f} % of it backwards"
+    lines = [f"{facts['model']}: {facts['num_parameters']:,} parameters, {config.num_workers} workers"]
+    if machine is None:
+        lines.append(f"{gradient} (as cluster={advice.cluster} says; the share is assumed).")
+        lines.append("Links as the cluster says; encoding and decoding measured on this machine.")
+    else:
+        links = machine.links
+        lines.append(f"{gradient} (measured, {machine.num_processes} processes).")
+        lines.append(
+            f"Links measured between {machine.num_processes} processes: latency {_seconds(links.latency_s)}, "
+            f"{links.bandwidth_gbps:.3g} Gbit/s; their all-reduce is most like '{links.collective}'."
+        )
+    table = [["", "method", "time per step", "encoding in it", "sent per worker and step"]]
+    for place, (method, found) in enumerate(advice.rows, start=1):
+        coding = _seconds(found.coding_s) if found.coding_s else "-"
+        table.append([str(place), method.title, _seconds(found.step_s), coding, in_bytes(found.bytes_per_step)])
+    impossible = [f"not possible: {title}: {why}" for title, why in advice.impossible.items()]
+    return "\n".join([*lines, "", aligned(table, left=2), "", *impossible, advice.verdict, CAUTION])
+
+
+def _seconds(value: float) -> str:
+    if value >= 1:
+        return f"{value:.3g} s"
+    return f"{1e3 * value:.3g} ms" if value >= 1e-3 else f"{1e6 * value:.3g} us"

@@ -1,26 +1,30 @@
-"""This machine as a cluster: passes and exchanges of local processes, and steps that can be predicted from them."""
+"""What is described, and this machine as a cluster: a model's layout and passes, and links between processes."""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.algorithms.allreduce import AllReduce
+import torch
+from torch.nn.functional import cross_entropy
+
+from decentral.cluster.cluster import VirtualCluster
 from decentral.cluster.links import CollectiveName
-from decentral.compression.artopk import ARTopK
-from decentral.compression.topk import TopK
+from decentral.compression.row_layout import RowLayout
+from decentral.data.description import LabelledData, LabelledTokens
+from decentral.errors import ConfigError
 from decentral.host.devices import num_cores
-from decentral.measurements.advice.workload import Both, Pass, Passes, backward_share
-from decentral.measurements.timing import Step, Turns, Verb, Work, in_group
-from decentral.topology.one_peer_exponential import OnePeerExponential
+from decentral.measurements.timing import Turns, Verb, Work, in_group
+from decentral.runtime.devices import device_kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from decentral.config.schema import Config
+    from decentral.data.description import DataDescription
     from decentral.measurements.timing import Setup
     from decentral.network.world import World
 
@@ -29,13 +33,8 @@ _SMALL, _LARGE = 256, (250_000, 4_000_000)
 _BYTES = 4
 _TELLING = 3.0
 """How many times as long as the small rows large ones have to take, so that bandwidth is not lost in noise."""
-_ROUNDS, _EXCHANGES, _MOST = 5, 2, 40
-_FEW = 4
-"""Of the works of `_steps`: passes, all-reduce and a ring."""
-_KEEP = 0.01
-_LEAST_S = 1e-12
-_START_S = 3.0
-"""Until processes have started and made their models."""
+_ROUNDS, _EXCHANGES, _LEAST_S = 5, 2, 1e-12
+_PASSES_S, _MOST_PASSES = 15.0, 20
 
 
 class MeasuredLinks(NamedTuple):
@@ -46,86 +45,97 @@ class MeasuredLinks(NamedTuple):
     copy_gbps: float
     collective: str
 
+
+class Machine(NamedTuple):
+    """What was measured between K processes that all do the same at the same time."""
+
+    gradient_s: float
+    """Of a pass."""
+    backward: float
+    """The share of a pass that is backward."""
+    links: MeasuredLinks
+    num_processes: int
+
     @property
     def words(self) -> list[str]:
         """Overrides."""
-        return [f"cluster.links.{key}={value}" for key, value in self._asdict().items()]
+        links = [f"cluster.links.{key}={value}" for key, value in self.links._asdict().items()]
+        return ["cluster=machines", f"cluster.compute.mean_s={self.gradient_s}", *links]
 
 
-class Machine(NamedTuple):
-    """What was measured between K processes, and, where there was time, steps that can be predicted: seconds by
-    method."""
-
-    passes: Passes
-    links: MeasuredLinks
-    num_processes: int
-    steps: dict[str, float]
-    """`allreduce`: a pass and an all-reduce; `dpsgd`, `one_peer`: a pass and an exchange with the neighbours on a ring,
-    or with one of them; `topk`, `artopk`: a pass and an all-reduce of 1 % of the coordinates, by all-gather, or by
-    broadcast and sum. Where time is short the first two alone."""
+def described(config: Config) -> DataDescription:
+    """The data, as their files say, or else as they are known to be. Raises ConfigError if neither is possible."""
+    try:
+        return config.data.inspect()
+    except ConfigError:
+        if (found := config.data.nominal()) is None:
+            raise
+        return found
 
 
-def measure(config: Config, host: Config, num_parameters: int, alone: Passes, end: float) -> Machine:
-    """K processes of `host` (a ring of as many workers) exchange rows, and, if there is time for that until about `end`
-    (`time.monotonic()`), take passes of the model and whole steps.
+def layout_of(config: Config) -> RowLayout:
+    """Where the parameters lie that are sent; of a task without a model, and of another model that the cluster speaks
+    of (`cluster.num_parameters`), no more than their number.
 
-    alone   passes in one process: where there is no time for more, they take as many times as long as there are
-            processes for a core
+    Raises ConfigError if the model cannot take the data.
     """
-    assert host.num_workers is not None
-    size = host.num_workers
-    links = _measured_links(host, size)
-    shared = alone._replace(gradient_s=alone.gradient_s * max(1.0, size / num_cores()))
-    works, exchanges_s = _steps(config, host, num_parameters), _exchanges_s(links, size, num_parameters)
-    rounds = 0
-    for few in (False, True):
-        works = dict(list(works.items())[:_FEW]) if few else works
-        turn_s = len(works) * shared.gradient_s + exchanges_s * (1 if few else 2)
-        rounds = min(int((end - time.monotonic() - _START_S) / turn_s) - 1, _MOST)
-        if rounds >= (1 if few else _ROUNDS):
-            break
-    if rounds < 1:
-        return Machine(shared, links, size, {})
-    (found,) = in_group(size, [Turns(works, rounds, warm_up=1)])
-    whole_s, forward_s = (found.wall.median(name) for name in ("pass", "forward"))
-    steps = {name: found.wall.median(name) for name in works if name not in ("pass", "forward")}
-    return Machine(Passes(whole_s, backward_share(whole_s, forward_s)), links, size, steps)
+    cluster = config.cluster
+    if isinstance(cluster, VirtualCluster) and cluster.num_parameters:
+        return RowLayout.flat(cluster.num_parameters)
+    if "model" not in config.task.uses:
+        return RowLayout.flat(config.task.num_parameters(config))
+    data = described(config)
+    config.model.check(data)
+    with torch.device("meta"):
+        named = dict(config.model.build(data).named_parameters())
+    return RowLayout(tuple(named), tuple(tuple(parameter.shape) for parameter in named.values()))
 
 
-def _measured_links(host: Config, size: int) -> MeasuredLinks:
+def check_passes(config: Config) -> None:
+    """Raise ConfigError if there is no model whose passes can be measured."""
+    if "model" not in config.task.uses:
+        raise ConfigError(
+            f"task={config.task.name} has no model whose passes could be measured: choose a cluster that says how long "
+            "they take, such as cluster=even."
+        )
+    if not isinstance(described(config), LabelledData | LabelledTokens):
+        raise ConfigError(
+            f"data={config.data.name} has no labels, and a pass is measured with cross-entropy: choose a cluster that "
+            "says how long it takes, such as cluster=even."
+        )
+    if device_kind(config) != "cpu":
+        raise ConfigError(
+            "without cluster= what is measured is processes of this machine's CPUs: set device=cpu, or describe your "
+            "GPUs with cluster=machines, cluster.compute.mean_s= and cluster.links.bandwidth_gbps=."
+        )
+
+
+def measure(config: Config, ring: Config, size: int) -> Machine:
+    """What passes of a configured model, and exchanges on a ring, take where `size` processes do them together."""
+    alone = Pass(config, True)
+    began = time.perf_counter()
+    alone()
+    pass_s = (time.perf_counter() - began) * max(1.0, size / num_cores())
+    rounds = max(1, min(_MOST_PASSES, int(_PASSES_S / (2 * pass_s)) - 1))
+    works: dict[str, Setup] = {"pass": partial(Pass, config, True), "forward": partial(Pass, config, False)}
+    (found,) = in_group(size, [Turns(works, rounds, warm_up=int(rounds > 1))])
+    whole_s, forward_s = median(found.wall["pass"]), median(found.wall["forward"])
+    return Machine(whole_s, min(max(1 - forward_s / whole_s, 0.0), 1.0), _measured_links(ring, size), size)
+
+
+def _measured_links(ring: Config, size: int) -> MeasuredLinks:
     """From rows of a megabyte; or larger ones, where these take no longer than next to nothing does."""
     seconds, large = dict[str, float](), 0
     for large in _LARGE:
         works: dict[str, Setup] = {"copy": partial(_Copy, large)}
         for verb in ("mix", "mean"):
-            works |= {
-                f"{verb} small": partial(Verb, host, _SMALL, verb),
-                f"{verb} large": partial(Verb, host, large, verb),
-            }
+            for what, numbers in (("small", _SMALL), ("large", large)):
+                works[f"{verb} {what}"] = partial(Verb, ring, numbers, verb)
         (found,) = in_group(size, [Turns(works, _ROUNDS, repeats=_EXCHANGES, warm_up=1)])
-        seconds = {name: found.wall.median(name) for name in works}
+        seconds = {name: median(found.wall[name]) for name in works}
         if seconds["mix large"] > _TELLING * seconds["mix small"]:
             break
     return fitted(seconds, size, _BYTES * large)
-
-
-def _exchanges_s(links: MeasuredLinks, size: int, num_parameters: int) -> float:
-    """About how long an all-reduce and an exchange on a ring take."""
-    num_bytes, per_byte = _BYTES * num_parameters, 8e-9 / links.bandwidth_gbps
-    mean_s = CollectiveName[links.collective].value.seconds(size, num_bytes, links.latency_s, per_byte)
-    return mean_s + links.latency_s + min(size - 1, 2) * num_bytes * per_byte
-
-
-def _steps(config: Config, host: Config, num_parameters: int) -> dict[str, Setup]:
-    on_cpu = replace(config, device="cpu")
-    works: dict[str, Setup] = {"pass": partial(Pass, on_cpu, True), "forward": partial(Pass, on_cpu, False)}
-    one_peer = replace(host, topology=OnePeerExponential())
-    for name, there, verb in (("allreduce", host, "mean"), ("dpsgd", host, "mix"), ("one_peer", one_peer, "mix")):
-        works[name] = partial(Both, works["pass"], partial(Verb, there, num_parameters, verb))
-    for name, kind in (("topk", TopK), ("artopk", ARTopK)):
-        sparse = replace(host, algo=AllReduce(), compress=kind(keep=_KEEP))
-        works[name] = partial(Both, works["pass"], partial(Step, sparse, num_parameters))
-    return works
 
 
 def fitted(seconds: Mapping[str, float], num_processes: int, large: int) -> MeasuredLinks:
@@ -147,12 +157,37 @@ def fitted(seconds: Mapping[str, float], num_processes: int, large: int) -> Meas
     return MeasuredLinks(latency, 8e-9 / per_byte, copy_gbps, min(away, key=away.__getitem__))
 
 
+class Pass(Work):
+    """A forward and perhaps a backward pass of the configured model on a batch of random examples."""
+
+    def __init__(self, config: Config, backward: bool, world: World | None = None) -> None:
+        data = described(config)
+        assert isinstance(data, LabelledData | LabelledTokens)
+        self.precision, self.backward = config.precision, backward
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.module = config.model.build(data).to(config.precision.dtype)
+            shape = data.batch_shape(config.batch_size)
+            if isinstance(data, LabelledTokens):
+                self.x = torch.randint(1, data.vocabulary, shape)
+            else:
+                self.x = torch.randn(shape, dtype=config.precision.dtype)
+            self.y = torch.randint(data.num_classes, (config.batch_size,))
+
+    def __call__(self) -> None:
+        """Once."""
+        self.module.zero_grad(set_to_none=True)
+        with torch.set_grad_enabled(self.backward):
+            with self.precision.forward(self.x.device):
+                loss = cross_entropy(self.module(self.x), self.y)
+            if self.backward:
+                loss.backward()  # type: ignore[no-untyped-call]
+
+
 class _Copy(Work):
     """Copies of a row of so many numbers within memory."""
 
     def __init__(self, num_coordinates: int, world: World) -> None:
-        import torch
-
         self.x = torch.ones(num_coordinates)
         self.out = torch.empty_like(self.x)
 

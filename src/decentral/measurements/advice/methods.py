@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from decentral.cluster.clock import Clock, Underway
 from decentral.cluster.cluster import VirtualCluster, WaitsFor
-from decentral.compression.compressor import Encoder
+from decentral.compression.address import Address
+from decentral.compression.compressor import Compressor, Encoder
 from decentral.compression.none import NoCompression
-from decentral.measurements.advice.coding import Coding, in_means, in_messages
-
-if TYPE_CHECKING:
-    from decentral.compression.row_layout import RowLayout
-    from decentral.config.schema import Config
+from decentral.compression.row_layout import RowLayout
+from decentral.config.schema import Config
+from decentral.network.payload import Payload, Sizes
+from decentral.randomness import torch_generator
 
 _BUCKET_BYTES = 25e6
 """Of float32 gradients that DistributedDataParallel sends together, by default."""
+_LARGEST = 32_000_000
+"""Coordinates that are encoded; of a larger model the first parameters are, and the rest is taken to be like them."""
+_CALLS = 2
+_HEARD = 8
+_LENGTH_BYTES = 8
 
 
 class Case(NamedTuple):
@@ -32,6 +40,19 @@ class Case(NamedTuple):
     backward: float
     num_steps: int
 
+    @property
+    def n(self) -> int:
+        """The number of workers."""
+        assert self.config.num_workers is not None
+        return self.config.num_workers
+
+    def clock(self) -> Clock:
+        """Of the cluster, at the start."""
+        cluster = self.config.cluster
+        assert isinstance(cluster, VirtualCluster)
+        times = cluster.gradient_times(self.n, self.config.seed)
+        return Clock(self.n, times, cluster.costs(self.n), cluster.waits_for is WaitsFor.everyone)
+
 
 class Prediction(NamedTuple):
     """Seconds of a step, bytes that a worker sends in it on average, and the seconds of it that are encoding and
@@ -42,68 +63,141 @@ class Prediction(NamedTuple):
     coding_s: float = 0.0
 
 
-@dataclass(frozen=True)
-class Method(ABC):
-    """A method as a person and as `decentral-run` calls it."""
-
-    title: str
-    words: tuple[str, ...]
-    check: str = ""
-    """Under which name a measured step of it is known."""
-    is_ddp: bool = False
-    needs_shapes: bool = False
-    """Whether it is impossible to say anything where only the number of parameters is known."""
-
-    @abstractmethod
-    def predict(self, case: Case) -> Prediction:
-        """Raises ConfigError if it is impossible."""
+# -- what encoding and decoding take on this machine -------------------------------------------------------------------
 
 
-class InRows(Method):
+class Sent(NamedTuple):
+    """A collective, its bytes as the clock wants them, how often each worker sends them."""
+
+    name: str
+    num_bytes: float
+    times: float
+
+
+class Coding(NamedTuple):
+    """What a step adds to a gradient: seconds of encoding and decoding, and what travels."""
+
+    work_s: float
+    sent: tuple[Sent, ...] = ()
+
+    @property
+    def bytes_per_worker(self) -> float:
+        """That a worker sends in a step, on average."""
+        return sum(each.num_bytes * each.times for each in self.sent)
+
+
+class _Others:
+    """n workers, of whom one is here and others send the same: the `Collectives` of a compressor, noting what it sends.
+
+    `heard` is how many payloads it gets to decode.
+    """
+
+    def __init__(self, n: int, heard: int) -> None:
+        self.n, self.workers, self.heard = n, range(1), heard
+        self.sent: list[Sent] = []
+
+    def mean(self, x: Tensor) -> Tensor:
+        self.sent.append(Sent("all_reduce", x[0].numel() * x.element_size(), 2 * (self.n - 1) / self.n))
+        return x
+
+    def allgather(self, payloads: Sequence[Payload], sizes: Sizes | None = None) -> list[Payload]:
+        lengths = 0 if sizes is not None else _LENGTH_BYTES * len(payloads[0].tensors)
+        self.sent.append(Sent("allgather", payloads[0].num_bytes + lengths, self.n - 1))
+        return list(payloads) * self.heard
+
+    def broadcast(self, payload: Payload | None, root: int, sizes: Sizes | None = None) -> Payload:
+        assert payload is not None
+        self.sent.append(Sent("broadcast", payload.num_bytes, (self.n - 1) / self.n))
+        return payload
+
+
+def in_means(compressor: Compressor, layout: RowLayout, num_workers: int) -> Coding:
+    """The mean of all workers' rows of float32, compressed: measured with one and with several messages to decode, of
+    which all others take as long. Raises ConfigError if it cannot compress such rows."""
+    part, row, scale = _beginning(layout)
+
+    def combined(heard: int) -> Coding:
+        bound, g = compressor.bound(part, 0), row[None]
+        r, memory = bound.residual(g), bound.memory(g, num_workers)
+        seconds, others = math.inf, _Others(num_workers, heard)
+        for call in range(1 + _CALLS):
+            rows, others = g.clone(), _Others(num_workers, heard)
+            began = time.perf_counter()
+            _, r, memory = bound.combine(rows, r, memory, others, call * num_workers)  # type: ignore[arg-type]
+            seconds = min(seconds, time.perf_counter() - began if call else math.inf)
+        return Coding(seconds, tuple(others.sent))
+
+    work_s, sent = combined(1)
+    heard = min(num_workers, _HEARD)
+    if heard > 1 and any(each.name == "allgather" for each in sent):
+        work_s += (num_workers - 1) * max(0.0, combined(heard).work_s - work_s) / (heard - 1)
+    return Coding(scale * work_s, tuple(each._replace(num_bytes=scale * each.num_bytes) for each in sent))
+
+
+def in_messages(compressor: Encoder, layout: RowLayout, num_neighbors: float) -> Coding:
+    """A message to so many neighbours, whose own are decoded, and one's own three times (CHOCO-SGD: two sums, and what
+    neighbours know). Its bytes are not said here."""
+    part, row, scale = _beginning(layout)
+    bound, out = compressor.bound(part, 0), torch.zeros_like(row)
+    encode_s, decode_s = math.inf, math.inf
+    for _ in range(1 + _CALLS):
+        began = time.perf_counter()
+        payload = bound.encode(row, Address(0, 0))
+        encoded = time.perf_counter()
+        bound.add_decoded(payload, out, Address(0, 0))
+        encode_s, decode_s = min(encode_s, encoded - began), min(decode_s, time.perf_counter() - encoded)
+    return Coding(scale * (encode_s + (num_neighbors + 2) * decode_s))
+
+
+def _beginning(layout: RowLayout) -> tuple[RowLayout, Tensor, float]:
+    """The first parameters of a layout, as many as are measured, at least one; a row of normal numbers for them; and
+    how many times as large the whole is."""
+    count, total = 0, 0
+    for shape in layout.shapes:
+        if count and total + math.prod(shape) > _LARGEST:
+            break
+        count, total = count + 1, total + math.prod(shape)
+    row = torch.randn(total, generator=torch_generator("cpu", 0, "advice"))
+    return RowLayout(layout.names[:count], layout.shapes[:count]), row, layout.num_coordinates / total
+
+
+# -- predictions: each raises ConfigError for what is impossible -------------------------------------------------------
+
+
+def predict_rows(case: Case) -> Prediction:
     """Rows as they are, by the clock of `simulate=timeline`."""
+    from decentral.training.timing import timed
 
-    def predict(self, case: Case) -> Prediction:
-        """See `Method`."""
-        from decentral.training.timing import timed
-
-        found = timed(case.config, case.num_steps, case.layout.num_coordinates, dtype=case.config.precision.dtype)
-        return Prediction(found.step_s, found.bytes_sent / found.gradients)
+    found = timed(case.config, case.num_steps, case.layout.num_coordinates, dtype=case.config.precision.dtype)
+    return Prediction(found.step_s, found.bytes_sent / found.gradients)
 
 
-class InMessages(Method):
+def predict_messages(case: Case) -> Prediction:
     """Compressed messages between neighbours: the exchange by the clock, encoding and decoding as measured here.
 
     What every worker does in every step once adds just that to a step, however workers wait for each other.
     """
-
-    def predict(self, case: Case) -> Prediction:
-        """See `Method`."""
-        compressor, n = case.config.compress, case.config.num_workers
-        assert isinstance(compressor, Encoder) and n is not None
-        sent = InRows(self.title, self.words).predict(case)
-        graph = case.config.rounds().mixing(0)[0].graph
-        coding = in_messages(compressor, case.layout, len(graph) / n)
-        return Prediction(sent.step_s + coding.work_s, sent.bytes_per_step, coding.work_s)
+    compressor = case.config.compress
+    assert isinstance(compressor, Encoder)
+    sent = predict_rows(case)
+    graph = case.config.rounds().mixing(0)[0].graph
+    coding = in_messages(compressor, case.layout, len(graph) / case.n)
+    return Prediction(sent.step_s + coding.work_s, sent.bytes_per_step, coding.work_s)
 
 
-class InMeans(Method):
+def predict_means(case: Case) -> Prediction:
     """An all-reduce of something compressed, after the gradient: t <- max over all t + encode + decode, then what its
     verbs take."""
-
-    def predict(self, case: Case) -> Prediction:
-        """See `Method`."""
-        assert case.config.num_workers is not None
-        coding = in_means(case.config.compress, case.layout, case.config.num_workers)
-        clock = _clock(case.config)
-        for _ in range(case.num_steps):
-            clock.gradient()
-            _work(clock, coding.work_s)
-            for each in coding.sent:
-                clock.wait(clock.begin_collective(each.name, each.num_bytes))
-        return Prediction(clock.latest_s / case.num_steps, coding.bytes_per_worker, coding.work_s)
+    coding, clock = in_means(case.config.compress, case.layout, case.n), case.clock()
+    for _ in range(case.num_steps):
+        clock.gradient()
+        _work(clock, coding.work_s)
+        for each in coding.sent:
+            clock.wait(clock.begin_collective(each.name, each.num_bytes))
+    return Prediction(clock.latest_s / case.num_steps, coding.bytes_per_worker, coding.work_s)
 
 
-class Overlapped(Method):
+def predict_overlapped(case: Case) -> Prediction:
     """An all-reduce of gradients in buckets of 25 MB, each as soon as all workers have it, while the backward pass goes
     on: DistributedDataParallel.
 
@@ -112,43 +206,25 @@ class Overlapped(Method):
     for b = 1 ... B, a worker that begins its gradient at s_i, takes g_i and spends the share w of it backwards. All
     begin the next step at end_B. Messages of bf16 have half the bytes, and are encoded and decoded within the step.
     """
-
-    def predict(self, case: Case) -> Prediction:
-        """See `Method`."""
-        config, n = case.config, case.config.num_workers
-        assert isinstance(config.cluster, VirtualCluster) and n is not None
-        dense = 4.0 * case.layout.num_coordinates
-        coding = Coding(0.0)
-        num_bytes = dense
-        if not isinstance(config.compress, NoCompression):
-            coding = in_means(config.compress, case.layout, n)
-            num_bytes = sum(each.num_bytes for each in coding.sent)
-        count = max(1, math.ceil(dense / _BUCKET_BYTES))
-        bucket_s = config.cluster.costs(n).all_reduce_s(n, num_bytes / count)
-        clock = _clock(config)
-        for _ in range(case.num_steps):
-            began = clock.now
-            clock.gradient()
-            _work(clock, coding.work_s)
-            ends = _buckets_end(began, clock.now - began, case.backward, count, bucket_s)
-            spent = np.full(n, ends - clock.latest_s)
-            clock.wait(Underway(np.full(n, ends), spent))
-        return Prediction(clock.latest_s / case.num_steps, 2 * (n - 1) / n * num_bytes, coding.work_s)
-
-
-def _buckets_end(began: np.ndarray, took: np.ndarray, backward: float, count: int, bucket_s: float) -> float:
-    end = 0.0
-    for b in range(1, count + 1):
-        ready = float((began + (1 - backward + backward * b / count) * took).max())
-        end = max(end, ready) + bucket_s
-    return end
-
-
-def _clock(config: Config) -> Clock:
-    cluster, n = config.cluster, config.num_workers
-    assert isinstance(cluster, VirtualCluster) and n is not None
-    times = cluster.gradient_times(n, config.seed)
-    return Clock(n, times, cluster.costs(n), cluster.waits_for is WaitsFor.everyone)
+    config, n = case.config, case.n
+    num_bytes = dense = 4.0 * case.layout.num_coordinates
+    coding = Coding(0.0)
+    if not isinstance(config.compress, NoCompression):
+        coding = in_means(config.compress, case.layout, n)
+        num_bytes = sum(each.num_bytes for each in coding.sent)
+    count = max(1, math.ceil(dense / _BUCKET_BYTES))
+    clock = case.clock()
+    bucket_s = config.cluster.costs(n).all_reduce_s(n, num_bytes / count)
+    for _ in range(case.num_steps):
+        began = clock.now
+        clock.gradient()
+        _work(clock, coding.work_s)
+        took, end = clock.now - began, 0.0
+        for b in range(1, count + 1):
+            ready = float((began + (1 - case.backward + case.backward * b / count) * took).max())
+            end = max(end, ready) + bucket_s
+        clock.wait(Underway(np.full(n, end), np.full(n, end - clock.latest_s)))
+    return Prediction(clock.latest_s / case.num_steps, 2 * (n - 1) / n * num_bytes, coding.work_s)
 
 
 def _work(clock: Clock, seconds: float) -> None:
@@ -157,22 +233,41 @@ def _work(clock: Clock, seconds: float) -> None:
     clock.compute_s += seconds
 
 
-_MEAN = ("algo=allreduce", "topology=ring")
+# -- the methods -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Method:
+    """A method as a person and as `decentral-run` calls it."""
+
+    title: str
+    words: tuple[str, ...]
+    predict: Callable[[Case], Prediction] = predict_rows
+    is_ddp: bool = False
+    needs_shapes: bool = False
+    """Whether it is impossible to say anything where only the number of parameters is known."""
+
+
+_MEAN, _ONE_PEER = ("algo=allreduce", "topology=ring"), ("algo=dpsgd", "topology=one_peer_exponential")
+_TOPK = ("compress=topk", "compress.keep=0.01")
 METHODS: tuple[Method, ...] = (
-    Overlapped("DistributedDataParallel: all-reduce during the backward pass", _MEAN, is_ddp=True),
-    Overlapped("DistributedDataParallel, bf16 gradients", (*_MEAN, "compress=bf16"), is_ddp=True),
-    InRows("all-reduce after the gradient", _MEAN, check="allreduce"),
-    InRows("D-PSGD on a ring", ("algo=dpsgd", "topology=ring"), check="dpsgd"),
-    InRows("D-PSGD, one peer at a time", ("algo=dpsgd", "topology=one_peer_exponential"), check="one_peer"),
-    InRows("D-PSGD, one peer, during the gradient", ("algo=dpsgd", "algo.mode=awc", "topology=one_peer_exponential")),
-    InRows("local SGD, all-reduce every 8 steps", ("algo=local_sgd", "algo.period_steps=8", "topology=ring")),
-    InRows("RelaySGD on double binary trees", ("algo=relaysgd", "topology=dbt")),
-    InRows("WAGMA", ("algo=wagma", "topology=ring")),
-    InMeans("all-reduce, top-k 1 %", (*_MEAN, "compress=topk", "compress.keep=0.01"), check="topk"),
-    InMeans("all-reduce, AR-Topk 1 %", (*_MEAN, "compress=artopk", "compress.keep=0.01"), check="artopk"),
-    InMeans("all-reduce, PowerSGD rank 4", (*_MEAN, "compress=powersgd", "compress.rank=4"), needs_shapes=True),
-    InMeans("all-reduce, int8", (*_MEAN, "compress=int8")),
-    InMessages(
-        "CHOCO-SGD on a ring, top-k 1 %", ("algo=choco", "topology=ring", "compress=topk", "compress.keep=0.01")
+    Method("DistributedDataParallel: all-reduce during the backward pass", _MEAN, predict_overlapped, is_ddp=True),
+    Method("DistributedDataParallel, bf16 gradients", (*_MEAN, "compress=bf16"), predict_overlapped, is_ddp=True),
+    Method("all-reduce after the gradient", _MEAN),
+    Method("D-PSGD on a ring", ("algo=dpsgd", "topology=ring")),
+    Method("D-PSGD, one peer at a time", _ONE_PEER),
+    Method("D-PSGD, one peer, during the gradient", (*_ONE_PEER, "algo.mode=awc")),
+    Method("local SGD, all-reduce every 8 steps", ("algo=local_sgd", "algo.period_steps=8", "topology=ring")),
+    Method("RelaySGD on double binary trees", ("algo=relaysgd", "topology=dbt")),
+    Method("WAGMA", ("algo=wagma", "topology=ring")),
+    Method("all-reduce, top-k 1 %", (*_MEAN, *_TOPK), predict_means),
+    Method("all-reduce, AR-Topk 1 %", (*_MEAN, "compress=artopk", "compress.keep=0.01"), predict_means),
+    Method(
+        "all-reduce, PowerSGD rank 4",
+        (*_MEAN, "compress=powersgd", "compress.rank=4"),
+        predict_means,
+        needs_shapes=True,
     ),
+    Method("all-reduce, int8", (*_MEAN, "compress=int8"), predict_means),
+    Method("CHOCO-SGD on a ring, top-k 1 %", ("algo=choco", "topology=ring", *_TOPK), predict_messages),
 )

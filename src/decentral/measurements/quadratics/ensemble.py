@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -13,13 +13,16 @@ from torch import Tensor
 
 from decentral.compression.row_layout import RowLayout
 from decentral.config.schema import Config
-from decentral.measurements.quadratics.rules import Member
+from decentral.measurements.quadratics.rules import Member, Outcome, Proposal, Rule, Trial, Tuning
 from decentral.network.local import LocalNetwork
 from decentral.randomness import normal
 from decentral.tasks.convex import Quadratics
 from decentral.tasks.problems.convex import LeastSquares, random_problem
-from decentral.training.assemble import with_rate
+from decentral.training.assemble import local_network, with_rate
 from decentral.training.stepper import Stepper
+
+Stop = Callable[[], bool]
+"""Whether to stop early."""
 
 
 class Stack(NamedTuple):
@@ -147,3 +150,54 @@ def _columns(part: Any, columns: Tensor, width: int) -> Any:
     if part.dim() < 2 or part.shape[-1] != width:
         return part
     return part.index_select(-1, columns)
+
+
+def tune(
+    config: Config,
+    stack: Stack,
+    members: Sequence[Member],
+    tunings: Sequence[Tuning],
+    record: Callable[[Member, Trial], None],
+    stop: Stop,
+) -> bool:
+    """Carry the searches on to their answers, and record every trial as soon as it has ended.
+
+    All members whose search goes on try a rate at the same time. `stop` is called at every evaluation; returns whether
+    all searches have their answer.
+    """
+    net = local_network(config)
+    while open_ones := [i for i, tuning in enumerate(tunings) if tuning.proposal]:
+        proposals = [tuning.proposal for tuning in tunings if tuning.proposal]
+        chosen = stack.select(torch.tensor(open_ones))
+        seeds = [members[i].seed for i in open_ones]
+        ensemble = Ensemble(config, net, chosen, seeds, [one.lr for one in proposals])
+        for number, trial in try_rates(ensemble, tunings[0].rule, proposals, stop):
+            record(members[open_ones[number]], trial)
+            tunings[open_ones[number]].answer(trial)
+        if stop():
+            return False
+    return True
+
+
+def try_rates(ensemble: Ensemble, rule: Rule, proposals: Sequence[Proposal], stop: Stop) -> Iterable[tuple[int, Trial]]:
+    """Yield (member's number, trial) when the member's trial ends; members that have ended are dropped now and then."""
+    running = list(range(len(proposals)))  # the members that are not decided
+    present = list(running)  # the members that are in the ensemble
+    errors: list[list[float]] = [[] for _ in proposals]
+    step = 0
+    for step in rule.grid():
+        ensemble.advance(step)
+        current = dict(zip(present, ensemble.suboptimality(), strict=True))
+        for number in list(running):
+            errors[number].append(current[number])
+            ended = rule.judge(step, errors[number], proposals[number].best_step)
+            if ended:
+                running.remove(number)
+                yield number, ended._replace(lr=proposals[number].lr)
+        if not running or stop():
+            return
+        if len(running) <= 0.75 * len(present):
+            ensemble.keep([place for place, number in enumerate(present) if number in running])
+            present = list(running)
+    for number in running:
+        yield number, Trial(proposals[number].lr, Outcome.unfinished, step, errors[number][-1])

@@ -187,6 +187,30 @@ class Plateau(Rule):
         return self._ended(step, errors, best_step, self.target / 100)
 
 
+class Tuning:
+    """The search of one member: the rate that it proposes, the trials that are known already, and its answer."""
+
+    def __init__(self, rule: Rule, known: dict[float, Trial]) -> None:
+        self.rule, self.known = rule, known
+        """By learning rate."""
+        self.proposal: Proposal | None = None
+        self.best: Trial | None = None
+        self._search: Any = rule.search()
+        self.answer(None)
+
+    def answer(self, trial: Trial | None) -> None:
+        """Go on to the next rate that is not known, with what came of the one that it proposed (None: it begins); at
+        the end `proposal` is None."""
+        if trial is not None:
+            self.known[trial.lr] = trial
+        try:
+            self.proposal = self._search.send(trial)
+            while self.proposal.lr in self.known:
+                self.proposal = self._search.send(self.known[self.proposal.lr])
+        except StopIteration as ended:
+            self.proposal, self.best = None, ended.value
+
+
 RULES: dict[str, type[Rule]] = {"fastest": Fastest, "plateau": Plateau}
 
 

@@ -15,7 +15,7 @@ from decentral.config.identity import identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, check_at_least
 from decentral.host.devices import num_cores
-from decentral.measurements.computation import InProcesses
+from decentral.measurements.measurement import InProcesses
 from decentral.measurements.timing import Still, advance, let_sleep
 from decentral.settings import Settings, setting
 

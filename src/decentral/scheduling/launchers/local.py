@@ -38,8 +38,7 @@ class Local(Launcher):
     def open(self, results_dir: Path) -> Pool:
         """Nothing is started before the first job; see `LocalPool`."""
         from decentral.host import devices
-        from decentral.scheduling.local_pool import LocalPool
-        from decentral.scheduling.slots import Slots
+        from decentral.scheduling.local_pool import LocalPool, Slots
 
         slots = devices.num_cores() if self.slots == "auto" else int(self.slots)
         per_gpu = None if self.runs_per_gpu == "auto" else int(self.runs_per_gpu)

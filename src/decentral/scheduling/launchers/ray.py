@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from decentral.errors import ConfigError
+from decentral.host import devices
 from decentral.host.packages import require
+from decentral.scheduling.attempt import Report, attempt
+from decentral.scheduling.job import Job
 from decentral.scheduling.launchers.launcher import Launcher
-from decentral.scheduling.pool import Pool
+from decentral.scheduling.pool import Ended, Pool, Seen, ended_without_report, seen_in_directory
 from decentral.settings import setting
+from decentral.store import RunStore, Status
+from decentral.store.failures import Failure
+
+_SHUTDOWN_S = 5.0
+_LOOK_S = 1.0  # how often to read the run directories
 
 
 @dataclass
@@ -48,6 +64,140 @@ class Ray(Launcher):
 
     def open(self, results_dir: Path) -> Pool:
         """Start Ray, or connect to it. Raises ConfigError if there is nothing at the address."""
-        from decentral.scheduling.ray_pool import RayPool
+        return RayPool(self)
 
-        return RayPool(self.address, self.cpus, self.gpus, self.max_jobs)
+
+class RayPool(Pool):
+    """A task of a Ray cluster for each job, at most `max_jobs` at a time; Ray itself retries nothing.
+
+    A Ray that runs in this process already is used, and left running.
+    """
+
+    def __init__(self, settings: Ray) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        if settings.address == "local" and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
+            # else Ray would make up a password, and write it to ~/.ray
+            os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
+        import ray
+
+        self._ray: Any = ray
+        self._settings = settings
+        self.shares_devices = 0 < (settings.gpus or 0) < 1
+        self._active: dict[Any, tuple[Job, dict[str, Any] | None]] = {}
+        """By Ray's reference to the report: the job, and its status.json when Ray got it."""
+        self._kill_at: float | None = None
+        self._looked = float("-inf")
+        self._seen: list[Seen] = []
+        self._ours = not ray.is_initialized()
+        if self._ours:
+            _connect(ray, settings.address)
+        self._task = ray.remote(max_retries=0, max_calls=1)(_work)
+
+    def has_room(self, job: Job) -> bool:
+        """Whether Ray has fewer of our jobs than it may have; it queues what has to wait."""
+        return len(self._active) < self._settings.max_jobs
+
+    def start(self, job: Job) -> None:
+        """Give the job to Ray. Raises ConfigError for one that needs a machine to itself, which Ray does not give."""
+        demand = job.demand
+        if demand.alone:
+            raise ConfigError(
+                f"launcher=ray runs jobs side by side, but {job.title} takes times and needs a machine to itself: use "
+                "launcher=local or launcher=slurm."
+            )
+        there = self._ray.cluster_resources()
+        cpus, gpus = max(self._settings.cpus, demand.processes or 1), self._settings.gpus
+        if gpus is None:
+            wanted = demand.device.startswith("cuda") or (demand.device == "auto" and there.get("GPU", 0) >= 1)
+            gpus = (demand.processes or 1) if wanted else 0
+        if self._settings.address == "local":  # which never grows: better less than waiting for ever
+            cpus, gpus = min(cpus, int(there.get("CPU", 1))), min(gpus, there.get("GPU", 0))
+        task = self._task.options(num_cpus=cpus, num_gpus=gpus, name=job.title)
+        reference = task.remote(job, cpus, os.getcwd(), os.environ.get("OMP_NUM_THREADS"))
+        self._active[reference] = job, RunStore.peek(job.directory)
+        self._looked = float("-inf")
+
+    def wait(self, timeout_s: float) -> list[Ended]:
+        """What Ray says is over."""
+        if not self._active:
+            return []
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._cancel(force=True)
+        self._ray.wait(list(self._active), num_returns=1, timeout=timeout_s)
+        ready, _ = self._ray.wait(list(self._active), num_returns=len(self._active), timeout=0)
+        return [self._ended(reference) for reference in ready]
+
+    def look(self) -> list[Seen]:
+        """From the run directories, which have to be on a shared file system."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_S or len(self._seen) != len(self._active):
+            self._looked, self._seen = now, []
+            for job, before in self._active.values():
+                facts = RunStore.peek(job.directory)
+                place = "waiting for ray" if facts is None or facts == before else f"ray on {facts.get('host')}"
+                self._seen.append(seen_in_directory(job, place))
+        return self._seen
+
+    def interrupt(self, grace_s: float) -> None:
+        """What runs has `grace_s` to write a checkpoint, what waits does not start."""
+        if self._kill_at is None:
+            self._cancel(force=False)
+            self._kill_at = time.monotonic() + grace_s
+
+    def close(self) -> None:
+        """Kill what is left, and stop Ray (or leave the cluster)."""
+        if self._active:
+            self._cancel(force=True)
+            self._ray.wait(list(self._active), num_returns=len(self._active), timeout=_SHUTDOWN_S)
+        self._active = {}
+        if self._ours:
+            self._ray.shutdown()
+            self._ours = False
+
+    def _cancel(self, force: bool) -> None:
+        for reference in self._active:
+            self._ray.cancel(reference, force=force)
+
+    def _ended(self, reference: Any) -> Ended:
+        job, _ = self._active.pop(reference)
+        exceptions = self._ray.exceptions
+        try:
+            report: Report = self._ray.get(reference)
+            return report.of(job)
+        except exceptions.TaskCancelledError:
+            return ended_without_report(job, "", stopped=True)
+        except exceptions.RayTaskError as error:
+            return Ended(job, Status.failed, Failure.error, str(error.cause))
+        except exceptions.RayError as error:
+            reason = f"its Ray worker died ({type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')})."
+            return ended_without_report(job, reason, stopped=self._kill_at is not None)
+
+
+def _work(job: Job, cores: int, folder: str, threads: str | None) -> Report:
+    """Carry the job out in a Ray worker, where relative paths mean what they meant to the user."""
+    if Path(folder).is_dir():
+        os.chdir(folder)
+    os.environ.pop("OMP_NUM_THREADS", None)  # Ray has set it, for one process
+    if threads is not None:
+        os.environ["OMP_NUM_THREADS"] = threads
+    devices.share_cores(cores)
+    return attempt(job)
+
+
+def _connect(ray: Any, address: str) -> None:
+    """Join a cluster, or start one here, without a dashboard. `ray.init` replaces the handler of SIGTERM: it is put
+    back."""
+    here = {"num_cpus": devices.num_cores(), "include_dashboard": False} if address == "local" else {}
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM) if main else None
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **here)
+    except (ConnectionError, RuntimeError, ValueError, ImportError) as error:
+        text = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"launcher.address={address} cannot be reached ({text}): start a cluster with `ray start --head`, or "
+            "use launcher.address=local."
+        ) from error
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)

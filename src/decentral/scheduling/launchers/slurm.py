@@ -77,21 +77,10 @@ class Slurm(Launcher):
 
     def open(self, results_dir: Path) -> Pool:
         """Nothing is started yet; see `SlurmPool`."""
-        from decentral.scheduling.slurm_clusters import LocalCluster, Resources, SlurmCluster
+        from decentral.scheduling.slurm_clusters import LocalCluster, SlurmCluster
         from decentral.scheduling.slurm_pool import SlurmPool, private_folder
 
         folder = at_home(results_dir).absolute() / "submitted"
         private_folder(folder)
-        resources = Resources(
-            self.partition,
-            self.time_minutes,
-            self.requeues,
-            self.grace_s,
-            self.gpus,
-            self.cpus,
-            self.memory_gb,
-            self.setup,
-            self.sbatch,
-        )
         kind = SlurmCluster if self.cluster is Where.slurm else LocalCluster
-        return SlurmPool(kind(resources, folder), folder, self.max_jobs)
+        return SlurmPool(kind(self, folder), folder, self.max_jobs)

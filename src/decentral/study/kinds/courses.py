@@ -11,7 +11,7 @@ from typing import Any
 from decentral.config.composition import compose_all
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.measurements.computation import without_seed_and_rate
+from decentral.measurements.measurement import without_seed_and_rate
 from decentral.measurements.quadratics.rules import Member, Rated
 from decentral.measurements.search import Search, Simulation, check_ensemble
 from decentral.measurements.values import NOT_REACHED, Curve, Labels, Meaning, Value, in_steps
@@ -124,18 +124,11 @@ class CourseCell(Cell):
         simulation = self.simulation()
         return [job for job in (self.search, simulation) if job is not None]
 
-    def to_come(self) -> list[Job]:
-        """The simulation, while the search goes on."""
-        searching = self.search is not None and self.search.finished() is None
-        return [self._simulation(dict.fromkeys(self.study.seeds, self.config.lr))] if searching else []
-
     def simulation(self) -> Simulation | None:
         """The job that draws the curves; None as long as no rate is known."""
-        rates = self._rates()
-        return self._simulation(rates) if rates else None
-
-    def _simulation(self, rates: dict[int, float]) -> Simulation:
-        members = [Rated(seed, self.study.zeta2[self.place], lr) for seed, lr in rates.items()]
+        members = [Rated(seed, self.study.zeta2[self.place], lr) for seed, lr in self._rates().items()]
+        if not members:
+            return None
         steps, every = self.study.steps[self.place], self.study.every[self.place]
         return Simulation(self.config, self.labels, members, steps, every, self.row.roots)
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from decentral.config.composition import compose_all
 from decentral.errors import ConfigError
-from decentral.measurements.computation import check_losses
-from decentral.measurements.gradient_times import cluster_of
+from decentral.measurements.measurement import check_losses
+from decentral.measurements.timeline import cluster_of
 from decentral.measurements.validation.clock import Case, Costs, Simulated, calibrated
 from decentral.measurements.validation.observed import Method, ObservedTargets, ObservedTimes, Recording, Target
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value, title_of
