@@ -11,7 +11,7 @@ from pathlib import Path
 
 from decentral.errors import ConfigError
 from decentral.host.interrupt import Interrupt
-from decentral.scheduling import slurm_job
+from decentral.scheduling import slurm_clusters
 from decentral.scheduling.job import Demand, Job
 from decentral.store import RunStore, Status
 from waiting import PATIENCE_S, until
@@ -66,7 +66,7 @@ class Counting(Job):
             first = int((RunStore.peek(self.directory) or {})["step"])
             store.set_status(Status.running, step=first)
             if self.fate == "preempted":
-                slurm_job._LINGER_S = PATIENCE_S  # in this process
+                slurm_clusters._LINGER_S = PATIENCE_S  # in this process
             for step in range(first, self.steps):
                 time.sleep(0.02)
                 with open(self.directory / "numbers", "a") as file:

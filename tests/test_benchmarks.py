@@ -16,15 +16,14 @@ import torch
 
 import bench.__main__ as command
 from bench import steps
-from bench.harness import BENCHMARKS, RESULTS, Benchmark, Effort, Findings, Steps, Table, Target, save
+from bench.harness import BENCHMARKS, RESULTS, Benchmark, Effort, Findings, Steps, Table, Target, in_turn, save
 from bench.page import load_all, write_page
 from bench.traffic import CASES, Meter, count
 from decentral.cli import benchmark as benchmark_command
 from decentral.cli.study_arguments import ChosenStudy, chosen_studies
-from decentral.measurements.timing import in_turn
 from decentral.report.listings import Costs, costs
 from decentral.report.results import read
-from decentral.study.stored_cell import StoredCell, beside
+from decentral.study.collect import StoredCell, beside
 from handmade import value, write
 
 QUICK = Effort(rounds=1, quick=True)
@@ -74,9 +73,6 @@ def test_the_page_that_is_committed_is_made_again(tmp_path) -> None:
 @pytest.mark.parametrize(
     "name, tables, targets",
     [
-        ("collectives", 1, 2),
-        ("compression", 2, 5),
-        ("data", 2, 1),
         ("simulated", 2, 3),
         ("start", 1, 1),
         ("timeline", 1, 1),
@@ -96,7 +92,6 @@ def test_a_benchmark_finds_tables_and_targets(name: str, tables: int, targets: i
     save(name, found, QUICK, 1.0, tmp_path)
     page = write_page(load_all(tmp_path), tmp_path).read_text()
     assert all(table.title in page for table in found.tables)
-    assert (tmp_path / "cost.png").exists() == (name in ("simulated", "scale"))
 
 
 # -- times, alone and between processes --------------------------------------------------------------------------------

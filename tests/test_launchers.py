@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import signal
 import time
 from collections.abc import Iterator
@@ -211,21 +210,11 @@ def all_ended_but(pool: Pool, left: int) -> Ended:
     return ended[0]
 
 
-@pytest.mark.parametrize(("moment", "report"), [
-    ("before", ("error", "an older one failed")),
-    ("while it waits", ("success", Report("done"))),
-])  # fmt: skip
-def test_a_report_of_an_earlier_job_with_the_same_number_counts_for_nothing(tmp_path, slurm, report, moment):
-    """A cluster that was set up anew, another one with the same results_dir, or processes in place of SLURM."""
-    job, stale = Counting(str(tmp_path), steps=3), tmp_path / "submitted" / "101_0_result.pkl"
+def test_a_report_of_an_earlier_attempt_counts_for_nothing(tmp_path, slurm):
+    job = Counting(str(tmp_path), steps=3)
     with Slurm().open(tmp_path) as pool:
-        with holding(slurm):
-            if moment == "before":
-                stale.write_bytes(pickle.dumps(report))
-            pool.start(job)
-            if moment != "before":
-                stale.write_bytes(pickle.dumps(report))
-            assert not pool.wait(0.5)
+        (tmp_path / "submitted" / f"{job.id}.report.json").write_text(json.dumps(Report("failed")._asdict()))
+        pool.start(job)
         assert all_ended(pool)[job.title].status == "done"
     assert job.written == [0, 1, 2]
 

@@ -19,9 +19,8 @@ from decentral.config.files import dump
 from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.attempt import carry_out
 from decentral.scheduling.job import Demand
-from decentral.scheduling.local_pool import LocalPool
+from decentral.scheduling.local_pool import LocalPool, Slots
 from decentral.scheduling.pool import Ended, ended_without_report, seen_in_directory
-from decentral.scheduling.slots import Slots
 from decentral.store import RunStore, Status
 from table import ALGORITHMS
 from toy_jobs import Toy
@@ -169,7 +168,7 @@ LAUNCHER = """
 import sys, time
 from pathlib import Path
 from decentral.scheduling.local_pool import LocalPool
-from decentral.scheduling.slots import Slots
+from decentral.scheduling.local_pool import Slots
 from toy_jobs import Toy
 if __name__ == "__main__":
     with LocalPool(Slots(2)) as pool:

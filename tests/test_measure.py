@@ -125,35 +125,25 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("measure", "label", "value"), [
-    ({"at": {"bytes_sent": 2500}}, "test accuracy (%) at bytes_sent 2500", 80),
-    ({"at": {"step": 10}}, "test accuracy (%) at step 10", 50),
-    ({"at": {"epoch": 3, "wall_s": 0}}, "test accuracy (%) at epoch 3 at wall_s 0", 10),
-    ({"at": {"bytes_sent": 2500}, "last_epochs": 2, "worker": "0"}, "test accuracy (%) at bytes_sent 2500", 65),
+    ({"last_epochs": 2, "worker": "0"}, "test accuracy (%)", 87.5),
     ({"to_reach": 70, "axis": "step"}, "step to test accuracy 70 %", 20),
     ({"to_reach": 70, "axis": "wall_s"}, "wall_s to test accuracy 70 %", 4),
     ({"to_reach": 0.6, "worker": "1", "percent": False, "larger_is_better": False}, "step to test accuracy 0.6", 0),
     ({"to_reach": 94, "axis": "bytes_sent"}, "bytes_sent to test accuracy 94 %", math.nan),
-    ({"at": {"wall_s": -1}}, "", math.nan),
 ])  # fmt: skip
-def test_a_value_at_a_place_and_the_place_of_a_value(run, measure, label, value):
-    """Of the last evaluation not beyond the place, and of the first value that is good enough."""
+def test_the_place_of_a_value(run, measure, label, value):
+    """Of the first value that is good enough."""
     found = Measure(**measure).of(run)
     assert found.value == pytest.approx(value, nan_ok=True)
-    if label:
-        assert found.label == label and found.status == (NOT_REACHED if math.isnan(value) else "done")
-    else:
-        assert found.status == "damaged" and "up to wall_s -1" in found.remark
+    assert found.label == label and found.status == (NOT_REACHED if math.isnan(value) else "done")
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"at": {"bytes": 1}}, "measure.at=bytes is no axis. Did you mean"),
         ({"to_reach": 90, "axis": "second"}, "measure.axis=second is no axis"),
-        ({"to_reach": 90, "at": {"step": 5}}, "leave out measure.at"),
         ({"to_reach": 90, "last_epochs": 5}, "leave out measure.last_epochs"),
         ({"to_reach": math.nan}, "measure.to_reach=nan must be a finite number"),
-        ({"at": {"step": math.nan}}, "measure.at.step=nan must be a finite number"),
         ({"last_epochs": -1}, "measure.last_epochs=-1 must be 0 or more"),
     ],
 )

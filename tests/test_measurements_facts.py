@@ -13,6 +13,7 @@ import pytest
 from configure import configure
 from decentral.errors import ConfigError
 from decentral.measurements.collectives import CROSSOVERS, SCHEMES, SECONDS, Link, crossover
+from decentral.measurements.facts import HOPS, PERIOD, REACH
 from decentral.measurements.fish_school import (
     CURVES,
     ERROR,
@@ -21,7 +22,6 @@ from decentral.measurements.fish_school import (
     School,
     look,
 )
-from decentral.measurements.groups import HOPS, PERIOD, REACH
 from decentral.measurements.values import Value
 from decentral.store import Status
 from decentral.study import catalogue

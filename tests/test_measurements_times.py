@@ -17,11 +17,9 @@ import pytest
 
 from decentral.config.composition import compose_all
 from decentral.errors import ConfigError
-from decentral.measurements.exchanges import CPU_MS, WALL_MS, ExchangeTimes
-from decentral.measurements.gradient_times import cluster_of
-from decentral.measurements.sleeping import SleepingSteps
+from decentral.measurements.exchanges import CPU_MS, WALL_MS, ExchangeTimes, SleepingSteps
 from decentral.measurements.throughput import IMAGES, RATIO
-from decentral.measurements.timeline import AGE, SENT, STALE, STEP, THROUGHPUT, WAITING
+from decentral.measurements.timeline import AGE, SENT, STALE, STEP, THROUGHPUT, WAITING, cluster_of
 from decentral.measurements.training_run import TrainingRun
 from decentral.measurements.values import Value
 from decentral.report.figures.lines import Scaling

@@ -9,9 +9,9 @@ import pytest
 
 from configure import configure
 from decentral.measurements.training_run import TrainingRun
+from decentral.scheduling.board import Board
 from decentral.scheduling.job import Job
-from decentral.scheduling.pace import Pace
-from decentral.scheduling.pool import Seen
+from decentral.scheduling.pool import Ended, Seen
 from decentral.store import RunStore, Status
 from toy_jobs import Toy
 
@@ -42,11 +42,6 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def pace(clock: Clock) -> Pace:
-    return Pace(clock)
-
-
-@pytest.fixture
 def job(tmp_path: Path):
     def _job(name: str, sort: str = "short") -> Job:
         return Sort(tmp_path, name, sort=sort)
@@ -64,51 +59,19 @@ def at(job: Job, fraction: float | None, place: str = "cpu") -> list[Seen]:
     return [Seen(job, place, fraction)]
 
 
-def watch(pace: Pace, clock: Clock, job: Job, *places: tuple[float, float]) -> list[Seen]:
-    """See a job at these (time, fraction)."""
-    seen: list[Seen] = []
-    for clock.now, fraction in places:
-        seen = at(job, fraction)
-        pace.saw(seen)
-    return seen
-
-
-def test_nothing_is_said_of_a_job_before_it_has_moved_for_a_while(pace: Pace, clock: Clock, job):
-    pace.started(job("a"))
-    for now, fraction in ((0.0, 0.0), (9.0, 0.001), (9.5, 0.1), (10.0, 0.2)):
-        seen = watch(pace, clock, job("a"), (now, fraction))
-        assert pace.left_s(seen[0]) is None and pace.to_go_s(seen, [job("b")]) is None
-    seen = watch(pace, clock, job("a"), (29.0, 0.201))
-    assert pace.left_s(seen[0]) == pytest.approx(79.9), "100 s for all of it, since it was first seen to move"
-    assert pace.to_go_s(seen, [job("b")]) == pytest.approx(179.9)
-
-
-def test_what_an_earlier_attempt_has_done_is_no_speed_of_this_one(pace: Pace, clock: Clock, job):
-    """It goes on at 30 % and takes 100 s for a whole job."""
-    a = job("a")
-    store(a, 0.3)
-    pace.started(a)
-    seen = watch(pace, clock, a, (2.0, 0.3))
-    assert pace.to_go_s(seen, [job("b")]) is None
-    seen = watch(pace, clock, a, (12.0, 0.4))
-    assert pace.left_s(seen[0]) == pytest.approx(60.0)
-    clock.now = 72.0
-    assert pace.ended(a, done=True) == 72.0
-    pace.started(job("b"))
-    assert pace.to_go_s(at(job("b"), None), []) == pytest.approx(72 / 0.7)
-
-
-def test_a_job_that_has_not_begun_takes_what_those_of_its_kind_did_or_else_what_any_did(pace: Pace, clock: Clock, job):
-    for name, sort, seconds in (("a", "short", 10.0), ("b", "long", 100.0)):
-        pace.started(job(name, sort))
-        clock.now += seconds
-        pace.ended(job(name, sort), done=True)
-    pace.started(job("c", "long"))
-    seen = at(job("c", "long"), None)
-    assert pace.to_go_s(seen, [job("d", "short"), job("e", "long")]) == pytest.approx(100 + 10 + 100)
-    assert pace.to_go_s(seen, [job("f", "new")]) == pytest.approx(100 + 55)
-    clock.now += 30.0
-    assert pace.to_go_s(seen, []) == pytest.approx(70.0), "it says nothing of itself, so its time just runs down"
+def test_the_time_to_go_follows_from_what_was_done_since_this_start(clock: Clock, job):
+    """Neither what an earlier attempt had stored, nor time in a queue, is work of this one."""
+    board = Board("study", now=clock)
+    store(job("a"), 0.3)
+    board.started(job("a"))
+    for clock.now in (0.0, 500.0):
+        board.show(at(job("a"), 0.0, "waiting for slurm 1"), [job("b")])
+    assert board._to_go() == ""
+    clock.now = 570.0
+    board.ended(Ended(job("a"), Status.done), again=False)
+    board.started(job("b"))
+    board.show(at(job("b"), None), [])
+    assert board._to_go() == "about 1:40 to go", "70 s for 70 % of a job"
 
 
 # -- what is stored of a job -------------------------------------------------------------------------------------------

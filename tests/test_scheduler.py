@@ -16,9 +16,9 @@ from decentral.scheduling import scheduler
 from decentral.scheduling.board import Board, board
 from decentral.scheduling.job import Demand, Job
 from decentral.scheduling.launchers.launcher import Launcher
+from decentral.scheduling.local_pool import Seat, Slots
 from decentral.scheduling.pool import Ended, NoRoom, Pool, Seen
 from decentral.scheduling.scheduler import Fixed, Tally, schedule
-from decentral.scheduling.slots import Seat, Slots
 from decentral.store import RunStore, Status
 from decentral.store.files import try_lock
 from toy_jobs import Toy
@@ -292,14 +292,13 @@ class Machine:
 
     def start(self, demand: Demand = GPU):
         seat = self.slots.seat(demand, 1)
-        return seat and (seat, self.slots.take(seat))
+        return seat and self.slots.take(seat)
 
     def uses(self, started, gib: float) -> None:
         """A run has done its first step, and has taken so much."""
-        seat, residents = started
-        for gpu, resident in zip(seat.gpus, residents, strict=True):
+        for gpu in started.seat.gpus:
             self.free[gpu] -= int(gib * GIB)
-            resident.seen = True
+        started.seen = True
         self.now += 2
 
 
@@ -310,7 +309,7 @@ def test_a_process_takes_a_core_and_gives_it_back():
     taken = slots.take(one)
     assert slots.seat(Demand(2), 9) is None
     assert slots.seat(Demand(), 9) == Seat(1)
-    slots.free(one, taken)
+    slots.free(taken)
     assert slots.seat(Demand(2), 9) == Seat(2)
 
 
@@ -328,7 +327,7 @@ def test_some_jobs_run_alone(demand: Demand):
     slots = Slots(2)
     beside = slots.take(Seat(1))
     assert slots.seat(demand, 1) is None
-    slots.free(Seat(1), beside)
+    slots.free(beside)
     slots.take(slots.seat(demand, 1))
     assert slots.seat(Demand(), 1) is None
 
@@ -360,9 +359,9 @@ def test_the_memory_of_other_users_is_not_ours_to_give():
 
 def test_a_run_of_several_processes_gets_as_many_gpus_and_no_gpu_twice():
     machine = Machine(gpus=4)
-    assert machine.start(Demand(3, "cuda"))[0].gpus == ("0", "1", "2")
+    assert machine.start(Demand(3, "cuda")).seat.gpus == ("0", "1", "2")
     assert machine.start(Demand(2, "cuda")) is None
-    assert machine.start(Demand(1, "cuda"))[0].gpus == ("3",)
+    assert machine.start(Demand(1, "cuda")).seat.gpus == ("3",)
 
 
 @pytest.mark.parametrize(
