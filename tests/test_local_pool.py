@@ -207,7 +207,7 @@ def test_progress_is_read_from_the_newest_evaluation(tmp_path, limit, fraction):
     assert seen_in_directory(job, "slurm 1")[1:] == ("slurm 1", 0.0, "")
     with RunStore.open(job.directory, job.id, "") as store:
         store.append(rows(0, 100))
-    assert seen_in_directory(job, "slurm 1")[1:] == ("slurm 1", fraction, "epoch 10.0  worst accuracy 0.35")
+    assert seen_in_directory(job, "slurm 1")[1:] == ("slurm 1", fraction, "epoch 10.0")
     with RunStore.open(job.directory, job.id, "") as store:
         store.set_status(Status.running, step=200, epoch=20.0)
     assert seen_in_directory(job, "slurm 1").fraction == 2 * fraction, "a checkpoint is news, too"
