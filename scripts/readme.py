@@ -19,7 +19,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from bench.page import load_all, markdown, number
-from decentral.terminal.text import duration
+from decentral.terminal.console import duration
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "results" / "readme"

@@ -15,7 +15,7 @@ import torch
 import reference
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
-from decentral.config.files import as_dict, from_dict
+from decentral.config.files import from_dict, plain
 from decentral.network.world import World
 from decentral.randomness import numpy_generator
 from reference import SGD, Adam, Setting
@@ -91,7 +91,7 @@ def problem(n: int, d: int) -> dict[str, Array]:
 @functools.cache
 def _composed() -> dict[str, Any]:
     overrides = ["task=quadratics", "algo=allreduce", "topology=complete", "device=cpu", "progress=false", "trace=true"]
-    return as_dict(compose([*overrides, "evaluation.every_epochs=1000"]))
+    return plain(compose([*overrides, "evaluation.every_epochs=1000"]))
 
 
 def program(

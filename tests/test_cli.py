@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from decentral.cli.command import guarded
 from decentral.cli.completion import candidates
-from decentral.cli.guarded import guarded
 from decentral.cli.run import main
 from decentral.cli.study import main as study
 from decentral.config.composition import compose, conf_directory
@@ -197,12 +197,10 @@ def test_a_run_is_done_once_and_leaves_nothing_elsewhere(capsys: pytest.CaptureF
 def test_a_failed_run_says_where_it_is_and_how_to_go_on(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from decentral.runtime import launch
-
     def fails(config: Config) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(launch, "launch", fails)
+    monkeypatch.setattr("decentral.cli.single.launch", fails)
     code, _, err = command(capsys, *QUICK)
     assert code == 1
     assert err.count("\n") == 1
@@ -288,7 +286,7 @@ REFUSED = [
     ("experiment=relaysum_cifar10 optim.weight_decay=x", "optim.weight_decay=x", "a number"),
     ("alpha=${foo}", "alpha=${foo}", "'foo'"),
     # values
-    ("alpha=0", "alpha=0", "above 0"),
+    ("alpha=0", "decentral-run: alpha=0", "above 0"),
     ("lr=nan", "lr=nan", "at least 0"),
     ("epochs=1e300", "epochs=1e+300", "1e+12"),
     ("task=quadratics task.dimension=1000000000", "task.dimension=1000000000", "memory"),

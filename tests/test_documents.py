@@ -25,15 +25,14 @@ from PIL import Image
 
 import decentral
 from decentral import __version__
-from decentral.cli.options import RunOptions
-from decentral.cli.run import main
+from decentral.cli.run import main, parser
 from decentral.cli.study_arguments import chosen_studies
 from decentral.config.composition import compose, conf_directory, folders_of
 from decentral.config.overrides import checked, options
 from decentral.config.schema import GROUPS
 from decentral.registry import components
 from decentral.study import catalogue
-from decentral.terminal.text import duration
+from decentral.terminal.console import duration
 from handmade import TABLE, courses, table1, write
 
 ROOT = Path(__file__).parents[1]
@@ -110,7 +109,7 @@ def test_the_other_commands_of_the_readme_and_of_the_pages_can_be_read() -> None
         if name == "decentral-study":
             assert not words or chosen_studies([word for word in words if not word.startswith("--")])
         else:
-            options = RunOptions().parse_intermixed_args(words)
+            options = parser().parse_intermixed_args(words)
             assert checked(options.words, folders_of(options.config_dir), several=options.multirun)
 
 

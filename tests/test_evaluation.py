@@ -15,7 +15,7 @@ from torch import Tensor
 from configure import configure
 from decentral.cli.single import carry_out as carry_out_command
 from decentral.config.composition import compose
-from decentral.config.identity import run_id
+from decentral.config.identity import identity, run_id
 from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import join
@@ -23,7 +23,7 @@ from decentral.network.settings import NetworkSettings
 from decentral.network.world import World
 from decentral.report.summary import summary
 from decentral.store import RunStore
-from decentral.store.metadata import Metric
+from decentral.store.metrics import Metric
 from decentral.tasks.evaluation import WHOLE, EvaluationSettings, Scope
 from decentral.tasks.task import Problem
 from decentral.topology.delivery import Losses
@@ -207,11 +207,24 @@ def test_divergence_is_a_result_and_not_a_failure(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("every", "steps", "expected"),
-    [("1", "5", [0, 1, 2, 3, 4, 5]), ("2", "5", [0, 2, 4, 5]), ("100", "5", [0, 5]), ("2.5", "6", [0, 2, 5, 6])],
+    [
+        ("1", "5", [0, 1, 2, 3, 4, 5]),
+        ("2", "5", [0, 2, 4, 5]),
+        ("100", "5", [0, 5]),
+        ("2.5", "6", [0, 2, 5, 6]),
+        ("null", "5", [0, 1, 2, 3, 4, 5]),
+        ("null", "301", [*range(0, 301, 3), 301]),
+    ],
 )
 def test_runs_are_evaluated_before_the_first_step_every_so_often_and_after_the_last(start, every, steps, expected):
     result = start("task=quadratics", "num_workers=3", f"steps={steps}", f"evaluation.every_epochs={every}")
     assert sorted({row["step"] for row in result.rows}) == expected
+
+
+def test_evaluating_each_step_is_a_run_of_its_own_where_the_task_suggests_less() -> None:
+    """The usual run keeps the id that it had when each step was evaluated."""
+    usual, each = compose(["task=quadratics"]), compose(["task=quadratics", "evaluation.every_epochs=1"])
+    assert identity(usual)["eval_every_epochs"] == 1.0 and run_id(usual) != run_id(each)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from torch.distributed.elastic.utils import store as agent_store
 import decentral
 from decentral.cli.run import main
 from decentral.errors import ConfigError
-from decentral.host.pool import carried_out
+from decentral.host.processes import carried_out
 from decentral.runtime.process_group import store_of_torchrun
 from decentral.scheduling import slurm_pool
 from decentral.store import RunStore
@@ -201,7 +201,7 @@ def test_what_a_killed_process_leaves_is_done_here(tmp_path: Path) -> None:
 
 def test_a_script_without_a_guard_is_not_carried_out_in_each_process(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    lines = ["print('script')", "import operator", "from decentral.host.pool import carried_out"]
+    lines = ["print('script')", "import operator", "from decentral.host.processes import carried_out"]
     script.write_text("\n".join([*lines, "print(sorted(carried_out(operator.neg, [(1,), (2,)], 2)))"]))
     said = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True).stdout
     assert said == "script\n[(0, -1), (1, -2)]\n"

@@ -82,7 +82,7 @@ def script(folder: Path, code: str) -> subprocess.Popen[str]:
     """A console command that does this."""
     before = """
 import atexit, os, signal, sys, time
-from decentral.cli.guarded import guarded
+from decentral.cli.command import guarded
 from decentral.host.interrupt import Interrupt
 def ctrl_c(): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)
 def carry_out(_):

@@ -233,7 +233,7 @@ def test_what_is_missing_is_named(monkeypatch):
     Slurm(cluster=Where.local).check()
     with pytest.raises(ConfigError, match=r"finds no sbatch here: .* launcher.cluster=local"):
         Slurm().check()
-    monkeypatch.setattr("decentral.host.packages.find_spec", lambda name: None)
+    monkeypatch.setattr("decentral.host.machine.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs the package 'submitit': pip install 'decentral\[slurm\]'"):
         Slurm().check()
 

@@ -98,7 +98,7 @@ def test_a_logger_in_trouble_costs_one_line_of_warning(tmp_path: Path, capfd, wh
     ("logger", "advice"), [(WeightsAndBiases(), "pip install wandb"), (TensorBoard(), "pip install tensorboard")]
 )
 def test_a_package_that_is_missing_is_named_before_the_run_starts(logger: Logger, advice: str, monkeypatch) -> None:
-    monkeypatch.setattr("decentral.host.packages.find_spec", lambda package: None)
+    monkeypatch.setattr("decentral.host.machine.find_spec", lambda package: None)
     with pytest.raises(ConfigError) as refused:
         logger.check()
     assert advice in str(refused.value) and "logger=" in str(refused.value)

@@ -29,7 +29,7 @@ from decentral.runtime.launch import launch
 from decentral.scheduling.job import Demand
 from decentral.store import RunStore, Status
 from decentral.store.files import read_json
-from decentral.store.lines import LineFile
+from decentral.store.metrics import LineFile
 from decentral.study import catalogue
 from decentral.study.catalogue import study_from
 from decentral.study.kinds.over_links import BANDWIDTH, LATENCY, LinkCell

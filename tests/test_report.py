@@ -28,10 +28,10 @@ from decentral.network.world import World
 from decentral.report.figures.figure import Line
 from decentral.report.figures.lines import reached
 from decentral.report.learning_curves import save_learning_curves
-from decentral.report.series import describe
+from decentral.report.series import describe, read_curves
 from decentral.report.summary import summary
 from decentral.store import RunStore, Status
-from decentral.store.lines import read_lines
+from decentral.store.metrics import read_lines
 from decentral.terminal import progress as progress_module
 from decentral.terminal.progress import progress
 from decentral.training.recorder import Recorder
@@ -104,7 +104,8 @@ def make_run(path: Path, rows, status: Status = Status.done, **facts) -> Path:
 @pytest.mark.parametrize("rows", [image_rows, quadratic_rows, diverged_rows, lambda step: []])
 def test_learning_curves_are_drawn_for_every_kind_of_task(tmp_path: Path, rows, monkeypatch) -> None:
     monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)
-    path = save_learning_curves(make_run(tmp_path / "run", rows))
+    run = make_run(tmp_path / "run", rows)
+    path = save_learning_curves(run, read_curves(run))
     assert path == tmp_path / "run" / "learning_curves.png"
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5_000
     assert "matplotlib.pyplot" not in sys.modules
@@ -144,7 +145,7 @@ def test_the_summary_says_what_it_cost_and_where_the_results_are(
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")  # on the path, so it goes by its name
     run = make_run(tmp_path / "run", image_rows)
     assert "Curves:" not in summary(run)
-    save_learning_curves(run)
+    save_learning_curves(run, read_curves(run))
     assert summary(run).splitlines()[-5:] == [
         "Steps:    20 (2 epochs) in 10.0 s",
         "Sent:     6.667 kB by a worker, on average",

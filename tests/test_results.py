@@ -19,7 +19,7 @@ from decentral.report.make import make
 from decentral.report.pages import report_pages
 from decentral.report.results import find, read
 from decentral.report.summary import summary
-from decentral.store.metadata import AXES
+from decentral.store.metrics import AXES
 from decentral.study import catalogue
 
 ROOT = Path(__file__).parents[1]

@@ -18,7 +18,7 @@ import decentral
 from decentral.cli import study as study_command
 from decentral.config.composition import compose
 from decentral.config.files import read
-from decentral.config.own_files import read_yaml
+from decentral.config.parsing import read_yaml
 from decentral.errors import ConfigError
 from decentral.report.make import make
 from decentral.report.make import report_all as make_all
@@ -26,7 +26,7 @@ from decentral.report.results import read as read_results
 from decentral.script.loading import runs
 from decentral.store import RunStore, Status, checkpoints
 from decentral.store.files import read_json, write_json, write_text
-from decentral.store.lines import read_lines
+from decentral.store.metrics import read_lines
 from decentral.terminal.console import report_error, say, warn
 from handmade import value, write
 

@@ -15,7 +15,7 @@ from PIL import Image
 from decentral.cli import study as command
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
-from decentral.host import devices
+from decentral.host import machine
 from decentral.measurements.consensus import Estimation
 from decentral.published import key as published_key
 from decentral.report.published import numbers
@@ -195,7 +195,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What the command gets beside the study's name: a study of one's own, and folders that only this test has."""
     (tmp_path / "conf" / "study").mkdir(parents=True)
     (tmp_path / "conf" / "study" / "mine.yaml").write_text(PLANNED)
-    monkeypatch.setattr(devices, "num_gpus", lambda: 0)
+    monkeypatch.setattr(machine, "num_gpus", lambda: 0)
     folder = ["--config-dir", str(tmp_path / "conf"), f"results_dir={tmp_path / 'results'}", "scale=smoke"]
     return [*folder, "launcher.slots=1"]
 

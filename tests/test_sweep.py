@@ -22,7 +22,6 @@ from decentral.cli.run import main as run_main
 from decentral.cli.study import main as study
 from decentral.config.composition import compose
 from decentral.measurements.training_run import TrainingRun
-from decentral.scheduling import scheduler
 from decentral.scheduling.scheduler import Tally
 from decentral.store import RunStore, find_runs, read_metrics
 from decentral.study.catalogue import study_from
@@ -47,7 +46,7 @@ def planned(monkeypatch) -> list[TrainingRun]:
         asked.extend(source.pending())
         return Tally([], False)
 
-    monkeypatch.setattr(scheduler, "schedule", schedule)
+    monkeypatch.setattr("decentral.cli.sweep.schedule", schedule)
     return asked
 
 
@@ -301,6 +300,7 @@ def test_the_saved_study_gives_the_same_numbers(swept, capsys, monkeypatch):
         ("--rows algo,lr --best lr --columns zeta2", "named twice"),
         ("--rows algo --metric acuracy", "--metric=acuracy"),
         ("--rows algo --where lr=7", "no finished runs with lr=7"),
+        ("--rows algo --where lr", "where=lr has no value"),
         ("--columns lr", "--rows is missing"),
         ("--rows algo --columns zeta2 --best lr --worker 9", "4 workers"),
         ("--rows algo --columns zeta2 --best lr --name ../x", "no plain name"),

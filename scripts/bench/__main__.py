@@ -15,7 +15,7 @@ from pathlib import Path
 from bench import exchanges, gpu, memory, processes, runs, steps  # noqa: F401
 from bench.harness import BENCHMARKS, RESULTS, Effort, environment, save
 from bench.page import load_all, write_page
-from decentral.host.orphans import follow_parent
+from decentral.host.processes import follow_parent
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from decentral.config.checks import resolve
 from decentral.config.files import from_dict
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
-from decentral.host.devices import num_gpus
+from decentral.host.machine import num_gpus
 from decentral.network.world import World
 from decentral.runtime.process_group import joined, serve_store, stay_on_this_machine
 from decentral.training.assemble import Run, assemble

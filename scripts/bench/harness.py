@@ -18,7 +18,7 @@ from decentral.algorithms.algorithm import Oracle
 from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose
 from decentral.config.schema import Config
-from decentral.host.devices import num_gpus
+from decentral.host.machine import num_gpus
 from decentral.measurements import timing
 from decentral.measurements.timing import Turns, Verb, turned
 from decentral.network.world import World

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.store.files import read_json, write_text
-from decentral.terminal.text import duration
+from decentral.terminal.console import duration
 
 Record = dict[str, Any]
 """What a benchmark has left in its file."""

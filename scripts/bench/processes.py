@@ -11,7 +11,7 @@ from bench.baselines import NarrowVGG, Setup, data_parallel, passes_alone, train
 from bench.harness import Effort, Findings, Table, Target, Times, Together, benchmark, in_group
 from decentral.config.composition import compose
 from decentral.config.schema import Config
-from decentral.host.devices import num_cores
+from decentral.host.machine import num_cores
 from decentral.measurements.timing import Turns
 
 Methods = dict[str, tuple[str, ...]]

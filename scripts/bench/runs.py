@@ -19,7 +19,7 @@ from bench.baselines import CifarLike
 from bench.harness import Effort, Findings, Table, Target, alone, benchmark, in_turn, passes
 from decentral.config.composition import compose
 from decentral.config.schema import Config
-from decentral.host.devices import num_cores
+from decentral.host.machine import num_cores
 from decentral.runtime.devices import num_processes
 from decentral.runtime.launch import launch
 from decentral.store import RunStore

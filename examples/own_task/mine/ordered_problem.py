@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decentral.store.metadata import Metric
+from decentral.store.metrics import Metric
 from decentral.tasks.problems.supervised import Supervised
 
 

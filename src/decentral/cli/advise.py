@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from decentral.cli.guarded import guarded
-from decentral.cli.options import Options
+from decentral.cli.command import Options, check_writable, guarded
 from decentral.config.overrides import checked
 from decentral.errors import ConfigError
+from decentral.store.files import encode, write_text
 from decentral.terminal.console import say
 
 _HELP = """\
@@ -43,8 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out(arguments: list[str]) -> int:
-    parser = Options("decentral-advise")
-    parser.add_argument("--json", action="store_true")
+    parser = Options("decentral-advise", "--json")
     parser.add_argument("--output", type=Path)
     options = parser.begin(arguments, _HELP)
     if options is None:
@@ -52,14 +50,11 @@ def _carry_out(arguments: list[str]) -> int:
     _check_compared(options.words)
     words = checked(options.words, options.folders)  # before anything heavy is imported
     processes, words = _taken_processes(words)
+    if options.output is not None and options.output.is_dir():
+        raise ConfigError(f"--output {options.output} is a folder: give the name of a file.")
     if options.output is not None:
-        _check_output(options.output)
-    return _show(options, words, processes)
-
-
-def _show(options: argparse.Namespace, words: list[str], processes: int | None) -> int:
+        check_writable("--output", str(options.output), options.output.parent)
     from decentral.measurements.advice.advise import advise, text
-    from decentral.store.files import encode, write_text
 
     found = advise(words, processes, options.config_dir, _tell)
     told = json.dumps(encode(found.facts()), indent=2)
@@ -101,14 +96,6 @@ def _taken_processes(words: Sequence[str]) -> tuple[int | None, list[str]]:
             f"processes={given[-1]} makes no sense: links are measured between 2 to {_MOST_PROCESSES} processes."
         )
     return int(given[-1]), others
-
-
-def _check_output(path: Path) -> None:
-    from decentral.cli.folders import check_writable
-
-    if path.is_dir():
-        raise ConfigError(f"--output {path} is a folder: give the name of a file.")
-    check_writable("--output", str(path), path.parent)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from decentral.cli import study as studies
-from decentral.cli.guarded import guarded
-from decentral.cli.options import PlanOptions
+from decentral.cli.command import Options, guarded
 from decentral.cli.study_arguments import PUBLISHED_RESULTS, ChosenStudy, chosen_studies
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.values import Labels
@@ -26,8 +25,7 @@ from decentral.study.kinds import benchmark
 from decentral.study.kinds.benchmark import Benchmark, BenchmarkCell, rules, told
 from decentral.study.plan import plan
 from decentral.study.study import Cell, Unfinished
-from decentral.terminal.console import say
-from decentral.terminal.text import aligned
+from decentral.terminal.console import aligned, say
 
 STUDY = "benchmark_methods"
 _WIDTH = 100
@@ -79,9 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out_command(arguments: list[str]) -> int:
-    parser = PlanOptions("decentral-benchmark")
-    parser.add_argument("--list", action="store_true")
-    options = parser.begin(arguments, _HELP)
+    options = Options("decentral-benchmark", "--list", "--plan", "--report").begin(arguments, _HELP)
     if options is None:
         return 0
     if options.list:

@@ -6,12 +6,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from decentral.cli.guarded import guarded
-from decentral.cli.options import Options
+from decentral.cli.command import Options, guarded
 from decentral.config.overrides import checked
 from decentral.errors import ConfigError
-from decentral.terminal.console import FAILED, say
-from decentral.terminal.text import aligned
+from decentral.terminal.console import FAILED, aligned, say
 
 if TYPE_CHECKING:
     from decentral.conformance.check import Found
@@ -35,8 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out(arguments: list[str]) -> int:
-    parser = Options("decentral-check")
-    options = parser.begin(arguments, _HELP)
+    options = Options("decentral-check").begin(arguments, _HELP)
     if options is None:
         return 0
     chosen = [word for word in options.words if word.startswith("algo=")]

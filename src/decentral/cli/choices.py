@@ -87,6 +87,12 @@ def choice(group: str, option: str, folders: Sequence[Path]) -> Choice:
     return Choice(group, option, file, cls, about, _values(file) if file else {})
 
 
+def usual(group: str, folders: Sequence[Path]) -> str:
+    """The choice of a group where nothing is said; '' if there is none."""
+    found = re.search(rf"^\s*- {group}: (\S+)$", (folders[0] / "config.yaml").read_text(), re.M)
+    return found[1] if found and found[1] != "null" else ""
+
+
 def settings_of(cls: type | None, values: Mapping[str, Any] | None = None) -> list[Setting]:
     """The fields of a dataclass, which its docstring, or that of a class above, describes; with these values."""
     if cls is None:

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import re
 from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from decentral.cli.choices import choice, default, usual
 from decentral.config.composition import folders_of
 from decentral.config.overrides import CHOICES, options
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError
-from decentral.registry import components
 from decentral.study import SCALES
 from decentral.terminal.console import say
 
@@ -115,11 +114,8 @@ def _settings(head: str, before: Sequence[str], folders: Sequence[Path]) -> dict
 def _chosen(group: str, before: Sequence[str], folders: Sequence[Path]) -> type | None:
     """The dataclass of the choice; None if there is no such choice, or its file builds on another one."""
     said = [word.partition("=")[2] for word in before if word.startswith(f"{group}=")]
-    if not said:
-        said = re.findall(rf"^\s*- {group}: (\S+)$", (folders[0] / "config.yaml").read_text(), re.M)
-    files = [file for folder in folders if said and (file := folder / group / f"{said[-1]}.yaml").is_file()]
-    schema = re.search(r"^\s*- schema/(\S+)@_here_$", files[0].read_text(), re.M) if files else None
-    return components(GROUPS[group]).get(schema[1]) if schema else None
+    name = said[-1] if said else usual(group, folders)
+    return choice(group, name, folders).cls if name in options(group, folders) else None
 
 
 def _values(word: str, before: Sequence[str], folders: Sequence[Path], program: str) -> list[str]:
@@ -155,7 +151,7 @@ def _of_the_benchmark(key: str, text: str) -> list[str]:
 
 def _few(f: dataclasses.Field[Any]) -> list[str]:
     """The values of a switch or of an enumeration."""
-    default = f.default if f.default is not dataclasses.MISSING else None
-    if isinstance(default, bool):
+    value = default(f)
+    if isinstance(value, bool):
         return ["true", "false"]
-    return [member.name for member in type(default)] if isinstance(default, Enum) else []
+    return [member.name for member in type(value)] if isinstance(value, Enum) else []

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from decentral.cli.choices import Choice, Setting, choice, settings_of, show, summary
+from decentral.cli.choices import Choice, Setting, choice, settings_of, show, summary, usual
 from decentral.config.overrides import CHOICES, options
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
@@ -17,6 +17,7 @@ from decentral.registry import component
 from decentral.registry.find import owner
 from decentral.settings import limits_in_words
 from decentral.terminal.console import say
+from decentral.topology.facts import told
 
 _HEAD = """\
 decentral-run trains n workers with a decentralized algorithm, on one machine or many, and records what they reach.
@@ -133,8 +134,8 @@ def _overview(group: str, folders: Sequence[Path]) -> str:
     """A line for each choice of a group."""
     known = options(group, folders)
     width = max(len(name) for name in known) + 2
-    default = re.search(rf"^\s*- {group}: (\S+)$", (folders[0] / "config.yaml").read_text(), re.M)
-    lines = [f"{group}=..." + (f"  (default: {default[1]})" if default and default[1] != "null" else "")]
+    default = usual(group, folders)
+    lines = [f"{group}=..." + (f"  (default: {default})" if default else "")]
     for name in known:
         line = f"  {name:<{width}}{summary(group, name, folders)}"
         lines.append(textwrap.fill(line, _WIDTH, subsequent_indent=(width + 2) * " "))
@@ -173,7 +174,5 @@ def _setting_text(text: str, setting: Setting, width: int, doc: str) -> str:
 
 def _facts(topology: Choice) -> list[str]:
     """What agreement takes with a topology's usual settings, for the numbers of workers for which it exists."""
-    from decentral.topology.facts import told
-
     found = [f"    num_workers={n:<4} {told(rounds)}" for n in _SIZES if (rounds := topology.rounds(n)) is not None]
     return ["", "  With these settings", *found] if found else []

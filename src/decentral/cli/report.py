@@ -6,14 +6,13 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from decentral.cli.folders import check_writable
-from decentral.cli.guarded import guarded
-from decentral.cli.options import Options
+from decentral.cli.command import Options, check_writable, guarded
 from decentral.cli.study_arguments import OWN_RESULTS, PUBLISHED_RESULTS
 from decentral.errors import ConfigError, suggest
 from decentral.report.figures.figure import KEYS as FIGURES
 from decentral.report.figures.figure import output
 from decentral.store.files import at_home, check_name
+from decentral.study import SCALES, catalogue
 from decentral.terminal.console import say
 
 _HELP = """\
@@ -66,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out_command(arguments: list[str]) -> int:
-    parser = Options("decentral-report", _KEYS)
+    parser = Options("decentral-report", settings=_KEYS)
     table = {"rows": "", "columns": "", "best": "", "over": "seed", "metric": "", "worker": "worst", "name": ""}
     for name, usual in table.items():
         parser.add_argument(f"--{name}", default=usual)
@@ -114,14 +113,16 @@ def _tabulate(options: argparse.Namespace, settings: dict[str, str]) -> None:
 
 
 def _carry_out(names: list[str], settings: dict[str, str]) -> None:
-    from decentral.study import SCALES
 
     scale = settings.get("scale", "")
     if scale and scale not in SCALES:
         raise ConfigError(f"scale={scale} does not exist.{suggest(scale, SCALES)}")
     figures = output(settings)
     results_dir = at_home(settings.get("results_dir", OWN_RESULTS))
-    _check_names(names, results_dir)
+    known = {*catalogue.names(), *(path.parents[1].name for path in results_dir.glob("*/*/*/study.json"))}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"there is no study {name}.{suggest(name, known)}")
     check_writable("results_dir", str(results_dir), results_dir)
     absent = [name for name in names or ["*"] if not any(results_dir.glob(f"*/{name}/{scale}*/study.json"))]
     if "results_dir" not in settings and len(absent) == max(1, len(names)):
@@ -147,16 +148,6 @@ def _carry_out(names: list[str], settings: dict[str, str]) -> None:
     say(f"Made:     {len(made)} report{'s' * (len(made) != 1)}, {sum(len(one.figures) for one in made)} figures")
     say(f"Totals:   {totals(items)}")
     say(f"Pages:    {results_dir}/README.md and a README.md for each paper")
-
-
-def _check_names(names: list[str], results_dir: Path) -> None:
-    """Refuse names that are neither studies nor have results. Raises ConfigError."""
-    from decentral.study import catalogue
-
-    known = {*catalogue.names(), *(path.parents[1].name for path in results_dir.glob("*/*/*/study.json"))}
-    for name in names:
-        if name not in known:
-            raise ConfigError(f"there is no study {name}.{suggest(name, known)}")
 
 
 if __name__ == "__main__":

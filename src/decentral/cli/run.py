@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-from decentral.cli.guarded import guarded
-from decentral.cli.options import RunOptions
+from decentral import __version__
+from decentral.cli.command import Options, guarded
+from decentral.cli.help import print_help
 from decentral.cli.single import carry_out
 from decentral.config.composition import as_yaml, compose
 from decentral.errors import ConfigError
@@ -20,19 +21,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     guarded("decentral-run", _carry_out_command, arguments, kept)
 
 
+def parser() -> Options:
+    """The options of `decentral-run`."""
+    found = Options("decentral-run", "--version", "--resolve")
+    found.add_argument("-m", "--multirun", action="store_true")
+    found.add_argument("--save-study", metavar="NAME")
+    found.add_argument("-c", "--cfg", choices=["job"])
+    return found
+
+
 def _carry_out_command(arguments: list[str]) -> int:
-    _check_working_directory()
-    options = RunOptions().begin(arguments, "")
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder has been deleted: change to one that exists (cd).") from None
+    options = parser().begin(arguments, "")
     if options is None:
         return 0
     if options.version:
-        from decentral import __version__
-
         say(f"decentral-run {__version__}")
         return 0
     if options.help:
-        from decentral.cli.help import print_help
-
         print_help(options.words, options.folders)
         return 0
     if options.resolve and not options.cfg:
@@ -52,13 +61,6 @@ def _carry_out_command(arguments: list[str]) -> int:
 
         return submit(options.words, config, options.config_dir)
     return carry_out(config)
-
-
-def _check_working_directory() -> None:
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        raise ConfigError("the current folder has been deleted: change to one that exists (cd).") from None
 
 
 if __name__ == "__main__":

@@ -6,13 +6,24 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from decentral.cli.folders import check_directory, check_writable
+from decentral.cli.command import check_directory, check_writable
 from decentral.config.checks import check_lengths
 from decentral.config.identity import run_directory
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.interrupt import was_raised
+from decentral.report.run_figures import FIGURE, draw
+from decentral.report.series import read_config, read_curves
+from decentral.report.summary import summary
+from decentral.runtime.devices import slow_precision
+from decentral.runtime.launch import launch
+from decentral.store import RunStore, Status
+from decentral.store.failures import advice, classify, describe
+from decentral.store.files import read_json
+from decentral.store.provenance import collect
 from decentral.terminal.console import FAILED, INTERRUPTED, is_leader, report_error, say, warn
+from decentral.training.loggers.stored import log_stored
+from decentral.training.operations import FILE as OPERATIONS
 
 
 def carry_out(config: Config) -> int:
@@ -24,14 +35,6 @@ def carry_out(config: Config) -> int:
         )
     if config.simulate is Simulate.timeline:
         return work_out([("", config)])
-    from decentral.report.run_figures import FIGURE, draw
-    from decentral.report.summary import summary
-    from decentral.runtime.devices import slow_precision
-    from decentral.runtime.launch import launch
-    from decentral.store import Status
-    from decentral.store.failures import advice, classify, describe
-    from decentral.training.loggers.stored import log_stored
-    from decentral.training.operations import FILE as OPERATIONS
 
     try:
         check_directory(config)
@@ -55,16 +58,15 @@ def carry_out(config: Config) -> int:
                 say("It kept no operations: rerun=true computes it again with record_operations=true.")
             if told := log_stored(config, outcome.directory):
                 say(told)
+        curves = read_curves(outcome.directory)
         if not outcome.done_before or not (outcome.directory / FIGURE).exists():  # killed before it was drawn
-            draw(outcome.directory)
-        say(summary(outcome.directory))
+            draw(outcome.directory, curves)
+        say(summary(outcome.directory, curves))
     return INTERRUPTED if outcome.status is Status.interrupted else 0
 
 
 def _kept_otherwise(config: Config, directory: Path) -> str:
     """A sentence if the finished run kept other models than are asked for."""
-    from decentral.report.series import read_config
-
     then = read_config(directory).get("save")
     if then in (None, config.save.name):
         return ""
@@ -73,9 +75,6 @@ def _kept_otherwise(config: Config, directory: Path) -> str:
 
 def _by_other_code(directory: Path) -> str:
     """' (by commit ...)' if the finished run was computed by another version of this program."""
-    from decentral.store.files import read_json
-    from decentral.store.provenance import collect
-
     then, now = read_json(directory / "provenance.json") or {}, collect([], 1)
     for key, what in (("git_commit", "commit"), ("version", "version")):
         if then.get(key) and now.get(key) and then[key] != now[key]:
@@ -88,7 +87,6 @@ def work_out(timelines: Sequence[tuple[str, Config]]) -> int:
     from decentral.measurements.timeline import SimulatedTimeline
     from decentral.report.run_figures import draw_time
     from decentral.report.summary import staleness, timeline_facts, timeline_table, timeline_text
-    from decentral.store import RunStore, Status
 
     for _, config in timelines:
         check_lengths(config)

@@ -8,9 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from decentral.cli.folders import check_writable
-from decentral.cli.guarded import guarded
-from decentral.cli.options import PlanOptions
+from decentral.cli.command import Options, check_writable, guarded
 from decentral.cli.study_arguments import ChosenStudy, chosen_studies
 from decentral.config.composition import compose
 from decentral.config.schema import Config
@@ -18,11 +16,13 @@ from decentral.errors import ConfigError
 from decentral.measurements.training_run import TrainingRun
 from decentral.report.spec import parse
 from decentral.runtime.devices import slow_precision
+from decentral.scheduling.board import board
+from decentral.scheduling.scheduler import schedule
 from decentral.study import catalogue, collect
 from decentral.study.collect import StoredCell
 from decentral.study.plan import plan
 from decentral.study.study import Cell, Unfinished
-from decentral.terminal.console import FAILED, INTERRUPTED, say, warn
+from decentral.terminal.console import FAILED, INTERRUPTED, aligned, say, warn
 
 if TYPE_CHECKING:
     from decentral.report.make import Made
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _carry_out_command(arguments: list[str]) -> int:
-    options = PlanOptions("decentral-study").begin(arguments, _HELP)
+    options = Options("decentral-study", "--plan", "--report").begin(arguments, _HELP)
     if options is None:
         return 0
     if not any("=" not in word for word in options.words):
@@ -171,9 +171,6 @@ def said_how_it_ended(chosen: ChosenStudy, tally: Tally | None) -> int:
 
 def schedule_jobs(source: Unfinished, config: Config, chosen: ChosenStudy) -> Tally:
     """Carry out what is left, with the launcher of the configuration; returns what became of it."""
-    from decentral.scheduling.board import board
-    from decentral.scheduling.scheduler import schedule
-
     config.launcher.check()
     with board(f"{chosen.name} scale={chosen.scale}", config.progress) as shown:
         return schedule(source, config.launcher, chosen.results_dir, shown)
@@ -194,6 +191,7 @@ def collect_results(
     one after the other.
     """
     left = source.pending()  # look again what is finished
+    took = {value.run: value.wall_s for cell in cells for value in cell.values()} if in_parts else {}  # each once
     earlier = collect.read_facts(chosen.directory)
     computed = {ended.job.id for ended in tally.ended} if tally is not None else set()
     again = earlier.get("complete") and not in_parts and bool(computed & collect.runs_of_values(chosen.directory))
@@ -203,7 +201,7 @@ def collect_results(
         "scale": chosen.scale,
         "command": chosen.command,
         "changed": chosen.changed,
-        "wall_s": round(_time_of(cells) if in_parts else before.get("wall_s", 0.0) + time.monotonic() - began, 1),
+        "wall_s": round(sum(took.values()) if in_parts else before.get("wall_s", 0.0) + time.monotonic() - began, 1),
         "failed": len(tally.failed) if tally is not None else earlier.get("failed", 0) if left else 0,
         "complete": not left,
     }
@@ -219,11 +217,6 @@ def collect_results(
     collect.collect(chosen.study, cells, chosen.directory, facts)
     for remark in dict.fromkeys(remark for cell in cells for remark in cell.remarks()):
         say(f"Note:     {remark}")
-
-
-def _time_of(cells: Sequence[Cell]) -> float:
-    """Seconds that the runs of the cells took, each counted once."""
-    return sum({value.run: value.wall_s for cell in cells for value in cell.values()}.values())
 
 
 def reported(chosen: ChosenStudy) -> Made:
@@ -244,7 +237,6 @@ def reported(chosen: ChosenStudy) -> Made:
 
 
 def _listing(config_dir: str | None) -> str:
-    from decentral.terminal.text import aligned
 
     rows = [["study", "item", "scales", "title"]]
     for name in catalogue.names(config_dir):

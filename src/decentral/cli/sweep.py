@@ -8,7 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.cli.folders import check_directory
+from decentral.cli.command import check_directory
 from decentral.cli.single import carry_out, work_out
 from decentral.config.composition import compose, compose_each, conf_directory, folders_of
 from decentral.config.identity import run_directory
@@ -17,10 +17,16 @@ from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
 from decentral.measurements.training_run import TrainingRun, run_command, written
+from decentral.report.run_figures import draw
+from decentral.report.summary import overview, topology_of
+from decentral.scheduling.board import board, failure_line
 from decentral.scheduling.pool import Ended
+from decentral.scheduling.scheduler import Fixed, schedule
 from decentral.store.failures import Failure
 from decentral.store.files import at_home
-from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, is_leader, report_error, say
+from decentral.study.catalogue import write_study
+from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, aligned, is_leader, report_error, say
+from decentral.training.loggers.stored import log_stored
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -73,7 +79,6 @@ def sweep(overrides: Sequence[str], config_dir: str | None, save_study: str | No
     statuses = _carry_out(accepted, config_dir)
     if save_study:
         from decentral.report.runs_table import layout_of
-        from decentral.study.catalogue import write_study
 
         folder, layout = Path(config_dir or "conf"), layout_of(_values(accepted))
         runs = [(one.words, run_directory(one.config)) for one in accepted]
@@ -101,10 +106,6 @@ def _carry_out(combinations: Sequence[Combination], config_dir: str | None) -> l
 
 def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> list[int]:
     """The exit status of each run, carried out by the launcher."""
-    from decentral.scheduling.board import board, failure_line
-    from decentral.scheduling.scheduler import Fixed, schedule
-    from decentral.training.loggers.stored import log_stored
-
     runs = [_job(one, shown, config_dir) for one, shown in zip(combinations, _varying(combinations), strict=True)]
     unfinished = [run for run in runs if run.finished() is None]
     before = len(runs) - len(unfinished)
@@ -133,10 +134,11 @@ def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> li
         say(f"\n{closing_table([(run.title, run.directory, ended.get(run.id)) for run in runs])}")
     if table:
         say(f"\n{table}")
+    statuses = [0] * before
     for one in ended.values():
         if one.failure is not None:
             report_error(failure_line(one))
-    statuses = [0] * before + [_status(one) for one in ended.values()]
+        statuses.append(0 if one.failure is None else REFUSED if one.failure == Failure.refused else FAILED)
     return [*statuses, INTERRUPTED] if interrupted else statuses
 
 
@@ -173,17 +175,10 @@ def _table(combinations: Sequence[Combination]) -> str:
 
 
 def _job(one: Combination, title: str, config_dir: str | None) -> TrainingRun:
-    from decentral.report.run_figures import draw
 
     command = run_command(one.words, config_dir)
     stale = written(run_directory(one.config))
     return TrainingRun(one.config, name=title, afterwards=draw, command=command, stale=stale)
-
-
-def _status(ended: Ended) -> int:
-    if ended.failure is None:
-        return 0
-    return REFUSED if ended.failure == Failure.refused else FAILED
 
 
 def _one_by_one(combinations: Sequence[Combination]) -> list[int]:
@@ -212,9 +207,6 @@ def closing_table(runs: Sequence[tuple[str, Path, Ended | None]]) -> str:
 
     `runs` are titles, directories, and how the launcher says that they ended, if they were started.
     """
-    from decentral.report.summary import overview, topology_of
-    from decentral.terminal.text import aligned
-
     rows = [["run", "topology", "status", "metric", "worst", "mean", "averaged model", "results"]]
     for title, directory, ended in runs:
         status, *numbers = overview(directory)

@@ -17,6 +17,7 @@ from decentral.host.torchrun import under_torchrun
 from decentral.registry import components
 from decentral.store.models import FILE, stored_facts
 from decentral.topology.communication import Communication
+from decentral.topology.requirements import Need, check
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +34,6 @@ def resolve(config: Config) -> Config:
     suit the algorithm, data that is missing or cannot be split over the workers, a model that is too large for the
     images, ...
     """
-    from decentral.topology.requirements import check
-
     _check_evaluation(config)
     config = dataclasses.replace(
         config,
@@ -300,17 +299,11 @@ def check_compressor(algo: Algorithm, compress: Compressor) -> None:
     others = [name for name, cls in all_of_them.items() if name != "none" and cls.suits(algo.takes)]
     found, use = "sends rows as they are", "leave it out"
     if others:
-        found, use = _kind_of_messages(algo), f"use {' or '.join(others)}, or leave it out"
+        found, use = "needs messages of another kind", f"use {' or '.join(others)}, or leave it out"
+    if others and algo.takes is AcceptedCompression.rows:
+        sent = "relays sums of models" if Need.tree in algo.needs else "sends models"
+        found = f"{sent}, so that every coordinate needs a number in every message"
     raise ConfigError(f"compress={compress.name} cannot be used with algo={algo.name}, which {found}: {use}.")
-
-
-def _kind_of_messages(algo: Algorithm) -> str:
-    from decentral.topology.requirements import Need
-
-    if algo.takes is not AcceptedCompression.rows:
-        return "needs messages of another kind"
-    sent = "relays sums of models" if Need.tree in algo.needs else "sends models"
-    return f"{sent}, so that every coordinate needs a number in every message"
 
 
 def _check_decisions(config: Config) -> None:
@@ -346,8 +339,6 @@ def check_compressed_rounds(
     topology: str,
 ) -> None:
     """Raise ConfigError if compressed messages between neighbours cannot go the way that is asked for."""
-    from decentral.topology.requirements import Need, check
-
     if not algo.uses_topology or Need.tree in algo.needs:
         return  # what is relayed over trees is encoded piece by piece; `check_communication` says the rest
     if communication != Communication():
@@ -360,8 +351,6 @@ def check_compressed_rounds(
 
 def check_communication(algo: Algorithm, communication: Communication) -> None:
     """Raise ConfigError if the algorithm cannot do with other rounds than those of the topology."""
-    from decentral.topology.requirements import Need
-
     if communication.plain:
         return
     if not algo.uses_topology:

@@ -10,11 +10,13 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from decentral import settings
 from decentral.config.checks import resolve
-from decentral.config.own_files import check_yaml, read_yaml
+from decentral.config.overrides import CHOICES, checked, explain, literal, parsed_override, with_usual
+from decentral.config.parsing import check_yaml, read_yaml
 from decentral.config.schema import GROUPS, Config
 from decentral.errors import ConfigError
-from decentral.registry import blame, component, find, own
+from decentral.registry import blame, component, find, plugins
 from decentral.terminal.console import is_leader, warn
 
 _Finished = TypeVar("_Finished")
@@ -46,7 +48,7 @@ def folders_of(config_dir: str | None) -> list[Path]:
             check_yaml(path)
             if group != "study" and (conf_directory() / group / path.name).is_file():
                 raise ConfigError(f"{path} has the name of one of ours: give it another one.")
-    own.use(theirs)
+    plugins.use(theirs)
     return [conf_directory(), theirs]
 
 
@@ -94,9 +96,7 @@ def compose(overrides: Sequence[str], config_dir: str | None = None, made: Mappi
     `made` are components that exist already, by their group, in the place of what is chosen.
     Raises ConfigError, with one sentence, for anything that is wrong with it.
     """
-    (found,) = compose_each([overrides], config_dir, made)
-    if isinstance(found, ConfigError):
-        raise found
+    found = _accepted(compose_each([overrides], config_dir, made)[0])
     words = dict(word.lstrip("+").partition("=")[::2] for word in overrides)
     if "epochs" in words and found.steps is not None and is_leader():
         warn(f"epochs={words['epochs']} does not count beside steps={found.steps}: leave one of them out.")
@@ -105,12 +105,7 @@ def compose(overrides: Sequence[str], config_dir: str | None = None, made: Mappi
 
 def compose_all(commands: Sequence[Sequence[str]], config_dir: str | None = None) -> list[Config]:
     """The configurations of several lists of overrides; see `compose`."""
-    configs = []
-    for found in compose_each(commands, config_dir):
-        if isinstance(found, ConfigError):
-            raise found
-        configs.append(found)
-    return configs
+    return [_accepted(found) for found in compose_each(commands, config_dir)]
 
 
 def compose_each(
@@ -127,7 +122,10 @@ def as_yaml(overrides: Sequence[str], config_dir: str | None = None, resolve: bo
     """The composed configuration for these overrides, with its references unless they are to be resolved."""
     from omegaconf import OmegaConf
 
-    (found,) = _of_each([overrides], config_dir, partial(OmegaConf.to_yaml, resolve=resolve))
+    return _accepted(_of_each([overrides], config_dir, partial(OmegaConf.to_yaml, resolve=resolve))[0])
+
+
+def _accepted(found: _Finished | ConfigError) -> _Finished:
     if isinstance(found, ConfigError):
         raise found
     return found
@@ -138,8 +136,6 @@ def _of_each(
 ) -> list[_Finished | ConfigError]:
     """What `finish` makes of the composed dictionary of each of the commands, or what is wrong with it."""
     from hydra import initialize_config_dir
-
-    from decentral.config.overrides import CHOICES, checked, with_usual
 
     folders = folders_of(config_dir)
     register_schema()
@@ -171,8 +167,6 @@ def _composed(choices: tuple[str, ...], folders: list[Path], known: dict[tuple[s
     from hydra import compose as hydra_compose
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
-
-    from decentral.config.overrides import literal
 
     experiments = [choice for choice in choices if choice.startswith("experiment=")]
     parts = [choice for choice in choices if choice not in experiments]
@@ -231,8 +225,6 @@ def _with_values(values: Any, overrides: Sequence[str]) -> Any:
     """What Hydra does with plain `key=value` overrides, after the choices: they are set in order."""
     from omegaconf import OmegaConf
 
-    from decentral.config.overrides import parsed_override
-
     for override in overrides:
         parsed = parsed_override(override)
         OmegaConf.update(values, parsed.key_or_group, parsed.value(), merge=True)
@@ -246,8 +238,6 @@ def explained(overrides: Sequence[str]) -> Iterator[None]:
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
 
-    from decentral.config.overrides import explain
-
     try:
         yield
     except RecursionError:
@@ -260,6 +250,8 @@ def to_config(composed: Any, made: Mapping[str, Any] | None = None) -> Config:
     """From Hydra's dictionary to the dataclasses, some of which are `made` already; resolved and checked."""
     from omegaconf import OmegaConf
 
+    known = {key: composed[key] for key in settings.limited(Config)}
+    settings.check(Config, known, "")  # before the groups, which refer to some of them: alpha=0, not partition.alpha=0
     values = OmegaConf.to_object(composed)
     assert isinstance(values, Config)
     for group in GROUPS:

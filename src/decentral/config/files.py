@@ -7,8 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from decentral.config.own_files import read_yaml
-from decentral.config.parsing import build
+from decentral.config.parsing import build, read_yaml
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components, is_foreign, sources
@@ -32,11 +31,6 @@ def dump(config: Config) -> str:
     found = {group: sources.source(type(getattr(config, group))) for group in GROUPS}
     own = {group: source for group, source in found.items() if source is not None}
     return yaml.safe_dump(plain(config) | ({"own": own} if own else {}), sort_keys=False)
-
-
-def as_dict(config: Config) -> dict[str, Any]:
-    """The configuration as plain dictionaries, lists, numbers and strings."""
-    return plain(config)
 
 
 def load(text: str) -> Config:

@@ -52,9 +52,10 @@ def identity(config: Config) -> dict[str, Any]:
     if config.algo.uses_topology and not config.communication.plain:
         known["communication"] = component_identity(config.communication)
     evaluation = component_identity(config.evaluation)
-    known["eval_every_epochs"] = evaluation.pop(
-        "every_epochs"
-    )  # called so since ids were first given, as are these two
+    every = evaluation.pop("every_epochs")
+    known["eval_every_epochs"] = 1.0 if every is None else every  # called so since ids were first given, as are these
+    if every == 1 and config.task.eval_every_epochs is None:  # null counts as this, since it once was each step
+        evaluation["every_step"] = True
     batch_size = evaluation.pop("batch_size")
     if "data" in config.task.uses:
         known["task"]["test_batch_size"] = batch_size

@@ -11,8 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from decentral.config.own_files import read_yaml
-from decentral.config.parsing import words
+from decentral.config.parsing import read_yaml, words
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components

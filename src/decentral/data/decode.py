@@ -11,8 +11,8 @@ import numpy as np
 from decentral.data.cache import cached
 from decentral.data.folder import Tree
 from decentral.errors import ConfigError
-from decentral.host.devices import num_cores
-from decentral.host.pool import carried_out
+from decentral.host.machine import num_cores
+from decentral.host.processes import carried_out
 from decentral.terminal.display import counted
 
 if TYPE_CHECKING:

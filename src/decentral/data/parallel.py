@@ -19,7 +19,7 @@ from decentral.data.description import SentencePairs
 from decentral.data.pairs import BEGIN, END, PAD, Corpus, Pairs, Text
 from decentral.data.text_rows import count_lines, find, read_lines
 from decentral.errors import ConfigError
-from decentral.host.packages import require
+from decentral.host.machine import require
 from decentral.settings import setting
 from decentral.store.digests import folder_digest
 from decentral.store.files import at_home

@@ -13,7 +13,7 @@ from typing import Any
 
 from decentral.data.description import PADDING
 from decentral.errors import ConfigError
-from decentral.host.packages import require
+from decentral.host.machine import require
 
 SPECIAL = ("[PAD]", "[UNK]")
 """Tokens 0 and 1: padding, and what did not occur in the training texts."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.data.description import DataDescription
 from decentral.settings import Settings
-from decentral.store.metadata import Metric
+from decentral.store.metrics import Metric
 
 if TYPE_CHECKING:
     import numpy as np

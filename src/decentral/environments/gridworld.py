@@ -13,7 +13,7 @@ from decentral.environments.environment import Environment, EnvironmentDescripti
 from decentral.environments.mazes import LAYOUTS, Mazes, Walks, draw
 from decentral.errors import ConfigError
 from decentral.settings import setting
-from decentral.store.metadata import Metric
+from decentral.store.metrics import Metric
 
 _TESTS_AT_ONCE = 4096  # walks
 

@@ -15,7 +15,7 @@ from decentral.environments.environment import Environment, EnvironmentDescripti
 from decentral.errors import ConfigError, suggest
 from decentral.randomness import address, normal
 from decentral.settings import setting
-from decentral.store.metadata import Metric
+from decentral.store.metrics import Metric
 
 if TYPE_CHECKING:
     import gymnasium

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from decentral.environments.gymnasium import Gymnasium, installed
 from decentral.errors import ConfigError
-from decentral.store.metadata import Metric
+from decentral.store.metrics import Metric
 
 if TYPE_CHECKING:
     import gymnasium

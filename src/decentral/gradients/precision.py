@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from decentral.host.caller import default_dtype
+from decentral.host.torch_state import default_dtype
 
 if TYPE_CHECKING:
     import torch

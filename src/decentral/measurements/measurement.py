@@ -28,8 +28,8 @@ from decentral.settings import Settings
 from decentral.store import RunStore, Status
 from decentral.store.failures import record
 from decentral.store.files import at_home
-from decentral.store.lines import LineFile, read_lines
-from decentral.store.ownership import DirectoryLost
+from decentral.store.metrics import LineFile, read_lines
+from decentral.store.run_store import DirectoryLost
 from decentral.terminal.progress import Messenger
 
 if TYPE_CHECKING:

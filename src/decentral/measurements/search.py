@@ -13,7 +13,7 @@ from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Computation, Measurement, Show, Stop, check_losses
 from decentral.measurements.quadratics.rules import RULES, Member, Outcome, Rated, Rule, Trial, Tuning
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value
-from decentral.store.lines import LineFile
+from decentral.store.metrics import LineFile
 from decentral.tasks.convex import Quadratics
 
 if TYPE_CHECKING:

@@ -74,7 +74,7 @@ def recompute_batch_statistics(module: nn.Module, batches: Iterable[Tensor]) -> 
     """
     import torch
 
-    from decentral.host.caller import default_dtype
+    from decentral.host.torch_state import default_dtype
 
     layers = _layers_with_statistics(module)
     if not layers:

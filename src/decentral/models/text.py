@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from decentral.data.description import DataDescription
 from decentral.errors import ConfigError
-from decentral.host.packages import require
+from decentral.host.machine import require
 from decentral.models.model import LanguageModel, Model, TextModel
 from decentral.settings import setting
 from decentral.store.files import at_home

@@ -10,7 +10,7 @@ from types import TracebackType
 
 import decentral
 from decentral.errors import ConfigError
-from decentral.registry import installed
+from decentral.registry import plugins
 from decentral.registry.sources import SITES
 
 _PACKAGE = Path(decentral.__file__).resolve().parent
@@ -25,7 +25,7 @@ def is_own(file: str) -> bool:
     path = Path(file).resolve()
     if path.is_relative_to(_PACKAGE):
         return False
-    if any(path.is_relative_to(root) for root in installed.roots()):
+    if any(path.is_relative_to(root) for root in plugins.installed_roots()):
         return True
     return SITES.isdisjoint(path.parts) and not path.is_relative_to(_STDLIB)
 

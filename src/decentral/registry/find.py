@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from decentral.errors import ConfigError
-from decentral.registry import installed, own, sources
+from decentral.registry import plugins, sources
 from decentral.registry.blame import place, sentence, shown
 
 CONTRACTS = {
@@ -55,7 +55,7 @@ def components(package: str) -> dict[str, type]:
 
     Raises ConfigError if one of these cannot be imported, or has a name that another one has.
     """
-    return _components(package, own.folder())
+    return _components(package, plugins.folder())
 
 
 def own_components(package: str) -> dict[str, type]:
@@ -150,11 +150,11 @@ def _in_folder(package: str, folder: Path) -> Iterator[type]:
                 raise ConfigError(f"{shown(file)} cannot be read: it is a link to a file that is not there.")
             if not file.stem.isidentifier():
                 raise ConfigError(f"{shown(file)} cannot be imported: its name has to be a word, as in my_{group}.py.")
-            yield from _checked(package, load(f"{own.package_of(folder)}.{group}.{file.stem}", shown(file)))
+            yield from _checked(package, load(f"{plugins.package_of(folder)}.{group}.{file.stem}", shown(file)))
 
 
 def _installed(package: str) -> Iterator[type]:
-    for one in installed.entry_points(package.rpartition(".")[2]):
+    for one in plugins.entry_points(package.rpartition(".")[2]):
         what = f"{one.dist.name if one.dist else 'an installed package'} (entry point {one.group}: {one.name})"
         module = load(one.module, what)
         if not one.attr:

@@ -15,7 +15,7 @@ from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from decentral.errors import ConfigError, suggest
-from decentral.registry import own, sources
+from decentral.registry import plugins, sources
 from decentral.registry.find import PLAIN, load
 
 _PLAIN = (bool, int, float, str)
@@ -44,7 +44,7 @@ class Plain:
 
     def __reduce__(self) -> Any:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}  # type: ignore[arg-type]
-        return _unpickled, (own.passport(), self.plain_package, self.plain_name, values)
+        return _unpickled, (plugins.passport(), self.plain_package, self.plain_name, values)
 
 
 def component_from(package: str, name: str, base: type, given: Collection[str]) -> type:
@@ -114,7 +114,7 @@ def _imported(module: str, where: str) -> Any:
             raise ConfigError(
                 f"{where}: there is no module {module} in this folder ({here}), on PYTHONPATH or installed."
             )
-        own.search(here)
+        plugins.search(here)
         found = load(module, where)
     if not getattr(found, "__file__", None):
         raise ConfigError(f"{where}: {module} is a folder, and no module with classes.")
@@ -134,7 +134,7 @@ def _first(folder: str) -> Iterator[None]:
 
 
 def _unpickled(passport: str, package: str, name: str, values: dict[str, Any]) -> Any:
-    own.enter(passport)
+    plugins.enter(passport)
     from decentral.registry.find import component
 
     cls = component(package, name)

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from decentral.registry import own
-from decentral.registry.installed import is_installed
+from decentral.registry import plugins
+from decentral.registry.plugins import is_installed
 
 _OURS = "decentral"
 SITES = {"site-packages", "dist-packages"}
@@ -25,7 +25,7 @@ _DIGEST = "_decentral_source"  # in a module of one's own: what its source was w
 
 def is_own(module: str) -> bool:
     """Whether the module comes from the user's folder or from an installed package with components."""
-    return module.startswith(f"{own.__name__}.") or (module.split(".")[0] != _OURS and is_installed(module))
+    return module.startswith(f"{plugins.__name__}.") or (module.split(".")[0] != _OURS and is_installed(module))
 
 
 def source(cls: Any) -> dict[str, str] | None:
@@ -40,7 +40,7 @@ def source(cls: Any) -> dict[str, str] | None:
         return None
     file = str(sys.modules[module].__file__)
     found = freeze(module)
-    own.expect(module, found, file)
+    plugins.expect(module, found, file)
     return {"file": file, "sha256": found}
 
 
@@ -113,8 +113,8 @@ def installed(module: str) -> bool:
 def root_of(module: str) -> Path:
     """The folder that a module of one's own was found in: what it imports from there is part of its source."""
     file = Path(str(sys.modules[module].__file__)).resolve()
-    if module.startswith(f"{own.__name__}."):
-        return Path(sys.modules[".".join(module.split(".")[: own.__name__.count(".") + 2])].__path__[0])
+    if module.startswith(f"{plugins.__name__}."):
+        return Path(sys.modules[".".join(module.split(".")[: plugins.__name__.count(".") + 2])].__path__[0])
     depth = module.count(".") + (file.name == "__init__.py")
     return file.parents[depth]
 

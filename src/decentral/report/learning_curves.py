@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from decentral.report import style
-from decentral.report.series import CONSENSUS, Curves, Series, describe, read_curves
+from decentral.report.series import CONSENSUS, Curves, Series, describe
 from decentral.store.files import replacing
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Scale(NamedTuple):
         return [place / self.unit for place in places]
 
 
-def save_learning_curves(run_dir: Path) -> Path:
+def save_learning_curves(run_dir: Path, curves: Curves) -> Path:
     """Draw `run_dir/learning_curves.png` from the metrics and return its path.
 
     Above, what the run is judged by, over epochs with every worker's own line, and beside it over the bytes that a
@@ -46,7 +46,6 @@ def save_learning_curves(run_dir: Path) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    curves = read_curves(run_dir)
     first, *others = list(dict.fromkeys(metric for _, metric in curves.series))[:_MAX_METRICS] or [""]
     simulated = _simulated(curves)
     figure = Figure(
@@ -83,20 +82,20 @@ def _judged(row: SubFigure, curves: Curves, metric: str) -> None:
 
 def _simulated(curves: Curves) -> Scale | None:
     """Simulated time, in a unit that gives short numbers; None where time is not simulated."""
-    most = max((row.get("simulated_s", 0.0) for row in curves.rows), default=0.0)
+    most = max((row.get("simulated_s", 0.0) for row in curves.places), default=0.0)
     size, name = next((one for one in _TIMES if most >= 2 * one[0]), _TIMES[-1])
     return Scale("simulated_s", f"simulated {name}", size) if most > 0 else None
 
 
 def _time(curves: Curves) -> Scale:
     """Epochs; tasks without epochs count steps as epochs."""
-    in_steps = all(row["step"] == row["epoch"] for row in curves.rows)
+    in_steps = all(row["step"] == row["epoch"] for row in curves.places)
     return Scale("step", "steps") if in_steps else Scale("epoch", "epochs")
 
 
 def _sent(curves: Curves) -> Scale | None:
     """Bytes for each worker on average, in a unit that gives short numbers; None if nothing was sent."""
-    most = max(row["bytes_sent"] for row in curves.rows)
+    most = max(row["bytes_sent"] for row in curves.places)
     workers = len({row["worker"] for row in curves.rows if isinstance(row["worker"], int)}) or 1
     size, name = next((one for one in _BYTES if most / workers >= one[0]), _BYTES[-1])
     return Scale("bytes_sent", f"{name} sent by a worker, on average", workers * size) if most > 0 else None
@@ -151,7 +150,7 @@ def _each(panel: Axes, series: list[Series], scale: Scale, dashes: str) -> list[
     from matplotlib.collections import LineCollection
 
     values = [_drawable(one.values) for one in series]
-    lines = [list(zip(scale.of(one.at[scale.axis]), y, strict=True)) for one, y in zip(series, values, strict=True)]
+    lines = [list(zip(scale.of(one.at(scale.axis)), y, strict=True)) for one, y in zip(series, values, strict=True)]
     collection = LineCollection(lines, colors=style.GREY, linestyles=dashes, linewidths=0.7, zorder=1, alpha=0.5)
     collection.set_label(f"each of {len(series)} workers")
     panel.add_collection(collection)
@@ -180,10 +179,10 @@ def _line(
     """
     y = _drawable(series.values)
     if skip_start:
-        y = [math.nan if step == 0 else value for step, value in zip(series.at["step"], y, strict=True)]
+        y = [math.nan if step == 0 else value for step, value in zip(series.at("step"), y, strict=True)]
     if not any(math.isfinite(value) for value in y):
         return []
-    panel.plot(scale.of(series.at[scale.axis]), y, color=colour, linestyle=dashes, label=label, **look)
+    panel.plot(scale.of(series.at(scale.axis)), y, color=colour, linestyle=dashes, label=label, **look)
     return y
 
 
@@ -196,6 +195,6 @@ def _frame(panel: Axes, curves: Curves, keys: list[tuple[str, str]], scale: Scal
     panel.set_title((metric.words if alone else metric.name.replace("_", " ")) + unit, fontsize=10, loc="left")
     style.tidy(panel)
     panel.tick_params(which="minor", labelsize=7)
-    places = scale.of([row[scale.axis] for row in curves.rows if scale.axis in row])
+    places = scale.of([row[scale.axis] for row in curves.places if scale.axis in row])
     margin = 0.02 * (max(places) - min(places)) or 0.5
     panel.set_xlim(min(places) - margin, max(places) + margin)

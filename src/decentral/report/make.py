@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from decentral.errors import ConfigError
-from decentral.host.devices import num_cores
-from decentral.host.pool import carried_out
-from decentral.registry import blame, own
+from decentral.host.machine import num_cores
+from decentral.host.processes import carried_out
+from decentral.registry import blame, plugins
 from decentral.report import tables, verdicts
 from decentral.report.figures import canvas
 from decentral.report.figures.figure import FORMATS, SCREEN, Output, caption
@@ -114,7 +114,7 @@ def report_all(
     several = num_cores() if len(found) >= _MANY else 1
     done: dict[int, _Told | ConfigError] = {}
     with counted(f"Making {len(found)} reports", len(found), show=len(found) >= _MANY) as advance:
-        begin = partial(own.enter, own.passport())
+        begin = partial(plugins.enter, plugins.passport())
         for i, one in carried_out(_made, [(path, output) for path in found], several, begin):
             done[i] = one
             advance()

@@ -21,7 +21,7 @@ from decentral.report.tables import harmless, markdown_row, markdown_table, word
 from decentral.report.verdicts import Verdict
 from decentral.store.files import alone, check_name, read_json, refuse_links, write_text
 from decentral.study import SCALES, catalogue
-from decentral.terminal.text import duration
+from decentral.terminal.console import duration
 
 CAPTIONS = "captions.json"
 """Of a study's figures: what their lines and bands are, by the names of their files."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas
 
-from decentral.config.own_files import read_yaml
+from decentral.config.parsing import read_yaml
 from decentral.errors import ConfigError
 from decentral.report import spec
 from decentral.report.entries import Entry, Search, Wanted, group, plain, searches, where

@@ -16,7 +16,7 @@ import numpy as np
 from decentral.cluster.timeline import Span, read_spans
 from decentral.registry import components
 from decentral.report import learning_curves, style
-from decentral.report.series import describe, read_config
+from decentral.report.series import Curves, describe, read_config, read_curves
 from decentral.store import RunStore
 from decentral.store.files import replacing
 
@@ -35,14 +35,14 @@ _STEPS, _MOST_WORKERS = 12, 32
 _MOST_BARS = 40
 
 
-def draw(run_dir: Path) -> None:
+def draw(run_dir: Path, curves: Curves | None = None) -> None:
     """learning_curves.png, partition.png where there is a partition.csv, and timeline.png and staleness.png of a run
-    in a virtual cluster.
+    in a virtual cluster. `curves` are those of the run, if they have been read.
 
     A figure that cannot be drawn costs a warning: the run is what its metrics say.
     """
     try:
-        learning_curves.save_learning_curves(run_dir)
+        learning_curves.save_learning_curves(run_dir, curves or read_curves(run_dir))
         if (run_dir / "partition.csv").exists():
             draw_partition(run_dir)
         ages = (RunStore.peek(run_dir) or {}).get("staleness") or {}

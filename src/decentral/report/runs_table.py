@@ -66,6 +66,11 @@ class Layout:
     worker: str = "worst"
     where: Sequence[str] = ()
 
+    def __post_init__(self) -> None:
+        wrong = next((one for one in self.where if "=" not in one), None)
+        if wrong is not None:
+            raise ConfigError(f"where={wrong} has no value: write KEY=VALUE, such as alpha=0.1.")
+
     @property
     def labels(self) -> list[str]:
         """The settings in rows and columns."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from decentral.config.own_files import read_yaml
+from decentral.config.parsing import read_yaml
 from decentral.errors import ConfigError
 from decentral.registry import components
-from decentral.store import AXES, Metric, RunStore, read_metadata, read_metrics
+from decentral.store import Metric, RunStore, read_metadata, read_metrics
 
 CONSENSUS = "consensus_distance"
 
@@ -22,14 +23,21 @@ Worker = int | str
 class Series:
     """One metric of one worker (or of the worst, their mean, or the averaged model) over time."""
 
-    at: dict[str, list[float]] = field(default_factory=lambda: {axis: [] for axis in AXES})
-    """Axis -> places of the values."""
-    values: list[float] = field(default_factory=list)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[float]:
+        """All values, by step."""
+        return [row["value"] for row in self.rows]
 
     @property
     def last(self) -> float:
         """The final value."""
-        return self.values[-1]
+        return self.rows[-1]["value"]
+
+    def at(self, axis: str) -> list[float]:
+        """Places of the values on one of the axes (`store.AXES`)."""
+        return [row.get(axis, math.nan) for row in self.rows]
 
 
 @dataclass
@@ -39,6 +47,11 @@ class Curves:
     series: dict[tuple[str, str], dict[Worker, Series]]
     metrics: dict[tuple[str, str], Metric]
     rows: list[dict[str, Any]]
+
+    @cached_property
+    def places(self) -> list[dict[str, Any]]:
+        """A row of each step: where it is on the axes."""
+        return list({row["step"]: row for row in self.rows}.values())
 
     def workers(self, split: str, metric: str) -> list[int]:
         """The numbers of the workers that were measured one by one."""
@@ -50,10 +63,10 @@ def read_curves(run_dir: Path) -> Curves:
     rows = sorted(read_metrics(run_dir), key=lambda row: row["step"])
     series: dict[tuple[str, str], dict[Worker, Series]] = {}
     for row in rows:
-        one = series.setdefault((row["split"], row["metric"]), {}).setdefault(row["worker"], Series())
-        one.values.append(row["value"])
-        for axis, places in one.at.items():
-            places.append(row.get(axis, math.nan))
+        lines = series.setdefault((row["split"], row["metric"]), {})
+        if row["worker"] not in lines:
+            lines[row["worker"]] = Series()
+        lines[row["worker"]].rows.append(row)
     metrics = read_metadata(run_dir, series)
     return Curves({key: series[key] for key in metrics if key in series}, metrics, rows)
 

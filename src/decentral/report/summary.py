@@ -16,16 +16,19 @@ from decentral.registry import components
 from decentral.report.series import Curves, Worker, describe, read_config, read_curves
 from decentral.store import RunStore
 from decentral.store.files import read_json
-from decentral.store.lines import read_lines
-from decentral.terminal.text import aligned, duration, in_bytes
+from decentral.store.metrics import read_lines
+from decentral.terminal.console import aligned, duration, in_bytes
 
 _MISSING = "-"
 _RATIOS_TOLD = 5
 
 
-def summary(run_dir: Path) -> str:
-    """The final metrics as a table, what it cost, where everything is, and what to do next."""
-    curves = read_curves(run_dir)
+def summary(run_dir: Path, curves: Curves | None = None) -> str:
+    """The final metrics as a table, what it cost, where everything is, and what to do next.
+
+    `curves` are those of the run, if they have been read.
+    """
+    curves = curves or read_curves(run_dir)
     facts = RunStore.peek(run_dir) or {}
     blocks = [describe(run_dir)]
     if facts.get("reason") not in (None, "", facts.get("status")):

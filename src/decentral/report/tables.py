@@ -17,7 +17,7 @@ from decentral.report.published import PublishedNumber, numbers
 from decentral.report.results import Results
 from decentral.report.spec import Table
 from decentral.store.files import csv_text
-from decentral.terminal.text import aligned
+from decentral.terminal.console import aligned
 
 _NUMBER = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\b")
 _DIGITS = {"percent": 1, "steps": 1, "scientific": 1, "plain": 3}

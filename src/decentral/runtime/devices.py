@@ -8,7 +8,7 @@ from decentral.config.checks import in_one_process
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
-from decentral.host.devices import computes_bf16, num_cores, num_gpus
+from decentral.host.machine import computes_bf16, num_cores, num_gpus
 
 _USER_THREADS = os.environ.get("OMP_NUM_THREADS")
 

@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.registry import own
+from decentral.registry import plugins
 
 if TYPE_CHECKING:
     from decentral.config.schema import Config
@@ -39,7 +39,7 @@ def worker_main(
     for name in set(os.environ) - set(environment):  # what the fork server, which may be older, was started with
         del os.environ[name]
     os.environ.update(environment)
-    own.mount()
+    plugins.mount()
     from decentral.runtime.worker import work
 
     work(config, directory, place, pipe, part)

@@ -6,6 +6,6 @@ does.
 
 from __future__ import annotations
 
-from decentral.host.orphans import follow_parent
+from decentral.host.processes import follow_parent
 
 follow_parent()

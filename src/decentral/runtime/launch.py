@@ -11,14 +11,14 @@ from decentral.config.files import dump
 from decentral.config.identity import run_directory, run_id
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.host.allocator import keep_freed_memory
-from decentral.host.devices import num_gpus
-from decentral.host.endings import no_silent_end
+from decentral.host.machine import num_gpus
+from decentral.host.processes import no_silent_end
+from decentral.host.torch_state import keep_freed_memory
 from decentral.host.torchrun import place, under_torchrun
 from decentral.runtime.devices import device_kind, num_processes, set_threads
 from decentral.store import RunStore, Status
 from decentral.store.failures import Failure, RunFailed
-from decentral.store.ownership import id_in_config
+from decentral.store.run_store import id_in_config
 from decentral.terminal.console import is_leader
 
 if TYPE_CHECKING:

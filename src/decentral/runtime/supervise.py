@@ -28,9 +28,8 @@ from decentral.config.files import dump
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.host.exitcodes import NO_STATUS, signal_of
 from decentral.host.interrupt import as_keyboard_interrupt
-from decentral.host.orphans import start_server
+from decentral.host.processes import NO_STATUS, signal_of, start_server
 from decentral.runtime.entry import Place, worker_main
 from decentral.store import RunStore, Status
 from decentral.store.failures import RESTARTED, Failure, RunFailed, record

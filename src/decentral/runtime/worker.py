@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from decentral.config.files import load
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
-from decentral.host.allocator import keep_freed_memory
-from decentral.host.orphans import die_with_parent
+from decentral.host.processes import die_with_parent
+from decentral.host.torch_state import keep_freed_memory
 from decentral.runtime.process_group import find_store, joined, serve_store, stay_on_this_machine
 from decentral.store.failures import classify, describe
 from decentral.training.run import run

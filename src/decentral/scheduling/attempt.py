@@ -17,15 +17,15 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple, NoReturn
 
-from decentral.host import devices
-from decentral.host.orphans import die_with_parent
+from decentral.host import machine
+from decentral.host.processes import die_with_parent
 from decentral.runtime.devices import set_threads
 from decentral.scheduling.job import Job
 from decentral.scheduling.pool import Ended
 from decentral.store import DirectoryTaken, RunStore, Status
 from decentral.store.failures import Failure, classify, describe
 from decentral.store.files import is_locked, try_lock
-from decentral.store.ownership import LOCK, LOG
+from decentral.store.run_store import LOCK, LOG
 
 _LONGEST_BYTES = 1 << 20  # a log that is longer begins anew with the next attempt
 
@@ -51,7 +51,7 @@ def attempt_main(job: Job, processes: int, cores: int, pipe: Connection, environ
     os.setpgid(0, 0)
     die_with_parent(with_group=True)
     os.environ.update(environment)
-    devices.share_cores(cores)
+    machine.share_cores(cores)
     threads = set_threads(processes, worth_threads=True)
     if "torch" in sys.modules:  # since before the environment was set
         sys.modules["torch"].set_num_threads(threads)

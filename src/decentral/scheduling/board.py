@@ -11,7 +11,7 @@ from decentral.scheduling.job import Job
 from decentral.scheduling.pool import Ended, Seen
 from decentral.store import Status
 from decentral.store.failures import Failure, advice
-from decentral.store.ownership import LOG
+from decentral.store.run_store import LOG
 from decentral.terminal.display import Display, Row, clock, display
 
 LINE_PERIOD_S = 30.0

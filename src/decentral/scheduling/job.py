@@ -7,13 +7,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from decentral.registry import own
+from decentral.registry import plugins
 from decentral.store import RunStore, Status
 
 
 def _unpickled(passport: str, module: str, name: str) -> Any:
     """A job without its fields, in a process that from now on finds components of one's own, which may be in them."""
-    own.enter(passport)
+    plugins.enter(passport)
     cls = getattr(import_module(module), name)
     return cls.__new__(cls)
 
@@ -35,9 +35,9 @@ class Job(ABC):
     """A dataclass that can be pickled. Whoever carries it out may be killed at any moment: the next one goes on."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        if not own.passport():
+        if not plugins.passport():
             return super().__reduce_ex__(protocol)
-        return _unpickled, (own.passport(), type(self).__module__, type(self).__name__), self.__dict__
+        return _unpickled, (plugins.passport(), type(self).__module__, type(self).__name__), self.__dict__
 
     command: str = ""
     """What a user types to carry out just this job, if there is such a thing."""

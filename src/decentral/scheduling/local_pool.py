@@ -18,8 +18,8 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError
-from decentral.host import devices
-from decentral.host.exitcodes import NO_STATUS, signal_of
+from decentral.host import machine
+from decentral.host.processes import NO_STATUS, signal_of
 from decentral.runtime.devices import kind_of
 from decentral.runtime.supervise import prepare_server, start
 from decentral.scheduling.attempt import Report, attempt_main
@@ -209,7 +209,7 @@ class LocalPool(Pool):
         environment = dict(os.environ) | {ADDRESS: f"{self._progress.getsockname()}:{self._number}"}
         if seat.gpus:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(seat.gpus)
-        cores = max(seat.processes, seat.processes * devices.num_cores() // self._slots.count)
+        cores = max(seat.processes, seat.processes * machine.num_cores() // self._slots.count)
         context = multiprocessing.get_context("forkserver")
         ours, theirs = context.Pipe(duplex=False)
         process = context.Process(

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from decentral.errors import ConfigError
-from decentral.host import devices
+from decentral.host import machine
 from decentral.host.interrupt import ask_to_stop
 from decentral.scheduling.attempt import Report, attempt
 from decentral.scheduling.job import Job
@@ -227,7 +227,7 @@ class Submission:
 
         number = signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]
         requeue: Any = signal.signal(number, self._announce)
-        devices.share_cores(self._cores)
+        machine.share_cores(self._cores)
         report = attempt(self.job)
         if report.status not in (Status.done, Status.diverged):
             deadline = time.monotonic() + _LINGER_S

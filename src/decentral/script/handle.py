@@ -24,7 +24,7 @@ from torch.profiler import record_function
 
 import decentral
 from decentral.errors import ConfigError
-from decentral.host.threads import on_the_same_gpu
+from decentral.host.torch_state import on_the_same_gpu
 from decentral.host.torchrun import place, under_torchrun
 from decentral.network import presence
 from decentral.network.transports.posting import Silent, Work

@@ -16,13 +16,13 @@ from decentral.config.composition import folders_of
 from decentral.config.files import read, run_settings
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision, cast
-from decentral.host.caller import left_as_found
+from decentral.host.torch_state import left_as_found
 from decentral.registry import component
 from decentral.store import RunStore, Status, find_runs, read_metrics
 from decentral.store.files import at_home, is_locked, read_json
-from decentral.store.metadata import AXES, read_metadata
+from decentral.store.metrics import AXES, read_metadata
 from decentral.store.models import AVERAGED, load_models
-from decentral.store.ownership import LOCK, recorded_id
+from decentral.store.run_store import LOCK, recorded_id
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

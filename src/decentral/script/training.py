@@ -23,7 +23,7 @@ from decentral.config.overrides import literal
 from decentral.config.schema import Config
 from decentral.data.plain import PlainData, Sets
 from decentral.errors import ConfigError
-from decentral.host.caller import left_as_found
+from decentral.host.torch_state import left_as_found
 from decentral.host.torchrun import under_torchrun
 from decentral.models.plain import PlainModel, check
 from decentral.randomness import seeded

@@ -13,10 +13,8 @@ A directory holds
 """
 
 from decentral.store.checkpoints import Checkpoint
-from decentral.store.metadata import AXES, Metric, read_metadata
-from decentral.store.metrics import COLUMNS, read_metrics
-from decentral.store.ownership import DirectoryTaken
-from decentral.store.run_store import FoundRun, RunStore, Status, find_runs
+from decentral.store.metrics import AXES, COLUMNS, Metric, read_metadata, read_metrics
+from decentral.store.run_store import DirectoryTaken, FoundRun, RunStore, Status, find_runs
 
 __all__ = [
     "AXES",

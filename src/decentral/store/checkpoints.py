@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from decentral.store.files import encode, read_json, replacing, write_json
-from decentral.store.lines import Extent, LineFile
+from decentral.store.metrics import Extent, LineFile
 
 KEPT = 2
 _MANIFEST = "manifest.json"

@@ -13,7 +13,7 @@ from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.store.files import at_home, write_text
-from decentral.store.ownership import LOCK
+from decentral.store.run_store import LOCK
 from decentral.terminal.display import unless_quick
 
 _SETTLED_NS = 2_000_000_000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -57,10 +56,13 @@ class RunFailed(RuntimeError):
 
 def classify(error: BaseException) -> Failure:
     """The kind of failure that an exception is a sign of. Imports nothing: it goes by names and messages."""
-    for one in _chain(error):
-        known = _classify(one)
-        if known is not None:
+    one: BaseException | None = error
+    for _ in range(10):  # the error and those that it was raised from
+        if one is None:
+            break
+        if (known := _classify(one)) is not None:
             return known
+        one = one.__cause__
     return Failure.error
 
 
@@ -86,15 +88,6 @@ def record(store: RunStore, error: BaseException, **facts: Any) -> None:
         store.set_status(Status.interrupted, reason="interrupted", **facts)
     else:
         store.set_status(Status.failed, failure=classify(error).value, reason=describe(error), **facts)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and those that it was raised from."""
-    for _ in range(10):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__
 
 
 def _classify(error: BaseException) -> Failure | None:

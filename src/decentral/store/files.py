@@ -139,15 +139,6 @@ def csv_text(header: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
     return file.getvalue()
 
 
-def size_below(path: Path) -> int:
-    """Bytes of all files in a folder and in those below it, as far as they can be seen; of a file its own."""
-    total = 0
-    for file in [path, *path.rglob("*")]:
-        with contextlib.suppress(OSError):
-            total += file.stat().st_size if file.is_file() else 0
-    return total
-
-
 def sync_directory(path: Path) -> None:
     """Make renames in a directory durable."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

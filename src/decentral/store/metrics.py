@@ -1,17 +1,259 @@
-"""metrics.jsonl: long rows, appended one write per evaluation."""
+"""metrics.jsonl and other files of JSON lines, which survive a kill at any moment, and what the numbers in them are."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
+import os
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from decentral.store.lines import LineFile, damaged, read_lines
-from decentral.store.metadata import AXES
+from decentral.errors import ConfigError
+from decentral.store.files import decode, encode, in_place, read_json, write_json
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+
+_BLOCK_BYTES = 1 << 16
+
+
+class Extent(NamedTuple):
+    """What is in the beginning of a file: how many lines, and their hash."""
+
+    num_lines: int
+    sha256: str
+
+
+class LineFile:
+    """The writing end. A line that was cut short when an earlier writer died is removed on opening."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        self._size = _whole_lines(self._descriptor)
+        os.ftruncate(self._descriptor, self._size)
+        self._digest = hashlib.sha256()
+        self._num_lines = _add_lines(self._descriptor, None, self._digest)
+
+    @property
+    def known(self) -> list[dict[str, Any]]:
+        """All lines so far, those of earlier writers first."""
+        return read_lines(self.path)
+
+    def append(self, *values: dict[str, Any]) -> None:
+        """Write a line, or several, with a single system call: after a kill -9 every written line is there.
+
+        Raises OSError if the disk is full; the line that did not fit is taken back.
+        """
+        lines = "".join(_written(each) + "\n" for each in values).encode()
+        written = os.write(self._descriptor, lines)
+        whole = written if written == len(lines) else lines.rfind(b"\n", 0, written) + 1
+        self._size += whole
+        self._num_lines += lines.count(b"\n", 0, whole)
+        self._digest.update(lines[:whole])
+        if whole < len(lines):
+            os.ftruncate(self._descriptor, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+    def in_place(self) -> bool:
+        """Whether the path still leads to the file that is written."""
+        return in_place(self._descriptor, self.path)
+
+    @property
+    def extent(self) -> Extent:
+        """Of all lines so far."""
+        return Extent(self._num_lines, self._digest.hexdigest())
+
+    def extent_of(self, num_lines: int) -> Extent:
+        """Of so many lines from the first one on, as they are in the file now; of fewer if there are fewer."""
+        digest = hashlib.sha256()
+        return Extent(_add_lines(self._descriptor, num_lines, digest), digest.hexdigest())
+
+    def sync(self) -> None:
+        """Survive a power cut, too."""
+        os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Close the file; later calls of `append` fail."""
+        os.close(self._descriptor)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file; none if there is no file. An unterminated last line is not read.
+
+    Raises ConfigError if a finished line is damaged.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path} is not a regular file: remove it, or the folder that it came in.")
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    try:
+        values = json.loads(b"[%b]" % b",".join(lines))  # much faster than one by one, where nothing is damaged
+    except (ValueError, RecursionError):
+        values = []
+    if len(values) != len(lines) or not all(isinstance(value, dict) for value in values):
+        return [_read(line, number, path) for number, line in enumerate(lines, 1)]
+    return [  # few lines have words that stand for numbers
+        decode(value) if b'nan"' in line or b'inf"' in line else value
+        for line, value in zip(lines, values, strict=True)
+    ]
+
+
+def damaged(path: Path, number: int) -> ConfigError:
+    """What to raise for a line that is not what was written."""
+    return ConfigError(
+        f"line {number} of {path} is damaged: delete the folder {path.parent} and give the command again, which "
+        "computes it anew."
+    )
+
+
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
+
+def _written(values: dict[str, Any]) -> str:
+    """One line, less its end."""
+    try:
+        return _ENCODER.encode(values)
+    except ValueError:  # numbers that are not finite
+        return _ENCODER.encode(encode(values))
+
+
+def _read(line: bytes, number: int, path: Path) -> dict[str, Any]:
+    try:
+        value = decode(json.loads(line))
+    except (ValueError, RecursionError) as error:
+        raise damaged(path, number) from error
+    if not isinstance(value, dict):
+        raise damaged(path, number)
+    return value
+
+
+def _whole_lines(descriptor: int) -> int:
+    """The number of bytes up to and including the last newline."""
+    end = os.fstat(descriptor).st_size
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        newline = os.pread(descriptor, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            return start + newline + 1
+        end = start
+    return 0
+
+
+def _add_lines(descriptor: int, most: int | None, digest: _Hash) -> int:
+    """Add the lines of an open file to a hash, from the first one on and at most so many; returns how many."""
+    count = 0
+    with open(os.dup(descriptor), "rb") as file:
+        file.seek(0)
+        for line in islice(file, most):
+            digest.update(line)
+            count += 1
+    return count
+
+
+_FILE = "metrics.json"
+
+AXES = {
+    "step": "step",
+    "epoch": "epoch",
+    "wall_s": "seconds",
+    "bytes_sent": "bytes sent by all workers",
+    "simulated_s": "simulated seconds",
+}
+"""What can be the x axis of a curve: key of a row of metrics.jsonl, which is a column of curves.csv -> in words.
+
+`wall_s` is training time without evaluation; `simulated_s` time in a virtual cluster; `bytes_sent` counts what all
+workers together have sent. An axis that is added here can be recorded, by those runs that have it, with every
+evaluation, collected, drawn and judged by.
+"""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that evaluation gives for a model: the accuracy on test data, say.
+
+    split             what it is taken on: test, train, objective, model
+    name              accuracy, loss, suboptimality
+    larger_is_better  None: neither; it describes, and judges nothing
+    unit              'nats', 's'; '%' for a fraction of 1 that people read in percent
+    chance            what guessing gives, as a fraction where `unit` is '%'; None where there is no such thing
+    """
+
+    split: str
+    name: str
+    larger_is_better: bool | None = False
+    unit: str = ""
+    chance: float | None = None
+
+    @property
+    def percent(self) -> bool:
+        """Whether it is a fraction that is read in percent."""
+        return self.unit == "%"
+
+    @property
+    def words(self) -> str:
+        """For example 'test accuracy'."""
+        return f"{self.split} {self.name.replace('_', ' ')}"
+
+    def format(self, value: float, digits: int = 3) -> str:
+        """The value as a person reads it: '81.3 %' or '3.42e-07', and with four digits '81.25 %' or '3.415e-07'."""
+        return f"{100 * value:.{digits - 2}f} %" if self.percent else f"{value:.{digits}g}"
+
+
+def write_metadata(run_dir: Path, metrics: Iterable[Metric]) -> None:
+    """Replace `run_dir/metrics.json` atomically; the first metric is what the run is judged by."""
+    write_json(run_dir / _FILE, {"metrics": [asdict(metric) for metric in metrics]})
+
+
+def read_metadata(run_dir: Path, measured: Iterable[tuple[str, str]] = ()) -> dict[tuple[str, str], Metric]:
+    """(split, name) -> metric: those of the run's file, in its order, then all others of `measured`.
+
+    Runs that are older than the file have none, see `_without_file`. Never raises.
+    """
+    keys = {field.name for field in fields(Metric)}
+    listed = (read_json(run_dir / _FILE) or {}).get("metrics")
+    known = [
+        Metric(**{key: value for key, value in one.items() if key in keys})
+        for one in (listed if isinstance(listed, list) else [])
+        if isinstance(one, dict) and isinstance(one.get("split"), str) and isinstance(one.get("name"), str)
+    ]
+    found = {(metric.split, metric.name): metric for metric in known}
+    older = sorted((_without_file(*key) for key in measured if key not in found), key=_importance)
+    return found | {(metric.split, metric.name): metric for metric in older}
+
+
+_JUDGING, _LOSSES, _DESCRIBING = ("accuracy", "suboptimality"), ("loss",), ("consensus_distance",)
+_SPLITS = ("test", "objective", "validation", "train", "model")
+
+
+def _without_file(split: str, name: str) -> Metric:
+    """What was taken for granted before runs had a metrics.json: accuracies are fractions, and larger is better; of
+    anything else the direction is not known."""
+    accuracy = name.endswith("accuracy")
+    return Metric(split, name, larger_is_better=True if accuracy else None, unit="%" if accuracy else "")
+
+
+def _importance(metric: Metric) -> tuple[int, str, int, str]:
+    """The order in which such metrics are reported: what a run is judged by, others, losses, what only describes."""
+    groups = (_JUDGING, (), _LOSSES, _DESCRIBING)
+    group = next((number for number, names in enumerate(groups) if metric.name in names), 1)
+    split = _SPLITS.index(metric.split) if metric.split in _SPLITS else len(_SPLITS)
+    return group, metric.name, split, metric.split
+
 
 _ALWAYS = ("step", "epoch", "worker", "split", "metric", "value")
 COLUMNS = tuple(dict.fromkeys((*_ALWAYS, *AXES)))
 """Keys of a row, in their order. A row need not have a place on each of the axes, but on those of step and epoch."""
+
+
+_READ = frozenset(_ALWAYS) - {"epoch"}
 
 
 class MetricsFile(LineFile):
@@ -35,9 +277,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     file = path / "metrics.jsonl" if path.is_dir() else path
     rows: dict[tuple, dict[str, Any]] = {}
     for number, row in enumerate(read_lines(file), 1):
-        if not {"step", "worker", "split", "metric", "value"} <= row.keys() or not isinstance(
-            row["value"], int | float
-        ):
+        if not row.keys() >= _READ or not isinstance(row["value"], int | float):
             raise damaged(file, number)
         rows[row["step"], row["worker"], row["split"], row["metric"]] = row
     return list(rows.values())

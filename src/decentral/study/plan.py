@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from statistics import fmean
 
-from decentral.host import devices
+from decentral.host import machine
 from decentral.scheduling.job import Job
 from decentral.scheduling.launchers.launcher import Launcher
 from decentral.store import RunStore
 from decentral.store.files import read_json
 from decentral.study.study import Cell, Unfinished
-from decentral.terminal.text import aligned, duration
+from decentral.terminal.console import aligned, duration
 
 _LISTED = 60  # more cells than that are only counted
 
@@ -80,9 +80,9 @@ def _places(launcher: Launcher, left: Sequence[Job]) -> tuple[str, int]:
     if most is not None:
         at_once = min(len(left), most)
         return f"{at_once} jobs at once by launcher={getattr(launcher, 'name', '')}", at_once
-    gpus = devices.num_gpus()
+    gpus = machine.num_gpus()
     if gpus and all(job.demand.device != "cpu" for job in left):
         return f"{gpus} GPUs", gpus
     given = str(getattr(launcher, "slots", "auto"))
-    slots = devices.num_cores() if given == "auto" else int(given)
+    slots = machine.num_cores() if given == "auto" else int(given)
     return f"{slots} cores" if slots > 1 else "1 core", slots

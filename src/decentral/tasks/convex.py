@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.host.memory import refuse_if_too_large
+from decentral.host.machine import refuse_if_too_large
 from decentral.settings import setting
 from decentral.store.files import at_home
 from decentral.tasks.task import Problem, Task
@@ -40,6 +40,7 @@ class Quadratics(Task):
     problem_seed       draws the problem (null: the run's seed)
     """
 
+    eval_every_epochs: ClassVar[float | None] = None
     name: str = "quadratics"
     problem: str | None = field(default=None, metadata={"content": True})
     dimension: int = setting(10, at_least=1, when="is_drawn")
@@ -172,6 +173,7 @@ class Regression(Task):
     heterogeneity        how far the workers' true models are apart
     """
 
+    eval_every_epochs: ClassVar[float | None] = None
     name: str = "regression"
     loss: Loss = Loss.linear
     samples_per_worker: int = setting(20, at_least=1)
@@ -223,7 +225,7 @@ class MeanEstimation(Task):
     mean: float = 1.0
     std: float = setting(1.0, at_least=0)
     dimension: int = setting(1, at_least=1)
-    eval_every_epochs: ClassVar[float] = 5.0
+    eval_every_epochs: ClassVar[float | None] = 5.0
 
     def check(self, config: Config) -> None:
         """The models have to fit into memory."""

@@ -21,7 +21,8 @@ _FEW_EXAMPLES = 1000  # of which all are looked at: that takes seconds
 class EvaluationSettings(Settings, where="evaluation"):
     """When and on how much the models are tested on the way. The last evaluation is always on all test examples.
 
-    every_epochs  how often, in passes over the data (null: the task's habit)
+    every_epochs  how often, in passes over the data (null: as the task suggests; where a pass is one step, about 100
+                times in a run)
     every_simulated_s  how often in a virtual cluster, instead: after the step in which another so many seconds are over
     examples    on how many test examples, always the same ones, drawn by the seed: a number, all, or auto: so many
                 that all evaluations, the last one too, take a tenth of the time of the training passes, but no fewer

@@ -86,7 +86,7 @@ class RL(Task):
         "batch_size": "128",
         "epochs": "400",
     }
-    eval_every_epochs: ClassVar[float] = 50.0
+    eval_every_epochs: ClassVar[float | None] = 50.0
     has_samples: ClassVar[bool] = False
 
     @property

@@ -39,7 +39,7 @@ class SupervisedTask(Task):
     example_data: ClassVar[str]
     """A data set of that kind."""
     uses: ClassVar[tuple[str, ...]] = ("data", "partition", "model")
-    eval_every_epochs: ClassVar[float] = 4.0
+    eval_every_epochs: ClassVar[float | None] = 4.0
     has_samples: ClassVar[bool] = False
 
     def check(self, config: Config) -> None:
@@ -185,7 +185,7 @@ class Language(SupervisedTask):
         "batch_size": "8",
         "epochs": "6",
     }
-    eval_every_epochs: ClassVar[float] = 3.0
+    eval_every_epochs: ClassVar[float | None] = 3.0
 
     def open(self, config: Config, workers: range, device: torch.device) -> Problem:
         """The local workers' models and text."""
@@ -240,7 +240,7 @@ class Translation(SupervisedTask):
         "lr": "1e-3",
         "epochs": "6",
     }
-    eval_every_epochs: ClassVar[float] = 2.0
+    eval_every_epochs: ClassVar[float | None] = 2.0
     default_num_workers: ClassVar[int] = 4
 
     def check(self, config: Config) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from decentral.compression.row_layout import RowLayout
 from decentral.errors import ConfigError
 from decentral.settings import Settings
-from decentral.store.metadata import Metric
+from decentral.store.metrics import Metric
 from decentral.tasks.evaluation import WHOLE, Scope
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class Task(Settings, ABC, where="task"):
     uses: ClassVar[tuple[str, ...]] = ()
     """The groups of the configuration that this task reads: they are part of the run's identity."""
 
-    eval_every_epochs: ClassVar[float] = 1.0
-    """How often to evaluate unless told otherwise."""
+    eval_every_epochs: ClassVar[float | None] = 1.0
+    """How often to evaluate unless told otherwise; None: about 100 times in a run."""
 
     default_num_workers: ClassVar[int] = DEFAULT_NUM_WORKERS
     """How many workers there are where neither the user nor the topology says it."""

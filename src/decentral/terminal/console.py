@@ -1,14 +1,51 @@
-"""What the console commands have in common: exit statuses, and what they say."""
+"""What the console commands say: exit statuses, sentences, tables, times and sizes as a person reads them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 
 from decentral.errors import ConfigError
 from decentral.host.torchrun import place, under_torchrun
-from decentral.terminal.text import printable
+
+
+def aligned(rows: list[list[str]], left: int = 1) -> str:
+    """A table as plain text: a header, a rule, and rows; the first `left` columns to the left, the others to the
+    right."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        places = enumerate(zip(row, widths, strict=True))
+        cells = [cell.ljust(width) if place < left else cell.rjust(width) for place, (cell, width) in places]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "  ".join("-" * width for width in widths))
+    return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """Text without characters that move the cursor, color or hide what a terminal shows."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", "\N{REPLACEMENT CHARACTER}", text)
+
+
+def duration(seconds: float) -> str:
+    """A time as a person reads it: '9.7 s', '3 min 20 s', '1 h 5 min'."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def in_bytes(count: float) -> str:
+    """A number of bytes as a person reads it: '18.3 MB'."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.4g} {unit}"
+        count /= 1000
+    return f"{count:.4g} TB"
+
 
 REFUSED, FAILED, INTERRUPTED = 2, 1, 130
 

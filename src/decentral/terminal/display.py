@@ -12,9 +12,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from decentral.terminal.text import printable
+from decentral.terminal.console import printable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,6 +35,20 @@ class Row(NamedTuple):
     left: str = ""
 
 
+def _unless_broken(show: Callable[..., None]) -> Callable[..., None]:
+    """After something has gone wrong with the terminal once, nothing more is shown."""
+
+    @wraps(show)
+    def shown(self: Display, *what: Any) -> None:
+        if not self.broken:
+            try:
+                show(self, *what)
+            except (OSError, ValueError):  # ValueError: the stream is closed
+                self.broken = True
+
+    return shown
+
+
 class Display:
     """Shows nothing, and is the common part of the others."""
 
@@ -41,9 +56,8 @@ class Display:
     """Whether rows are drawn."""
     silent = True
     """Whether nobody sees anything."""
-
-    def __init__(self) -> None:
-        self._broken = False
+    broken = False
+    """Whether something has gone wrong with the terminal."""
 
     def fits(self, columns: int) -> bool:
         """Whether a row of so many columns is shown in full."""
@@ -51,33 +65,12 @@ class Display:
 
     def line(self, text: str) -> None:
         """A line that stays."""
-        self._try(lambda: self._line(text))
 
     def draw(self, rows: Sequence[Row], headline: str = "") -> None:
         """Show these rows, and nothing else, below a headline, if rows are drawn at all."""
-        self._try(lambda: self._draw(rows, headline))
 
     def close(self, last: str = "") -> None:
         """Leave the terminal as it was. The rows stay on a terminal, unless there is a `last` line in their place."""
-        self._try(lambda: self._close(last))
-
-    def _try(self, show: Callable[[], None]) -> None:
-        """After something has gone wrong once, nothing more is shown."""
-        if self._broken:
-            return
-        try:
-            show()
-        except (OSError, ValueError):  # ValueError: the stream is closed
-            self._broken = True
-
-    def _line(self, text: str) -> None:
-        pass
-
-    def _draw(self, rows: Sequence[Row], headline: str) -> None:
-        pass
-
-    def _close(self, last: str) -> None:
-        pass
 
 
 class _Lines(Display):
@@ -86,10 +79,10 @@ class _Lines(Display):
     silent = False
 
     def __init__(self, stream: TextIO) -> None:
-        super().__init__()
         self._stream = stream
 
-    def _line(self, text: str) -> None:
+    @_unless_broken
+    def line(self, text: str) -> None:
         print(printable(text), file=self._stream, flush=True)
 
 
@@ -99,7 +92,6 @@ class _Table(Display):
     live, silent = True, False
 
     def __init__(self, stream: TextIO) -> None:
-        super().__init__()
         from rich.console import Console
         from rich.live import Live
 
@@ -110,21 +102,24 @@ class _Table(Display):
         """By the width of the terminal."""
         return self._live.console.width >= columns
 
-    def _line(self, text: str) -> None:
+    @_unless_broken
+    def line(self, text: str) -> None:
         self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _draw(self, rows: Sequence[Row], headline: str) -> None:
+    @_unless_broken
+    def draw(self, rows: Sequence[Row], headline: str = "") -> None:
         from rich.console import Group
         from rich.text import Text
 
         above = [Text(headline, style="bold", no_wrap=True, overflow="ellipsis")] if headline else []
         self._live.update(Group(*above, self._table(rows)), refresh=True)
 
-    def _close(self, last: str) -> None:
+    @_unless_broken
+    def close(self, last: str = "") -> None:
         self._live.transient = bool(last)
         self._live.stop()
         if last:
-            self._line(last)
+            self.line(last)
 
     def _table(self, rows: Sequence[Row]) -> Table:
         from rich.progress_bar import ProgressBar

@@ -23,7 +23,7 @@ from decentral.config.identity import init_directory
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision
-from decentral.host.allocator import keep_freed_memory
+from decentral.host.torch_state import keep_freed_memory
 from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.collectives import Fastest
 from decentral.network.local import LocalNetwork
@@ -34,7 +34,7 @@ from decentral.network.world import World
 from decentral.optim.optimizer import LocalRule
 from decentral.store.models import AVERAGED, load_models
 from decentral.tasks.task import Problem
-from decentral.terminal.text import duration
+from decentral.terminal.console import duration
 from decentral.topology.delivery import Losses
 from decentral.training.adaptive import AdaptiveStepper, Probe
 from decentral.training.between_processes import ThreadedStepper
@@ -46,6 +46,7 @@ from decentral.training.virtual import AsynchronousStepper
 
 _STEPS_AVERAGED = 256
 _LONGEST_TRACE = 8 << 30  # bytes
+_EVALUATIONS = 100  # in a run of a task that does not say how often
 
 
 @dataclass
@@ -163,7 +164,7 @@ class Run:
 
 def assemble(config: Config, world: World) -> Run:
     """The problem, the network and the algorithm of this process, at step 0; all processes call this at once."""
-    assert config.num_workers is not None and config.evaluation.every_epochs is not None
+    assert config.num_workers is not None
     keep_freed_memory()
     net = open_network(config, world)
     problem = config.task.open(config, net.workers, world.device)
@@ -187,7 +188,7 @@ def assemble(config: Config, world: World) -> Run:
         oracle,
         stepper,
         total_steps,
-        max(1.0, config.evaluation.every_epochs * problem.steps_per_epoch),
+        eval_every_steps(config, problem.steps_per_epoch, total_steps),
         examples_on_the_way(config, total_steps / problem.steps_per_epoch),
         trace,
     )
@@ -199,6 +200,15 @@ def room_for_trace(num_steps: int, num_workers: int, like: Tensor) -> Tensor:
     if math.prod(shape) * like.element_size() > _LONGEST_TRACE:
         raise ConfigError(f"trace=true would keep {list(shape)} numbers in memory, more than 8 GiB: use fewer steps.")
     return torch.empty(shape, dtype=like.dtype)
+
+
+def eval_every_steps(config: Config, steps_per_epoch: float, total_steps: int) -> float:
+    """How many steps there are between two evaluations."""
+    if config.evaluation.every_epochs is not None:
+        return max(1.0, config.evaluation.every_epochs * steps_per_epoch)
+    if config.stop_after_simulated_s is not None:  # nobody knows how many steps there will be
+        return 1.0
+    return max(1.0, round(total_steps / _EVALUATIONS))
 
 
 def open_stepper(

@@ -4,7 +4,7 @@ distance."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from decentral.gradients.passes.module_state import same
 from decentral.network.kernels import blocks
 from decentral.network.network import Network
-from decentral.store.metadata import Metric
+from decentral.store.metrics import Metric
 from decentral.tasks.evaluation import WHOLE, Scope
 from decentral.tasks.task import Problem
 from decentral.training.oracle import TrainLosses
@@ -105,8 +105,13 @@ class Evaluation:
 
     def summary(self) -> dict[str, float]:
         """One number for each (split, metric, aggregate), for loggers and the status file."""
-        keyed = {f"{row['split']}/{row['metric']}/{row['worker']}": row["value"] for row in self.rows()}
-        return {key: value for key, value in keyed.items() if not key.rsplit("/", 1)[1].isdigit()}
+        return summarized(self.rows())
+
+
+def summarized(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Of rows that are no single worker's: 'split/metric/aggregate' -> value."""
+    some = [row for row in rows if not isinstance(row["worker"], int)]
+    return {f"{row['split']}/{row['metric']}/{row['worker']}": row["value"] for row in some}
 
 
 def evaluate(

@@ -15,7 +15,7 @@ import numpy as np
 
 from decentral.cluster.timeline import write_spans
 from decentral.config.checks import has_clock
-from decentral.config.files import as_dict, dump
+from decentral.config.files import dump, plain
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
@@ -24,11 +24,11 @@ from decentral.store import RunStore, Status
 from decentral.store.checkpoints import Written
 from decentral.store.failures import record
 from decentral.store.files import replacing
-from decentral.store.ownership import DirectoryLost
 from decentral.store.provenance import collect
+from decentral.store.run_store import DirectoryLost
 from decentral.terminal.progress import Progress, progress
 from decentral.training import operations
-from decentral.training.evaluation import Evaluation, recorded
+from decentral.training.evaluation import Evaluation, recorded, summarized
 from decentral.training.loggers.logger import Guarded
 from decentral.training.loggers.stored import remember
 from decentral.training.timing import spans_of
@@ -86,7 +86,7 @@ class Recorder:
         compression_stats = r.algorithm.compression_stats(r.stepper.state)
         self.store.describe(recorded(r.problem, compression_stats is not None and compression_stats.numel() > 0))
         r.problem.save_tables(self.store.path)
-        self.sink = Guarded(self.config.logger, run_id(self.config), as_dict(self.config), self.store.path)
+        self.sink = Guarded(self.config.logger, run_id(self.config), plain(self.config), self.store.path)
 
     @contextmanager
     def progress(self, r: Run) -> Iterator[Progress]:
@@ -114,9 +114,10 @@ class Recorder:
         place = {"step": t, "epoch": epoch, "wall_s": round(r.wall_s, 6), "bytes_sent": r.net.traffic.bytes_sent}
         if r.stepper.simulated_s is not None:
             place["simulated_s"] = round(r.stepper.simulated_s, 9)
-        self.store.append([*found.rows(**place), *chosen_rows(r.stepper.choices(), place)])
+        rows = found.rows(**place)
+        self.store.append([*rows, *chosen_rows(r.stepper.choices(), place)])
         if self.sink is not None:
-            self.sink.log(t, found.summary() | {"epoch": epoch, "bytes_sent": float(r.net.traffic.bytes_sent)})
+            self.sink.log(t, summarized(rows) | {"epoch": epoch, "bytes_sent": float(r.net.traffic.bytes_sent)})
         metric = found.metrics[0]
         texts = {
             "loss": f"{found.train_losses.mean().item():.3g}" if len(found.train_losses) else "",

@@ -11,8 +11,8 @@ import torch
 
 from decentral.config.checks import goes_by_itself
 from decentral.config.schema import Config
-from decentral.host.caller import left_as_found
 from decentral.host.interrupt import Interrupt
+from decentral.host.torch_state import left_as_found
 from decentral.network.world import World
 from decentral.store import RunStore, Status
 from decentral.store.checkpoints import Written

@@ -18,7 +18,7 @@ from decentral.data.dataset import Loaded
 from decentral.data.decode import open_image, resize_and_crop
 from decentral.data.loading.in_memory import Normalise
 from decentral.errors import ConfigError
-from decentral.host.orphans import die_with_parent, start_server
+from decentral.host.processes import die_with_parent, start_server
 from decentral.randomness import numpy_generator
 
 if TYPE_CHECKING:

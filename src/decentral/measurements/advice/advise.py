@@ -10,11 +10,11 @@ from decentral.compression.row_layout import RowLayout
 from decentral.config.composition import compose, compose_each
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.host.devices import num_cores
+from decentral.host.machine import num_cores
 from decentral.measurements.advice.machine import Machine, check_passes, layout_of, measure
 from decentral.measurements.advice.methods import METHODS, Case, Method, Prediction
 from decentral.measurements.timing import host
-from decentral.terminal.text import aligned, in_bytes
+from decentral.terminal.console import aligned, in_bytes
 from decentral.training.assemble import mean_seconds
 
 Tell = Callable[[str], None]

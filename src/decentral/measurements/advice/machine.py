@@ -16,7 +16,7 @@ from decentral.cluster.links import CollectiveName
 from decentral.compression.row_layout import RowLayout
 from decentral.data.description import LabelledData, LabelledTokens
 from decentral.errors import ConfigError
-from decentral.host.devices import num_cores
+from decentral.host.machine import num_cores
 from decentral.measurements.timing import Turns, Verb, Work, in_group
 from decentral.runtime.devices import device_kind
 

@@ -14,7 +14,7 @@ import numpy as np
 from decentral.config.identity import identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, check_at_least
-from decentral.host.devices import num_cores
+from decentral.host.machine import num_cores
 from decentral.measurements.measurement import InProcesses
 from decentral.measurements.timing import Still, advance, let_sleep
 from decentral.settings import Settings, setting

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decentral.host.threads import on_the_same_gpu
+from decentral.host.torch_state import on_the_same_gpu
 
 _GLANCE_S = 0.05
 

@@ -37,9 +37,9 @@ class Local(Launcher):
 
     def open(self, results_dir: Path) -> Pool:
         """Nothing is started before the first job; see `LocalPool`."""
-        from decentral.host import devices
+        from decentral.host import machine
         from decentral.scheduling.local_pool import LocalPool, Slots
 
-        slots = devices.num_cores() if self.slots == "auto" else int(self.slots)
+        slots = machine.num_cores() if self.slots == "auto" else int(self.slots)
         per_gpu = None if self.runs_per_gpu == "auto" else int(self.runs_per_gpu)
-        return LocalPool(Slots(slots, devices.visible_gpus(), per_gpu, devices.free_gpu_memory))
+        return LocalPool(Slots(slots, machine.visible_gpus(), per_gpu, machine.free_gpu_memory))

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from decentral.errors import ConfigError
-from decentral.host import devices
-from decentral.host.packages import require
+from decentral.host import machine
+from decentral.host.machine import require
 from decentral.scheduling.attempt import Report, attempt
 from decentral.scheduling.job import Job
 from decentral.scheduling.launchers.launcher import Launcher
@@ -180,14 +180,14 @@ def _work(job: Job, cores: int, folder: str, threads: str | None) -> Report:
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray has set it, for one process
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = threads
-    devices.share_cores(cores)
+    machine.share_cores(cores)
     return attempt(job)
 
 
 def _connect(ray: Any, address: str) -> None:
     """Join a cluster, or start one here, without a dashboard. `ray.init` replaces the handler of SIGTERM: it is put
     back."""
-    here = {"num_cpus": devices.num_cores(), "include_dashboard": False} if address == "local" else {}
+    here = {"num_cpus": machine.num_cores(), "include_dashboard": False} if address == "local" else {}
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM) if main else None
     try:

@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from decentral.errors import ConfigError
-from decentral.host.packages import require
+from decentral.host.machine import require
 from decentral.scheduling.launchers.launcher import Launcher
 from decentral.scheduling.pool import Pool
 from decentral.settings import setting

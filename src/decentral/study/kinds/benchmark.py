@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from decentral.config.composition import compose_all, conf_directory
-from decentral.config.own_files import read_mapping
-from decentral.config.parsing import build
+from decentral.config.parsing import build, read_mapping
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.training_run import TrainingRun
 from decentral.measurements.values import Meaning, Value
-from decentral.registry import components, own
+from decentral.registry import components, plugins
 from decentral.settings import Settings, setting
 from decentral.study.kinds.comparison import Comparison, ComposedRun, TunedCell
 from decentral.study.measure import Measure, Measured
@@ -107,7 +106,7 @@ def methods(names: list[str] | None = None, mine: bool = True) -> list[Method]:
         if twice := known.keys() & set(theirs):
             raise ConfigError(f"{file}: {min(twice)} is the name of one of ours: give it another one.")
         known |= read_mapping(file) if theirs else {}
-    if own.folder() is None or not mine:
+    if plugins.folder() is None or not mine:
         theirs = []
     algorithms = components("algorithms")
     found = []
@@ -127,7 +126,7 @@ def scenario_names() -> list[str]:
 def scenarios(names: list[str]) -> list[Scenario]:
     """The scenarios with these names, then those in one's own folder. Raises ConfigError for one that does not exist,
     or whose file is wrong."""
-    files, mine = _files(), own.folder()
+    files, mine = _files(), plugins.folder()
     theirs = [name for name, path in files.items() if mine is not None and mine in path.parents]
     found = []
     for name in dict.fromkeys([*names, *theirs]):
@@ -147,7 +146,7 @@ def _built(cls: type, name: str, values: Any) -> Any:
 
 
 def _folders() -> list[Path]:
-    mine = own.folder()
+    mine = plugins.folder()
     return [conf_directory() / "benchmark", *([mine / "benchmark"] if mine is not None else [])]
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from decentral.data.description import PADDING
-from decentral.store.metadata import Metric
+from decentral.store.metrics import Metric
 from decentral.tasks.problems.supervised import Supervised
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from decentral.randomness import normal, uniform
-from decentral.store.metadata import Metric
+from decentral.store.metrics import Metric
 from decentral.tasks.evaluation import WHOLE, Scope
 from decentral.tasks.task import Problem
 

@@ -22,7 +22,7 @@ from decentral.gradients.precision import float32
 from decentral.partition.partition import class_counts, save_table
 from decentral.randomness import normal, numpy_generator, seeded, uniform
 from decentral.registry import components
-from decentral.store.metadata import Metric
+from decentral.store.metrics import Metric
 from decentral.tasks.evaluation import WHOLE, Scope
 from decentral.tasks.problems import ppo
 from decentral.tasks.problems.rollouts import Acting, Rollouts, Scale, Settings

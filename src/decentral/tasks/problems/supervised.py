@@ -21,7 +21,7 @@ from decentral.gradients.execution import Loss, Workload
 from decentral.gradients.passes.sizes import MemoryFormat, forward_examples
 from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
 from decentral.gradients.precision import cast
-from decentral.host.caller import default_dtype
+from decentral.host.torch_state import default_dtype
 from decentral.models.statistics import evaluating
 from decentral.partition.partition import class_counts, save_table
 from decentral.randomness import seeded, torch_generator

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decentral.data.pairs import BEGIN, END, PAD, Pairs
-from decentral.host.packages import require
+from decentral.host.machine import require
 from decentral.partition.partition import class_counts
 from decentral.randomness import numpy_generator
 from decentral.store.files import csv_text, write_text
-from decentral.store.metadata import Metric
+from decentral.store.metrics import Metric
 from decentral.tasks.evaluation import Scope
 from decentral.tasks.problems.supervised import Supervised
 

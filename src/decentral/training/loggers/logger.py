@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from decentral.host import packages
+from decentral.host import machine
 from decentral.settings import Settings
 from decentral.terminal import console
 
@@ -65,7 +65,7 @@ class _Nowhere(Sink):
 
 def require(package: str, key: str, install: str) -> None:
     """Raise ConfigError unless `package` is installed, without importing it."""
-    packages.require(package, f"logger={key}", f"{install}, or choose logger=none")
+    machine.require(package, f"logger={key}", f"{install}, or choose logger=none")
 
 
 class Guarded(Sink):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from decentral.config.files import as_dict, plain
+from decentral.config.files import plain
 from decentral.config.identity import run_id
 from decentral.config.schema import Config
 from decentral.store import RunStore
@@ -24,7 +24,7 @@ def log_stored(config: Config, directory: Path) -> str:
         return ""
     if settings in _logged(directory):
         return f"logger={name} had its metrics before."
-    sink = Guarded(config.logger, run_id(config), as_dict(config), directory)
+    sink = Guarded(config.logger, run_id(config), plain(config), directory)
     for step, values in _by_step(directory).items():
         sink.log(step, values)
     sink.close(str((RunStore.peek(directory) or {}).get("status")))

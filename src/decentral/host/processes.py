@@ -1,20 +1,106 @@
-"""The same work on many things, by several processes."""
+"""Other processes: none outlives the one that started it, how they ended, and the same work by several of them."""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from itertools import islice
-from multiprocessing import current_process, get_context
+from multiprocessing import connection, current_process, forkserver, get_context, resource_tracker
 from types import ModuleType
 from typing import Any, TypeVar
 
 from decentral.errors import ConfigError
-from decentral.host.orphans import die_with_parent, start_server
+from decentral.host.interrupt import HEARD
+
+NO_STATUS = 255
+"""Of a process whose fork server is gone: nobody knows how it ended."""
+
+
+def signal_of(code: int | None) -> str | None:
+    """The name of the signal that killed the process; None if none did."""
+    if code is None or code >= 0:
+        return None
+    try:
+        return signal.Signals(-code).name
+    except ValueError:  # a real-time signal
+        return f"signal {-code}"
+
+
+@contextmanager
+def no_silent_end(error: Exception) -> Iterator[None]:
+    """Inside, os._exit(0) of the thread that is in here raises `error`: the command would end as if all were done.
+
+    Other statuses, other threads and processes that are forked in here end as they ask to.
+    """
+    before, pid, thread = os._exit, os.getpid(), threading.get_ident()
+
+    def leave(status: int) -> None:
+        if status == 0 and (os.getpid(), threading.get_ident()) == (pid, thread):
+            raise error
+        before(status)
+
+    os._exit = leave  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = before
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def follow_parent() -> None:
+    """On Linux, let the system kill this process when the thread that forked it ends, even while it is stopped."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def start_server() -> None:
+    """Start the fork server, if there is none. It hears no Ctrl-C, SIGTERM or SIGHUP, which may reach the whole group;
+    what it forks does after `die_with_parent`."""
+    resource_tracker.ensure_running()  # first, since it lets them through
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def die_with_parent(with_group: bool = False) -> None:
+    """End this process the moment the one that started it is gone, even by SIGKILL; Ctrl-C and SIGHUP, which may reach
+    both, are for that one to act on.
+
+    `with_group`: its process group with it.
+
+    A fork of a fork server ends with the server, too, which on Linux ends with the process that started it.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "the main process has no parent to watch"
+    sentinel = parent.sentinel
+
+    def watch() -> None:
+        connection.wait([sentinel])
+        if with_group:
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+    follow_parent()
+    threading.Thread(target=watch, daemon=True, name="watch parent").start()
+
 
 T = TypeVar("T")
 

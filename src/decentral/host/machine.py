@@ -1,11 +1,14 @@
-"""The cores and GPUs of this machine that this process may use, found out without importing torch."""
+"""What this machine has: cores, GPUs, memory and optional packages, found out without importing torch."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from glob import glob
+from importlib.util import find_spec
 from pathlib import Path
+
+from decentral.errors import ConfigError
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}  # as the kernel names them, on x86 and on Arm
@@ -60,3 +63,20 @@ def free_gpu_memory() -> dict[str, int]:
         return {name: int(free) << 20 for index, uuid, free in rows for name in (index, uuid)}
     except (OSError, ValueError, subprocess.SubprocessError):
         return {}
+
+
+def refuse_if_too_large(setting: str, num_bytes: float) -> None:
+    """Raise ConfigError if `setting`, as key=value, needs more memory than there is in this machine."""
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if num_bytes > there:
+        raise ConfigError(
+            f"{setting} is too large: its numbers alone are {num_bytes / 1e9:,.0f} GB, and this machine has "
+            f"{there / 1e9:,.0f} GB of memory."
+        )
+
+
+def require(package: str, setting: str, cure: str) -> None:
+    """Raise ConfigError unless `package`, which `setting` needs, is installed; without importing it."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:  # a mere folder of that name in the current directory has no origin
+        raise ConfigError(f"{setting} needs the package '{package}': {cure}.")

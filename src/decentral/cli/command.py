@@ -1,0 +1,162 @@
+"""What all console commands share: their options, the folders that they write to, and how what goes wrong ends."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import NoReturn
+
+from decentral.cli.completion import complete
+from decentral.config.composition import folders_of
+from decentral.config.files import dump
+from decentral.config.identity import run_directory, run_id
+from decentral.config.schema import Config
+from decentral.errors import ConfigError, suggest
+from decentral.host.interrupt import end_at_once, raise_once, was_raised
+from decentral.registry import plugins
+from decentral.store import RunStore
+from decentral.store.failures import advice, classify, describe
+from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, is_leader, report_error, say
+
+SETTINGS = frozenset(field.name for field in dataclasses.fields(Config))
+"""What is set without dashes, `key=value`."""
+
+
+class Options(argparse.ArgumentParser):
+    """Those that every command has, and some `flags` without values; one sentence for what is wrong."""
+
+    def __init__(self, command: str, *flags: str, settings: Collection[str] = SETTINGS) -> None:
+        super().__init__(command, add_help=False, allow_abbrev=False)
+        self._settings = settings
+        self.add_argument("words", nargs="*")
+        self.add_argument("-h", "--help", action="store_true")
+        for flag in flags:
+            self.add_argument(flag, action="store_true")
+        self.add_argument("-cd", "--config-dir")
+        self.add_argument("-sc", "--shell-completion", action="store_true")
+
+    def begin(self, arguments: list[str], help: str) -> argparse.Namespace | None:
+        """The options, with `folders`, once components of one's own can be found; None if help or tab completion was
+        all that was asked for."""
+        options = self.parse_intermixed_args(arguments)
+        plugins.use(None)
+        if options.help and help:
+            say(help.rstrip())
+            return None
+        options.folders = folders_of(options.config_dir or _completed_folder(options))
+        if options.shell_completion:
+            complete(options.words, self.prog)
+            return None
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        """One sentence instead of a usage message. Raises ConfigError."""
+        if not message.startswith("unrecognized"):
+            raise ConfigError(f"{message}: see {self.prog} --help.")
+        wrong = message.removeprefix("unrecognized arguments: ").split()[0]
+        key = wrong.lstrip("-").partition("=")[0]
+        if key in self._settings:
+            raise ConfigError(f"{wrong} is no option: settings have no dashes, write {key}=... instead.")
+        known = [option for option in self._option_string_actions if option.startswith("--")]
+        raise ConfigError(f"{wrong} is no option.{suggest(wrong, known)}")
+
+
+def _completed_folder(options: argparse.Namespace) -> str | None:
+    """The --config-dir of a line that is being completed, if it is a folder by now."""
+    words = os.environ.get("COMP_LINE", "").split() if options.shell_completion else []
+    given = [word for before, word in pairwise(words) if before in ("--config-dir", "-cd")]
+    given += [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
+    return given[-1] if given and Path(given[-1]).is_dir() else None
+
+
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 256  # of what Linux takes, less what lies below a run's folder
+
+
+def check_directory(config: Config) -> None:
+    """Refuse a run directory that cannot be used, before torch is imported; creates none."""
+    directory = run_directory(config)
+    key = "run_dir" if config.run_dir else "results_dir"
+    _check_length(key, getattr(config, key), directory)
+    if not is_leader() or RunStore.finished(directory, run_id(config)) is not None:
+        return
+    if directory.is_file() or (directory.is_dir() and any(directory.iterdir())):
+        RunStore.open(directory, run_id(config), dump(config)).close()
+        return
+    check_writable(key, getattr(config, key), directory)
+
+
+def check_writable(key: str, value: str, directory: Path) -> None:
+    """Refuse a folder that was set by key=value, if it cannot be created or written; creates nothing."""
+    _check_length(key, value, directory)
+    parent = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not parent.is_dir():
+        raise ConfigError(f"{key}={value} cannot be created, because {parent} is a file: choose another folder.")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise ConfigError(
+            f"{key}={value} cannot be written, because {parent} is read-only for you: choose another folder."
+        )
+
+
+def _check_length(key: str, value: str, directory: Path) -> None:
+    """Refuse a path that the system does not take, or not with the files of a run below it."""
+    whole, part = len(os.fsencode(directory.absolute())), max(len(os.fsencode(name)) for name in directory.parts)
+    if whole > _LONGEST_PATH or part > _LONGEST_NAME:
+        raise ConfigError(
+            f"{key}={value[:40]}... is too long: a name may have {_LONGEST_NAME} bytes, and the whole path "
+            f"{_LONGEST_PATH}."
+        )
+
+
+def guarded(
+    command: str,
+    carry_out: Callable[[list[str]], int],
+    arguments: Sequence[str] | None,
+    interrupted: str = "interrupted.",
+) -> NoReturn:
+    """Exit with the status that `carry_out` returns of the arguments; what goes wrong becomes a sentence and a status.
+
+    2 for what is refused (ConfigError, and a file or folder that is closed to the user), 1 for what the machine does
+    not allow (OSError: a full disk, say), 130 after Ctrl-C, which is told in the words of `interrupted`.
+
+    Without `arguments`, those of this process are taken, which is the command's: Ctrl-C ends it at any moment.
+    """
+    status = INTERRUPTED
+    with suppress(KeyboardInterrupt):
+        if arguments is None:
+            os.environ["MPLBACKEND"] = "agg"  # a notebook's kernel leaves its own there; a command shows no windows
+            raise_once(f"{command}: {interrupted}\n" if is_leader() else "", INTERRUPTED)
+        status = _status(command, carry_out, list(sys.argv[1:] if arguments is None else arguments))
+        if arguments is None:
+            end_at_once("", status)
+    if status == INTERRUPTED:
+        report_error(interrupted, command)
+        exec("")  # Python notes that one was interrupted, as of a dataclass, and would end with another status
+    sys.exit(status)
+
+
+def _status(command: str, carry_out: Callable[[list[str]], int], arguments: list[str]) -> int:
+    try:
+        status = carry_out(arguments)
+        say("", end="")  # what is left in the buffer
+        return status
+    except Exception as error:
+        if was_raised():  # what the interruption was turned into on its way
+            return INTERRUPTED
+        if isinstance(error, ConfigError):
+            report_error(str(error), command)
+            return REFUSED
+        if not isinstance(error, OSError):
+            raise
+        if isinstance(error, PermissionError) and error.filename is not None:
+            where = f"{error.filename} is closed to you: it, or a folder above it, may not be read, written or entered"
+            report_error(f"{where}. Choose another one, or change its permissions.", command)
+            return REFUSED
+
+        report_error(f"{describe(error)}. {advice(classify(error))}.", command)
+        return FAILED
