@@ -266,10 +266,12 @@ class RunStore:
 
     def write_provenance(self, facts: dict[str, Any]) -> None:
         """Replace provenance.json atomically."""
+        assert self._lock is not None, "only the process that holds the lock writes the provenance"
         write_json(self.path / "provenance.json", facts)
 
     def describe(self, metrics: Iterable[Metric]) -> None:
         """Replace metrics.json atomically: what the numbers in metrics.jsonl are, see `metadata`."""
+        assert self._lock is not None, "only the process that holds the lock describes the metrics"
         write_metadata(self.path, metrics)
 
     def append(self, rows: Iterable[dict[str, Any]]) -> None:
@@ -326,6 +328,7 @@ class RunStore:
 
     def remove_checkpoints(self) -> None:
         """Delete all checkpoints, for example of a run that is done."""
+        assert self._lock is not None, "only the process that holds the lock removes checkpoints"
         self._valid_steps.clear()
         checkpoints.remove(self._checkpoints)
 
