@@ -11,7 +11,7 @@ import pytest
 
 from decentral.cli import advise as cli
 from decentral.cluster.links import CollectiveName
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose
 from decentral.measurements.advice.advise import advise
 from decentral.measurements.advice.machine import fitted, layout_of

@@ -31,7 +31,7 @@ from decentral.report.summary import summary
 from decentral.store import RunStore
 from decentral.topology.delivery import Losses
 from decentral.topology.rounds import Rounds
-from decentral.topology.weights import Weights
+from decentral.topology.topology import Weights
 from handmade_cluster import RATE, Costs, Virtual, pulls
 
 # -- Methods in which nobody waits for all: each against its formula, computed once more in numpy ----------------------

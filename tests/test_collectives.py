@@ -14,8 +14,8 @@ from torch import Tensor
 from configure import configure
 from decentral.cluster.clock import Clock
 from decentral.cluster.links import CollectiveName, LinkCosts, Links
-from decentral.compression.flexible import Flexible
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.artopk import Flexible
+from decentral.compression.rows import RowLayout
 from decentral.errors import ConfigError
 from decentral.network.collectives import Peers, all_reduce
 from decentral.network.local import LocalNetwork

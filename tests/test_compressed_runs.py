@@ -14,15 +14,15 @@ import torch
 from configure import configure
 from decentral.cluster.clock import Clock
 from decentral.cluster.links import LinkCosts, Links
-from decentral.compression.adaptation import Knee, Solver
 from decentral.compression.compressor import AcceptedCompression
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.ratio import Knee, Solver
+from decentral.compression.rows import RowLayout
 from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
 from decentral.registry import components
 from decentral.report.summary import summary
 from decentral.topology.delivery import Losses
-from decentral.topology.ring import Ring
+from decentral.topology.static import Ring
 from decentral.training.faults import VARIABLE, Injected
 from table import FREE
 

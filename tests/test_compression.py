@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from decentral.algorithms.allreduce import AllReduce
-from decentral.compression.address import Address
 from decentral.compression.artopk import Select
 from decentral.compression.compressor import AcceptedCompression, Compressor, Encoder
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import Address, RowLayout
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.network.payload import Payload, Sizes

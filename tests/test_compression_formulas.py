@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from bench.traffic import Meter
-from decentral.compression.address import Address
 from decentral.compression.arithmetic import selection
-from decentral.compression.row_layout import RowLayout
-from decentral.compression.topk import TopK
+from decentral.compression.rows import Address, RowLayout
+from decentral.compression.sparse import TopK
 from decentral.errors import ConfigError
 from decentral.registry import components
 from test_compression import P, Together, bound, decoded, rows

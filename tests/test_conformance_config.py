@@ -17,7 +17,7 @@ from decentral.config.composition import compose, conf_directory
 from decentral.config.files import dump, load
 from decentral.config.identity import run_directory, run_id
 from decentral.config.schema import GROUPS
-from decentral.data.description import LabelledTokens, NextTokens, SentencePairs
+from decentral.data.dataset import LabelledTokens, NextTokens, SentencePairs
 from decentral.environments.environment import EnvironmentDescription
 from decentral.errors import ConfigError
 from decentral.registry import components

@@ -19,8 +19,7 @@ from PIL import Image
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.data import decode
-from decentral.data.folder import find_tree
-from decentral.data.imagefolder import ImageFolder, ImageNet, Normalisation
+from decentral.data.imagefolder import ImageFolder, ImageNet, Normalisation, find_tree
 from decentral.data.loading.streamed import crop_box
 from decentral.errors import ConfigError
 from waiting import alive, until
@@ -212,7 +211,7 @@ def test_a_run_is_known_by_the_content_of_its_images_alone(tree, tmp_path):
     ("files", "message"),
     [
         ([], "is not a folder"),
-        (["other/1.png"], "must hold train/<class>/ and test/<class>/ .*and has neither.*data.single_folder=true"),
+        (["other/1.png"], "has no folder train/ and no test/ .*data.single_folder=true"),
         (["train/cat/1.png"], r"has no folder test/ \(or val/\)"),
         (["train/1.png", "test/1.png"], "there are no class folders in .*train"),
         (["train/cat/1.png", "test/cat/1.png", "test/dog/1.png"], r"differ, for example 'dog' is only in test/ \(1"),

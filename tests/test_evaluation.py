@@ -24,10 +24,9 @@ from decentral.network.world import World
 from decentral.report.summary import summary
 from decentral.store import RunStore
 from decentral.store.metrics import Metric
-from decentral.tasks.evaluation import WHOLE, EvaluationSettings, Scope
-from decentral.tasks.task import Problem
+from decentral.tasks.task import WHOLE, EvaluationSettings, Problem, Scope
 from decentral.topology.delivery import Losses
-from decentral.topology.ring import Ring
+from decentral.topology.static import Ring
 from decentral.training.assemble import Run, assemble
 from decentral.training.checkpoint import from_parts, to_part
 from decentral.training.evaluation import Evaluation, evaluate

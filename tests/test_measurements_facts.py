@@ -28,11 +28,9 @@ from decentral.study import catalogue
 from decentral.study.catalogue import study_from
 from decentral.study.kinds.courses import CourseCell
 from decentral.study.study import Cell, Study
-from decentral.topology.bt import BinaryTree
-from decentral.topology.chain import Chain
 from decentral.topology.facts import effective_spectral_gap, relay_matrix
 from decentral.topology.groups import group_period, grouping, versions_to_reach_all
-from decentral.topology.star import Star
+from decentral.topology.trees import BinaryTree, Chain, Star
 
 PREDATOR = np.array([-3.0, 1.0])
 

@@ -9,17 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from decentral.data.description import ImageData
+from decentral.data.dataset import ImageData
 from decentral.errors import ConfigError
 from decentral.gradients.passes.layers import MaxPool2d
+from decentral.models.convolutional import CNN, MLP, VGG11, VGG16, AlexNet, Head
+from decentral.models.large import EfficientNetB0, MobileNetV2, ResNet18, ResNet50, ResNetEvoNorm, Stem, ViTL16
 from decentral.models.layers.evonorm import EvoNormS0
-from decentral.models.mobile import EfficientNetB0, MobileNetV2
+from decentral.models.layers.statistics import recompute_batch_statistics
 from decentral.models.model import ImageModel
-from decentral.models.resnet import ResNet18, ResNet50, ResNetEvoNorm, Stem
-from decentral.models.small import CNN, MLP
-from decentral.models.statistics import recompute_batch_statistics
-from decentral.models.vgg import VGG11, VGG16, AlexNet, Head
-from decentral.models.vit_l_16 import ViTL16
 from decentral.registry import components
 
 # -- Architectures: sizes against the papers', initial values, and what a run relies on --------------------------------

@@ -12,15 +12,10 @@ from decentral.algorithms.teleportation import Teleportation
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
-from decentral.lr_schedules.constant import Constant
-from decentral.lr_schedules.exponential import Exponential
-from decentral.lr_schedules.inverse import Inverse
-from decentral.lr_schedules.inverse_sqrt import InverseSqrt
-from decentral.lr_schedules.multistep import MultiStep
+from decentral.lr_schedules.schedule import Constant, Exponential, Inverse, InverseSqrt, MultiStep
 from decentral.network.local import LocalNetwork
 from decentral.network.world import World
-from decentral.optim.adam import Adam
-from decentral.optim.adamw import AdamW
+from decentral.optim.adam import Adam, AdamW
 from decentral.optim.optimizer import LocalRule
 from decentral.optim.sgd import SGD
 from decentral.registry import components

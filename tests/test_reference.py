@@ -16,7 +16,7 @@ from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
 from decentral.registry import components
 from decentral.topology.delivery import Losses
-from decentral.topology.weights import Weights
+from decentral.topology.topology import Weights
 from reference_runs import LOCALS, LR, Case, Local, assert_agree, expected, one_way, program, setting
 from reference_topology import Array, both_ways, graph, hops
 from table import in_rounds

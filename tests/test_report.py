@@ -196,7 +196,7 @@ def test_of_the_processes_of_a_run_only_the_leader_tells_the_launcher(
         launcher.setblocking(False)
         monkeypatch.setenv(progress_module.ADDRESS, f"{tmp_path / 'launcher'}:7")
         recorder = Recorder(config, World(rank, 2, torch.device("cpu")), RunStore.view(tmp_path), 0.0)
-        with recorder.progress(cast(Run, run)) as shown:
+        with recorder.progress(cast("Run", run)) as shown:
             shown.update(5, 1.0)
         if rank == 0:
             assert launcher.recv(100) == b"7 0.500000 epoch 1.0"

@@ -20,7 +20,7 @@ from decentral.environments.mazes import draw
 from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.registry import components
-from decentral.tasks.problems import ppo
+from decentral.tasks.problems import rollouts as ppo
 from decentral.tasks.problems.policies import PolicyOptimisation
 from decentral.training.assemble import Run, assemble
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import decentral
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
 from decentral.network.world import World
@@ -304,7 +304,7 @@ MISTAKES: list[tuple[Any, str]] = [
     ({"algo": "relay_mean", "topology": "chain"}, "algo='relay_mean' averages samples and trains nothing"),
     (
         {"algo": "relaysgd", **RING},
-        "relays over trees, but topology=ring with num_workers=3 has a cycle",
+        "relays over trees, but topology=ring with num_workers=3 is none",
     ),
     ({"algo": "d2", "topology": "one_peer_exponential"}, "algo='d2' needs the same graph in every round"),
     (CHAIN | {"algo_settings": {"fil": "own"}}, "Did you mean 'fill'"),

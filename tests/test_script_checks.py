@@ -16,7 +16,7 @@ import decentral
 from decentral import ConfigError
 from decentral.network.world import World
 from decentral.script.peers import Peers
-from decentral.topology.star import Star
+from decentral.topology.trees import Star
 
 
 def ones(rank: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

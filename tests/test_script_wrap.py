@@ -17,7 +17,7 @@ from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.registry import components
 from decentral.topology.communication import Communication
-from decentral.topology.weights import Weights
+from decentral.topology.topology import Weights
 from worlds import are_named
 
 STEPS = 7

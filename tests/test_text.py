@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from configure import configure
-from decentral.data.cache import cache_folder
-from decentral.data.description import PADDING, DataDescription, LabelledTokens, NextTokens
+from decentral.data.dataset import PADDING, DataDescription, LabelledTokens, NextTokens, cache_folder
 from decentral.data.running_text import Shakespeare, TextFile, cut_windows
 from decentral.data.synthetic import SyntheticText
 from decentral.data.texts import AGNews, TextFolder
@@ -191,20 +190,20 @@ LONG = '"' + "x" * 200_000 + '"'
 @pytest.mark.parametrize(
     ("train", "test", "words"),
     [
-        ("label,words\na,good\n", CSV, r"train.csv, line 1: there is no column 'text'. Choose one of: label, words\."),
+        ("label,words\na,good\n", CSV, r"train.csv, line 1 has to name a column 'text', once. Choose one of: label"),
         (CSV, "label,text\nc,good\n", r"test.csv, line 2: the class 'c' does not occur in train.csv"),
-        ("label,text\na,good, better\n", CSV, r"train.csv, line 2: there are 3 columns, and line 1 names 2: quote"),
+        ("label,text\na,good, better\n", CSV, r"train.csv, line 2: there are 3 columns, and 2 are needed: quote"),
         ("label,text\na,good\nb, \n", CSV, r"train.csv, line 3: there is no text"),
         ("label,text\na,good\n,bad\n", CSV, r"train.csv, line 3: 'label' is empty: name a class, or remove the line"),
         (b"label,text\na,good\nb,\xff\n", CSV, r"train.csv, line 3: byte 3 is not UTF-8"),
         (f"label,text\na,{LONG}\n", CSV, r"train.csv, line \d: this is no CSV that can be read .* 131,072 characters"),
         ("label,text\n", CSV, r"train.csv has no texts: it needs a row for each"),
-        ("", CSV, r"train.csv, line 1 is empty: it has to name the columns, such as 'text'"),
+        ("", CSV, r"train.csv, line 1 has to name a column 'text', once"),
         ("{", None, "line 1: this is no JSON"),
         ('{"label": "", "text": "good"}', None, "line 1: 'label' is empty: name a class"),
         ('{"label": NaN, "text": "good"}', None, "line 1: 'label' is NaN, but it has to be a text or a number"),
         ("[" * 100_000, None, "line 1: this is no JSON that can be read"),
-        ('{"label": 1}', None, "line 1: there is no 'te"),
+        ('{"label": 1}', None, "line 1: 'text' is null, .*Choose one of"),
     ],
 )
 def test_what_is_wrong_with_a_text_file_is_said_with_its_line(tmp_path, train, test, words):

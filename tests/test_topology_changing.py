@@ -14,7 +14,7 @@ from decentral.script.components import topology_from
 from decentral.topology import facts
 from decentral.topology.graph import is_connected
 from decentral.topology.rounds import Rounds
-from decentral.topology.weights import Weights
+from decentral.topology.topology import Weights
 from reference_topology import pieces
 
 # -- Topologies that change with the round: who sends to whom, with which weights, and what is refused
@@ -75,7 +75,7 @@ def test_one_peer_of_a_matrix_sends_along_its_edges():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"graph": "star", "direction": "left"}, "topology.direction=left is read with topology.graph=ring only"),
+        ({"graph": "star", "direction": "left"}, "topology.direction=left is no setting of topology.graph=star"),
         ({"graph": "base_graph"}, "topology.graph=base_graph has matrices, not graphs"),
         ({"graph": [np.eye(3)] * 2}, r"one square matrix \[n, n\], not numbers of shape \[2, 3, 3\]"),
         ({"graph": np.eye(3), "direction": "left"}, "'direction' is no setting of one_peer over a matrix"),

@@ -10,8 +10,8 @@ from decentral.errors import ConfigError
 from decentral.report.summary import summary
 from decentral.runtime.launch import launch
 from decentral.topology.file import File
-from decentral.topology.spanning_tree import SpanningTree
-from decentral.topology.weights import Weights
+from decentral.topology.topology import Weights
+from decentral.topology.trees import SpanningTree
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_a_broken_npz_file_is_refused(tmp_path, arrays, says):
 
 def test_an_algorithm_that_needs_other_weights_than_those_of_the_file_is_not_told_to_choose_a_rule_beside_them(csv):
     path = csv("0,1,0.5\n1,0,0.25")
-    with pytest.raises(ConfigError, match=r"sums to .*: give other weights, or remove them and use topology\.weights="):
+    with pytest.raises(ConfigError, match=r"sum to 1.*: give other weights, or remove them and use topology\.weights="):
         compose(["algo=dpsgd", "topology=file", f"topology.path={path}", "topology.directed=true", "task=quadratics"])
 
 

@@ -27,9 +27,9 @@ from decentral.topology.graph import (
     union,
 )
 from decentral.topology.mixing_matrix import MixingMatrix
-from decentral.topology.ring import Direction
-from decentral.topology.spanning_tree import shortest_path_tree
-from decentral.topology.weights import Weights
+from decentral.topology.static import Direction
+from decentral.topology.topology import Weights
+from decentral.topology.trees import shortest_path_tree
 from reference_topology import pieces
 
 # -- The exact edges of every topology, edges to relay over, and the facts that papers quote about them

@@ -24,7 +24,7 @@ from decentral.topology.groups import (
 )
 from decentral.topology.requirements import Need, check
 from decentral.topology.rounds import Rounds
-from decentral.topology.weights import Weights
+from decentral.topology.topology import Weights
 
 # -- What algorithms ask of a topology, and the sentence one gets when it is not so
 
@@ -94,13 +94,13 @@ def test_the_edge_weight_that_the_d2_message_proposes_is_accepted():
 @pytest.mark.parametrize(
     ("topology", "fields", "need", "says"),
     [
-        ("ring", {}, Need.tree, "relays over trees.* has a cycle: use topology=chain, bt, dbt, star or spanning_tree"),
+        ("ring", {}, Need.tree, "relays over trees.* is none: use topology=chain, bt, dbt, star or spanning_tree"),
         ("exponential", {}, Need.undirected, "is directed: use an undirected topology, .* push-sum, such as algo=sgp"),
         ("social", {}, Need.d2_spectrum, r"smallest eigenvalue of W is -0\.434, .*: use algo=exact_diffusion"),
-        ("star", {"weights": Weights.uniform}, Need.doubly_stochastic, "a row of topology=star .* instead of 1"),
-        ("star", {"weights": Weights.uniform}, Need.row_stochastic, r"a row .*: use topology\.weights=pull"),
-        ("star", {"weights": Weights.pull}, Need.doubly_stochastic, "a column .* would agree on a wrong mean"),
-        ("star", {"weights": Weights.pull}, Need.column_stochastic, "a column .* instead of 1"),
+        ("star", {"weights": Weights.uniform}, Need.doubly_stochastic, "rows or columns of topology=star .* sum to 1"),
+        ("star", {"weights": Weights.uniform}, Need.row_stochastic, r"rows .*: use topology\.weights=pull"),
+        ("star", {"weights": Weights.pull}, Need.doubly_stochastic, "columns .* would agree on a wrong mean"),
+        ("star", {"weights": Weights.pull}, Need.column_stochastic, "columns .* sum to 1"),
     ],
 )
 def test_the_sentences_name_the_values_and_a_way_out(topology, fields, need, says):

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.harness import passes
 from decentral.config.schema import Config
 from decentral.data.cifar10 import Cifar10
-from decentral.data.description import ImageData
+from decentral.data.dataset import ImageData
 from decentral.data.loading.in_memory import InMemory
 from decentral.measurements.timing import Stepping, Work
 from decentral.models.model import ImageModel

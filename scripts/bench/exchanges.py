@@ -18,7 +18,7 @@ from bench.harness import Effort, Findings, Step, Table, Target, Together, bench
 from bench.traffic import least_passes, relaying
 from decentral.config.composition import compose, compose_all
 from decentral.config.schema import Config
-from decentral.data.description import ImageData
+from decentral.data.dataset import ImageData
 from decentral.measurements.timing import Turns, Verb, Work
 from decentral.network.settings import Carrier
 from decentral.network.world import World

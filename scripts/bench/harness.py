@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from decentral.algorithms.algorithm import Oracle
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.host.machine import num_gpus

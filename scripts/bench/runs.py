@@ -23,8 +23,8 @@ from decentral.host.machine import num_cores
 from decentral.runtime.devices import num_processes
 from decentral.runtime.launch import launch
 from decentral.store import RunStore
-from decentral.tasks.evaluation import EvaluationSettings, Scope
 from decentral.tasks.supervised import Images
+from decentral.tasks.task import EvaluationSettings, Scope
 from decentral.training.assemble import Run, assemble
 from decentral.training.evaluation import evaluate
 

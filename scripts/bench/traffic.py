@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bench.harness import Effort, Findings, Table, Target, benchmark, ready
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.network.processes import ProcessNetwork, split_workers

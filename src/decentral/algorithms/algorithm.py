@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
 
 from decentral.compression.compressor import AcceptedCompression, Compressor, Encoder
-from decentral.compression.none import NoCompression
+from decentral.compression.dense import NoCompression
 from decentral.optim.optimizer import LocalOptimizer
 from decentral.settings import Settings
 from decentral.topology.requirements import Need
@@ -39,7 +39,6 @@ class Oracle(Protocol):
 
         The rows are those of all local workers, or of `workers`: places among the local ones, each once.
         """
-        ...
 
 
 class RevisionOf(NamedTuple):

@@ -33,6 +33,7 @@ class AllReduce(Algorithm):
     name: str = "allreduce"
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
+    takes = AcceptedCompression.means
 
     class State(NamedTuple):
         """Models, residuals, what else the compressor remembers and measures, and the local optimizer."""
@@ -42,11 +43,6 @@ class AllReduce(Algorithm):
         memory: Shared
         compression_stats: Rows
         opt: Buffers
-
-    @property
-    def takes(self) -> AcceptedCompression:
-        """All: it needs the mean of what is sent."""
-        return AcceptedCompression.means
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], r^0 = 0, and the local optimizer before step 0."""

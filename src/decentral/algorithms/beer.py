@@ -51,6 +51,7 @@ class BEER(Algorithm):
         {Need.whole, Need.static, Need.doubly_stochastic, Need.symmetric, Need.connected}
     )
     as_sgd: ClassVar = None
+    takes = AcceptedCompression.payloads
 
     class State(NamedTuple):
         """Models and tracked gradients, what others know of both, its mixtures, last gradients, what is left out."""
@@ -64,11 +65,6 @@ class BEER(Algorithm):
         m: Rows  # g^t; MoTEF: the momentum
         compression_stats: Rows
         opt: Buffers
-
-    @property
-    def takes(self) -> AcceptedCompression:
-        """Whatever encodes a row."""
-        return AcceptedCompression.payloads
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], h^0, zeros, and the local optimizer before step 0."""

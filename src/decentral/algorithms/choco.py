@@ -61,6 +61,7 @@ class Choco(Algorithm):
         {Need.whole, Need.static, Need.doubly_stochastic, Need.symmetric, Need.connected}
     )
     as_sgd: ClassVar = {"gamma": 1.0}
+    takes = AcceptedCompression.payloads
 
     class State(NamedTuple):
         """Models, what others know of them, its mixture, what is left out, and the local optimizer."""
@@ -70,11 +71,6 @@ class Choco(Algorithm):
         s: Rows  # [k, P]: sum_j W_ij h_j
         compression_stats: Rows
         opt: Buffers
-
-    @property
-    def takes(self) -> AcceptedCompression:
-        """Whatever encodes a row."""
-        return AcceptedCompression.payloads
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], h^0, and the local optimizer before step 0."""

@@ -72,15 +72,12 @@ class DAdam(Algorithm):
         g, opt = self.local.direction(self.local.regularised(oracle(x), x), x, opt, t)
         d, m, v, a = self.adam(g, m, v, a, t)
         y = x if mixing is None else mixing.wait()
-        y = self.stepped(y, d, self.local.lr(t))
-        x = net.mix(y, t) if mixing is None else y
-        return self.State(x, m, v, a, opt)
-
-    def stepped(self, y: Tensor, d: Tensor, lr: float) -> Tensor:
-        """(1 - lr decoupled_decay) y - lr d, in the memory of y."""
+        lr = self.local.lr(t)
         if self.decoupled_decay:
             y = scale(y, 1 - lr * self.decoupled_decay)
-        return sub(y, d, alpha=lr)
+        y = sub(y, d, alpha=lr)
+        x = net.mix(y, t) if mixing is None else y
+        return self.State(x, m, v, a, opt)
 
     def adam(self, g: Tensor, m: Tensor, v: Tensor, a: Tensor, t: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """m^ / (sqrt(v^) + epsilon) [k, P] in new memory, and m, v and a after it."""

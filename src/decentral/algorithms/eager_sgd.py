@@ -14,7 +14,7 @@ from decentral.settings import setting
 from decentral.topology.groups import GroupSchedule
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -70,6 +70,7 @@ class EagerSGD(AsynchronousAlgorithm):
     def place(self, team: Team) -> Groups:
         """One group of all."""
         n = team.num_workers
+        drawn: Callable[[int], int] = lambda version: address(team.seed, "initiator", version) % n  # noqa: E731
 
         def made() -> Groups:
             return Groups(
@@ -78,7 +79,7 @@ class EagerSGD(AsynchronousAlgorithm):
                 self.receive,
                 empties=True,
                 depth=self.period_steps,
-                activator=Drawn(team.seed, n) if self.collective is Partial.majority else None,
+                activator=drawn if self.collective is Partial.majority else None,
             )
 
         return team.meeting_place(made)
@@ -101,15 +102,3 @@ class EagerSGD(AsynchronousAlgorithm):
     def receive(self, s: State, i: int, t: int, fresh: bool, size: int, total: Tensor) -> None:
         """x_i <- x_i + Opt(G)."""
         self.update(s, i, total / size, t)
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """Version -> who sets it off: the same for all, uniform over n workers."""
-
-    seed: int
-    num_workers: int
-
-    def __call__(self, version: int) -> int:
-        """The number of a worker."""
-        return address(self.seed, "initiator", version) % self.num_workers

@@ -42,6 +42,7 @@ class SparseLoCo(Algorithm):
     survives_loss: ClassVar[bool] = False
     uses_topology: ClassVar[bool] = False
     as_sgd: ClassVar[dict[str, Any] | None] = {"period_steps": 1}
+    takes = AcceptedCompression.means
 
     class State(NamedTuple):
         """Models, the last outer model, residuals, what else the compressor remembers, and the local optimizer."""
@@ -52,11 +53,6 @@ class SparseLoCo(Algorithm):
         memory: Shared
         compression_stats: Rows
         opt: Buffers
-
-    @property
-    def takes(self) -> AcceptedCompression:
-        """All: it needs the mean of what is sent."""
-        return AcceptedCompression.means
 
     @property
     def steps_per_message(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -13,8 +13,8 @@ from decentral.errors import ConfigError
 from decentral.randomness import numpy_generator
 from decentral.registry import components
 from decentral.settings import setting
-from decentral.topology.another import topology_of
 from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.topology import topology_of
 
 if TYPE_CHECKING:
     from decentral.algorithms.algorithm import Oracle
@@ -53,7 +53,7 @@ class Teleportation(OnlyModels):
 
     def check_workers(self, num_workers: int) -> None:
         """Raises ConfigError if `graph` does not exist for the active workers, or keeps no mean."""
-        rounds = self.rounds(min(self.active, num_workers))
+        rounds = _rounds(self.graph, min(self.active, num_workers))
         if rounds.num_pieces > 1 or any(
             np.abs(sums - 1).max() > 1e-9
             for round in range(rounds.period)
@@ -64,10 +64,6 @@ class Teleportation(OnlyModels):
                 f"algo.graph={self.graph} has no doubly stochastic matrix for {rounds.num_workers} active workers: use "
                 "ring, complete, exponential or base_graph."
             )
-
-    def rounds(self, active: int) -> Rounds:
-        """Those of the graph among the active workers."""
-        return topology_of(self.graph, {}).schedule(active)
 
     def step(self, s: OnlyModels.State, oracle: Oracle, net: Network, t: int) -> OnlyModels.State:
         """A gradient of each active worker, a round of averaging among them, and a message to each that comes next."""
@@ -97,9 +93,9 @@ class Teleportation(OnlyModels):
 
     def mixing(self, n: int, S: np.ndarray, t: int) -> MixingMatrix:
         """W among the workers S, the identity for all others."""
-        (W,) = self._rounds(len(S)).mixing(t)
+        (W,) = _rounds(self.graph, len(S)).mixing(t)
         rest = np.setdiff1d(np.arange(n), S)
-        return _of_entries(
+        return MixingMatrix.of_entries(
             n,
             np.concatenate([S[W.src], rest]),
             np.concatenate([S[W.dst], rest]),
@@ -110,16 +106,9 @@ class Teleportation(OnlyModels):
         """The worker after[i] gets what S[i] has; all others keep what they have."""
         source = np.arange(n)
         source[after] = S
-        return _of_entries(n, source, np.arange(n), np.ones(n))
-
-    def _rounds(self, active: int) -> Rounds:
-        known: Rounds | None = getattr(self, "_known", None)
-        if known is None or known.num_workers != active:
-            known = self._known = self.rounds(active)
-        return known
+        return MixingMatrix.of_entries(n, source, np.arange(n), np.ones(n))
 
 
-def _of_entries(n: int, src: np.ndarray, dst: np.ndarray, weight: np.ndarray) -> MixingMatrix:
-    """W by its entries in any order."""
-    order = np.lexsort((src, dst))
-    return MixingMatrix(n, src[order], dst[order], weight[order])
+@lru_cache(maxsize=8)
+def _rounds(graph: str, active: int) -> Rounds:
+    return topology_of(graph, {}).schedule(active)

@@ -1,14 +1,15 @@
-"""AR-Topk: the places of one worker's largest entries, for all."""
+"""AR-Topk, the places of one worker's largest entries for all; and whichever of it and gathered top-k is cheaper."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from decentral.compression.compressor import Collectives, Compressor
+from decentral.compression.compressor import Compressor
 from decentral.compression.ratio import Ratio
-from decentral.compression.sparse import check_indices, index_type
+from decentral.compression.rows import payload_of
+from decentral.compression.sparse import TopK, check_indices, index_type
 from decentral.settings import setting
 
 if TYPE_CHECKING:
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decentral.cluster.links import Prices
-    from decentral.compression.row_layout import RowLayout
+    from decentral.compression.rows import RowLayout
+    from decentral.network.network import Network
 
 
 class Select(Enum):
@@ -91,7 +93,7 @@ class ARTopK(Ratio, Compressor):
         told_s = prices.allgather_s(dtype.itemsize) if self.select is Select.var else 0.0
         return told_s + prices.broadcast_s(k * self.index_bytes) + prices.mean_s(k * dtype.itemsize)
 
-    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Collectives, t: int) -> tuple[Tensor, Tensor, Tensor]:
+    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `Compressor.combine` and the formula."""
         import torch
 
@@ -108,26 +110,23 @@ class ARTopK(Ratio, Compressor):
         g[1:] = g[0]
         return g, r, memory
 
-    def _broadcast(self, e: Tensor, k: int, b: int, net: Collectives, t: int) -> Tensor:
+    def _broadcast(self, e: Tensor, k: int, b: int, net: Network, t: int) -> Tensor:
         """The places of worker b's k largest entries, ascending, on every process: int64 [k]."""
         import torch
 
         from decentral.compression.arithmetic.selection import largest
-        from decentral.network.payload import Payload
 
         kind, own = index_type(self.index_bytes), None
         if b in net.workers:
-            own = Payload({"indices": largest(e[b - net.workers.start], k, self.scratch).to(kind)})
+            own = payload_of(indices=largest(e[b - net.workers.start], k, self.scratch).to(kind))
         told = net.broadcast(own, b, {"indices": (kind, k)}).tensors["indices"]
         return told.to(torch.int64)
 
-    def _largest(self, g: Tensor, memory: Tensor, net: Collectives, t: int) -> int:
+    def _largest(self, g: Tensor, memory: Tensor, net: Network, t: int) -> int:
         """The worker whose gradient is largest, smoothed."""
         import torch
 
-        from decentral.network.payload import Payload
-
-        told = net.allgather([Payload({"size": row}) for row in self.var_stat.of(g)], {"size": (g.dtype, 1)})
+        told = net.allgather([payload_of(size=row) for row in self.var_stat.of(g)], {"size": (g.dtype, 1)})
         values = memory.view(self.window_steps, net.n)
         values[1:] = values[:-1].clone()
         values[0] = torch.cat([each.tensors["size"] for each in told])
@@ -142,3 +141,71 @@ class ARTopK(Ratio, Compressor):
             for place, (row, sent) in enumerate(zip(e, values, strict=True)):
                 total, square = float(row.dot(row)), float(sent.dot(sent))
                 self.read(place, total, square, max(0.0, total - square), len(sent) / len(row))
+
+
+class _Ways:
+    """What is chosen from."""
+
+    ways: tuple[Ratio, ...]
+    """Bound: AR-Topk, then gathered top-k."""
+
+
+@dataclass
+class Flexible(Ratio, _Ways):
+    """In every step the cheaper one of AR-Topk (`artopk`, select=star) and of gathered top-k (`topk`), by what links
+    cost in it, AR-Topk on a tie. Residuals go on from one to the other.
+
+    Tyagi & Swany, "Flexible Communication for Optimal Distributed Learning over Unpredictable Networks", IEEE BigData
+    2023. With alpha, 1/beta of a link, Q bytes of values and as many of indices, and n workers:
+
+        AR-Topk   broadcast(Q) + all-reduce(Q) = 3 alpha log2 n + 3 Q beta log2 n   where the all-reduce is a tree
+        gathered  all-gather(2 Q) = alpha log2 n + 2 (n - 1) Q beta
+
+    The all-reduce is that of `cluster.links.collective`; ring_or_tree is what the paper chooses from. Which places are
+    sent depends on what is chosen, so that iterates depend on the network. The run records how often each collective
+    was carried out, and what it took.
+
+    Departures from the authors' code: those of `artopk` and `topk`; nothing is restarted for another collective.
+    """
+
+    name: str = "flexible"
+    index_bytes: int = setting(4, choices=(4, 8))
+    chooses: ClassVar[bool] = True
+
+    def bound(self, layout: RowLayout, seed: int, steps_per_epoch: float = 1.0) -> Self:
+        """See `Compressor.bound`."""
+        bound = super().bound(layout, seed, steps_per_epoch)
+        names = ("error_feedback", "keep", "warmup_epochs", "index_bytes")
+        settings: dict[str, Any] = {name: getattr(self, name) for name in names}
+        bound.ways = tuple(way(**settings).bound(layout, seed, steps_per_epoch) for way in (ARTopK, TopK))
+        return bound
+
+    def compression_stats(self, x: Tensor) -> Tensor:
+        """See `Compressor.compression_stats`: whichever is taken writes them."""
+        found = super().compression_stats(x)
+        for way in self.ways:
+            way._compression_stats = found
+        return found
+
+    def send_share(self, keep: float) -> None:
+        """See `Ratio.send_share`."""
+        super().send_share(keep)
+        for way in self.ways:
+            way.send_share(keep)
+
+    def measure_always(self, always: bool) -> None:
+        """See `Compressor.measure_always`."""
+        for way in self.ways:
+            way.measure_always(always)
+
+    def planned_s(self, prices: Prices, step: int, dtype: torch.dtype) -> float:
+        """What the cheaper one takes."""
+        return self._cheaper(prices, step, dtype).planned_s(prices, step, dtype)
+
+    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What the cheaper one does; AR-Topk where nobody knows costs."""
+        way = self.ways[0] if net.prices is None else self._cheaper(net.prices, t, g.dtype)
+        return way.combine(g, r, memory, net, t)
+
+    def _cheaper(self, prices: Prices, step: int, dtype: torch.dtype) -> Ratio:
+        return min(self.ways, key=lambda way: way.planned_s(prices, step, dtype))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from decentral.compression.address import Address
-from decentral.compression.row_layout import RowLayout
-from decentral.compression.scratch import Scratch
+from decentral.compression.gossip import relay, send
+from decentral.compression.rows import Address, RowLayout, Scratch, payload_of
 from decentral.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from decentral.cluster.links import Prices
     from decentral.network.network import Network
     from decentral.network.payload import Payload, Sizes
 
@@ -37,31 +35,6 @@ class AcceptedCompression(Enum):
     """Those that encode a row by itself (`Encoder`): any message from one worker to others."""
     means = "means"
     """All: it needs the mean of all workers, and leaves to the compressor how it is formed (`combine`)."""
-
-
-class Collectives(Protocol):
-    """What a compressor asks of the network: `decentral.network.network.Network` has it."""
-
-    n: int
-    workers: range
-    """The local ones."""
-
-    @property
-    def prices(self) -> Prices | None:
-        """What is known of the time that collectives take; None: nothing."""
-        ...
-
-    def mean(self, x: Tensor) -> Tensor:
-        """x_i <- 1/n sum_j x_j, in place, for the rows x [k, M] of the local workers."""
-        ...
-
-    def broadcast(self, payload: Payload | None, root: int, sizes: Sizes) -> Payload:
-        """That of worker `root`, on every process; the others give None."""
-        ...
-
-    def allgather(self, payloads: Sequence[Payload], sizes: Sizes | None = None) -> list[Payload]:
-        """The payloads of all n workers, in their order, from those of the local ones."""
-        ...
 
 
 class Compressor(Settings, ABC, where="compress"):
@@ -150,9 +123,7 @@ class Compressor(Settings, ABC, where="compress"):
         sent: zeros before step 0, and written to in every tenth step, from step 0 on. An algorithm asks for them
         once, in `init`, and has them in its state.
         """
-        import torch
-
-        self._compression_stats = torch.zeros(len(x), 3, dtype=torch.float64)
+        self._compression_stats = x.new_zeros(len(x), 3, device="cpu").double()
         return self._compression_stats
 
     def measures(self, t: int) -> bool:
@@ -175,7 +146,7 @@ class Compressor(Settings, ABC, where="compress"):
         return r.add_(g) if self.error_feedback else g
 
     @abstractmethod
-    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Collectives, t: int) -> tuple[Tensor, Tensor, Tensor]:
+    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
         """The mean of what all workers sent in step t, in place of their gradients:
 
             e_i = g_i + r_i,   g_i <- 1/n sum_j C(e_j),   r_i <- e_i - C(e_i)
@@ -263,8 +234,6 @@ class Encoder(Compressor):
 
         Where W is doubly stochastic the mean is kept whatever C does, and what is equal stays equal.
         """
-        from decentral.compression.gossip import send
-
         heard = send(self, x, net, t)
         return heard.add_own(heard.add_mixed(x), -1.0)
 
@@ -273,11 +242,9 @@ class Encoder(Compressor):
 
         y [k, P] is left as it is, m [E, ceil(P / d)] is donated. For those that give every coordinate a number.
         """
-        from decentral.compression.relaying import relay
-
         return relay(self, y, m, net, t)
 
-    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Collectives, t: int) -> tuple[Tensor, Tensor, Tensor]:
+    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `Compressor.combine`: by an all-reduce of the payloads' numbers if they add up, else by all-gather."""
         e = self.error_fed(g, r)
         here = [Address(worker, t) for worker in net.workers]
@@ -295,13 +262,11 @@ class Encoder(Compressor):
         g[1:] = mean
         return g, r, memory
 
-    def _mean(self, payloads: Sequence[Payload], net: Collectives) -> Payload:
+    def _mean(self, payloads: Sequence[Payload], net: Network) -> Payload:
         """The payload of the mean, by an all-reduce of the one tensor that each of them has."""
         import torch
-
-        from decentral.network.payload import Payload
 
         name, like = next(iter(payloads[0].tensors.items()))
         rows = self.scratch.take("rows", len(payloads) * len(like), like).view(len(payloads), -1)
         torch.stack([payload.tensors[name] for payload in payloads], out=rows)
-        return Payload({name: net.mean(rows)[0]})
+        return payload_of(**{name: net.mean(rows)[0]})

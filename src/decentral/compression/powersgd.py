@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from decentral.compression.compressor import Collectives, Compressor
+from decentral.compression.compressor import Compressor
+from decentral.randomness import torch_generator
 from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from decentral.network.network import Network
 
 
 class _Matrix(NamedTuple):
@@ -25,6 +28,18 @@ class _Matrix(NamedTuple):
     """Where its P [rows, rank] lies in the first message."""
     right: slice
     """Where its Q [columns, rank] lies in the second one, and in the memory."""
+
+    def M(self, row: Tensor) -> Tensor:
+        """The matrix [rows, columns] in a row."""
+        return row[self.part].view(self.rows, self.columns)
+
+    def P(self, message: Tensor) -> Tensor:
+        """P [rows, rank] in the first message."""
+        return message[self.left].view(self.rows, self.rank)
+
+    def Q(self, message: Tensor) -> Tensor:
+        """Q [columns, rank] in the second message, or in the memory."""
+        return message[self.right].view(self.columns, self.rank)
 
 
 @dataclass
@@ -66,8 +81,6 @@ class PowerSGD(Compressor):
         """All Q before step 0, one after the other."""
         import torch
 
-        from decentral.randomness import torch_generator
-
         found = [x.new_zeros(0)]
         for matrix in self._matrices():
             generator = torch_generator("cpu", self.seed, "powersgd", matrix.number)
@@ -75,22 +88,36 @@ class PowerSGD(Compressor):
             found.append(torch.randn(size, generator=generator, dtype=torch.float64).to(x))
         return torch.cat(found)
 
-    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Collectives, t: int) -> tuple[Tensor, Tensor, Tensor]:
+    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `Compressor.combine` and the formula."""
+        import torch
+
         e, matrices = self.error_fed(g, r), self._matrices()
-        p = net.mean(self._left(e, memory, matrices))
-        for matrix in matrices:
-            _view(p[0], matrix.left, matrix.rank).copy_(_orthonormal(_view(p[0], matrix.left, matrix.rank)))
-        q = self._right(e, p[0], matrices)
+        p = net.mean(self._left(e, memory, matrices))[0]
+        for each in matrices:  # orthonormal columns that span those of P, or more if these are dependent
+            each.P(p).copy_(torch.linalg.qr(each.P(p)).Q)
+        width = matrices[-1].right.stop if matrices else 0
+        q = self.scratch.take("right", len(e) * width, e).view(len(e), width)
+        for row, own in zip(e, q, strict=True):
+            for each in matrices:
+                torch.mm(each.M(row).t(), each.P(p), out=each.Q(own))  # Q_i = M_i^T P
         if self.measures(t):
-            self._measure(e, p[0], q, matrices)
+            self._measure(e, p, q, matrices)
         if self.error_feedback:
-            self._subtract_sent(e, p[0], q, matrices)
+            self._subtract_sent(e, p, q, matrices)
         if matrices:
             q = net.mean(q)
-        self._write(g[0], p[0], q[0], matrices)
+        for each in matrices:
+            torch.mm(each.P(p), each.Q(q[0]).t(), out=each.M(g[0]))
+        for part, place in self._rest(matrices):
+            g[0][part] = p[place]
         g[1:] = g[0]
-        return g, r, self._begun_again(memory.copy_(q[0]), matrices)
+        memory.copy_(q[0])
+        first = self.scratch.remember("first", (memory.dtype, memory.device), lambda: self.memory(memory, 1))
+        for each in matrices:  # columns of Q that are 0 begin again
+            Q = each.Q(memory)
+            torch.where((Q == 0).all(0), each.Q(first), Q, out=Q)
+        return g, r, memory
 
     def _left(self, e: Tensor, memory: Tensor, matrices: list[_Matrix]) -> Tensor:
         """M_i Q of all matrices, then what is sent as it is: [k, M]."""
@@ -100,31 +127,17 @@ class PowerSGD(Compressor):
         width = max(last.stop for last in (slice(0), *(one.left for one in matrices), *(place for _, place in rest)))
         p = self.scratch.take("left", len(e) * width, e).view(len(e), width)
         for row, out in zip(e, p, strict=True):
-            for matrix in matrices:
-                Q = _view(memory, matrix.right, matrix.rank)
-                torch.mm(_view(row, matrix.part, matrix.columns), Q, out=_view(out, matrix.left, matrix.rank))
+            for each in matrices:
+                torch.mm(each.M(row), each.Q(memory), out=each.P(out))
             for part, place in rest:
                 out[place] = row[part]
         return p
 
-    def _right(self, e: Tensor, p: Tensor, matrices: list[_Matrix]) -> Tensor:
-        """M_i^T P of all matrices: [k, M]."""
-        import torch
-
-        width = matrices[-1].right.stop if matrices else 0
-        q = self.scratch.take("right", len(e) * width, e).view(len(e), width)
-        for row, out in zip(e, q, strict=True):
-            for matrix in matrices:
-                M, P = _view(row, matrix.part, matrix.columns), _view(p, matrix.left, matrix.rank)
-                torch.mm(M.t(), P, out=_view(out, matrix.right, matrix.rank))
-        return q
-
     def _subtract_sent(self, e: Tensor, p: Tensor, q: Tensor, matrices: list[_Matrix]) -> None:
         """M_i <- M_i - P Q_i^T, and 0 where everything was sent."""
         for row, own in zip(e, q, strict=True):
-            for matrix in matrices:
-                P, Q = _view(p, matrix.left, matrix.rank), _view(own, matrix.right, matrix.rank)
-                _view(row, matrix.part, matrix.columns).addmm_(P, Q.t(), alpha=-1)
+            for each in matrices:
+                each.M(row).addmm_(each.P(p), each.Q(own).t(), alpha=-1)
         for part, _ in self._rest(matrices):
             e[:, part] = 0
 
@@ -136,26 +149,6 @@ class PowerSGD(Compressor):
             total, missed = float(row.dot(row)), float(rest.dot(rest))
             sent = total - 2 * float(row.dot(rest)) + missed
             self.read(place, total, sent, missed, (len(p) + q.shape[1]) / len(row))
-
-    def _write(self, out: Tensor, p: Tensor, q: Tensor, matrices: list[_Matrix]) -> None:
-        """P Q^T of all matrices, and what was sent as it is, to the row `out`."""
-        import torch
-
-        for matrix in matrices:
-            P, Q = _view(p, matrix.left, matrix.rank), _view(q, matrix.right, matrix.rank)
-            torch.mm(P, Q.t(), out=_view(out, matrix.part, matrix.columns))
-        for part, place in self._rest(matrices):
-            out[part] = p[place]
-
-    def _begun_again(self, memory: Tensor, matrices: list[_Matrix]) -> Tensor:
-        """The memory, with columns of Q that are 0 as they were before step 0."""
-        import torch
-
-        first = self.scratch.remember("first", (memory.dtype, memory.device), lambda: self.memory(memory, 1))
-        for matrix in matrices:
-            Q, Q0 = _view(memory, matrix.right, matrix.rank), _view(first, matrix.right, matrix.rank)
-            torch.where((Q == 0).all(0), Q0, Q, out=Q)
-        return memory
 
     def _matrices(self) -> list[_Matrix]:
         """The parameters that are compressed."""
@@ -178,15 +171,3 @@ class PowerSGD(Compressor):
             if number not in compressed:
                 found.append((part, slice(start, start := start + part.stop - part.start)))
         return found
-
-
-def _view(row: Tensor, part: slice, columns: int) -> Tensor:
-    """A part of a row as a matrix with so many columns."""
-    return row[part].view(-1, columns)
-
-
-def _orthonormal(P: Tensor) -> Tensor:
-    """Orthonormal columns [a, rank] that span those of P, or more if these are dependent."""
-    import torch
-
-    return torch.linalg.qr(P).Q

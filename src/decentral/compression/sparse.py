@@ -1,15 +1,17 @@
-"""Some coordinates of a row and their places: what the compressors share that leave the others out."""
+"""Compressors that send some coordinates: the largest, those above a threshold, or random ones."""
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
-from decentral.compression.address import Address
 from decentral.compression.compressor import Encoder
 from decentral.compression.ratio import Ratio
+from decentral.compression.rows import Address, payload_of
 from decentral.errors import ConfigError
+from decentral.randomness import numpy_generator
 from decentral.settings import setting
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decentral.cluster.links import Prices
-    from decentral.compression.row_layout import RowLayout
+    from decentral.compression.rows import Address, RowLayout
     from decentral.network.payload import Payload, Sizes
 
 
@@ -47,13 +49,11 @@ class Sparse(Encoder):
         """The values at these places, [m], and their indices, [m], as integers of `index_bytes`."""
         import torch
 
-        from decentral.network.payload import Payload
-
         places = self.places(e, at)
         values = self.scratch.take(("values", *at.place), len(places), e)
-        indices = self.scratch.take(("indices", *at.place), len(places), e, self._index_type())
+        indices = self.scratch.take(("indices", *at.place), len(places), e, index_type(self.index_bytes))
         torch.index_select(e, 0, places, out=values)
-        return Payload({"values": values, "indices": indices.copy_(places)})
+        return payload_of(values=values, indices=indices.copy_(places))
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
         """out[index] <- out[index] + weight * value for each pair: it touches no other places."""
@@ -68,7 +68,7 @@ class Sparse(Encoder):
 
     def sizes_of(self, count: int, dtype: torch.dtype) -> Sizes:
         """Of a payload with so many pairs."""
-        return {"values": (dtype, count), "indices": (self._index_type(), count)}
+        return {"values": (dtype, count), "indices": (index_type(self.index_bytes), count)}
 
     def squares_of_sent(self, payload: Payload, e: Tensor, at: Address) -> tuple[float, float]:
         """||C(e)||^2, and ||e - C(e)||^2 = ||e||^2 - ||C(e)||^2: what is sent and what is left have no place in
@@ -76,9 +76,6 @@ class Sparse(Encoder):
         values = payload.tensors["values"]
         sent = float(values.dot(values))
         return sent, max(0.0, float(e.dot(e)) - sent)
-
-    def _index_type(self) -> torch.dtype:
-        return index_type(self.index_bytes)
 
 
 def check_indices(layout: RowLayout, index_bytes: int) -> None:
@@ -107,3 +104,197 @@ class SparseRatio(Ratio, Sparse):
         from decentral.network.payload import bytes_of
 
         return prices.allgather_s(bytes_of(self.sizes(step, dtype)))
+
+
+@dataclass
+class TopK(SparseRatio):
+    """The k entries of the whole row with the largest magnitude, exactly (Aji & Heafield, EMNLP 2017).
+
+        I = the k indices with the largest |e|,   C(e) = e on I, 0 elsewhere,   k = max(1, floor(keep P))
+
+    Bytes: k (4 + index_bytes) for float32 rows; 8 + index_bytes for float64. Of equal magnitudes those with smaller
+    indices are sent. An entry that is infinite or no number is larger than all others.
+
+    Departures: the authors of "Flexible Communication for Optimal Distributed Learning" (BigData 2023) start from an
+    uninitialised residual and send indices of 8 bytes: here residuals start at 0, and `index_bytes=4`. Their padding,
+    which can drop entry 0, is not needed: all payloads have the same length.
+    """
+
+    name: str = "topk"
+
+    def places(self, e: Tensor, at: Address) -> Tensor:
+        """The largest k."""
+        from decentral.compression.arithmetic.selection import largest
+
+        return largest(e, self.count(len(e), at.step), self.scratch)
+
+
+@dataclass
+class LayerwiseTopK(SparseRatio):
+    """The largest entries of each parameter tensor, exactly ("LWTopk" of Tyagi & Swany, BigData 2023).
+
+        for each parameter of P_l numbers:  k_l = max(1, floor(keep P_l)),   C(e_l) = the k_l largest of |e_l|
+
+    Bytes: sum_l k_l (4 + index_bytes) for float32 rows. Each parameter sends at least one entry, so that many small
+    ones (biases, normalisation) make it more than `topk` sends. Equal magnitudes, and what is no number: as `topk`.
+
+    Departure: the authors gather sizes, values and indices of each layer, three collectives for every layer, with
+    padding to the largest. The sizes are known here, so that all layers are one payload, with indices into the row.
+    """
+
+    name: str = "lwtopk"
+
+    def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
+        """sum_l k_l pairs."""
+        return self.sizes_of(sum(self._counts(step)), dtype)
+
+    def places(self, e: Tensor, at: Address) -> Tensor:
+        """The largest k_l of every layer, layer by layer."""
+        import torch
+
+        from decentral.compression.arithmetic.selection import largest
+
+        counts, start = self._counts(at.step), 0
+        found = self.scratch.take("layers", sum(counts), e, torch.int64)
+        for part, k in zip(self.layout.slices, counts, strict=True):
+            torch.add(largest(e[part], k, self.scratch), part.start, out=found[start : start + k])
+            start += k
+        return found
+
+    def _counts(self, step: int) -> list[int]:
+        sizes = (part.stop - part.start for part in self.layout.slices)
+        return [self.count(size, step) if size else 0 for size in sizes]
+
+
+@dataclass
+class Threshold(Sparse):
+    """All entries whose magnitude reaches a threshold (Strom, Interspeech 2015; Dutta et al., AAAI 2020).
+
+        I = {i: |e_i| >= threshold},   C(e) = e on I, 0 elsewhere
+
+    threshold  in units of the gradient, above 0
+
+    Bytes: |I| (4 + index_bytes) for float32 rows, and |I| differs from worker to worker and from step to step, so
+    that lengths have to travel, too. Nothing is sent where no entry is large enough: error feedback lets it grow until
+    it is. An entry that is infinite or no number is always sent.
+    """
+
+    name: str = "threshold"
+    threshold: float = setting(0.01, above=0, hint="such as 0.01")
+    by_length: ClassVar[bool] = False
+
+    def sizes(self, step: int, dtype: torch.dtype) -> None:
+        """Not known before the row is."""
+
+    def places(self, e: Tensor, at: Address) -> Tensor:
+        """Where |e| reaches the threshold, rounded to the type of e."""
+        from decentral.compression.arithmetic.selection import as_integer, at_least
+
+        return at_least(e, as_integer(self.threshold, e.dtype), self.scratch)[0]
+
+
+@dataclass
+class MSTopK(SparseRatio):
+    """About the k largest entries, by bisection for a threshold (Shi et al., "MSTopk", MLSys 2021), k as `topk`.
+
+        a = |e|,  mu = mean(a),  u = max(a);   l, r = 0, 1;   t1 unset, t2 = 0
+        `samplings` times:  rho = (l + r) / 2,  t = mu + rho (u - mu),  z = #(a >= t)
+            z <= k:  r = rho, and t1 = t if z is larger than before;   else:  l = rho, and t2 = t
+        I = {a >= t1}, and of {t2 <= a < t1} as many as are missing, one after the other from a random place
+
+    The place is addressed by (seed, worker, step). After 25 samplings these are the k largest but for ties and rows
+    whose largest entry is very far from their mean. Bytes: k (4 + index_bytes) for float32 rows, as `topk`.
+
+    The counts z are exact, but are not passes over the row: what lies clearly below the threshold is left out before
+    the search, as in `topk`.
+
+    Departures from the authors' code, which are mistakes there: it sends k - 1 entries where the run begins one place
+    too late, the whole row for k = 0, and fails where no sampling has z <= k (equal entries, zeros). Here the run fits,
+    k is at least 1, and t1 = u where it is unset, or, if more than k entries equal u, all come from {a >= t2}. A row
+    whose largest entry or mean is infinite or no number is sent by `topk`, so that the entry arrives. Indices ascend.
+    """
+
+    name: str = "mstopk"
+    samplings: int = setting(25, at_least=1)
+
+    def places(self, e: Tensor, at: Address) -> Tensor:
+        """See the formula."""
+        from decentral.compression.arithmetic.selection import largest, moments, sampled
+
+        k = self.count(len(e), at.step)
+        mean, most = moments(e, self.scratch)
+        if k == len(e) or not (math.isfinite(mean) and math.isfinite(most)):
+            return largest(e, k, self.scratch)
+        generator = numpy_generator(self.seed, "mstopk", *at)
+        return sampled(e, k, (mean, most), self.samplings, generator, self.scratch)
+
+
+@dataclass
+class RandomK(Ratio, Encoder):
+    """k coordinates drawn without replacement, the same for all workers in a step (Stich et al., NeurIPS 2018).
+
+        I = k of the P indices, by (seed, step),   C(e) = c e on I, 0 elsewhere,   c = 1, or P / k if unbiased
+
+    unbiased  c = P / k, so that E C(e) = e: for runs without error feedback. With c = 1 it is a contraction,
+              E ||C(e) - e||^2 = (1 - k / P) ||e||^2, as error feedback and CHOCO need it.
+
+    Bytes: 4 k for float32 rows: everybody draws the indices, none is sent. Values of different workers belong to the
+    same places and add up, so that an all-reduce of k numbers carries them.
+
+    A row with an entry that is infinite or no number sends k times no number, whether it was drawn or not.
+
+    Departures: the paper's workers draw for themselves; sharing the seed is what makes the all-reduce possible.
+    """
+
+    name: str = "randomk"
+    unbiased: bool = False
+    adds: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.unbiased and self.error_feedback:
+            raise ConfigError(
+                "compress.unbiased=true sends P / k times the value, more than error feedback can take back: set "
+                "compress.error_feedback=false with it."
+            )
+
+    def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
+        """k numbers."""
+        return {"values": (dtype, self.count(self.layout.num_coordinates, step))}
+
+    def planned_s(self, prices: Prices, step: int, dtype: torch.dtype) -> float:
+        """An all-reduce of k numbers."""
+        return prices.mean_s(self.count(self.layout.num_coordinates, step) * dtype.itemsize)
+
+    def encode(self, e: Tensor, at: Address) -> Payload:
+        """c e on I, in the order of `places`."""
+        import torch
+
+        places = self.places(e, at.step)
+        values = self.scratch.take(("values", *at.place), len(places), e)
+        torch.index_select(e, 0, places, out=values)
+        if self.unbiased:
+            values.mul_(len(e) / len(places))
+        low, high = torch.aminmax(e)
+        return payload_of(values=values.add_(low.mul_(0) + high.mul_(0)))  # 0, or no number
+
+    def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
+        """out[I] <- out[I] + weight * values, with I of this step."""
+        out.index_add_(0, self.places(out, at.step), payload.tensors["values"], alpha=weight)
+
+    def subtract_sent(self, payload: Payload, e: Tensor, at: Address) -> None:
+        """e <- 0 on I; or what the formula says, if unbiased."""
+        if self.unbiased:
+            super().subtract_sent(payload, e, at)
+        else:
+            e.index_fill_(0, self.places(e, at.step), 0)
+
+    def places(self, like: Tensor, step: int) -> Tensor:
+        """I [k], int64, in no order: drawn once in a step, on the CPU, for rows like this one."""
+        from decentral.compression.arithmetic.selection import distinct
+
+        size = self.layout.num_coordinates
+        k, address = self.count(size, step), (self.seed, "randomk", step)
+        return self.scratch.remember(
+            "drawn", (step, k), lambda: distinct(size, k, address, self.scratch).to(like.device)
+        )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.compressor import AcceptedCompression
-from decentral.compression.none import NoCompression
+from decentral.compression.dense import NoCompression
 from decentral.config.identity import init_directory
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError

@@ -11,7 +11,7 @@ from typing import Any
 
 from decentral.algorithms.algorithm import RevisionOf
 from decentral.cluster.cluster import VirtualCluster
-from decentral.compression.none import NoCompression
+from decentral.compression.dense import NoCompression
 from decentral.config.files import plain
 from decentral.config.schema import Config
 from decentral.host.torchrun import place, under_torchrun

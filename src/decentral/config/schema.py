@@ -17,7 +17,7 @@ from decentral.gradients.precision import Precision
 from decentral.network.settings import NetworkSettings
 from decentral.registry import components
 from decentral.settings import Settings, setting
-from decentral.tasks.evaluation import EvaluationSettings
+from decentral.tasks.task import EvaluationSettings
 from decentral.topology.communication import Communication
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ class Config(Settings):
         """
         assert self.num_workers is not None
         if self.num_workers == 1 and not self.algo.uses_topology:
-            from decentral.topology.chain import Chain
+            from decentral.topology.trees import Chain
 
             return self.communication.schedule(Chain(), 1)
         return self.communication.schedule(self.topology, self.num_workers)

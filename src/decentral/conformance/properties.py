@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.config.schema import Config
 from decentral.network.local import LocalNetwork
 from decentral.network.world import World

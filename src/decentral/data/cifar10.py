@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from decentral.data.cache import cache_folder, cached
-from decentral.data.dataset import DataSet
-from decentral.data.decode import decoded_tree
-from decentral.data.description import ImageData
-from decentral.data.folder import find_tree
-from decentral.data.imagefolder import Normalisation
+from decentral.data.dataset import DataSet, ImageData, cache_folder, cached
+from decentral.data.imagefolder import Normalisation, decoded_tree, find_tree
 from decentral.errors import ConfigError
 from decentral.store.files import at_home
 
@@ -97,13 +93,6 @@ def _kind(path: str, _digest: str) -> str:
     return "JPEG" if "jpg" in kinds else " and ".join(sorted(kinds)).upper()
 
 
-def from_tree(path: str) -> Path:
-    """The arrays of a tree, in the cache. Raises ConfigError for what `check_tree` refuses, and images that are broken
-    or of another size."""
-    check_tree(path)
-    return decoded_tree(find_tree(path), _SIZE, exactly=True)
-
-
 def digest_of_arrays(path: str) -> str:
     """A digest of an .npz file's contents, by the checksums in it. Raises ConfigError if it is none."""
     if not at_home(path).is_file():
@@ -134,8 +123,21 @@ def from_arrays(path: str) -> Path:
         except Exception as error:  # numpy and zipfile raise what they like for what is none
             raise ConfigError(f"data.path={path} cannot be read: {' '.join(str(error).split())}") from error
         for split, count in COUNTS.items():
-            np.save(folder / f"{split}_images.npy", _images(path, f"{split}_images", arrays, count))
-            np.save(folder / f"{split}_labels.npy", _labels(path, f"{split}_labels", arrays, count))
+            images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"].reshape(-1)
+            if images.shape == (count, _SIZE, _SIZE, 3):
+                images = images.transpose(0, 3, 1, 2)
+            if images.dtype != np.uint8 or images.shape != (count, 3, _SIZE, _SIZE):
+                raise ConfigError(
+                    f"data.path={path}: {split}_images is {images.dtype} {list(images.shape)}, not bytes of "
+                    f"[{count}, 32, 32, 3]."
+                )
+            if labels.dtype.kind not in "iu" or len(labels) != count or {*np.unique(labels)} != {*range(len(CLASSES))}:
+                raise ConfigError(
+                    f"data.path={path}: {split}_labels are not {count} numbers of classes from 0 to 9, all of which "
+                    "occur."
+                )
+            np.save(folder / f"{split}_images.npy", np.ascontiguousarray(images))
+            np.save(folder / f"{split}_labels.npy", labels.astype(np.int64))
 
     return cached(f"cifar10-npz-1-{digest_of_arrays(path)}", build)
 
@@ -149,40 +151,8 @@ def _chosen(path: str, file: Mapping[str, np.ndarray], names: tuple[str, ...]) -
     return file[name]
 
 
-def _images(path: str, name: str, arrays: Mapping[str, np.ndarray], count: int) -> np.ndarray:
-    images = arrays[name]
-    if images.dtype == np.uint8 and images.shape == (count, _SIZE, _SIZE, 3):
-        images = images.transpose(0, 3, 1, 2)
-    if images.dtype != np.uint8 or images.shape != (count, 3, _SIZE, _SIZE):
-        raise ConfigError(
-            f"data.path={path}: {name} is {images.dtype} {list(images.shape)}, not bytes of [{count}, 32, 32, 3]."
-        )
-    return np.ascontiguousarray(images)
-
-
-def _labels(path: str, name: str, arrays: Mapping[str, np.ndarray], count: int) -> np.ndarray:
-    labels = arrays[name].reshape(-1)
-    whole = np.issubdtype(labels.dtype, np.integer)
-    if not whole or labels.shape != (count,) or set(np.unique(labels)) != set(range(len(CLASSES))):
-        raise ConfigError(
-            f"data.path={path}: {name} are not {count} numbers of classes from 0 to {len(CLASSES) - 1}, all of which "
-            "occur."
-        )
-    return labels.astype(np.int64)
-
-
 _FOLDER = "cifar-10-batches-py"
 _CACHED = "cifar10-1"
-_CHECKSUMS = {
-    "data_batch_1": "c99cafc152244af753f735de768cd75f",
-    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
-    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
-    "data_batch_4": "634d18415352ddfa80567beed471001a",
-    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
-    "test_batch": "40351d587109b95175f43aff81a1287e",
-    "batches.meta": "5ff9c542aee3614f3951f8cda6e48888",
-}
-"""MD5 of the published files."""
 
 
 @dataclass
@@ -232,15 +202,20 @@ class Cifar10(DataSet):
         here = (cache_folder() / _CACHED, at_home(self.path) / _FOLDER)
         return "" if any(folder.is_dir() for folder in here) else f"CIFAR-10, which is not in data.path={self.path}"
 
-    def prepare(self) -> None:
+    def prepare(self) -> Path:
         """Downloads with torchvision, or decodes, once: later processes do not import torchvision."""
-        self._prepared()
+        if is_tree(self.path):
+            check_tree(self.path)
+            return decoded_tree(find_tree(self.path), _SIZE, exactly=True)
+        if is_arrays(self.path):
+            return from_arrays(self.path)
+        return cached(_CACHED, self._build)
 
     def load(self, device: torch.device | str, seed: int) -> InMemory:
         """See `DataSet`."""
         from decentral.data.loading.in_memory import read_arrays
 
-        return self.in_memory(read_arrays(self._prepared()), device, seed)
+        return self.in_memory(read_arrays(self.prepare()), device, seed)
 
     def in_memory(self, arrays: dict[str, np.ndarray], device: torch.device | str, seed: int) -> InMemory:
         """Images and labels, normalised, padded and flipped as the settings say."""
@@ -257,13 +232,6 @@ class Cifar10(DataSet):
             flip=self.augment,
         )
 
-    def _prepared(self) -> Path:
-        if is_tree(self.path):
-            return from_tree(self.path)
-        if is_arrays(self.path):
-            return from_arrays(self.path)
-        return cached(_CACHED, self._build)
-
     def _build(self, folder: Path) -> None:
         self._check()
         for split in ("train", "test"):
@@ -272,41 +240,36 @@ class Cifar10(DataSet):
             np.save(folder / f"{split}_labels.npy", labels)
 
     def _check(self) -> None:
-        """Raises ConfigError if what is there is not CIFAR-10, or nothing is and may be downloaded."""
+        """Raises ConfigError if the folder is the wrong one, or CIFAR-10 is missing and may not be downloaded."""
         path = at_home(self.path)
         if (path / "data_batch_1").is_file():
             raise ConfigError(
                 f"data.path={self.path} is the folder of CIFAR-10's files itself: give the one that it lies in, "
                 f"data.path={path.absolute().parent}, where it has to be called {_FOLDER}."
             )
-        if self.download:
-            return
-        folder = path / _FOLDER
-        if not folder.is_dir():
-            if self.download is None:
-                return
+        if self.download is False and not (path / _FOLDER).is_dir():
             raise ConfigError(
                 f"data.download=false, and there is no {_FOLDER} in data.path={self.path}: set data.path to a folder "
                 "that holds it, or leave data.download out where there is a network."
             )
-        for name, checksum in _CHECKSUMS.items():
-            if damage := _damage(folder / name, checksum):
-                raise ConfigError(
-                    f"data.path={self.path} holds a damaged CIFAR-10: {_FOLDER}/{name} {damage}; copy it anew, or set "
-                    "data.download=true where there is a network, which downloads all of it again."
-                )
 
     def _download(self, split: str) -> tuple[np.ndarray, np.ndarray]:
-        """Images [N, 32, 32, 3] and labels [N]."""
-        timeout_s = socket.getdefaulttimeout()
+        """Images [N, 32, 32, 3] and labels [N]. What is there and damaged is replaced with download=true only."""
+        path, timeout_s = at_home(self.path), socket.getdefaulttimeout()
+        is_there = (path / _FOLDER).is_dir()
         socket.setdefaulttimeout(self.TIMEOUT_S)  # torchvision sets none, and would wait for ever
         try:
             from torchvision.datasets import CIFAR10
 
-            path, download = str(at_home(self.path)), self.download is not False
-            data = CIFAR10(path, train=split == "train", download=download)
+            download = not is_there if self.download is None else self.download
+            data = CIFAR10(str(path), train=split == "train", download=download)
         except (OSError, RuntimeError, ImportError) as error:
             reason = " ".join(str(error).split())
+            if is_there and not self.download:
+                raise ConfigError(
+                    f"data.path={self.path} holds a damaged or incomplete {_FOLDER} ({reason}): copy it anew, or set "
+                    "data.download=true where there is a network, which downloads all of it again."
+                ) from error
             raise ConfigError(
                 f"CIFAR-10 is not in data.path={self.path} and could not be downloaded ({reason}): run once on a "
                 "machine with a network, set data.path to a folder that holds cifar-10-batches-py, or images in "
@@ -315,16 +278,3 @@ class Cifar10(DataSet):
         finally:
             socket.setdefaulttimeout(timeout_s)
         return data.data, np.asarray(data.targets, dtype=np.int64)
-
-
-def _damage(file: Path, checksum: str) -> str:
-    """What is wrong with a file, in words; '' if nothing is."""
-    try:
-        with open(file, "rb") as opened:
-            found = hashlib.file_digest(opened, "md5").hexdigest()
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read ({error.strerror})"
-    size = file.stat().st_size
-    return "" if found == checksum else f"({size:,} bytes) has the MD5 checksum {found}, not the published {checksum}"

@@ -1,25 +1,148 @@
-"""The contract of a data set: look at it quickly, prepare it once, load it onto a device."""
+"""The contract of a data set, what is known of one before it is loaded, and where prepared data lives."""
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from decentral.errors import ConfigError
 from decentral.settings import Settings
+from decentral.store.digests import cache_folder
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import Tensor
 
-    from decentral.data.description import DataDescription
-
     Order = Callable[[int], Tensor]
     """order(step) -> LongTensor [k, B] on the CPU: the examples of each local worker. Pure: it may be called ahead."""
     Batch = tuple[Any, Any]
     """Inputs and targets [k, B, ...]; lists of k where workers have batches of different shapes."""
     Batches = Generator[Batch, None, None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataDescription(ABC):
+    """Data of some kind: a subclass for each, with what a model has to know of it.
+
+    num_train, num_test   examples for training and for testing
+    """
+
+    kind: ClassVar[str]
+    """In words, in the plural: images."""
+    num_train: int = 0
+    num_test: int = 0
+
+    @abstractmethod
+    def batch_shape(self, size: int) -> tuple[int, ...]:
+        """The shape of what a model takes in one call, a batch of `size` examples: [size, ...]."""
+
+    @property
+    def num_labels(self) -> int:
+        """How many different labels a partition finds: classes, or sources; 1 where there is no such thing."""
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledData(DataDescription):
+    """Examples of some shape, each of one of several classes.
+
+    shape         of one example
+    num_classes   labels are 0 ... num_classes - 1
+    first_class   the smallest label that there is
+    """
+
+    kind: ClassVar[str] = "labelled examples"
+    shape: tuple[int, ...]
+    num_classes: int
+    first_class: int = field(default=0, repr=False, compare=False)
+
+    def batch_shape(self, size: int) -> tuple[int, ...]:
+        """[size, *shape]."""
+        return size, *self.shape
+
+    @property
+    def num_labels(self) -> int:
+        """The classes."""
+        return self.num_classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageData(LabelledData):
+    """Images, each of one of several classes; their shape is (C, H, W): channels, height and width in pixels."""
+
+    kind: ClassVar[str] = "images"
+    shape: tuple[int, int, int]
+
+
+PADDING = 0
+"""The token that fills up sequences that are shorter than others of their batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenData(DataDescription):
+    """Sequences of tokens, whole numbers below `vocabulary`: [size, L] int64, filled up at the end with `PADDING`.
+
+    vocabulary    how many tokens there are, with `PADDING`
+    longest       tokens in a sequence at most
+    usual         tokens in a sequence, about; infinity where that is not known
+    """
+
+    kind: ClassVar[str] = "sequences of tokens"
+    vocabulary: int
+    longest: int
+    usual: float = math.inf
+
+    def batch_shape(self, size: int) -> tuple[int, ...]:
+        """Of the longest sequences: [size, longest]."""
+        return size, self.longest
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelledTokens(TokenData):
+    """Texts in tokens, each of one of several classes: labels are 0 ... num_classes - 1."""
+
+    kind: ClassVar[str] = "texts with labels"
+    num_classes: int
+
+    @property
+    def num_labels(self) -> int:
+        """The classes."""
+        return self.num_classes
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextTokens(TokenData):
+    """Pieces of running text in tokens, each from one of several sources; the target of a token is the one that follows
+    it."""
+
+    kind: ClassVar[str] = "running text"
+    num_sources: int = 1
+
+    @property
+    def num_labels(self) -> int:
+        """The sources."""
+        return self.num_sources
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentencePairs(TokenData):
+    """Sentences with their translations, both in tokens of one vocabulary; 1 begins a sentence, 2 ends it.
+
+    `longest` and `usual` are without these two.
+    """
+
+    kind: ClassVar[str] = "pairs of sentences"
+
+    def batch_shape(self, size: int) -> tuple[int, ...]:
+        """Of the longest sentences, each with the token that ends it: [size, longest + 1]."""
+        return size, self.longest + 1
 
 
 class DataSet(Settings, ABC, where="data"):
@@ -48,10 +171,10 @@ class DataSet(Settings, ABC, where="data"):
         """What `prepare` would have to download, in a few words; '' if nothing. Looks at a folder or two."""
         return ""
 
-    def prepare(self) -> None:
+    def prepare(self) -> Any:
         """Download or decode everything into the cache (`cache.py`), once; slow the first time. Here: nothing.
 
-        Several processes may call it at once, and any of them may be killed midway.
+        Several processes may call it at once, and any of them may be killed midway. Returns the folder.
         Raises ConfigError if the download fails or an image is broken (and names it).
         """
         return None
@@ -68,8 +191,6 @@ class Loaded(ABC):
     num_classes: int  # how many different labels there may be
     num_test: int
     exact: bool = False  # whether examples in float64 are wanted as they are, and not in float32
-    reads_ahead: ClassVar[bool] = True
-    """Whether batches that are drawn one after the other come sooner than those that are asked for at random."""
 
     @abstractmethod
     def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
@@ -115,3 +236,35 @@ class DrawnApart(Loaded):
     @abstractmethod
     def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """What `train_batches` gives for examples rows [k, B] of these workers, each at its own of the steps [k]."""
+
+
+def cached(name: str, build: Callable[[Path], None]) -> Path:
+    """The folder `name` of the cache, filled by `build(empty folder)` unless it is there already.
+
+    One process builds while the others wait. The folder appears by one rename when it is complete, so a process that is
+    killed midway leaves nothing that looks finished; what it does leave is removed by the next one.
+    Raises ConfigError if the cache cannot be written, and whatever `build` raises.
+    """
+    from filelock import FileLock
+
+    folder = cache_folder() / name
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(folder.name + ".lock")):
+            if not folder.is_dir():
+                unfinished = folder.with_name(folder.name + ".unfinished")
+                shutil.rmtree(unfinished, ignore_errors=True)
+                unfinished.mkdir()
+                try:
+                    build(unfinished)
+                    os.replace(unfinished, folder)
+                finally:
+                    shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(
+            f"The prepared data cannot be written to {folder} ({error.strerror or error}): set the environment "
+            "variable DECENTRAL_CACHE to a folder with room for it."
+        ) from error
+    return folder

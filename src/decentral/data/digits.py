@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from decentral.data.cache import cached
-from decentral.data.dataset import DataSet
-from decentral.data.description import ImageData
+from decentral.data.dataset import DataSet, ImageData, cached
 from decentral.randomness import numpy_generator
 
 if TYPE_CHECKING:
@@ -38,23 +36,22 @@ class Digits(DataSet):
         """Constants."""
         return self.INFO
 
-    def prepare(self) -> None:
+    def prepare(self) -> Path:
         """Copies the images out of scikit-learn, whose import costs every process a second."""
-        self._prepared()
+        return cached("digits-1", self._build)
 
     def load(self, device: torch.device | str, seed: int) -> InMemory:
         """See `DataSet`."""
         from decentral.data.loading.in_memory import InMemory, read_arrays
 
-        arrays = read_arrays(self._prepared())
-        assert arrays["train_images"].shape == (self.INFO.num_train, *self.INFO.shape)
-        assert arrays["test_images"].shape == (self.INFO.num_test, *self.INFO.shape)
         return InMemory(
-            arrays, num_classes=self.INFO.num_classes, mean=[self.MEAN], std=[self.STD], device=device, seed=seed
+            read_arrays(self.prepare()),
+            num_classes=self.INFO.num_classes,
+            mean=[self.MEAN],
+            std=[self.STD],
+            device=device,
+            seed=seed,
         )
-
-    def _prepared(self) -> Path:
-        return cached("digits-1", self._build)
 
     def _build(self, folder: Path) -> None:
         from sklearn.datasets import load_digits

@@ -1,23 +1,214 @@
-"""Folders of images: small enough for memory, or ImageNet and anything as large."""
+"""Folders of images, <split>/<class>/<image>: small enough for memory, or ImageNet and anything as large."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import time
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.data.dataset import DataSet
-from decentral.data.decode import decoded_tree
-from decentral.data.description import ImageData
-from decentral.data.folder import find_tree
+import numpy as np
+
+from decentral.data.dataset import DataSet, ImageData, cached
+from decentral.data.decode import open_image, resize_and_crop
 from decentral.errors import ConfigError
+from decentral.host.machine import num_cores
+from decentral.host.processes import carried_out
 from decentral.settings import setting
+from decentral.store.digests import folder_digest, walked
+from decentral.store.files import at_home
+from decentral.terminal.display import counted
 
 if TYPE_CHECKING:
     import torch
 
     from decentral.data.loading.in_memory import InMemory
     from decentral.data.loading.streamed import Streamed
+
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Of images, as torchvision's `ImageFolder` knows them."""
+_RECENT_NS = 2_000_000_000
+"""A folder that has changed so lately may change again without another time of change."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Where the training and the test images are; the class of an image is its folder, numbered in sorted order."""
+
+    train: Path
+    test: Path
+    classes: list[str]
+
+    def count(self, split: Path) -> int:
+        """How many images. Raises ConfigError for a class without any."""
+        return sum(len(_class(split, name).images) for name in self.classes)
+
+    def files(self, split: Path) -> tuple[list[str], np.ndarray]:
+        """Paths relative to the split, in the order of torchvision's `ImageFolder`, and labels [N] int64."""
+        names = [_class(split, name).images for name in self.classes]
+        labels = np.repeat(np.arange(len(names)), [len(n) for n in names]).astype(np.int64)
+        return [file for group in names for file in group], labels
+
+    def digest(self) -> str:
+        """A digest of the images' names and contents."""
+        return "".join(folder_digest(split, self.files(split)[0]) for split in (self.train, self.test))
+
+    def notes(self) -> tuple[str, ...]:
+        """Which images are left out."""
+        splits = dict.fromkeys((self.train, self.test))
+        found = [split / file for split in splits for name in self.classes for file in _class(split, name).left_out]
+        number = f"{len(found):,} image{'s' * (len(found) > 1)} that are hidden or GIFs"
+        return (f"left out of the data: {number}, such as {found[0]}",) if found else ()
+
+
+class _Class(NamedTuple):
+    """What a folder of a class holds, with all folders below it."""
+
+    seen_ns: int
+    folders: dict[str, tuple[int, tuple[str, ...]]]
+    images: list[str]
+    left_out: list[str]
+
+
+_CLASSES: dict[Path, _Class] = {}  # a study asks with each of its configurations; ImageNet has 1.3 million files
+
+
+def _class(split: Path, name: str) -> _Class:
+    """Images of a class, with paths relative to the split. Looks through its folders unless none has changed.
+
+    Raises ConfigError for an image that is not a regular file: reading a pipe, say, would never end.
+    """
+    folder = split / name
+    known = _CLASSES.get(folder)
+    if known is None or any(_state(each, known.seen_ns) != state for each, state in known.folders.items()):
+        seen_ns, found = time.time_ns(), dict[str, list[str]]()
+        for each, files, others in walked(str(folder)):
+            found[each] = files
+            if odd := next((other for other in others if other.lower().endswith(EXTENSIONS)), None):
+                raise ConfigError(f"data.path: {each}/{odd} is not a regular file: remove it, or give it another name.")
+        folders = {each: _state(each, seen_ns) for each in found}
+        files = [f"{each}/{file}"[len(f"{split}/") :] for each in sorted(found) for file in sorted(found[each])]
+        images = [file for file in files if file.lower().endswith(EXTENSIONS) and "/." not in f"/{file}"]
+        left_out = [file for file in {*files}.difference(images) if file.lower().endswith((*EXTENSIONS, ".gif"))]
+        known = _CLASSES[folder] = _Class(seen_ns, folders, images, sorted(left_out))
+    if not known.images:
+        raise ConfigError(
+            f"data.path: there are no images in {folder} (looked for {', '.join(EXTENSIONS)}): add some, "
+            "or delete the folder from both the training and the test images."
+        )
+    return known
+
+
+def _state(folder: str, seen_ns: int) -> tuple[int, tuple[str, ...]]:
+    """When a folder last changed, and what is in it if that was just before it was seen."""
+    try:
+        changed = os.stat(folder).st_mtime_ns
+        return changed, tuple(os.listdir(folder)) if changed > seen_ns - _RECENT_NS else ()
+    except OSError:  # it is gone
+        return 0, ()
+
+
+def find_tree(path: str | None, single_folder: bool = False) -> Tree:
+    """The tree at `path`: train/ and test/ (or val/) with the same class folders in each.
+
+    With `single_folder` the class folders lie directly in `path`, and their images are for training and for testing.
+    Raises ConfigError if there is no such tree.
+    """
+    if path is None:
+        raise ConfigError("data.path is not set: give the folder that holds train/<class>/ and test/<class>/.")
+    root = at_home(path)
+    if not os.path.isdir(root):
+        raise ConfigError(
+            f"data.path={path} is not a folder: give the one that holds train/<class>/ and test/<class>/."
+        )
+    train = root / "train"
+    test = next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+    if single_folder:
+        if train.is_dir() or test is not None:
+            raise ConfigError(f"data.path={path} has train/ or test/ folders: leave out data.single_folder=true.")
+        train = test = root
+    elif not train.is_dir() or test is None:
+        missing = [name for name, there in (("train/", train.is_dir()), ("test/ (or val/)", test)) if not there]
+        hint = ", or set data.single_folder=true with data=imagenet" if len(missing) > 1 and _folders(root) else ""
+        raise ConfigError(
+            f"data.path={path} has no folder {' and no '.join(missing)}: give one with train/<class>/ and "
+            f"test/<class>/ (or val/){hint}."
+        )
+    classes, test_classes = _folders(train), _folders(test)
+    if not classes:
+        raise ConfigError(f"data.path: there are no class folders in {train}: images belong in {train}/<class>/.")
+    if different := sorted(set(classes) ^ set(test_classes)):
+        where = train if different[0] in classes else test
+        raise ConfigError(
+            f"data.path={path}: the class folders of {train.name}/ and {test.name}/ differ, for example "
+            f"'{different[0]}' is only in {where.name}/ ({len(different)} in all): both need the same ones."
+        )
+    return Tree(train, test, classes)
+
+
+def _folders(folder: Path) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
+
+
+CHUNK = 256  # images per task
+MANY = 2000  # from this many on, the user is told what is going on
+
+
+def decode(
+    root: Path, files: list[str], array_file: Path, image_size: int, num_processes: int | None, exactly: bool = False
+) -> None:
+    """Write images as `array_file`, a .npy of [N, 3, image_size, image_size] uint8.
+
+    `exactly`: they have that size. Raises ConfigError that names an image that is broken, or of another size then,
+    OSError if the disk is full.
+    """
+    shape = (len(files), 3, image_size, image_size)
+    offset = np.lib.format.open_memmap(array_file, mode="w+", dtype=np.uint8, shape=shape).offset
+    tasks = [(root, files[i : i + CHUNK], array_file, offset + i * 3 * image_size**2, image_size, exactly)
+             for i in range(0, len(files), CHUNK)]  # fmt: skip
+    if num_processes is None:
+        num_processes = num_cores()
+    title = f"Decoding {len(files)} images of {root}"
+    with counted(title, len(tasks), show=len(files) >= MANY) as advance:
+        for _ in carried_out(_decode_chunk, tasks, num_processes):
+            advance()
+
+
+def _decode_chunk(root: Path, files: list[str], array_file: Path, offset: int, image_size: int, exactly: bool) -> None:
+    images = []
+    for name in files:
+        image = open_image(root / name)
+        if exactly and image.size != (image_size, image_size):
+            raise ConfigError(
+                f"data.path: the image {root / name} has {image.width} x {image.height} pixels, not {image_size} x "
+                f"{image_size}: replace it, or use data=imagefolder for images of your own."
+            )
+        images.append(np.asarray(resize_and_crop(image, image_size, image_size)))
+    with open(array_file, "r+b") as out:  # writing, unlike a memory map, reports a full disk as an error
+        out.seek(offset)
+        out.write(np.stack(images).transpose(0, 3, 1, 2).tobytes())
+
+
+def decoded_tree(tree: Tree, image_size: int, num_processes: int | None = None, exactly: bool = False) -> Path:
+    """The folder of the four arrays (see `read_arrays`), decoded unless no file was added, removed or changed since.
+
+    The shorter side of an image is resized to `image_size`, then it is centre-cropped to a square; where they have to
+    have that size `exactly`, ConfigError is raised that names one of another size.
+    """
+    words = f"imagefolder-2 {image_size}{' exactly' * exactly} {tree.digest()}"
+
+    def build(folder: Path) -> None:
+        for split, root in (("train", tree.train), ("test", tree.test)):
+            files, labels = tree.files(root)
+            np.save(folder / f"{split}_labels.npy", labels)
+            decode(root, files, folder / f"{split}_images.npy", image_size, num_processes, exactly)
+
+    return cached(f"imagefolder-{hashlib.sha256(words.encode()).hexdigest()[:16]}", build)
 
 
 class Normalisation(Enum):
@@ -53,16 +244,10 @@ class ImageFolder(DataSet):
 
     name: str = "imagefolder"
     path: str | None = field(default=None, metadata={"content": True})
-    image_size: int = 32
+    image_size: int = setting(32, at_least=1)
     augment: bool = True
     normalisation: Normalisation = Normalisation.cifar10
-    num_processes: int | None = field(default=None, metadata={"volatile": True})  # for decoding; null: one per core
-
-    def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ConfigError(f"data.image_size={self.image_size} must be at least 1 pixel.")
-        if self.num_processes is not None and self.num_processes < 1:
-            raise ConfigError(f"data.num_processes={self.num_processes} must be at least 1, or null for one per core.")
+    num_processes: int | None = setting(None, at_least=1, volatile=True)  # for decoding; null: one per core
 
     def inspect(self) -> ImageData:
         """Counts the files."""
@@ -82,18 +267,17 @@ class ImageFolder(DataSet):
         """Which images are left out."""
         return find_tree(self.path).notes()
 
-    def prepare(self) -> None:
+    def prepare(self) -> Path:
         """Decodes all images, unless none was added, removed or changed since the last time."""
-        decoded_tree(find_tree(self.path), self.image_size, self.num_processes)
+        return decoded_tree(find_tree(self.path), self.image_size, self.num_processes)
 
     def load(self, device: torch.device | str, seed: int) -> InMemory:
         """See `DataSet`."""
         from decentral.data.loading.in_memory import InMemory, read_arrays
 
-        tree = find_tree(self.path)
         return InMemory(
-            read_arrays(decoded_tree(tree, self.image_size, self.num_processes)),
-            num_classes=len(tree.classes),
+            read_arrays(self.prepare()),
+            num_classes=self.inspect().num_classes,
             mean=self.normalisation.mean,
             std=self.normalisation.std,
             device=device,

@@ -1,27 +1,25 @@
-"""Texts in two languages, sentence by sentence."""
+"""Sentences in two languages, and what task=translation draws its batches from."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from decentral.data.cache import cached
-from decentral.data.dataset import DataSet
-from decentral.data.description import SentencePairs
-from decentral.data.pairs import BEGIN, END, PAD, Corpus, Pairs, Text
-from decentral.data.text_rows import count_lines, find, read_lines
+from decentral.data.dataset import PADDING, DataSet, Loaded, SentencePairs, cached
+from decentral.data.tokens import count_lines, find, read_lines
 from decentral.errors import ConfigError
 from decentral.host.machine import require
 from decentral.settings import setting
-from decentral.store.digests import folder_digest
+from decentral.store.digests import file_digest, folder_digest
 from decentral.store.files import at_home
 
 if TYPE_CHECKING:
@@ -29,17 +27,127 @@ if TYPE_CHECKING:
 
     import torch
     from tokenizers import Tokenizer
+    from torch import Tensor
+
+    from decentral.data.dataset import Batches, Order
+
+
+PAD, BEGIN, END = PADDING, 1, 2
+"""The tokens that fill up, begin and end sentences."""
+_RATIO = 1.2
+"""Of the longest and the shortest sentence of a bucket."""
+
+
+class Corpus:
+    """Sentences one after the other, each as BEGIN, its tokens, END."""
+
+    def __init__(self, tokens: np.ndarray, ends: np.ndarray) -> None:
+        """tokens [T] int32, of which sentence i ends before ends[i]: [N] int64."""
+        self.tokens = tokens
+        self.starts = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
+        self.lengths = ends - self.starts - 1
+        """[N]: tokens of each sentence with the one that ends it."""
+
+    @classmethod
+    def of(cls, sentences: Sequence[Sequence[int]]) -> Corpus:
+        """These sentences, without BEGIN and END as yet."""
+        ends = np.cumsum([len(sentence) + 2 for sentence in sentences], dtype=np.int64)
+        parts = [np.array([BEGIN, *sentence, END], dtype=np.int32) for sentence in sentences]
+        return cls(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32), ends)
+
+    def __len__(self) -> int:
+        """How many sentences."""
+        return len(self.lengths)
+
+    @property
+    def ends(self) -> np.ndarray:
+        """[N]: before which token each sentence ends."""
+        return self.starts + self.lengths + 1
+
+    def rows(self, numbers: np.ndarray) -> np.ndarray:
+        """These sentences [B], filled up with PAD: int64 [B, 1 + the longest length], from BEGIN to END."""
+        lengths = self.lengths[numbers, None]
+        places = np.arange(int(lengths.max()) + 1)
+        inside = places <= lengths
+        return np.where(inside, self.tokens[np.where(inside, self.starts[numbers, None] + places, 0)], PAD).astype(
+            np.int64
+        )
+
+
+class Sentences(NamedTuple):
+    """What a network takes: the sentences of a batch, and what has been written of their translations."""
+
+    source: Tensor  # [B, S] int64, filled up with PAD, each sentence with END
+    target: Tensor  # [B, T] int64: BEGIN, then the first T - 1 tokens
+
+
+@dataclass
+class Text:
+    """What tokens stand for.
+
+    words        tokens, without BEGIN and END, as text: words with blanks between them
+    references   the translations of the test sentences as text, as they were before they became tokens
+    plain        whether blanks are all that divides the words of the text, so that nothing has to be tokenised for BLEU
+    """
+
+    words: Callable[[Sequence[int]], str]
+    references: Sequence[str]
+    plain: bool
+
+
+class Pairs(Loaded):
+    """Training and test sentences with their translations, in memory; batches go to the device one by one.
+
+    `order(step)` is for each worker the numbers [B] of the pairs that it draws: workers have batches of different
+    shapes. The labels that a partition looks at are the buckets of lengths, see `bounds`.
+    """
+
+    def __init__(
+        self, train: tuple[Corpus, Corpus], test: tuple[Corpus, Corpus], text: Text, device: torch.device | str
+    ) -> None:
+        """Sources and targets: pair i is number i of the one and number i of the other."""
+        self.train, self.test, self.text, self.device = train, test, text, device
+        self.num_test = len(test[0])
+        self.bounds, self.train_labels = buckets(*(side.lengths for side in train))
+        """[buckets]: the tokens of the longest sentence of each bucket, with END."""
+        self.num_classes = len(self.bounds)
+
+    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
+        """Lists of `Sentences`, one for each worker, and of the tokens [B, T] that are to be written."""
+        for step in range(start, stop):
+            found = [self.batch(self.train, numbers) for numbers in order(step)]
+            yield [sentences for sentences, _ in found], [target for _, target in found]
+
+    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Any, Tensor]]:
+        """`Sentences` and the tokens [b, T] to be written."""
+        return (self.batch(self.test, numbers.numpy()) for numbers in batches)
+
+    def batch(self, pairs: tuple[Corpus, Corpus], numbers: np.ndarray) -> tuple[Sentences, Tensor]:
+        """These pairs [B] as a network takes them, and the tokens [B, T] that it is to write: targets with END."""
+        import torch
+
+        source, target = (torch.from_numpy(side.rows(numbers)).to(self.device) for side in pairs)
+        return Sentences(source[:, 1:], target[:, :-1].clone()), target[:, 1:]  # a model may write into what it gets
+
+
+def buckets(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Buckets for pairs of these lengths [N]: the longest of each [buckets], and which one each pair is in [N] int64.
+
+    What counts is the longer side. Each bucket's longest is a fifth longer than that of the one before.
+    """
+    longer, bounds = np.maximum(source, target), list[int]()
+    while not bounds or bounds[-1] < longer.max():
+        last = bounds[-1] if bounds else 0
+        bounds.append(min(int(longer.max()), max(last + 1, int(last * _RATIO))))
+    found = np.array(bounds, dtype=np.int64)
+    return found, np.searchsorted(found, longer).astype(np.int64)
+
 
 SPECIAL = {PAD: "<pad>", BEGIN: "<s>", END: "</s>"}
 """Tokens that are no parts of words: number -> how they are called in the tokenizer's file."""
 LEAST = 256 + len(SPECIAL)
 """Tokens of a vocabulary of bytes."""
 _INSTALL = "pip install 'decentral[translation]', or use data=synthetic_translation, which needs nothing"
-
-
-def required(setting: str) -> None:
-    """Raise ConfigError unless the library is there."""
-    require("tokenizers", setting, _INSTALL)
 
 
 def trained(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -64,31 +172,23 @@ def trained(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def opened(path: Path) -> Tokenizer:
-    """The tokenizer of a file."""
+def opened(path: str | Path) -> Tokenizer:
+    """The tokenizer of a file. Raises ConfigError for what is no such file, or has other special tokens."""
     from tokenizers import Tokenizer
 
-    return Tokenizer.from_file(str(path))
-
-
-def size_of(path: str | Path, key: str) -> int:
-    """How many tokens the tokenizer of a file has, without the library. Raises ConfigError for what is no such file."""
     try:
-        content = json.loads(at_home(path).read_text(encoding="utf-8"))
-        added = {str(one["content"]): int(one["id"]) for one in content.get("added_tokens", [])}
-        vocabulary = {str(token): int(number) for token, number in content["model"]["vocab"].items()} | added
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        tokenizer = Tokenizer.from_file(str(at_home(path)))
+    except Exception as error:  # the library raises nothing more special
         raise ConfigError(
-            f"{key}={path} is no tokenizer ({type(error).__name__}: {error}): give a file that the tokenizers library "
-            "has saved, with tokenizer.save(...)."
-        ) from error
-    for number, token in SPECIAL.items():
-        if vocabulary.get(token) != number:
-            raise ConfigError(
-                f"{key}={path} has to have {', '.join(f'{t} as token {n}' for n, t in SPECIAL.items())}: train it with "
-                f"special_tokens={[SPECIAL[each] for each in sorted(SPECIAL)]}."
-            )
-    return max(vocabulary.values()) + 1
+            f"data.tokenizer={path} is no tokenizer ({error}): give a file that the tokenizers library has saved, with "
+            "tokenizer.save(...)."
+        ) from None
+    if any(tokenizer.token_to_id(token) != number for number, token in SPECIAL.items()):
+        raise ConfigError(
+            f"data.tokenizer={path} has to have {', '.join(f'{t} as token {n}' for n, t in SPECIAL.items())}: train it "
+            f"with special_tokens={[SPECIAL[each] for each in sorted(SPECIAL)]}."
+        )
+    return tokenizer
 
 
 @contextmanager
@@ -150,25 +250,32 @@ class Parallel(DataSet):
 
     def inspect(self) -> SentencePairs:
         """Counts the lines."""
-        files = self._files()
-        counts = [self._pairs(*paths, *(count_lines(path, self._where) for path in paths)) for paths in files.values()]
-        vocabulary = self.vocab_size if self.tokenizer is None else size_of(self.tokenizer, "data.tokenizer")
-        required(f"data={self.name}")
+        require("tokenizers", f"data={self.name}", _INSTALL)
+        counts = [
+            self._pairs(*paths, *(count_lines(path, self._where, file_digest(path)) for path in paths))
+            for paths in self._files().values()
+        ]
+        vocabulary = self.vocab_size if self.tokenizer is None else opened(self.tokenizer).get_vocab_size()
         return SentencePairs(
             num_train=counts[0], num_test=counts[1], vocabulary=vocabulary, longest=self.longest, usual=self.longest / 4
         )
 
-    def prepare(self) -> None:
+    def prepare(self) -> Path:
         """Trains the tokenizer and encodes the sentences, unless a file has changed since the last time."""
-        self._prepared()
+        require("tokenizers", f"data={self.name}", _INSTALL)
+        files = self._files()
+        size = self.vocab_size if self.tokenizer is None else at_home(self.tokenizer).read_bytes()
+        words = repr(("parallel-2", size, self.longest, self.skip_empty, self.files_digest()))
+        digest = hashlib.sha256(words.encode()).hexdigest()[:16]
+        return cached(f"parallel-{digest}", lambda folder: self._build(folder, files))
 
     def notes(self) -> tuple[str, ...]:
         """How many sentences are longer than `longest`."""
-        return tuple(_facts(self._prepared())["notes"])
+        return tuple(_facts(self.prepare())["notes"])
 
     def load(self, device: torch.device | str, seed: int) -> Pairs:
         """All sentences."""
-        folder = self._prepared()
+        folder = self.prepare()
         tokenizer = opened(folder / "tokenizer.json")
 
         def words(tokens: Sequence[int]) -> str:
@@ -198,28 +305,19 @@ class Parallel(DataSet):
         found = {split: [find(folder, f"{names[split]}.{end}", "data.path") for end in ends] for split in _SPLITS}
         return {split: (paths[0], paths[1]) for split, paths in found.items()}
 
-    def _prepared(self) -> Path:
-        """The folder of the tokenizer and the encoded sentences."""
-        required(f"data={self.name}")
-        files = self._files()
-        size = self.vocab_size if self.tokenizer is None else at_home(self.tokenizer).read_bytes()
-        words = repr(("parallel-2", size, self.longest, self.skip_empty, self.files_digest()))
-        digest = hashlib.sha256(words.encode()).hexdigest()[:16]
-        return cached(f"parallel-{digest}", lambda folder: self._build(folder, files))
-
     def _build(self, folder: Path, files: dict[str, tuple[Path, Path]]) -> None:
         texts = {split: self._read(*files[split]) for split in _SPLITS}
         if self.tokenizer is None:
             tokenizer = trained((line for side in texts["train"] for line in side), self.vocab_size)
         else:
-            tokenizer = opened(at_home(self.tokenizer))
+            tokenizer = opened(self.tokenizer)
         tokenizer.save(str(folder / "tokenizer.json"))
         notes = []
         for split in _SPLITS:
             sides = [_encoded(tokenizer, side) for side in texts[split]]
             short = [all(len(side[i]) <= self.longest for side in sides) for i in range(len(sides[0]))]
             if split == "train":
-                sides = [[one for one, kept in zip(side, short, strict=True) if kept] for side in sides]
+                sides = [list(compress(side, short)) for side in sides]
                 told = f"{short.count(False):,} training sentences of more than {self.longest} tokens are left out"
             else:
                 sides = [[one[: self.longest] for one in side] for side in sides]
@@ -260,10 +358,8 @@ class Parallel(DataSet):
                 f"{self._where}: {target if sides[0][i] else source}, line {i + 1} is empty: take this line out of "
                 "both files, or leave such pairs out with data.skip_empty=true."
             )
-        kept: Callable[[list[str]], list[str]] = lambda side: [  # noqa: E731
-            line for line, there in zip(side, whole, strict=True) if there
-        ]
-        return kept(sides[0]), kept(sides[1])
+        source_lines, target_lines = (list(compress(side, whole)) for side in sides)
+        return source_lines, target_lines
 
 
 def _facts(folder: Path) -> dict[str, Any]:

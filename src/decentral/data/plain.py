@@ -8,9 +8,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from decentral.data.cache import cache_folder
-from decentral.data.dataset import DataSet
-from decentral.data.description import ImageData, LabelledData
+from decentral.data.dataset import DataSet, ImageData, LabelledData, cache_folder
 from decentral.errors import ConfigError
 from decentral.randomness import seeded
 from decentral.registry import blame
@@ -92,12 +90,14 @@ class PlainData(Plain, DataSet):
         with blame.named(), _one_at_a_time(), seeded(0, "make data"):
             made = self.target()(**self.settings())
         if not isinstance(made, tuple | list) or len(made) != 2:
-            raise ConfigError(f"data={self.name} has to return two data sets, (train, test), not {_type(made)}.")
+            raise ConfigError(
+                f"data={self.name} has to return two data sets, (train, test), not a {type(made).__name__}."
+            )
         for split, data in zip(_SPLITS, made, strict=True):
             if isinstance(data, IterableDataset) or not (hasattr(data, "__len__") and hasattr(data, "__getitem__")):
                 raise ConfigError(
                     f"data={self.name}: the {split} data have to be a map-style data set, with len() and [index], not "
-                    f"{_type(data)}."
+                    f"a {type(data).__name__}."
                 )
             if not _length(data, f"data={self.name}: the {split} data"):
                 raise ConfigError(f"data={self.name}: there are no {split} data.")
@@ -162,7 +162,3 @@ def _length(data: Any, what: str) -> int:
             if blame.place(error) is not None:
                 raise
             raise ConfigError(f"{what} have no length: {blame.sentence(error)}.") from error
-
-
-def _type(value: Any) -> str:
-    return f"a {type(value).__name__}"

@@ -16,13 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from decentral.data import tokens as tokens_of
-from decentral.data.cache import cached
-from decentral.data.dataset import DataSet
-from decentral.data.description import NextTokens
-from decentral.data.text_rows import utf8_lines
+from decentral.data.dataset import DataSet, NextTokens, cached
 from decentral.data.texts import save_ragged
-from decentral.data.tokens import BytePairs, Encoder, RunningTokens, Symbols
+from decentral.data.tokens import FILE, BytePairs, RunningTokens, Symbols, check_library, utf8_lines
 from decentral.errors import ConfigError
 from decentral.settings import setting
 from decentral.store.digests import file_digest, folder_digest
@@ -31,7 +27,7 @@ from decentral.store.files import at_home
 if TYPE_CHECKING:
     import torch
 
-    from decentral.data.loading.texts import Windows
+    from decentral.data.loading.in_memory import Windows
 
 
 class Source(NamedTuple):
@@ -72,29 +68,21 @@ class RunningText(DataSet):
 
     def inspect(self) -> NextTokens:
         """Counts. The first time the text is read and cut into tokens, which takes a second for some MB."""
-        facts = json.loads((self._prepared() / "facts.json").read_text(encoding="utf-8"))
+        facts = json.loads((self.prepare() / "facts.json").read_text(encoding="utf-8"))
         return NextTokens(longest=self.longest, usual=float(self.longest), **facts)
 
-    def prepare(self) -> None:
+    def prepare(self) -> Path:
         """Trains the tokens, and cuts the text into them."""
-        self._prepared()
-
-    def load(self, device: torch.device | str, seed: int) -> Windows:
-        """See `DataSet`."""
-        from decentral.data.loading.texts import Windows
-
-        return Windows(self._prepared(), self.inspect(), device)
-
-    def _prepared(self) -> Path:
         if self.tokens is RunningTokens.bpe:
-            tokens_of.check_library("data.tokens=bpe")
+            check_library("data.tokens=bpe")
         words = f"running-2 {self!r} {self.files_digest()} {[file_digest(file) for file in self.files()]}"
         return cached(f"{self.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}", self._build)
 
-    def _encoder(self, texts: Sequence[str]) -> Encoder:
-        if self.tokens is RunningTokens.characters:
-            return Symbols.trained(texts, self.vocabulary, words=False)
-        return BytePairs.trained(texts, self.vocabulary, running=True)
+    def load(self, device: torch.device | str, seed: int) -> Windows:
+        """See `DataSet`."""
+        from decentral.data.loading.in_memory import Windows
+
+        return Windows(self.prepare(), self.inspect(), device)
 
     def _build(self, folder: Path) -> None:
         sources = self.sources()
@@ -103,8 +91,12 @@ class RunningText(DataSet):
             "train": [source.text[:cut] for source, cut in zip(sources, cuts, strict=True)],
             "test": [source.text[cut:] for source, cut in zip(sources, cuts, strict=True)],
         }
-        encoder = self._encoder(parts["train"])
-        encoder.save(folder / tokens_of.FILE)
+        encoder: Symbols | BytePairs
+        if self.tokens is RunningTokens.characters:
+            encoder = Symbols.trained(parts["train"], self.vocabulary, words=False)
+        else:
+            encoder = BytePairs.trained(parts["train"], self.vocabulary, running=True)
+        encoder.save(folder / FILE)
         lengths = encoder.lengths()
         facts: dict[str, Any] = {"vocabulary": len(lengths), "num_sources": len(sources)}
         for split, texts in parts.items():
@@ -175,7 +167,9 @@ class TextFile(RunningText):
 
     def files_digest(self) -> str:
         """Of the documentation, which is not the same in every Python; of the files in a folder."""
-        return _documentation_digest() if self.path is None else super().files_digest()
+        if self.path is not None:
+            return super().files_digest()
+        return hashlib.sha256(repr(sorted(_documentation().items())).encode()).hexdigest()[:16]
 
     def notes(self) -> tuple[str, ...]:
         """Which text it is."""
@@ -206,11 +200,6 @@ def _documentation() -> dict[str, str]:
             "here: give a file or a folder as data.path."
         ) from None
     return dict(topics)
-
-
-@cache
-def _documentation_digest() -> str:
-    return hashlib.sha256(repr(sorted(_documentation().items())).encode()).hexdigest()[:16]
 
 
 _PLAYS = "*_gut.txt"

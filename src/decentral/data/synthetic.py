@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from decentral.data.dataset import DataSet
-from decentral.data.description import ImageData, LabelledTokens, SentencePairs
-from decentral.data.pairs import Corpus, Pairs, Text
+from decentral.data.dataset import DataSet, ImageData, LabelledTokens, SentencePairs
+from decentral.data.parallel import Corpus, Pairs, Text
 from decentral.data.tokens import SPECIAL
 from decentral.randomness import normal, numpy_generator, uniform
 from decentral.settings import setting
@@ -19,8 +18,7 @@ from decentral.settings import setting
 if TYPE_CHECKING:
     import torch
 
-    from decentral.data.loading.in_memory import FixedBatch
-    from decentral.data.loading.texts import TextsInMemory
+    from decentral.data.loading.in_memory import FixedBatch, TextsInMemory
 
 
 @dataclass
@@ -91,7 +89,7 @@ class SyntheticText(DataSet):
 
     def load(self, device: torch.device | str, seed: int) -> TextsInMemory:
         """See `DataSet`."""
-        from decentral.data.loading.texts import TextsInMemory
+        from decentral.data.loading.in_memory import TextsInMemory
 
         train, test = self._made("train", self.num_train), self._made("test", self.num_test)
         return TextsInMemory(train, test, self.num_classes, device)

@@ -7,18 +7,13 @@ import json
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from decentral.data import tokens as tokens_of
-from decentral.data.cache import cache_folder, cached
-from decentral.data.dataset import DataSet
-from decentral.data.description import LabelledTokens
-from decentral.data.text_rows import Row, read_rows
-from decentral.data.tokens import BytePairs, Encoder, Symbols, TextTokens
+from decentral.data.dataset import DataSet, LabelledTokens, cached
+from decentral.data.tokens import FILE, BytePairs, Row, Symbols, TextTokens, check_library, read_rows
 from decentral.errors import ConfigError, suggest
 from decentral.randomness import numpy_generator
 from decentral.settings import setting
@@ -28,7 +23,7 @@ from decentral.store.files import at_home
 if TYPE_CHECKING:
     import torch
 
-    from decentral.data.loading.texts import TextsInMemory
+    from decentral.data.loading.in_memory import TextsInMemory
 
 _MOST_TOKENS = 1_000_000  # of a vocabulary, and of a text: of both there are rows and batches
 
@@ -78,71 +73,43 @@ class TextFiles(DataSet):
         return folder_digest(files[0].parent, [file.name for file in files])
 
     def inspect(self) -> LabelledTokens:
-        """Counts; of files that were not prepared it reads all of them, once in a process."""
-        known = cache_folder() / self._folder_name() / "facts.json"
-        if known.is_file():
-            num_train, num_test, num_classes = json.loads(known.read_text(encoding="utf-8"))
-        else:
-            corpus = self._corpus()
-            num_train, num_test, num_classes = len(corpus.train.texts), len(corpus.test.texts), corpus.num_classes
-        return LabelledTokens(
-            num_train=num_train,
-            num_test=num_test,
-            num_classes=num_classes,
-            vocabulary=self._vocabulary(),
-            longest=self.longest,
-            usual=min(self.usual_length, self.longest),
-        )
+        """Counts. The first time the texts are read and cut into tokens, see `prepare`."""
+        facts = json.loads((self.prepare() / "facts.json").read_text(encoding="utf-8"))
+        return LabelledTokens(longest=self.longest, usual=min(self.usual_length, self.longest), **facts)
 
-    def prepare(self) -> None:
+    def prepare(self) -> Path:
         """Trains the tokenizer on the training texts, and cuts all of them into tokens."""
-        self._prepared()
+        file = None if self.tokenizer is None else at_home(self.tokenizer)
+        if file is not None and not file.is_file():
+            raise ConfigError(f"data.tokenizer={self.tokenizer} is no file: give a tokenizer.json, or leave it out.")
+        if file is not None or self.tokens is TextTokens.bpe:
+            check_library(f"data={self.name} with data.tokens=bpe")
+        words = f"texts-3 {self!r} {self.files_digest()} {file_digest(file) if file else ''}"
+        return cached(f"{self.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}", self._build)
 
     def load(self, device: torch.device | str, seed: int) -> TextsInMemory:
         """See `DataSet`."""
-        from decentral.data.loading.texts import TextsInMemory
+        from decentral.data.loading.in_memory import TextsInMemory
 
-        return TextsInMemory.read(self._prepared(), self.inspect().num_classes, device)
-
-    def _vocabulary(self) -> int:
-        if self.tokenizer is None:
-            return self.vocabulary
-        return _size_of(self.tokenizer, file_digest(at_home(self.tokenizer)))
-
-    def _prepared(self) -> Path:
-        return cached(self._folder_name(), self._build)
-
-    def _folder_name(self) -> str:
-        self._check_tokens()
-        tokenizer = file_digest(at_home(self.tokenizer)) if self.tokenizer else ""
-        words = f"texts-2 {self!r} {self.files_digest()} {tokenizer}"
-        return f"{self.name}-{hashlib.sha256(words.encode()).hexdigest()[:16]}"
-
-    def _check_tokens(self) -> None:
-        if self.tokenizer is not None and not at_home(self.tokenizer).is_file():
-            raise ConfigError(f"data.tokenizer={self.tokenizer} is no file: give a tokenizer.json, or leave it out.")
-        if self.tokenizer is not None or self.tokens is TextTokens.bpe:
-            tokens_of.check_library(f"data={self.name} with data.tokens=bpe")
-
-    def _corpus(self) -> Corpus:
-        return _read(type(self), self._folder_name(), repr(self), _Again(self))
-
-    def _encoder(self, texts: Sequence[str]) -> Encoder:
-        if self.tokenizer is not None:
-            return BytePairs.load(at_home(self.tokenizer))
-        if self.tokens is TextTokens.words:
-            return Symbols.trained(texts, self.vocabulary, words=True)
-        return BytePairs.trained(texts, self.vocabulary, running=False)
+        return TextsInMemory.read(self.prepare(), self.inspect().num_classes, device)
 
     def _build(self, folder: Path) -> None:
-        corpus = self._corpus()
-        encoder = self._encoder(corpus.train.texts)
-        if isinstance(encoder, BytePairs) and self.tokenizer is None and encoder.vocabulary > self.vocabulary:
+        corpus = self.read(self.files())
+        encoder: Symbols | BytePairs
+        if self.tokenizer is not None:
+            encoder = BytePairs.load(at_home(self.tokenizer))
+        elif self.tokens is TextTokens.words:
+            encoder = Symbols.trained(corpus.train.texts, self.vocabulary, words=True)
+        else:
+            encoder = BytePairs.trained(corpus.train.texts, self.vocabulary, running=False)
+        vocabulary = self.vocabulary if isinstance(encoder, Symbols) else encoder.vocabulary
+        if self.tokenizer is None and vocabulary > self.vocabulary:
             raise ConfigError(
                 f"data.vocabulary={self.vocabulary} is too small for these texts, whose characters alone are "
-                f"{encoder.vocabulary} tokens with padding and unknown: use that or more."
+                f"{vocabulary} tokens with padding and unknown: use that or more."
             )
-        encoder.save(folder / tokens_of.FILE)
+        encoder.save(folder / FILE)
+        facts = {"num_classes": corpus.num_classes, "vocabulary": vocabulary if self.tokenizer else self.vocabulary}
         for name, part in (("train", corpus.train), ("test", corpus.test)):
             try:
                 encoded = encoder.encode(part.texts)
@@ -158,7 +125,7 @@ class TextFiles(DataSet):
                     raise ConfigError(f"data.path: {where}: there is no text: remove the line, or write something.")
             save_ragged(folder, name, [tokens[: self.longest] for tokens in encoded])
             np.save(folder / f"{name}_labels.npy", np.array(part.labels, dtype=np.int64))
-        facts = [len(corpus.train.texts), len(corpus.test.texts), corpus.num_classes]
+            facts[f"num_{name}"] = len(part.texts)
         (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
@@ -167,29 +134,6 @@ def save_ragged(folder: Path, name: str, sequences: Sequence[Sequence[int]]) -> 
     flat = np.fromiter((token for tokens in sequences for token in tokens), dtype=np.int32)
     np.save(folder / f"{name}_tokens.npy", flat)
     np.save(folder / f"{name}_lengths.npy", np.array([len(tokens) for tokens in sequences], dtype=np.int64))
-
-
-class _Again:
-    """A data set that is equal to any other in a cache: what it reads depends on the other arguments."""
-
-    def __init__(self, data: TextFiles) -> None:
-        self.data = data
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Again)
-
-    def __hash__(self) -> int:
-        return 0
-
-
-@lru_cache(maxsize=4)
-def _read(cls: type, stamp: str, settings: str, data: _Again) -> Corpus:
-    return data.data.read(data.data.files())
-
-
-@lru_cache(maxsize=16)
-def _size_of(path: str, _digest: str) -> int:
-    return BytePairs.load(at_home(path)).vocabulary
 
 
 _KINDS = (".csv", ".jsonl")
@@ -250,7 +194,14 @@ class TextFolder(TextFiles):
                     f"data.path: {row.where}: the class '{row.values[-1]}' does not occur in {files[0].name}."
                     f"{suggest(row.values[-1], classes)}"
                 )
-        train, test = (_part(each, numbers) for each in rows)
+        train, test = (
+            Part(
+                [" ".join(row.values[:-1]) for row in each],
+                [numbers[row.values[-1]] for row in each],
+                [row.where for row in each],
+            )
+            for each in rows
+        )
         return Corpus(train, test, len(classes))
 
     def _rows(self, file: Path) -> list[Row]:
@@ -260,11 +211,6 @@ class TextFolder(TextFiles):
         if empty := next((row for row in rows if not row.values[-1].strip()), None):
             raise ConfigError(f"data.path: {empty.where}: '{self.label}' is empty: name a class, or remove the line.")
         return rows
-
-
-def _part(rows: list[Row], numbers: dict[str, int]) -> Part:
-    texts = [" ".join(row.values[:-1]) for row in rows]
-    return Part(texts, [numbers[row.values[-1]] for row in rows], [row.where for row in rows])
 
 
 _CLASSES = 4
@@ -320,15 +266,13 @@ def _news(file: Path) -> Part:
     rows = list(read_rows(file, (0, 1, 2)))
     if not rows:
         raise ConfigError(f"data.path: {file} is empty.")
+    for row in rows:
+        if row.values[0].strip() not in ("1", "2", "3", "4"):
+            raise ConfigError(
+                f"data.path: {row.where}: '{row.values[0]}' is no class of AG News: they are 1, 2, 3 and 4."
+            )
     texts = [f"{row.values[1]} {row.values[2]}".replace("\\", " ") for row in rows]
-    return Part(texts, [_label(row) for row in rows], [row.where for row in rows])
-
-
-def _label(row: Row) -> int:
-    word = row.values[0].strip()
-    if word not in ("1", "2", "3", "4"):
-        raise ConfigError(f"data.path: {row.where}: '{word}' is no class of AG News: they are 1, 2, 3 and 4.")
-    return int(word) - 1
+    return Part(texts, [int(row.values[0]) - 1 for row in rows], [row.where for row in rows])
 
 
 def _split(part: Part, num_train: int) -> tuple[Part, Part]:
@@ -343,9 +287,8 @@ def _split(part: Part, num_train: int) -> tuple[Part, Part]:
         rows = np.flatnonzero(labels == label)
         order[rows] = (numpy_generator(_SPLIT_SEED, "agnews split", label).permutation(len(rows)) + 0.5) / len(rows)
     ranked = np.argsort(order, kind="stable")
-    first, rest = np.sort(ranked[:num_train]), np.sort(ranked[num_train:])
-    return _chosen(part, first), _chosen(part, rest)
-
-
-def _chosen(part: Part, rows: np.ndarray) -> Part:
-    return Part(*([column[row] for row in rows] for column in part))
+    train, test = (
+        Part(*([column[row] for row in np.sort(rows)] for column in part))
+        for rows in (ranked[:num_train], ranked[num_train:])
+    )
+    return train, test

@@ -1,18 +1,22 @@
-"""From texts to tokens: whole words and characters by ourselves, byte-pair encoding by the library `tokenizers`."""
+"""Lines and rows of text files, and from texts to tokens: words, characters, and byte-pair encoding."""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import json
 import re
-from abc import ABC, abstractmethod
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from enum import Enum
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from decentral.data.description import PADDING
-from decentral.errors import ConfigError
+from decentral.data.dataset import PADDING
+from decentral.errors import ConfigError, suggest
 from decentral.host.machine import require
 
 SPECIAL = ("[PAD]", "[UNK]")
@@ -46,24 +50,8 @@ class RunningTokens(Enum):
     bpe = "bpe"
 
 
-class Encoder(ABC):
-    """Cuts texts into tokens. It is trained on the training texts of all workers, once, and stored in a file."""
-
-    @abstractmethod
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The tokens of each text."""
-
-    @abstractmethod
-    def lengths(self) -> list[int]:
-        """How many characters each token stands for."""
-
-    @abstractmethod
-    def save(self, path: Path) -> None:
-        """Into a file."""
-
-
-class Symbols(Encoder):
-    """A list of words, or of characters: the number of one is its place."""
+class Symbols:
+    """A list of words, or of characters of the training texts of all workers: the number of one is its place."""
 
     def __init__(self, symbols: Sequence[str], words: bool) -> None:
         self.symbols, self.words = list(symbols), words
@@ -77,21 +65,21 @@ class Symbols(Encoder):
         return cls([*SPECIAL, *ranked[: vocabulary - len(SPECIAL)]], words)
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """See `Encoder`."""
+        """The tokens of each text."""
         known = self._numbers
         return [[known.get(symbol, UNKNOWN) for symbol in _symbols(text, self.words)] for text in texts]
 
     def lengths(self) -> list[int]:
-        """See `Encoder`; what is unknown is a character."""
+        """How many characters each token stands for; what is unknown is a character."""
         return [0, 1, *map(len, self.symbols[len(SPECIAL) :])]
 
     def save(self, path: Path) -> None:
-        """See `Encoder`."""
+        """Into a file."""
         path.write_text(json.dumps({"words": self.words, "symbols": self.symbols}), encoding="utf-8")
 
 
-class BytePairs(Encoder):
-    """A tokenizer of the library `tokenizers`."""
+class BytePairs:
+    """A tokenizer of the library `tokenizers`, with the methods of `Symbols`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -138,17 +126,17 @@ class BytePairs(Encoder):
         return int(self.tokenizer.get_vocab_size())
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """See `Encoder`."""
+        """The tokens of each text."""
         return [encoding.ids for encoding in self.tokenizer.encode_batch(list(texts))]
 
     def lengths(self) -> list[int]:
-        """See `Encoder`; what is unknown is a character."""
+        """How many characters each token stands for; what is unknown is a character."""
         known = self.tokenizer.get_vocab()
         found = {number: len(token) for token, number in known.items()} | {PADDING: 0, UNKNOWN: 1}
         return [found.get(number, 0) for number in range(max(found) + 1)]
 
     def save(self, path: Path) -> None:
-        """See `Encoder`."""
+        """Into a file."""
         self.tokenizer.save(str(path))
 
 
@@ -159,3 +147,130 @@ def check_library(setting: str) -> None:
 
 def _symbols(text: str, words: bool) -> Sequence[str]:
     return _WORD.findall(text.lower()) if words else text
+
+
+MOST_CHARACTERS = 10_000
+"""In a line: more are no sentence."""
+
+
+def find(folder: str | Path, name: str, key: str) -> Path:
+    """The file `name` in the folder, or `name`.gz. Raises ConfigError if there is neither."""
+    for path in (Path(folder) / name, Path(folder) / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise ConfigError(f"{key}={folder}: there is no file {name} (or {name}.gz) in {Path(folder).absolute()}.")
+
+
+def read_lines(path: Path, key: str) -> list[str]:
+    """The sentences of a UTF-8 text file, plain or .gz, one a line. Only a newline ends a line.
+
+    Raises ConfigError, with file and line, for what is not UTF-8, and for lines that are no sentences.
+    """
+    found = [line.strip() for line in utf8_lines(path, key)]
+    for number, text in enumerate(found, 1):
+        if len(text) > MOST_CHARACTERS:
+            raise ConfigError(
+                f"{key}: {path}, line {number} has {len(text):,} characters, and more than {MOST_CHARACTERS:,} are no "
+                "sentence: split the line, or take it out."
+            )
+    return found
+
+
+@lru_cache(maxsize=64)  # a study asks with each of its configurations
+def count_lines(path: Path, key: str, _digest: str) -> int:
+    """How many lines there are in a file with this digest."""
+    with _reading(path, key) as file:
+        return sum(1 for _ in file)
+
+
+@contextmanager
+def _reading(path: Path, key: str) -> Iterator[Iterable[bytes]]:
+    """The file, plain or .gz, opened. Raises ConfigError if it cannot be read."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield file
+    except (OSError, EOFError, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{key}: {path} cannot be read ({reason}): is it complete?") from error
+
+
+class Row(NamedTuple):
+    """What stands in the columns that were asked for."""
+
+    where: str
+    """The file and the line in which it ends, in words."""
+    values: list[str]
+
+
+def utf8_lines(path: Path, key: str = "data.path") -> Generator[str]:
+    """The lines of a file, with their ends. Raises ConfigError for bytes that are not UTF-8, with the line."""
+    with _reading(path, key) as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ConfigError(
+                    f"{key}: {path}, line {number}: byte {error.start + 1} is not UTF-8: convert the file, for example "
+                    "with iconv."
+                ) from None
+
+
+def read_rows(path: Path, columns: Sequence[str] | Sequence[int]) -> Iterator[Row]:
+    """These columns of a file, row by row: of CSV by name (the first line is the header) or, for files without a
+    header, by number from 0; of JSONL by name.
+
+    Raises ConfigError for a missing column, a row that is too short or longer than the header, a value that is no text
+    and no number, or what is no CSV or JSON, with file and line.
+    """
+    with closing(utf8_lines(path)) as lines:  # at once, not when what is wrong with a line is forgotten
+        yield from (_json_rows if path.suffix == ".jsonl" else _csv_rows)(path, lines, columns)
+
+
+def _csv_rows(path: Path, lines: Iterator[str], columns: Sequence[str] | Sequence[int]) -> Iterator[Row]:
+    reader, places, wanted = csv.reader(lines, strict=True), list[int](), 0
+    try:
+        header = next(reader, []) if isinstance(columns[0], str) else []
+        for column in columns:
+            if isinstance(column, str) and header.count(column) != 1:
+                raise ConfigError(
+                    f"data.path: {path}, line 1 has to name a column '{column}', once.{suggest(column, header)}"
+                )
+            places.append(header.index(column) if isinstance(column, str) else column)
+        wanted = len(header) or max(places) + 1
+        for row in reader:
+            where = f"{path}, line {reader.line_num}"
+            if row and (len(row) > len(header) > 0 or len(row) <= max(places)):
+                raise ConfigError(
+                    f"data.path: {where}: there are {len(row)} columns, and {wanted} are needed: quote texts with "
+                    "commas in them."
+                )
+            if row:
+                yield Row(where, [row[place] for place in places])
+    except csv.Error as error:
+        raise ConfigError(
+            f"data.path: {path}, line {reader.line_num}: this is no CSV that can be read ({error}): quote texts, and "
+            f"keep each below {csv.field_size_limit():,} characters."
+        ) from None
+
+
+def _json_rows(path: Path, lines: Iterator[str], columns: Sequence[str] | Sequence[int]) -> Iterator[Row]:
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"data.path: {where}: this is no JSON that can be read ({error}).") from None
+        if not isinstance(found, dict):
+            raise ConfigError(f"data.path: {where}: a line has to be a JSON object with keys, not {line.strip()[:20]}.")
+        values = []
+        for column in map(str, columns):
+            value = found.get(column)
+            if not isinstance(value, str | int | float) or value != value:
+                raise ConfigError(
+                    f"data.path: {where}: '{column}' is {json.dumps(value)[:40]}, but it has to be a text or a number."
+                    f"{suggest(column, found) if column not in found else ''}"
+                )
+            values.append(str(value))
+        yield Row(where, values)

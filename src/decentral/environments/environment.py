@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from decentral.data.description import DataDescription
+from decentral.data.dataset import DataDescription
 from decentral.settings import Settings
 from decentral.store.metrics import Metric
 

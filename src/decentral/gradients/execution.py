@@ -81,7 +81,7 @@ class Loop(Execution):
 
     def passes(self, workload: Workload) -> Passes:
         """A pass for each worker in turn; there is no model that it refuses."""
-        from decentral.gradients.passes.one_by_one import OneByOne
+        from decentral.gradients.passes.passes import OneByOne
         from decentral.gradients.passes.replayed import replayed
 
         return replayed(OneByOne(workload.models, workload.precision, workload.loss))
@@ -99,9 +99,9 @@ class Batched(Execution):
 
     def passes(self, workload: Workload) -> Passes:
         """A pass for each group of workers. Raises ConfigError unless the model is a plain sequence of known layers."""
+        from decentral.gradients.passes.layers import shared
+        from decentral.gradients.passes.passes import SideBySide
         from decentral.gradients.passes.replayed import replayed
-        from decentral.gradients.passes.side_by_side import SideBySide
-        from decentral.gradients.passes.sizes import shared
 
         found = shared(workload)
         if isinstance(found, str):
@@ -126,7 +126,7 @@ class Auto(Execution):
 
     def choice(self, workload: Workload) -> Execution:
         """`batched` where the layers' calls are so small that sharing them pays, else `loop`."""
-        from decentral.gradients.passes.sizes import shared
+        from decentral.gradients.passes.layers import shared
 
         found = shared(workload)
         if isinstance(found, str) or not found[1].batched_is_faster(len(workload.models.modules)):

@@ -44,10 +44,12 @@ class Precision(Enum):
             return 2.0**-10
         return torch.finfo(torch.bfloat16 if self is Precision.bf16 else self.dtype).eps
 
-    def passes(self, device: torch.device) -> AbstractContextManager[None]:
+    @contextmanager
+    def passes(self, device: torch.device) -> Iterator[None]:
         """A context for forward and backward passes, in which float32 is as exact as this says."""
-        exact = float32(device, "tf32" if self is Precision.tf32 else "ieee")
-        return _both(exact, default_dtype(self.dtype)) if self is Precision.fp64 else exact
+        numbers = default_dtype(self.dtype) if self is Precision.fp64 else nullcontext()
+        with float32(device, "tf32" if self is Precision.tf32 else "ieee"), numbers:
+            yield
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """A context for the forward passes alone, inside of `passes`: with bf16, torch's autocast."""
@@ -69,12 +71,6 @@ class Precision(Enum):
 def float32(device: torch.device, matrices: str = "ieee") -> AbstractContextManager[None]:
     """Matrix products and convolutions of float32 as `matrices`: ieee or tf32. CPUs only know the first."""
     return _float32(matrices) if device.type == "cuda" else nullcontext()
-
-
-@contextmanager
-def _both(one: AbstractContextManager[None], other: AbstractContextManager[None]) -> Iterator[None]:
-    with one, other:
-        yield
 
 
 @contextmanager

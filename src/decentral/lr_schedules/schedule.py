@@ -1,10 +1,12 @@
-"""The contract of a learning-rate schedule."""
+"""Learning-rate schedules: the contract, and one class for each."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
 
-from decentral.settings import Settings
+from decentral.settings import Settings, setting
 
 
 class LearningRateSchedule(Settings, ABC, where="schedule"):
@@ -16,3 +18,87 @@ class LearningRateSchedule(Settings, ABC, where="schedule"):
     @abstractmethod
     def factor(self, t: int, steps_per_epoch: float) -> float:
         """The factor on `lr` in step t = 0, 1, ...; the epoch is t / steps_per_epoch, a fraction inside of an epoch."""
+
+
+@dataclass
+class Constant(LearningRateSchedule):
+    """The learning rate stays as it is: factor(t) = 1."""
+
+    name: str = "constant"
+
+    def factor(self, t: int, steps_per_epoch: float) -> float:
+        """1, whatever the step."""
+        return 1.0
+
+
+@dataclass
+class Exponential(LearningRateSchedule):
+    """Times gamma after every epoch.
+
+    factor(epoch) = gamma^floor(epoch). The thesis' schedule (gamma = 0.9): after 50 epochs 0.5 % of the rate is left.
+    """
+
+    name: str = "exponential"
+    gamma: float = setting(0.9, at_least=0)
+
+    def factor(self, t: int, steps_per_epoch: float) -> float:
+        """gamma^floor(epoch), for epoch = t / steps_per_epoch."""
+        return self.gamma ** int(t / steps_per_epoch + 1e-9)
+
+
+@dataclass
+class Inverse(LearningRateSchedule):
+    """One over the step number, the rate of a running average.
+
+    factor(t) = 1 / (t + 1). With lr=1 and task=mean_estimation, `algo=dpsgd` is the gossip baseline of the RelaySum
+    paper's section 3: x <- W (x + (s - x) / (t + 1)).
+    """
+
+    name: str = "inverse"
+
+    def factor(self, t: int, steps_per_epoch: float) -> float:
+        """1 / (t + 1), whatever the epoch."""
+        return 1.0 / (t + 1)
+
+
+@dataclass
+class InverseSqrt(LearningRateSchedule):
+    """Linear warm-up, then one over the square root of the number of steps: the Transformer's schedule.
+
+        factor(t) = min((t + 1) / warmup_steps, sqrt(warmup_steps / (t + 1)))
+
+    Vaswani et al., NeurIPS 2017, equation 3, whose d^(-1/2) warmup_steps^(-1/2) is `lr` here: the largest rate, which
+    step warmup_steps - 1 has. (With d = 512 and 4,000 steps that is 7.0e-4.)
+    """
+
+    name: str = "inverse_sqrt"
+    warmup_steps: int = setting(400, at_least=1)
+
+    def factor(self, t: int, steps_per_epoch: float) -> float:
+        """The ramp, or what is left after it, whatever the epoch."""
+        return min((t + 1) / self.warmup_steps, math.sqrt(self.warmup_steps / (t + 1)))
+
+
+@dataclass
+class MultiStep(LearningRateSchedule):
+    """Linear warm-up, then times gamma at each milestone (epochs).
+
+        factor(epoch) = (warmup_from + (1 - warmup_from) min(epoch / warmup_epochs, 1)) * gamma^(milestones passed)
+
+    The defaults are the RelaySum paper's for CIFAR-10 (appendix C.1): five epochs of warm-up from zero, so that the
+    very first step has learning rate 0, and a tenth at epochs 150 and 180. The epoch is a fraction: it moves every
+    step.
+    """
+
+    name: str = "multistep"
+    warmup_epochs: float = setting(5.0, at_least=0)
+    warmup_from: float = setting(0.0, at_least=0, when="warmup_epochs")
+    milestones: list[float] = setting([150.0, 180.0], at_least=0)
+    gamma: float = field(default=0.1, metadata={"when": "milestones"})
+
+    def factor(self, t: int, steps_per_epoch: float) -> float:
+        """The ramp of the warm-up times gamma to the number of milestones passed, for epoch = t / steps_per_epoch."""
+        epoch = t / steps_per_epoch
+        ramp = min(epoch / self.warmup_epochs, 1.0) if self.warmup_epochs else 1.0
+        passed = sum(epoch >= milestone for milestone in self.milestones)
+        return (self.warmup_from + (1 - self.warmup_from) * ramp) * self.gamma**passed

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.config.identity import component_identity
 from decentral.errors import ConfigError
 from decentral.measurements.measurement import Measurement, check_losses

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.config.identity import component_identity, identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest

@@ -20,7 +20,7 @@ from decentral.measurements.values import Curve, Labels, Value, in_steps
 from decentral.randomness import normal, uniform
 from decentral.settings import Settings, setting
 from decentral.topology.graph import Graph
-from decentral.topology.weights import Weights, mixing_matrix
+from decentral.topology.topology import Weights, mixing_matrix
 
 ERROR = "error of the estimates (body lengths)"
 NEAREST, GAP = "nearest fish at the end (body lengths)", "widest gap at the end (degrees)"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from decentral.config.schema import Config
     from decentral.network.world import World
-    from decentral.tasks.task import Problem
+    from decentral.tasks.task import Problem, TaskConfig
     from decentral.training.assemble import Run
 
     Setup = Callable[[World], "Work"]
@@ -223,7 +223,7 @@ class Still(Quadratics):
 
     name: str = "quadratics"
 
-    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The problem, for the local workers."""
         import torch
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from decentral.data.description import DataDescription, ImageData, LabelledTokens, NextTokens
+from decentral.data.dataset import DataDescription, ImageData, LabelledTokens, NextTokens
 from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.settings import Settings

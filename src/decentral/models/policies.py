@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.data.description import DataDescription
+from decentral.data.dataset import DataDescription
 from decentral.environments.environment import EnvironmentDescription
 from decentral.errors import ConfigError
 from decentral.models.model import Model

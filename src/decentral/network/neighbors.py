@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decentral.network.kernels import weighted_sum
 from decentral.network.transports.posting import SPARE, Message, Work, post, wait
-from decentral.topology.machines import hierarchical_phases
+from decentral.topology.communication import hierarchical_phases
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Split, slices
 

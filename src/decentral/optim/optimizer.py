@@ -63,11 +63,9 @@ class LocalOptimizer(Protocol):
 
     def lr(self, t: int) -> float:
         """The learning rate gamma_t of step t; or a row of rates [1, P], one for each coordinate."""
-        ...
 
     def init(self, x: Tensor) -> Buffers:
         """What the optimizer remembers between steps, for models x [k, P]: `opt` in the state of an algorithm."""
-        ...
 
     def __call__(
         self, g: Tensor, x: Tensor, buffers: Buffers, t: int, lr: float | None = None
@@ -76,7 +74,6 @@ class LocalOptimizer(Protocol):
 
         g [k, P] is the gradient at x [k, P], without weight decay; `lr` is used instead of gamma_t.
         """
-        ...
 
     def adapt(
         self, x: Tensor, g: Tensor, buffers: Buffers, t: int, *, out: Tensor | None = None, lr: float | None = None
@@ -86,11 +83,9 @@ class LocalOptimizer(Protocol):
         g [k, P] is the gradient at x [k, P], without weight decay, and is overwritten: `out` may be g. `lr` is used
         instead of gamma_t.
         """
-        ...
 
     def regularised(self, g: Tensor, x: Tensor) -> Tensor:
         """The gradient g [k, P] at x [k, P] with weight decay, g + weight_decay x, in the memory of g."""
-        ...
 
     def direction(self, g: Tensor, x: Tensor, buffers: Buffers, t: int) -> tuple[Tensor, Buffers]:
         """The direction d [k, P] of the update -gamma_t d for a regularised gradient g [k, P] at x [k, P], and the new
@@ -98,7 +93,6 @@ class LocalOptimizer(Protocol):
 
         d lies in the memory of g or of a buffer: it may be read, and g overwritten. x stays as it is.
         """
-        ...
 
 
 class LocalRule(NamedTuple):

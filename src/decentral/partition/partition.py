@@ -1,4 +1,4 @@
-"""Dealing the training set out to the workers: the contract, the plain ways, and a table of what they did."""
+"""Dealing the training set out to the workers: the contract, each way to do it, and a table of what was done."""
 
 from __future__ import annotations
 
@@ -120,3 +120,158 @@ class Natural(Partition):
                 f"num_workers={num_workers} is more than the {num_labels} sources of this data=, and partition=natural "
                 f"gives every worker its own: choose num_workers <= {num_labels}, or another partition, such as iid."
             )
+
+
+@dataclass
+class Dirichlet(Partition):
+    """Class proportions drawn from Dir(alpha): the smaller `alpha`, the more heterogeneous. As in the RelaySGD paper.
+
+    Vogels et al., NeurIPS 2021 (arXiv:2110.04175), appendix D, exactly as their code does it: the draw of
+    `dirichlet_shares` from RandomState(seed + 100). The draw is uneven; with `even` (as in their runs) the shares are
+    laid end to end and cut into n equal parts, so that neighbours in index order share classes. Without `even` each
+    worker keeps what was drawn: at least half of its group's average.
+    """
+
+    name: str = "dirichlet"
+    alpha: float = setting(0.1, above=0, hint="such as 1, 0.1 or 0.01")
+    even: bool = True
+
+    def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
+        """Sizes differ by at most one if `even`."""
+        self.check(len(labels), num_workers)
+        random = np.random.RandomState((seed + 100) % 2**32)
+        shares = dirichlet_shares(labels, num_workers, self.alpha, random)
+        return np.array_split(np.concatenate(shares), num_workers) if self.even else shares
+
+    def check(self, num_train: int, num_workers: int) -> None:
+        """The uneven draw can leave nobody without samples only if there are two for each worker."""
+        super().check(num_train, num_workers)
+        if not self.even and num_workers > num_train // 2:
+            raise ConfigError(
+                f"num_workers={num_workers} is too many for partition.even=false with {num_train} training samples, "
+                f"two for each worker: choose num_workers <= {num_train // 2}, or partition.even=true."
+            )
+
+
+@dataclass
+class DirichletThesis(Partition):
+    """Class proportions drawn from Dir(alpha), as in Bohl's thesis (2022): its seed 0 is the one of all its runs.
+
+    `dirichlet_shares` drawn from RandomState(seed), laid end to end and cut into slices of floor(N / n).
+    Departures: the thesis always draws with seed 0, here it is the run's; it drops the last N mod n samples, here they
+    go one each to the first workers, because a partition holds every sample. Within a slice the thesis shuffles once
+    and keeps that order in every epoch; the order of visits is not the partition's business here.
+    """
+
+    name: str = "dirichlet_thesis"
+    alpha: float = setting(0.1, above=0, hint="such as 1, 0.1 or 0.01")
+
+    def indices(self, labels: np.ndarray, num_workers: int, seed: int) -> list[np.ndarray]:
+        """Sizes differ by at most one."""
+        self.check(len(labels), num_workers)
+        shares = dirichlet_shares(labels, num_workers, self.alpha, np.random.RandomState(seed % 2**32))
+        together = np.concatenate(shares)
+        size = len(together) // num_workers
+        slices = [together[i * size : (i + 1) * size] for i in range(num_workers)]
+        for i, left_over in enumerate(together[num_workers * size :]):
+            slices[i] = np.append(slices[i], left_over)
+        return slices
+
+
+GROUP_WORKERS = 10  # the authors' "auxiliary workers"
+MAX_TRIES = 5_000  # of the authors' loop, for a group
+MAX_BLOCK = 256
+
+
+def dirichlet_shares(
+    labels: np.ndarray, num_workers: int, alpha: float, random: np.random.RandomState
+) -> list[np.ndarray]:
+    """Uneven shares of 0 ... N-1, one for each worker, skewed by class.
+
+    Lin et al., ICML 2021 (arXiv:2102.04761), in the form of the RelaySGD authors' code. Samples are shuffled, workers
+    handled in groups of at most ten; every group but the last takes int(10 / n N) samples, the last takes the rest. In
+    a group of n_g workers and N_g samples, every class is cut in proportions
+
+        p ~ Dir(alpha, ..., alpha),    p_j <- 0 for workers that hold N_g / n_g samples or more,    p <- p / sum_j p_j,
+
+    and all of it is repeated until every worker holds at least int(N_g / n_g / 2), and one. Where p is 0 / 0 (all
+    of it on full workers, or alpha so small that every draw underflows) the authors' arithmetic gives the class to the
+    last worker.
+
+    Departure: with tiny alpha, or fewer classes than workers in a group, their loop practically never ends. After 5000
+    tries, which the papers' settings do not reach, `_fill` cuts the classes: a worker takes no more than its equal
+    share, and what is too much goes on to others, so that all are equal in size and hold as few classes as they can.
+    """
+    num_classes = int(labels.max()) + 1
+    shuffled = random.permutation(len(labels))
+    shares: list[np.ndarray] = []
+    for first in range(0, num_workers, GROUP_WORKERS):
+        group_workers = min(GROUP_WORKERS, num_workers - first)
+        is_last = first + group_workers == num_workers
+        size = len(shuffled) if is_last else int(GROUP_WORKERS / num_workers * len(labels))
+        group, shuffled = shuffled[:size], shuffled[size:]
+        class_sizes = np.bincount(labels[group], minlength=num_classes)
+        by_class = group[np.argsort(labels[group], kind="stable")]
+        of_class = np.split(by_class, np.cumsum(class_sizes)[:-1])
+        ends = _draw_until_balanced(class_sizes, group_workers, alpha, random)
+        pieces = [np.split(rows, end[:-1]) for rows, end in zip(of_class, ends, strict=True)]
+        shares += [np.concatenate(mine) for mine in zip(*pieces, strict=True)]
+    return shares
+
+
+def _draw_until_balanced(
+    class_sizes: np.ndarray, num_workers: int, alpha: float, random: np.random.RandomState
+) -> np.ndarray:
+    """Where each worker's piece of each class ends, [C, n_g]; one draw of C proportions is a try.
+
+    Tries are drawn and judged in blocks, which is twenty times faster; the generator is then put back to where it would
+    be had it stopped at the accepted one.
+    """
+    minimum = max(1, int(0.5 * class_sizes.sum() / num_workers))
+    concentrations, num_classes = np.repeat(alpha, num_workers), len(class_sizes)
+    tries, block = 0, 1
+    while tries < MAX_TRIES:
+        before = random.get_state()
+        ends = _ends(random.dirichlet(concentrations, (block, num_classes)), class_sizes)
+        sizes = np.diff(ends, prepend=0, axis=2).sum(axis=1)
+        accepted = np.flatnonzero(sizes.min(axis=1) >= minimum)
+        if len(accepted):
+            random.set_state(before)
+            random.dirichlet(concentrations, (accepted[0] + 1, num_classes))
+            return ends[accepted[0]]
+        tries += block
+        block = min(2 * block, MAX_BLOCK)
+    return _fill(random.dirichlet(concentrations, num_classes), class_sizes, random)
+
+
+def _ends(proportions: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
+    """[tries, C, n_g] proportions -> where the workers' pieces end in each class, int [tries, C, n_g]."""
+    num_tries, _, num_workers = proportions.shape
+    ends = np.zeros(proportions.shape, dtype=np.int64)
+    held = np.zeros((num_tries, num_workers), dtype=np.int64)
+    for c, class_size in enumerate(class_sizes):
+        p = np.where(held < class_sizes.sum() / num_workers, proportions[:, c], 0.0)
+        total = p.sum(axis=1, keepdims=True)
+        usable = (total > 0) & np.isfinite(total)  # else 0 / 0, and the class goes to the last worker
+        ends[:, c] = np.cumsum(np.where(usable, p, 0.0) / np.where(usable, total, 1.0), axis=1) * class_size
+        ends[:, c, -1] = class_size
+        held += np.diff(ends[:, c], prepend=0, axis=1)
+    return ends
+
+
+def _fill(proportions: np.ndarray, class_sizes: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    """Ends [C, n_g] for proportions [C, n_g] when every worker holds exactly its equal share, up to one sample.
+
+    Each class is cut as far as there is room; the rest of it fills up the workers in a random order.
+    """
+    num_workers = proportions.shape[1]
+    room = np.diff(np.arange(num_workers + 1) * class_sizes.sum() // num_workers)
+    ends = np.zeros(proportions.shape, dtype=np.int64)
+    for c, class_size in enumerate(class_sizes):
+        wanted = np.nan_to_num(proportions[c], posinf=0.0) * class_size
+        taken = np.minimum(wanted.astype(np.int64), room)
+        for j in random.permutation(num_workers):
+            taken[j] += min(class_size - taken.sum(), room[j] - taken[j])
+        room -= taken
+        ends[c] = np.cumsum(taken)
+    return ends

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.compression.compressor import Compressor
-from decentral.compression.none import NoCompression
+from decentral.compression.dense import NoCompression
 from decentral.errors import ConfigError
 from decentral.network.network import Network
 from decentral.script.parameters import Guard, ParameterRow

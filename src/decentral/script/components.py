@@ -12,7 +12,7 @@ import numpy as np
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.compression.compressor import Compressor
-from decentral.compression.none import NoCompression
+from decentral.compression.dense import NoCompression
 from decentral.config.parsing import convert
 from decentral.errors import ConfigError, suggest
 from decentral.registry import components

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from decentral.models.statistics import has_mean
+from decentral.models.layers.statistics import has_mean
 from decentral.network import presence
 from decentral.network.world import World
 from decentral.script import calls, parameters

@@ -138,7 +138,7 @@ def _maker(
         )
     import torch
 
-    from decentral.gradients.passes.module_state import copied
+    from decentral.gradients.passes.worker_models import copied
 
     if isinstance(model, torch.nn.Module):
         return lambda: copied(model)
@@ -183,7 +183,7 @@ def _called(model: Callable[..., nn.Module]) -> nn.Module:
 
 
 def _with(module: nn.Module, tensors: dict[str, Any], precision: Precision) -> nn.Module:
-    from decentral.gradients.passes.module_state import make_room, with_versions
+    from decentral.gradients.passes.worker_models import make_room, with_versions
 
     cast(module, precision.dtype)
     make_room(module, tensors)

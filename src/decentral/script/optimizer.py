@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from decentral.models.statistics import has_mean
+from decentral.models.layers.statistics import has_mean
 from decentral.network import presence
 from decentral.network.network import Network
 from decentral.script.agreement import Proposal, agree

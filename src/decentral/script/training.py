@@ -25,7 +25,8 @@ from decentral.data.plain import PlainData, Sets
 from decentral.errors import ConfigError
 from decentral.host.torch_state import left_as_found
 from decentral.host.torchrun import under_torchrun
-from decentral.models.plain import PlainModel, check
+from decentral.models.layers.foreign import check
+from decentral.models.plain import PlainModel
 from decentral.randomness import seeded
 from decentral.registry import blame, component
 from decentral.runtime.launch import launch
@@ -36,7 +37,7 @@ from decentral.store.failures import RunFailed
 from decentral.terminal.console import is_leader, say, warn
 
 if TYPE_CHECKING:
-    from decentral.data.description import LabelledData
+    from decentral.data.dataset import LabelledData
 
 _ARGUMENTS = {"model": "the first argument", "data": "train_data", "results_dir": "the argument results_dir"}
 """Settings that are given to `train` otherwise."""

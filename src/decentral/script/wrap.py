@@ -17,8 +17,8 @@ from decentral.algorithms.allreduce import AllReduce
 from decentral.algorithms.dpsgd import DPSGD
 from decentral.algorithms.sgp import SGP
 from decentral.compression.compressor import Compressor
-from decentral.compression.none import NoCompression
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.dense import NoCompression
+from decentral.compression.rows import RowLayout
 from decentral.config.checks import check_communication, check_compressed_rounds, check_compressor
 from decentral.errors import ConfigError, suggest
 from decentral.network.local import LocalNetwork

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zipfile
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -14,12 +13,10 @@ from decentral.errors import ConfigError
 from decentral.host.machine import refuse_if_too_large
 from decentral.settings import setting
 from decentral.store.files import at_home
-from decentral.tasks.task import Problem, Task
+from decentral.tasks.task import Problem, Task, TaskConfig
 
 if TYPE_CHECKING:
     import torch
-
-    from decentral.config.schema import Config
 
 
 @dataclass
@@ -63,7 +60,7 @@ class Quadratics(Task):
         """Whether the problem is a random one."""
         return not self.problem
 
-    def resolve_num_workers(self, config: Config) -> int:
+    def resolve_num_workers(self, config: TaskConfig) -> int:
         """The file's n, where there is a file."""
         if self.problem is None:
             return super().resolve_num_workers(config)
@@ -75,7 +72,7 @@ class Quadratics(Task):
             )
         return n
 
-    def check(self, config: Config) -> None:
+    def check(self, config: TaskConfig) -> None:
         """A single worker is not heterogeneous; A [n, d, d] has to fit into memory."""
         if self.problem is None:
             assert config.num_workers is not None
@@ -83,13 +80,12 @@ class Quadratics(Task):
         if self.problem is None and self.zeta2 > 0 and config.num_workers == 1:
             raise ConfigError(f"task.zeta2={self.zeta2:g} needs several workers: with num_workers=1 use task.zeta2=0.")
 
-    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The problem on the device."""
         import torch
 
         from decentral.tasks.problems.convex import LeastSquares, QuadraticProblem, random_problem
 
-        assert config.num_workers is not None
         if self.problem is not None:
             arrays = read_problem(self.problem)
             problem = LeastSquares(*(torch.from_numpy(arrays[key]) for key in ("A", "b", "x0")))
@@ -108,38 +104,26 @@ class Quadratics(Task):
 
 def read_problem(path: str) -> dict[str, np.ndarray]:
     """A [n, d, d], b [n, d] and x0 [d], float64, from an .npz file. Raises ConfigError for anything else."""
-    path = str(at_home(path))
-    if not Path(path).is_file():
-        raise ConfigError(f"task.problem={path} is not a file: it has to be an .npz with A [n, d, d] and b [n, d].")
+    wanted = "it has to be an .npz with finite real numbers A [n, d, d], b [n, d] and, if any, x0 [d]"
+    file = at_home(path)
+    if not file.is_file():
+        raise ConfigError(f"task.problem={path} is not a file: {wanted}.")
     try:
-        with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as file:
-            arrays = {key: _real(file[key]) for key in ("A", "b", "x0") if key in file}
+        with np.load(file, allow_pickle=False) as found:
+            names = [key for key in ("A", "b", "x0") if key in found]
+            arrays = {key: found[key].astype(np.float64, casting="same_kind") for key in names}
     except (OSError, ValueError, zipfile.BadZipFile, TypeError, AttributeError, EOFError, MemoryError):
-        raise ConfigError(f"task.problem={path} cannot be read: it has to be an .npz of real numbers.") from None
-    for key in ("A", "b"):
-        if key not in arrays:
-            raise ConfigError(f"task.problem={path} has no array '{key}': it needs A [n, d, d] and b [n, d].")
-    A, b = arrays["A"], arrays["b"]
-    if A.ndim != 3 or A.shape[1] != A.shape[2] or 0 in A.shape:
-        raise ConfigError(f"task.problem={path}: A has shape {list(A.shape)}, but it has to be [n, d, d].")
-    n, d = A.shape[:2]
-    x0 = arrays.setdefault("x0", np.zeros(d))
-    for key, array, shape in (("b", b, (n, d)), ("x0", x0, (d,))):
-        if array.shape != shape:
-            raise ConfigError(
-                f"task.problem={path}: {key} has shape {list(array.shape)}, but with A {list(A.shape)} it has to "
-                f"be {list(shape)}."
-            )
-    for key, array in arrays.items():
-        if not np.isfinite(array).all():
-            raise ConfigError(f"task.problem={path}: {key} holds numbers that are not finite.")
+        raise ConfigError(f"task.problem={path} cannot be read: {wanted}.") from None
+    A = arrays.get("A", np.empty(0))
+    n, d = A.shape[:2] if A.ndim == 3 else (0, 0)
+    arrays.setdefault("x0", np.zeros(d))
+    shapes = {key: array.shape for key, array in arrays.items()}
+    finite = all(np.isfinite(array).all() for array in arrays.values())
+    if not (finite and A.size and shapes == {"A": (n, d, d), "b": (n, d), "x0": (d,)}):
+        kind = "" if finite else " with numbers that are not finite"
+        has = ", ".join(f"{key} {list(array.shape)}" for key, array in arrays.items())
+        raise ConfigError(f"task.problem={path} holds {has}{kind}: {wanted}.")
     return arrays
-
-
-def _real(array: np.ndarray) -> np.ndarray:
-    if np.iscomplexobj(array):
-        raise ValueError("complex")
-    return np.asarray(array, dtype=np.float64)
 
 
 class Loss(Enum):
@@ -189,10 +173,9 @@ class Regression(Task):
                 "labels: use task.l2=0.01, say."
             )
 
-    def check(self, config: Config) -> None:
+    def check(self, config: TaskConfig) -> None:
         """Without regularisation, fewer samples than coordinates do not determine the optimum; all have to fit into
         memory."""
-        assert config.num_workers is not None
         samples = config.num_workers * self.samples_per_worker
         refuse_if_too_large(f"task.dimension={self.dimension}", 8.0 * samples * self.dimension)
         if self.l2 == 0 and samples < self.dimension:
@@ -201,11 +184,10 @@ class Regression(Task):
                 f"with task.samples_per_worker={self.samples_per_worker} have {samples}: use task.l2=0.01, say."
             )
 
-    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The data of all workers, and the optimum."""
         from decentral.tasks.problems.convex import LOSSES, RegressionProblem, draw
 
-        assert config.num_workers is not None
         shape = config.num_workers, self.samples_per_worker, self.dimension
         data = draw(*shape, self.loss.value, self.noise, self.heterogeneity, config.seed)
         return RegressionProblem(data, LOSSES[self.loss.value], self.l2, workers, device)
@@ -227,12 +209,11 @@ class MeanEstimation(Task):
     dimension: int = setting(1, at_least=1)
     eval_every_epochs: ClassVar[float | None] = 5.0
 
-    def check(self, config: Config) -> None:
+    def check(self, config: TaskConfig) -> None:
         """The models have to fit into memory."""
-        assert config.num_workers is not None
         refuse_if_too_large(f"task.dimension={self.dimension}", 8.0 * config.num_workers * self.dimension)
 
-    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The stream of samples."""
         from decentral.tasks.problems.convex import SampleMean
 

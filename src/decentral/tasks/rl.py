@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from decentral.cluster.cluster import VirtualCluster
 from decentral.errors import ConfigError
 from decentral.settings import setting
-from decentral.tasks.task import Problem, Task
+from decentral.tasks.task import Problem, Task, TaskConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from decentral.config.schema import Config
     from decentral.environments.environment import EnvironmentDescription
 
 _MULTIPLICATIONS_PER_S = 2e10
@@ -98,14 +97,13 @@ class RL(Task):
         """R, the gradients of a rollout."""
         return self.passes * self.frames // batch_size
 
-    def describe(self, config: Config) -> EnvironmentDescription:
+    def describe(self, config: TaskConfig) -> EnvironmentDescription:
         """Of the environment."""
         found: EnvironmentDescription = config.env.inspect()
         return found
 
-    def check(self, config: Config) -> None:
+    def check(self, config: TaskConfig) -> None:
         """The environment is there, the model takes what it shows, and rollouts fall into batches."""
-        assert config.num_workers is not None
         info = config.env.inspect()
         config.model.check(info)
         config.partition.check(info.num_train, config.num_workers)
@@ -122,10 +120,6 @@ class RL(Task):
                 f"batch_size={config.batch_size} cuts pieces of episodes, on which model={config.model.name} learns: "
                 f"use a multiple of task.rollout_steps={self.rollout_steps}."
             )
-        self._check_times(config)
-
-    def _check_times(self, config: Config) -> None:
-        """Raise ConfigError if the simulated machines collect rollouts at other gradients than the workers do."""
         compute: Any = getattr(config.cluster, "compute", None) if isinstance(config.cluster, VirtualCluster) else None
         every, R = getattr(compute, "rollout_every", None), self.draws_per_rollout(config.batch_size)
         if every is not None and every != R:
@@ -135,32 +129,30 @@ class RL(Task):
                 f"cluster.compute.rollout_every={R}."
             )
 
-    def num_examples(self, config: Config) -> tuple[int, int]:
+    def num_examples(self, config: TaskConfig) -> tuple[int, int]:
         """Frames of an epoch (of all workers), and scenes for testing."""
-        assert config.num_workers is not None
         return self.frames * config.num_workers, config.env.inspect().num_test
 
-    def useful_processes(self, config: Config) -> float:
+    def useful_processes(self, config: TaskConfig) -> float:
         """The most of which each still saves more time than it takes to start; see `task=images`.
 
         A frame takes an environment's step, a forward pass, and `passes` forward and backward passes.
         """
         info, n = config.env.inspect(), config.num_workers
-        assert n is not None
         R = self.draws_per_rollout(config.batch_size)
         rollouts = (config.steps or config.epochs * R) / R
         frame_s = _FRAME_S + (1 + 3 * self.passes) * config.model.multiplications(info) / _MULTIPLICATIONS_PER_S
         W = rollouts * n * self.frames * frame_s
         return (1 + math.sqrt(1 + 4 * W / _START_S)) // 2 if math.isfinite(W) else math.inf
 
-    def num_parameters(self, config: Config) -> int:
+    def num_parameters(self, config: TaskConfig) -> int:
         """Of the policy."""
         import torch
 
         with torch.random.fork_rng(devices=[]):
             return sum(p.numel() for p in config.model.build(config.env.inspect()).parameters())
 
-    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The local workers' policies and environments."""
         from decentral.tasks.problems.policies import PolicyOptimisation
 

@@ -7,16 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.data.description import DataDescription, LabelledData, LabelledTokens, NextTokens, SentencePairs
+from decentral.data.dataset import DataDescription, LabelledData, LabelledTokens, NextTokens, SentencePairs
 from decentral.errors import ConfigError
 from decentral.registry import components
 from decentral.settings import setting
-from decentral.tasks.task import Task
+from decentral.tasks.task import Task, TaskConfig
 
 if TYPE_CHECKING:
     import torch
 
-    from decentral.config.schema import Config
     from decentral.tasks.task import Problem
 
 _MULTIPLICATIONS_PER_S = 5e10
@@ -42,7 +41,7 @@ class SupervisedTask(Task):
     eval_every_epochs: ClassVar[float | None] = 4.0
     has_samples: ClassVar[bool] = False
 
-    def check(self, config: Config) -> None:
+    def check(self, config: TaskConfig) -> None:
         """The data is there, can be split, and the model takes it."""
         info = config.data.inspect()
         if not isinstance(info, self.takes):
@@ -53,7 +52,6 @@ class SupervisedTask(Task):
                 f"as data={self.example_data} has{other}."
             )
         config.model.check(info)
-        assert config.num_workers is not None
         config.partition.check(info.num_train, config.num_workers)
         config.partition.check_labels(info.num_labels, config.num_workers)
         share = info.num_train // config.num_workers
@@ -64,16 +62,16 @@ class SupervisedTask(Task):
                 + (f"batch_size={share} or less." if share > 1 else "fewer workers.")
             )
 
-    def prepare(self, config: Config) -> None:
+    def prepare(self, config: TaskConfig) -> None:
         """Download or decode the data."""
         config.data.prepare()
 
-    def num_examples(self, config: Config) -> tuple[int, int]:
+    def num_examples(self, config: TaskConfig) -> tuple[int, int]:
         """Of the data set."""
         info = config.data.inspect()
         return info.num_train, info.num_test
 
-    def useful_processes(self, config: Config) -> float:
+    def useful_processes(self, config: TaskConfig) -> float:
         """The most of which each still saves more time than it takes to start: W / (k - 1) - W / k > s for the k-th.
 
         All passes take W, a process s = 1 second to start. A step of n workers with batches of B takes about
@@ -82,13 +80,12 @@ class SupervisedTask(Task):
         B = 16, 3.4 ms.)
         """
         info, n = config.data.inspect(), config.num_workers
-        assert n is not None
         steps = config.steps or config.epochs * max(1, info.num_train // n // config.batch_size)
         step_s = 3 * n * config.batch_size * config.model.multiplications(info) / _MULTIPLICATIONS_PER_S + n * _CALLS_S
         W = steps * step_s
         return (1 + math.sqrt(1 + 4 * W / _START_S)) // 2 if math.isfinite(W) else math.inf
 
-    def num_parameters(self, config: Config) -> int:
+    def num_parameters(self, config: TaskConfig) -> int:
         """Of the model, which is built without memory for its values, and without the data."""
         import torch
 
@@ -118,11 +115,11 @@ class Images(SupervisedTask):
     wants: ClassVar[str] = "images with labels"
     example_data: ClassVar[str] = "digits"
 
-    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The local workers' models and data."""
         from decentral.tasks.problems.classification import Classification
 
-        return Classification(self, config, workers, device, statistics_examples=self.statistics_images)
+        return Classification(self, config, workers, device)
 
 
 @dataclass
@@ -150,7 +147,7 @@ class Text(SupervisedTask):
         "epochs": "20",
     }
 
-    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The local workers' models and data."""
         from decentral.tasks.problems.classification import Classification
 
@@ -187,7 +184,7 @@ class Language(SupervisedTask):
     }
     eval_every_epochs: ClassVar[float | None] = 3.0
 
-    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The local workers' models and text."""
         from decentral.tasks.problems.classification import NextTokenPrediction
 
@@ -243,7 +240,7 @@ class Translation(SupervisedTask):
     eval_every_epochs: ClassVar[float | None] = 2.0
     default_num_workers: ClassVar[int] = 4
 
-    def check(self, config: Config) -> None:
+    def check(self, config: TaskConfig) -> None:
         """The data are pairs of sentences, can be split, and the model takes them; a sentence fits into a batch."""
         super().check(config)
         longest = config.data.inspect().longest
@@ -253,7 +250,7 @@ class Translation(SupervisedTask):
                 f"one that ends it: use task.max_tokens={longest + 1} or more."
             )
 
-    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The local workers' models and sentences."""
         from decentral.tasks.problems.translation import Translating
 

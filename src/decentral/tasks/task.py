@@ -1,28 +1,125 @@
-"""The contract of a task (its configuration) and of the problem it opens (what a run works on)."""
+"""The contract of a task (its configuration), of the problem it opens (what a run works on), and of evaluations."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.errors import ConfigError
-from decentral.settings import Settings
+from decentral.gradients.precision import Precision
+from decentral.settings import Settings, setting
 from decentral.store.metrics import Metric
-from decentral.tasks.evaluation import WHOLE, Scope
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from torch import Tensor
 
-    from decentral.config.schema import Config
-    from decentral.data.description import DataDescription
+    from decentral.data.dataset import DataDescription
     from decentral.network.network import Network
 
+
+_SHARE = 0.1  # of the time of the training passes that the evaluations of the curve may take, by default
+_FORWARD = 0.3  # of a forward and backward pass (measured on a CPU: cnn 0.31, VGG-11 0.32, ResNet-18 0.28)
+_LEAST_EXAMPLES = 200  # below, an accuracy says nothing
+_FEW_EXAMPLES = 1000  # of which all are looked at: that takes seconds
+
+
+@dataclass
+class EvaluationSettings(Settings, where="evaluation"):
+    """When and on how much the models are tested on the way. The last evaluation is always on all test examples.
+
+    every_epochs  how often, in passes over the data (null: as the task suggests; where a pass is one step, about 100
+                times in a run)
+    every_simulated_s  how often in a virtual cluster, instead: after the step in which another so many seconds are over
+    examples    on how many test examples, always the same ones, drawn by the seed: a number, all, or auto: so many
+                that all evaluations, the last one too, take a tenth of the time of the training passes, but no fewer
+                than 200, and all where there are no more than 1000. The iterates and the last evaluation do not depend
+                on it, so that auto and all are one run, with one id
+    initial     evaluate before the first step, too
+    batch_size  test examples per forward pass
+    precision   of the forward passes: fp32, or tf32 (on GPUs) or bf16, which are faster; what they give is added up in
+                float32. With bf16 a few of 1000 answers are others. A run of precision=fp64 is evaluated in float64
+    """
+
+    every_epochs: float | None = setting(None, above=0, hint="a number of epochs")
+    every_simulated_s: float | None = setting(None, above=0, hint="a number of seconds", older=None)
+    examples: str = field(default="auto", metadata={"older": "all", "the_same": ("auto",)})
+    initial: bool = field(default=True, metadata={"older": True})
+    batch_size: int = setting(500, at_least=1)
+    precision: Precision = field(default=Precision.fp32, metadata={"older": Precision.fp32})
+
+    def __post_init__(self) -> None:
+        if self.examples not in ("auto", "all") and not (self.examples.isdigit() and int(self.examples) >= 1):
+            raise ConfigError(
+                f"evaluation.examples={self.examples} makes no sense: give a number of test examples, all, or auto."
+            )
+        if self.precision is Precision.fp64:
+            raise ConfigError(
+                "evaluation.precision=fp64 is more than the models have: leave it out; a run of precision=fp64 is "
+                "evaluated in float64."
+            )
+
+    def on_the_way(self, num_train: int, num_test: int, num_workers: int, epochs: float) -> int | None:
+        """How many test examples an evaluation before the last one looks at; None for all of them.
+
+        auto: in T epochs of N examples with an evaluation every E epochs, which n workers and their average take part
+        in, each forward pass being a fraction f of the work of training on an example, evaluations of S examples and a
+        last one of N' take a share f (n + 1) (S (ceil(T / E) - 1) + N') / (T N) of the passes.
+        """
+        if self.examples == "all" or (self.examples == "auto" and num_test <= _FEW_EXAMPLES):
+            return None
+        assert self.every_epochs is not None
+        forward_passes = _SHARE * epochs * num_train / (_FORWARD * (num_workers + 1))  # of each model
+        affordable = (forward_passes - num_test) / max(1, math.ceil(epochs / self.every_epochs) - 1)
+        wanted = max(_LEAST_EXAMPLES, int(affordable)) if self.examples == "auto" else int(self.examples)
+        return wanted if wanted < num_test else None
+
+
+def silent(text: str) -> None:
+    """Tell nobody."""
+
+
+class Scope(NamedTuple):
+    """What an evaluation looks at, and who wants to hear how far it is."""
+
+    examples: int | None = None
+    """How many test examples, always the same ones; None for all."""
+    tell: Callable[[str], None] = silent
+    """Called with words such as 'worker 3 of 16', now and then."""
+
+
+WHOLE = Scope()
+"""All test examples; nobody wants to hear of it."""
+
+
 DEFAULT_NUM_WORKERS = 16
+
+
+class TaskConfig(Protocol):
+    """What a task may know of a run's configuration, beside its own settings."""
+
+    data: Any
+    env: Any
+    partition: Any
+    model: Any
+    topology: Any
+    cluster: Any
+    evaluation: EvaluationSettings
+    num_workers: Any
+    """n; None, where nothing was said, until `Task.resolve_num_workers` has found it."""
+    batch_size: int
+    seed: int
+    epochs: float
+    steps: int | None
+    init: str | None
+    execution: str
+    precision: Precision
 
 
 class Task(Settings, ABC, where="task"):
@@ -44,31 +141,32 @@ class Task(Settings, ABC, where="task"):
     has_samples: ClassVar[bool] = True
     """Whether x - gradient(x) is a sample in the space of the models (relay_mean averages those)."""
 
-    def num_examples(self, config: Config) -> tuple[int, int] | None:
+    def num_examples(self, config: TaskConfig) -> tuple[int, int] | None:
         """How many examples there are for training and for testing; None where problems are not made of examples."""
         return None
 
-    def resolve_num_workers(self, config: Config) -> int:
+    def resolve_num_workers(self, config: TaskConfig) -> int:
         """The number of workers: the user's, or else what the topology is made for, or else what the task suits."""
-        return config.num_workers or config.topology.implied_num_workers() or self.default_num_workers
+        found: int = config.num_workers or config.topology.implied_num_workers() or self.default_num_workers
+        return found
 
-    def describe(self, config: Config) -> DataDescription | None:
+    def describe(self, config: TaskConfig) -> DataDescription | None:
         """What models are built from: the data; None of a task that has none. Without torch."""
         return config.data.inspect() if "data" in self.uses else None
 
-    def check(self, config: Config) -> None:
+    def check(self, config: TaskConfig) -> None:
         """Refuse, quickly and without torch, what cannot work. Raises ConfigError."""
         return None
 
-    def prepare(self, config: Config) -> None:
+    def prepare(self, config: TaskConfig) -> None:
         """Do slow things once, before any worker starts: download, decode. Raises ConfigError."""
         return None
 
-    def useful_processes(self, config: Config) -> float:
+    def useful_processes(self, config: TaskConfig) -> float:
         """The most processes that `processes=auto` should start; math.inf for one per core."""
         return 1
 
-    def num_parameters(self, config: Config) -> int:
+    def num_parameters(self, config: TaskConfig) -> int:
         """P, of the model that is trained. Here: by opening the problem for one worker."""
         import torch
 
@@ -79,7 +177,7 @@ class Task(Settings, ABC, where="task"):
             problem.close()
 
     @abstractmethod
-    def open(self, config: Config, workers: range, device: torch.device) -> Problem:
+    def open(self, config: TaskConfig, workers: range, device: torch.device) -> Problem:
         """The problem, for the local workers."""
 
 

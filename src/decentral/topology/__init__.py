@@ -16,8 +16,8 @@ Conventions, the same in every module of this package:
 - Nothing here imports torch or knows processes. networkx and scipy are imported where they are
   needed.
 
-`graph` and `mixing_matrix` hold the sparse lists, `rounds` what the rest of the program reads, `topology` the contract,
-`weights` the mixing weights, `requirements` what algorithms may ask of rounds, `facts` numbers about them, `drawn` what
-graphs that are drawn share, `communication` what is done with the rounds of any topology, `another` finds a topology
-that one is made from, `groups` who averages with whom in groups that change; the other modules are one topology each.
+`graph` and `mixing_matrix` hold the sparse lists, `rounds` what the rest of the program reads, `topology` the contract
+and the mixing weights, `requirements` what algorithms may ask of rounds, `facts` numbers about them, `delivery` which
+messages arrive, `communication` what is done with the rounds of any topology, `groups` who averages with whom in groups
+that change; the other modules are one family of topologies each.
 """

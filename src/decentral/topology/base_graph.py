@@ -1,4 +1,4 @@
-"""The Base-(k+1) graph: exact consensus in finitely many rounds, for any number of workers."""
+"""The Base-(k+1) graphs: exact consensus in finitely many rounds, for any number of workers."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def simple(num_workers: int, k: int) -> tuple[Averaging, ...]:
         groups, pairs = list[np.ndarray](), Averaging()
         if r < last:
             pairs, unused = _spread(parts, sizes, r)
-            groups += _in_groups_of(unused, B)
+            whole = len(unused) // B * B
+            groups += [group for group in (unused[:whole].reshape(-1, B), unused[whole:][None]) if group.size]
         for number, cycle in enumerate(apart):
             if number < r or number == r == last:
                 groups.append(cycle[done[number] % len(cycle)])
@@ -126,12 +127,6 @@ def _spread(parts: list[np.ndarray], sizes: list[int], r: int) -> tuple[Averagin
     one, other = np.broadcast_arrays(later, partner)
     pairs = Averaging((), one.ravel(), other.ravel(), np.full(other.size, w / len(V)))
     return pairs, V[:, : V.shape[1] - len(later)].ravel()
-
-
-def _in_groups_of(members: np.ndarray, B: int) -> list[np.ndarray]:
-    """Consecutive groups of B, and of what is left."""
-    whole = len(members) // B * B
-    return [group for group in (members[:whole].reshape(-1, B), members[whole:][None]) if group.size]
 
 
 def _parts(n: int, B: int) -> list[np.ndarray]:
@@ -177,3 +172,24 @@ def _on(blocks: np.ndarray, averaging: Averaging) -> Averaging:
     groups = tuple(blocks[:, members].reshape(-1, members.shape[1]) for members in averaging.groups)
     one, other = blocks[:, averaging.one].ravel(), blocks[:, averaging.other].ravel()
     return Averaging(groups, one, other, np.tile(averaging.share, len(blocks)))
+
+
+@dataclass
+class SimpleBaseGraph(MatrixTopology):
+    """Simple Base-(k+1) graph: exact agreement in finitely many rounds, without the blocks of topology=base_graph.
+
+    n is written in base k + 1, k = `neighbors`, and each digit a_l that is not zero stands for a block V_l of
+    a_l (k+1)^{p_l} workers. First every block agrees in itself. Then, for r = 0, 1, ..., every worker of the blocks
+    after V_r exchanges with one worker of each of the a_r parts of V_r, with weight w / a_r where
+    w = |V_r| / sum_{q >= r} |V_q|, and the parts average what they have got. Where the prime factors of n are at most
+    k + 1 there are no blocks: one digit of a worker's number after the other is averaged over.
+
+    Takezawa et al., NeurIPS 2023, Algorithms 1 and 2.
+    """
+
+    name: str = "simple_base_graph"
+    neighbors: int = setting(1, at_least=1)
+
+    def rounds(self, num_workers: int) -> Rounds:
+        """One cycle, repeated."""
+        return rounds_of(num_workers, simple(num_workers, self.neighbors))

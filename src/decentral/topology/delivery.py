@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from decentral.topology.graph import Graph
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import MEAN, Phase, RelayEdges, Rounds, Split
 
-_ROUNDS_KEPT = 128
+_ROUNDS_KEPT = 256
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -66,9 +67,7 @@ class Delivery:
 
     def __init__(self, rounds: Rounds, losses: Losses) -> None:
         self.rounds, self.losses = rounds, losses
-        self._planned: dict[tuple[int, bool], list[Exchange]] = {}
-        self._shares: dict[int, Exchange] = {}
-        self._neighbors: dict[int, Neighbors] = {}
+        self._kept: dict[object, Any] = {}
         self._lost: tuple[RelayEdges, int, np.ndarray] | None = None  # the newest answer of `undelivered`
 
     def matrix(self, round: int, piece: int, lazy: bool, push: bool = False) -> MixingMatrix:
@@ -98,44 +97,46 @@ class Delivery:
 
         `lazy` makes a difference to rounds of a single exchange only; see `in_one`.
         """
-        if self.losses.probability:
+
+        def made() -> list[Exchange]:
             phases = self.rounds.phases(round)
             return [self._exchange(round, phase, lazy and in_one(phases)) for phase in phases]
-        key = (round % self.rounds.period, lazy)
-        if key not in self._planned:
-            if len(self._planned) >= _ROUNDS_KEPT:
-                del self._planned[next(iter(self._planned))]
-            phases = self.rounds.phases(round)
-            self._planned[key] = [self._exchange(round, phase, lazy and in_one(phases)) for phase in phases]
-        return self._planned[key]
+
+        return self._known(("planned", lazy), round, made)
 
     def shares(self, round: int) -> Exchange:
         """What workers give each other in a round of push-sum, in one exchange: W, after losses that senders keep.
 
         Kept over rounds unless messages get lost.
         """
-        key, sent, split = round % self.rounds.period, self.rounds.mixing(round), self.rounds.split
-        if self.losses.probability:
-            return exchange(tuple(self.matrix(round, h, False, push=True) for h in range(len(sent))), split, sent)
-        if key not in self._shares:
-            if len(self._shares) >= _ROUNDS_KEPT:
-                del self._shares[next(iter(self._shares))]
-            self._shares[key] = exchange(sent, split)
-        return self._shares[key]
+
+        def made() -> Exchange:
+            sent = self.rounds.mixing(round)
+            matrices = tuple(self.matrix(round, h, False, push=True) for h in range(len(sent)))
+            return exchange(matrices, self.rounds.split, sent)
+
+        return self._known("shares", round, made)
 
     def neighbors(self, round: int) -> Neighbors:
         """The edges of all pieces of a round, each once. Kept over rounds unless messages get lost."""
-        key, n = round % self.rounds.period, self.rounds.num_workers
-        if key in self._neighbors:
-            return self._neighbors[key]
-        planned = self.rounds.mixing(round)
-        came = _edges([self.matrix(round, h, lazy=False) for h in range(len(planned))])
-        sent = _edges(planned) if self.losses.probability else came
-        found = Neighbors(came % n, came // n, np.bincount(sent % n, minlength=n))
-        if not self.losses.probability:
-            if len(self._neighbors) >= _ROUNDS_KEPT:
-                del self._neighbors[next(iter(self._neighbors))]
-            self._neighbors[key] = found
+
+        def made() -> Neighbors:
+            n, planned = self.rounds.num_workers, self.rounds.mixing(round)
+            came = _edges([self.matrix(round, h, lazy=False) for h in range(len(planned))])
+            sent = _edges(planned) if self.losses.probability else came
+            return Neighbors(came % n, came // n, np.bincount(sent % n, minlength=n))
+
+        return self._known("neighbors", round, made)
+
+    def _known(self, what: object, round: int, made: Callable[[], Found]) -> Found:
+        if self.losses.probability:
+            return made()
+        key = what, round % self.rounds.period
+        if key not in self._kept:
+            if len(self._kept) >= _ROUNDS_KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = made()
+        found: Found = self._kept[key]
         return found
 
     def apply(self, w: np.ndarray, round: int) -> np.ndarray:

@@ -1,10 +1,16 @@
-"""What topologies that are drawn share: how many rounds are drawn, and how many neighbours are usual."""
+"""Random graphs, drawn by (`topology.seed`, round): Epidemic Learning, and regular graphs."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from decentral.errors import ConfigError
 from decentral.randomness import numpy_generator
+from decentral.settings import setting
+from decentral.topology.graph import Graph, directed, is_connected, undirected
+from decentral.topology.topology import MAX_ROUNDS, GraphTopology, Repeating, Weights
 
 DRAWN_ROUNDS = 256
 """After how many rounds the same draws come again, where nothing else is said: all are checked before a run."""
@@ -36,3 +42,132 @@ def targets(num_workers: int, sends: int, generator: np.random.Generator) -> np.
 def generator_of(seed: int, topology: str, num_workers: int, round: int, attempt: int = 0) -> np.random.Generator:
     """For what is drawn in a round."""
     return numpy_generator(seed, f"topology {topology}", num_workers, round, attempt)
+
+
+@dataclass
+class Epidemic(GraphTopology):
+    """Directed, drawn in every round: each worker sends to `sends` others, uniformly, none of them twice (EL-Local).
+
+    A worker averages what it has and what it gets with equal weights, W_ij = 1 / (1 + in-degree), which are the pull
+    weights: agreement stays, but the mean moves, so that algo=epidemic_learning takes it and algorithms that need a
+    doubly stochastic W do not (with topology.weights=uniform it is for push-sum, algo=sgp). The in-degree is
+    Binomial(n - 1, s / (n - 1)) for s = `sends`, and may be 0. EL-Oracle is topology=random_regular
+    topology.changing=true.
+
+    sends         s; null: ceil(log2 n)
+    seed          with the round, the only thing that draws depend on: all workers know them, none is sent
+    drawn_rounds  after so many rounds the same draws come again, in the same order
+
+    de Vos, Farhadkhani, Guerraoui, Kermarrec, Pires & Sharma, NeurIPS 2023 (paper's text not checked; from the
+    authors' code, whose default sharing class weighs by the degrees of the full graph, 1/n each: not copied).
+    """
+
+    name: str = "epidemic"
+    weights: Weights = Weights.pull
+    sends: int | None = None
+    seed: int = 0
+    drawn_rounds: int = setting(DRAWN_ROUNDS, at_least=1, at_most=MAX_ROUNDS)
+
+    def graphs(self, num_workers: int) -> Repeating:
+        """Round t: i -> s others; ConfigError unless there are so many."""
+        n, sends = num_workers, usual_degree(num_workers) if self.sends is None else self.sends
+        if not min(1, n - 1) <= sends <= n - 1:
+            raise ConfigError(
+                f"topology.sends={sends} is to how many of the {n - 1} others of num_workers={n} a worker sends: use 1 "
+                f"to {max(1, n - 1)}."
+            )
+
+        def graph(round: int) -> tuple[Graph, ...]:
+            drawn = targets(n, sends, generator_of(self.seed, self.name, n, round))
+            return (directed(n, np.arange(n)[:, None], drawn),)
+
+        return self.repeating(n, self.drawn_rounds, graph)
+
+
+_ATTEMPTS = 1000
+
+
+@dataclass
+class RandomRegular(GraphTopology):
+    """A random graph in which every worker has `degree` neighbours; with changing=true another one in every round.
+
+    Metropolis weights are 1 / (degree + 1) on every edge and on the diagonal. changing=true is Epidemic Learning's
+    oracle (EL-Oracle); topology=epidemic is EL-Local.
+
+    degree        s; null: ceil(log2 n), and one more where n times that is odd, for which there is no such graph
+    changing      whether every round has a graph of its own. A graph for all rounds is drawn until it is connected;
+                  those of single rounds need not be
+    seed          with the round, the only thing that draws depend on: all workers know them, none is sent
+    drawn_rounds  with changing=true: after so many rounds the same graphs come again, in the same order
+
+    Drawn by pairing the s ends of each worker at random, and exchanging the ends of loops and of edges that are there
+    twice with those of edges drawn at random until there are none: about, not exactly, uniform. de Vos et al., NeurIPS
+    2023 (paper's text not checked); their code takes networkx's graphs, and adds edges where one is not connected,
+    which is then not regular.
+    """
+
+    name: str = "random_regular"
+    degree: int | None = None
+    changing: bool = False
+    seed: int = 0
+    drawn_rounds: int = setting(DRAWN_ROUNDS, at_least=1, at_most=MAX_ROUNDS, when="changing")
+
+    def graphs(self, num_workers: int) -> Repeating:
+        """The graph of every round; ConfigError where there is no regular (for all rounds: connected) one."""
+        n, degree = num_workers, self._degree(num_workers)
+        if self.changing:
+            return self.repeating(n, self.drawn_rounds, lambda round: (self._drawn(n, degree, round, 0),))
+        if n > 2 and degree < 2:
+            raise ConfigError(
+                f"topology.degree={degree} leaves num_workers={n} in pairs that never hear of each other: use 2 or "
+                "more, or topology.changing=true."
+            )
+        found = (self._drawn(n, degree, 0, attempt) for attempt in range(_ATTEMPTS))
+        connected = next((graph for graph in found if n == 1 or is_connected(graph)), None)
+        if connected is None:
+            raise ConfigError(
+                f"topology={self.name} found no connected graph with topology.degree={degree} for num_workers={n} in "
+                f"{_ATTEMPTS} draws: use a larger topology.degree."
+            )
+        return self.repeating(n, 1, lambda round: (connected,))
+
+    def _degree(self, n: int) -> int:
+        if self.degree is None:
+            usual = usual_degree(n)
+            return usual + n * usual % 2
+        if not min(1, n - 1) <= self.degree <= n - 1:
+            raise ConfigError(
+                f"topology.degree={self.degree} is how many of the {n - 1} others of num_workers={n} a worker talks "
+                f"to: use 1 to {max(1, n - 1)}."
+            )
+        if n * self.degree % 2:
+            raise ConfigError(
+                f"topology.degree={self.degree} and num_workers={n} are both odd, and there is no such graph: use "
+                f"topology.degree={self.degree + 1}, or an even num_workers."
+            )
+        return self.degree
+
+    def _drawn(self, n: int, degree: int, round: int, attempt: int) -> Graph:
+        if degree > (n - 1) / 2:  # of dense graphs it is quicker to draw what is not there
+            missing = _regular(n, n - 1 - degree, generator_of(self.seed, self.name, n, round, attempt))
+            there = ~np.eye(n, dtype=bool)
+            there[missing[:, 0], missing[:, 1]] = there[missing[:, 1], missing[:, 0]] = False
+            return Graph.of(there)
+        edges = _regular(n, degree, generator_of(self.seed, self.name, n, round, attempt))
+        return undirected(n, edges[:, 0], edges[:, 1])
+
+
+def _regular(n: int, degree: int, generator: np.random.Generator) -> np.ndarray:
+    """The edges of a random graph with this degree, each once: int64 [n degree / 2, 2]."""
+    edges = generator.permutation(np.repeat(np.arange(n), degree)).reshape(-1, 2)
+    while True:
+        low, high = edges.min(axis=1), edges.max(axis=1)
+        key = low * n + high
+        order = np.argsort(key, kind="stable")
+        repeated = np.zeros(len(edges), dtype=bool)
+        repeated[order[1:]] = key[order][1:] == key[order][:-1]
+        bad = np.flatnonzero(repeated | (low == high))
+        if not len(bad):
+            return edges
+        for edge, other in zip(bad, generator.integers(len(edges), size=len(bad)), strict=True):
+            edges[edge, 1], edges[other, 1] = edges[other, 1], edges[edge, 1]

@@ -1,4 +1,4 @@
-"""The static exponential graph."""
+"""Exponential graphs: static, symmetric, and with one peer, or a few, in each round."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decentral.errors import ConfigError
 from decentral.settings import setting
-from decentral.topology.graph import Graph, directed
+from decentral.topology.graph import Graph, directed, undirected
 from decentral.topology.topology import GraphTopology
 
 
@@ -35,3 +36,51 @@ class Exponential(GraphTopology):
         """i -> i + b^k modulo n, for all b^k < n; ConfigError unless b >= 2."""
         i, hop = np.arange(num_workers)[:, None], powers(self.base, num_workers)
         return [(directed(num_workers, i, (i + hop) % num_workers),)]
+
+
+@dataclass
+class SymmetricExponential(GraphTopology):
+    """Worker i talks to the workers i +- 1, i +- b, i +- b^2, ... modulo n, all hops b^k <= n/2; b is `base`.
+
+    Every entry of W, the diagonal too, is 1 / (1 + number of neighbours): symmetric and doubly stochastic. BlueFog
+    (Ying et al., 2021) has it with b = 4.
+    """
+
+    name: str = "symmetric_exponential"
+    base: int = setting(4, at_least=2, hint="since hops are its powers")
+
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
+        """i -- i + b^k modulo n, for all b^k <= n/2; ConfigError unless b >= 2."""
+        i, hop = np.arange(num_workers)[:, None], powers(self.base, num_workers // 2 + 1)
+        return [(undirected(num_workers, i, (i + hop) % num_workers),)]
+
+
+@dataclass
+class OnePeerExponential(GraphTopology):
+    """Directed, changing: in round k worker i sends to the single worker i + 2^(k mod D) modulo n, D = ceil(log2 n).
+
+    Worker i keeps one half and takes one half from i - 2^(k mod D). D rounds in a row, starting anywhere, give the
+    exact average if and only if n is a power of two. Assran et al., ICML 2019; Ying et al., NeurIPS 2021.
+
+    neighbors    to how many a worker sends in a round: with m of them over the hops 2^(k mod D), 2^(k+1 mod D), ...,
+                 2^(k+m-1 mod D), where all weights are 1/(m + 1). The average of D rounds is exact for m = 1 only.
+                 SGP with two and four neighbours in the WAGMA paper (Li et al. 2021)
+    """
+
+    name: str = "one_peer_exponential"
+    neighbors: int = setting(1, at_least=1, older=1)
+
+    def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
+        """Round k: i -> i + 2^k, ..., i + 2^(k+m-1) modulo n, exponents modulo the number D of those with 2^k < n.
+
+        Raises ConfigError if a worker has fewer than m different hops.
+        """
+        hops = (num_workers - 1).bit_length()
+        if self.neighbors > max(1, hops):
+            raise ConfigError(
+                f"topology.neighbors={self.neighbors} is more than the {hops} hops that num_workers={num_workers} has: "
+                f"use at most {max(1, hops)}."
+            )
+        i, period = np.arange(num_workers)[:, None], max(1, hops)
+        rounds = (2 ** (np.arange(k, k + self.neighbors) % period) for k in range(period))
+        return [(directed(num_workers, i, (i + hop) % num_workers),) for hop in rounds]

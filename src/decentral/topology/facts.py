@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from decentral.topology.graph import Graph, hops, is_connected, is_undirected, sum_of_tree_hops
@@ -40,15 +42,20 @@ _DENSE_EIGENVALUES = 1024
 
 
 def _extreme_eigenvalue(W: MixingMatrix, which: str) -> float:
-    """The smallest (SA) or largest (LA) eigenvalue of a symmetric matrix, by Lanczos' method from a fixed start."""
-    from scipy.sparse import csr_array
+    """The smallest (SA) or largest (LA) eigenvalue of a symmetric matrix."""
+    return float(_lanczos(W, k=1, which=which, tol=1e-10, ncv=64)[0])
+
+
+def _lanczos(W: MixingMatrix, **how: Any) -> np.ndarray:
+    """Eigenvalues of a symmetric matrix, by Lanczos' method from a fixed start."""
+    from scipy.sparse import csc_array
     from scipy.sparse.linalg import eigsh
 
     n = W.num_workers
     start = np.cos(np.arange(n) ** 2 + 1.0)  # the same in every run, and in no small invariant subspace
-    matrix = csr_array((W.weight, W.src, W.starts), shape=(n, n))
-    found = eigsh(matrix, k=1, which=which, v0=start, return_eigenvectors=False, tol=1e-10, maxiter=100 * n, ncv=64)
-    return float(found[0])
+    matrix = csc_array((W.weight, W.src, W.starts), shape=(n, n))
+    found: np.ndarray = eigsh(matrix, v0=start, return_eigenvectors=False, maxiter=100 * n, **how)
+    return found
 
 
 def _eigenvalues(W: np.ndarray) -> np.ndarray:
@@ -179,14 +186,9 @@ def _second_next_to_one(W: MixingMatrix) -> float:
     On (W - s I)^-1 with s just above 1 where rows have few entries, as in rings and grids, whose eigenvalues lie close
     together there; on W itself elsewhere.
     """
-    from scipy.sparse import csc_array
-    from scipy.sparse.linalg import eigsh
-
-    n = W.num_workers
-    matrix = csc_array((W.weight, W.src, W.starts), shape=(n, n))
-    start = np.cos(np.arange(n) ** 2 + 1.0)
-    how = {"sigma": 1 + 1e-9} if len(W) <= 5 * n else {"which": "LA", "ncv": 64, "tol": 1e-8, "maxiter": 100 * n}
-    return float(eigsh(matrix, k=2, v0=start, return_eigenvectors=False, **how).min())
+    if len(W) <= 5 * W.num_workers:
+        return float(_lanczos(W, k=2, sigma=1 + 1e-9).min())
+    return float(_lanczos(W, k=2, which="LA", ncv=64, tol=1e-8).min())
 
 
 def messages_per_round(rounds: Rounds) -> float:

@@ -2,20 +2,146 @@
 
 from __future__ import annotations
 
+import csv
+import math
+import zipfile
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from decentral.errors import ConfigError
 from decentral.store.digests import file_digest
 from decentral.store.files import at_home
-from decentral.topology.edge_list import EdgeList, read_csv, read_npz
 from decentral.topology.graph import Graph, directed, undirected
 from decentral.topology.mixing_matrix import MixingMatrix, row_sums
-from decentral.topology.topology import GraphTopology
-from decentral.topology.weights import Weights
+from decentral.topology.topology import GraphTopology, Weights
+
+_COLUMNS = ("source", "target", "weight")
+
+
+@dataclass(frozen=True)
+class EdgeList:
+    """Edges source[e] -> target[e], int64 [E], with weights float64 [E] or none; `place[e]` says where e was read."""
+
+    path: Path
+    source: np.ndarray
+    target: np.ndarray
+    weight: np.ndarray | None
+    place: list[str]
+
+    def check(self, num_workers: int, directed: bool) -> None:
+        """Raise ConfigError, naming the place, for what cannot be a graph on `num_workers` workers."""
+        seen: dict[tuple[int, int], str] = {}
+        for source, target, place in zip(self.source.tolist(), self.target.tolist(), self.place, strict=True):
+            if min(source, target) < 0 or max(source, target) >= num_workers:
+                raise ConfigError(
+                    f"{place} of topology.path={self.path} has the edge {source},{target}, but with "
+                    f"num_workers={num_workers} workers are numbered 0 to {num_workers - 1}."
+                )
+            if source == target and self.weight is None:
+                raise ConfigError(
+                    f"{place} of topology.path={self.path} is a loop from worker {source} to itself: "
+                    "give all edges a weight, or remove the loop."
+                )
+            edge = (source, target) if directed else (min(source, target), max(source, target))
+            if edge in seen:
+                why = "" if directed else " (an edge goes both ways unless topology.directed=true)"
+                raise ConfigError(
+                    f"{place} of topology.path={self.path} repeats the edge {source},{target} of {seen[edge]}{why}: "
+                    "list every edge once."
+                )
+            seen[edge] = place
+
+
+def _no_edges(path: Path) -> ConfigError:
+    return ConfigError(
+        f"topology.path={path} holds no edges: give a .csv file with lines source,target[,weight], separated by "
+        "commas, or an .npz file with the integers 'edges' [E, 2]."
+    )
+
+
+def read_csv(path: Path) -> EdgeList:
+    """Read source,target[,weight], one edge a line; a first line of words names the columns, in any order."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        try:
+            rows = [(f"line {reader.line_num}", [cell.strip() for cell in row]) for row in reader if any(row)]
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise ConfigError(f"topology.path={path} cannot be read as CSV: {error}.") from error
+    names = list(_COLUMNS[: len(rows[0][1])]) if rows else []
+    if rows and not any(_is_number(cell) for cell in rows[0][1]):
+        where, head = rows.pop(0)
+        names = [cell.lstrip("# ").lower() for cell in head]
+        if sorted(names) not in (sorted(_COLUMNS), sorted(_COLUMNS[:2])):
+            raise ConfigError(
+                f"{where} of topology.path={path} names the columns {','.join(head)}: name them source,target or "
+                "source,target,weight, in any order, or leave this line out."
+            )
+    if not rows:
+        raise _no_edges(path)
+    for place, row in rows:
+        if len(row) != len(names) or len(names) < 2:
+            raise ConfigError(
+                f"{place} of topology.path={path} has {len(row)} columns: every line must be source,target "
+                "or every line source,target,weight."
+            )
+    source, target = (
+        np.array([_number(row[names.index(name)], np.int64, "a worker's number", place, path) for place, row in rows])
+        for name in _COLUMNS[:2]
+    )
+    weight = None
+    if "weight" in names:
+        column = names.index("weight")
+        weight = np.array([_number(row[column], float, "a finite weight", place, path) for place, row in rows])
+    return EdgeList(path, source, target, weight, [place for place, _ in rows])
+
+
+def read_npz(path: Path) -> EdgeList:
+    """Read the integers `edges` [E, 2] (source, target) and, where there are any, `weights` [E]."""
+    try:
+        with path.open("rb") as file, np.load(file) as arrays:
+            edges, weights = arrays["edges"], arrays.get("weights")
+    except (KeyError, TypeError, ValueError, OSError, EOFError, zipfile.BadZipFile, MemoryError) as error:
+        raise ConfigError(f"topology.path={path} cannot be read as .npz with an array 'edges': {error}.") from error
+    if edges.ndim != 2 or edges.shape[1] != 2 or not np.issubdtype(edges.dtype, np.integer):
+        raise ConfigError(
+            f"'edges' of topology.path={path} must be integers of shape [E, 2], not {edges.dtype} {list(edges.shape)}."
+        )
+    if not len(edges):
+        raise _no_edges(path)
+    place = [f"row {e} of 'edges'" for e in range(len(edges))]
+    source, target = edges.astype(np.int64).T
+    if weights is None:
+        return EdgeList(path, source, target, None, place)
+    if weights.shape != (len(edges),):
+        raise ConfigError(
+            f"'weights' of topology.path={path} must have one entry for each of the {len(edges)} edges, "
+            f"not the shape {list(weights.shape)}."
+        )
+    numbers = zip(weights.tolist(), place, strict=True)
+    weight = np.array([_number(value, float, "a finite weight", where, path) for value, where in numbers])
+    return EdgeList(path, source, target, weight, place)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def _number(cell: str, kind: Any, what: str, place: str, path: Path) -> Any:
+    try:
+        value = kind(cell)
+    except (ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise ConfigError(f"{place} of topology.path={path} has '{cell}' where {what} should be.")
+    return value
 
 
 @dataclass
@@ -49,14 +175,14 @@ class File(GraphTopology):
 
     def graphs(self, num_workers: int) -> list[tuple[Graph, ...]]:
         """The graph of the file; ConfigError if it cannot be read or is none on n workers."""
-        edges = self._read(num_workers)
+        edges = self._edges(num_workers)
         join = directed if self.directed else undirected
         return [(join(num_workers, edges.source, edges.target),)]
 
     def matrix(self, A: Graph) -> MixingMatrix:
         """W from the weights of the file; where it has none, by the rule `weights`."""
         n = A.num_workers
-        edges = self._read(n)
+        edges = self._edges(n)
         if edges.weight is None:
             return super().matrix(A)
         if self.weights is not Weights.auto:
@@ -82,18 +208,16 @@ class File(GraphTopology):
             )
         return MixingMatrix.on(A, weight, own)
 
-    def _read(self, num_workers: int) -> EdgeList:
-        edges = self._edges()
-        edges.check(num_workers, self.directed)
-        return edges
-
-    def _edges(self) -> EdgeList:
+    def _edges(self, num_workers: int | None = None) -> EdgeList:
         if self.path is None:
             raise ConfigError("topology=file needs topology.path=FILE, a .csv or .npz file with the edges.")
         path = at_home(self.path)
         if not path.is_file():
             raise ConfigError(f"topology.path={self.path} is not a file (looked for {path.absolute()}).")
-        return _read_unchanged(path, file_digest(path))
+        edges = _read_unchanged(path, file_digest(path))
+        if num_workers is not None:
+            edges.check(num_workers, self.directed)
+        return edges
 
 
 @lru_cache(maxsize=2)

@@ -150,32 +150,14 @@ def breadth_first(graph: Graph, root: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def hops(graph: Graph) -> np.ndarray:
-    """tau [n, n], for reading: tau[i, j] edges lead from j to i at least, -1 where none do. O(n E), all j at once."""
+    """tau [n, n], for reading: tau[i, j] edges lead from j to i at least, -1 where none do."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import shortest_path
+
     n = graph.num_workers
-    tau = np.full((n, n), -1, dtype=np.int64)
-    sender, receiver = graph.reverse.dst, graph.reverse.src  # sorted by sender
-    degree = np.bincount(sender, minlength=n)
-    first = np.concatenate([[0], np.cumsum(degree)])
-    at = origin = np.arange(n)  # the frontier: pairs of a worker and whose message has just come there
-    tau[at, origin] = level = 0
-    while len(at):
-        level += 1
-        fanout = degree[at]
-        if fanout.sum() > n * n:  # many ways to few pairs: the same step as a product of matrices
-            frontier = np.zeros((n, n), dtype=np.float32)
-            frontier[at, origin] = 1
-            at, origin = np.nonzero((graph.dense().astype(np.float32) @ frontier > 0) & (tau < 0))
-        else:
-            # edge number for every (pair of the frontier, outgoing edge): first[at], first[at] + 1, ...
-            edge = np.arange(fanout.sum()) + np.repeat(first[at] - np.cumsum(fanout) + fanout, fanout)
-            at, origin = receiver[edge], np.repeat(origin, fanout)
-            new = tau[at, origin] < 0
-            pairs = np.unique(at[new] * n + origin[new])
-            at, origin = pairs // n, pairs % n
-        tau[at, origin] = level
-        if (tau >= 0).all():
-            break
-    return tau
+    starts = np.concatenate([[0], np.cumsum(graph.indegree)])
+    tau = shortest_path(csr_array((np.ones(len(graph)), graph.src, starts), shape=(n, n)), unweighted=True)
+    return np.where(np.isfinite(tau), tau, -1).astype(np.int64)
 
 
 def sum_of_tree_hops(tree: Graph) -> int:

@@ -39,7 +39,17 @@ class MixingMatrix:
         n, diagonal = graph.num_workers, np.arange(graph.num_workers)
         place = np.searchsorted(graph.keys, diagonal * (n + 1))
         src, dst = np.insert(graph.src, place, diagonal), np.insert(graph.dst, place, diagonal)
-        return cls(n, src, dst, np.insert(weight, place, own))._without_zeros()
+        weights = np.insert(weight, place, own)
+        kept = weights != 0
+        if kept.all():
+            return cls(n, src, dst, weights)
+        return cls(n, src[kept], dst[kept], weights[kept])
+
+    @classmethod
+    def of_entries(cls, num_workers: int, src: np.ndarray, dst: np.ndarray, weight: np.ndarray) -> MixingMatrix:
+        """With these entries in any order, none twice."""
+        order = np.argsort(dst * num_workers + src)
+        return cls(num_workers, src[order], dst[order], weight[order])
 
     @classmethod
     def identity(cls, num_workers: int) -> MixingMatrix:
@@ -52,12 +62,6 @@ class MixingMatrix:
         """1/n everywhere: all n^2 entries, which a run does not need (`Rounds.phases` has the mean of all workers)."""
         dst, src = np.divmod(np.arange(num_workers**2), num_workers)
         return cls(num_workers, src, dst, np.full(num_workers**2, 1 / num_workers))
-
-    def _without_zeros(self) -> MixingMatrix:
-        kept = self.weight != 0
-        if kept.all():
-            return self
-        return MixingMatrix(self.num_workers, self.src[kept], self.dst[kept], self.weight[kept])
 
     def __len__(self) -> int:
         """The number of entries that are not zero, the diagonal included."""

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.another import check_choice, graphs_of, topology_of
 from decentral.topology.graph import Graph, directed, undirected
-from decentral.topology.ring import Direction
-from decentral.topology.topology import GraphTopology, Repeating
-from decentral.topology.weights import Weights
+from decentral.topology.static import Direction
+from decentral.topology.topology import GraphTopology, Repeating, Weights, check_choice, graphs_of, topology_of
 
 
 @dataclass
@@ -66,16 +64,16 @@ class OnePeer(GraphTopology):
             )
         pieces = [ClockwiseTargets(A) for A in given[0]]
         period = math.lcm(*(int(degree) for piece in pieces for degree in np.unique(piece.degree)))
-        return self.repeating(num_workers, period, lambda t: tuple(self._round(piece, t) for piece in pieces))
+        join = undirected if self.weights is Weights.metropolis else directed
+
+        def graphs(t: int) -> tuple[Graph, ...]:
+            return tuple(join(piece.num_workers, piece.source, piece.of_round(t)) for piece in pieces)
+
+        return self.repeating(num_workers, period, graphs)
 
     def given(self, num_workers: int) -> list[tuple[Graph, ...]] | Repeating:
         """The graphs of the other topology."""
         return graphs_of(self.graph, self._settings, num_workers)
-
-    def _round(self, targets: ClockwiseTargets, t: int) -> Graph:
-        """The graph of round t."""
-        join = undirected if self.weights is Weights.metropolis else directed
-        return join(targets.num_workers, targets.source, targets.of_round(t))
 
 
 class ClockwiseTargets:

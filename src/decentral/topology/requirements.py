@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from itertools import islice
@@ -11,11 +11,10 @@ from itertools import islice
 import numpy as np
 
 from decentral.errors import ConfigError
-from decentral.topology.bipartite import all_edges, two_sides
 from decentral.topology.facts import largest_laplacian_eigenvalue, smallest_eigenvalue
 from decentral.topology.graph import is_connected, is_undirected, union
 from decentral.topology.mixing_matrix import MixingMatrix
-from decentral.topology.rounds import MEAN, Rounds
+from decentral.topology.rounds import MEAN, Rounds, all_edges, two_sides
 
 _TOLERANCE = 1e-9
 _MATRICES_REMEMBERED = 64
@@ -67,12 +66,12 @@ def check(rounds: Rounds, needs: AbstractSet[Need], algo: str, topology: str, we
     if rounds.num_workers == 1:
         return
     for need in Need:
-        if need in needs:
-            problem = _CHECKS[need](rounds, where)
-            if problem and weights_given:
-                problem = problem.replace(_CHOOSE, f"{_GIVEN}, or remove them and {_CHOOSE}", 1)
-            if problem:
-                raise ConfigError(f"algo={algo} {problem}.")
+        is_satisfied, problem = _CHECKS[need]
+        if need in needs and not is_satisfied(rounds):
+            text = problem.format(where=where) if isinstance(problem, str) else problem(rounds, where)
+            if weights_given:
+                text = text.replace(_CHOOSE, f"{_GIVEN}, or remove them and {_CHOOSE}", 1)
+            raise ConfigError(f"algo={algo} {text}.")
 
 
 def _matrices(rounds: Rounds) -> Iterator[MixingMatrix]:
@@ -91,128 +90,44 @@ def _matrices(rounds: Rounds) -> Iterator[MixingMatrix]:
             yield from found
 
 
-def _whole(rounds: Rounds, where: str) -> str | None:
-    if rounds.num_pieces == 1:
-        return None
-    return f"sends whole models, but {where} cuts them in {rounds.num_pieces} pieces: use a single graph, such as ring"
-
-
-def _static(rounds: Rounds, where: str) -> str | None:
-    if rounds.period == 1:
-        return None
-    return (
-        f"needs the same graph in every round, but {where} changes with the round: use a static topology, such as ring"
-    )
-
-
-def _undirected(rounds: Rounds, where: str) -> str | None:
-    if all(is_undirected(W.graph) for W in _matrices(rounds)):
-        return None
-    return (
-        f"needs links that go both ways, but {where} is directed: use an undirected topology, such as grid, "
-        f"or {_PUSH_SUM}"
-    )
-
-
-def _connected(rounds: Rounds, where: str) -> str | None:
+def _is_connected(rounds: Rounds) -> bool:
     if any(rounds.phases(round) == [MEAN] for round in range(rounds.period)):
-        return None
-    for piece in range(rounds.num_pieces):
-        of_piece = islice(_matrices(rounds), piece, None, rounds.num_pieces)
-        if not is_connected(union(rounds.num_workers, (W.graph for W in of_piece))):
-            return f"needs all workers to hear of each other, but {where} is not connected: use another topology"
-    return None
+        return True
+    pieces = [islice(_matrices(rounds), piece, None, rounds.num_pieces) for piece in range(rounds.num_pieces)]
+    return all(is_connected(union(rounds.num_workers, (W.graph for W in matrices))) for matrices in pieces)
 
 
-def _tree(rounds: Rounds, where: str) -> str | None:
-    other = "use topology=chain, bt, dbt, star or spanning_tree"
-    if rounds.period > 1:
-        return f"relays over trees, but {where} changes with the round: {other}"
-    for A in rounds.graphs():
-        if not is_undirected(A):
-            return f"relays over trees, but {where} is directed: {other}"
-        if not is_connected(A):
-            return f"relays over trees, but {where} is not connected: {other}"
-        if len(A) > 2 * (A.num_workers - 1):
-            return f"relays over trees, but {where} has a cycle: {other}"
-    return None
+def _is_tree(rounds: Rounds) -> bool:
+    most = 2 * (rounds.num_workers - 1)
+    return rounds.period == 1 and all(is_undirected(A) and is_connected(A) and len(A) <= most for A in rounds.graphs())
 
 
-def _row_stochastic(rounds: Rounds, where: str) -> str | None:
-    worst = _furthest_from_one(W.row_sums() for W in _matrices(rounds))
-    if worst is None:
-        return None
+def _rows_sum_to_one(rounds: Rounds) -> bool:
+    return all((np.abs(W.row_sums() - 1) <= _TOLERANCE).all() for W in _matrices(rounds))
+
+
+def _columns_sum_to_one(rounds: Rounds) -> bool:
+    return all((np.abs(W.column_sums() - 1) <= _TOLERANCE).all() for W in _matrices(rounds))
+
+
+def _is_symmetric(rounds: Rounds) -> bool:
+    return all(W.is_symmetric(_TOLERANCE) for W in _matrices(rounds))
+
+
+def _smallest_eigenvalue(rounds: Rounds) -> float:
+    """Of all matrices for which it is not known to be large enough."""
+    open_ones = [W for W in _matrices(rounds) if _least_by_gershgorin(W) < _D2_BOUND]
+    return min(map(smallest_eigenvalue, open_ones), default=_D2_BOUND)
+
+
+def _d2_problem(rounds: Rounds, where: str) -> str:
+    if not _is_symmetric(rounds):
+        return _NOT_SYMMETRIC.format(where=where)
     return (
-        f"needs a row-stochastic mixing matrix, but a row of {where} sums to {worst:.6g} instead of 1: "
-        "use topology.weights=pull"
-    )
-
-
-def _column_stochastic(rounds: Rounds, where: str) -> str | None:
-    worst = _furthest_from_one(W.column_sums() for W in _matrices(rounds))
-    if worst is None:
-        return None
-    return (
-        f"needs a column-stochastic mixing matrix, but a column of {where} sums to {worst:.6g} instead of 1: "
-        "use topology.weights=uniform"
-    )
-
-
-def _doubly_stochastic(rounds: Rounds, where: str) -> str | None:
-    metropolis = "topology.weights=metropolis on an undirected topology"
-    row = _furthest_from_one(W.row_sums() for W in _matrices(rounds))
-    if row is not None:
-        return (
-            f"needs a doubly stochastic mixing matrix, but a row of {where} sums to {row:.6g} instead of 1: "
-            f"use {metropolis}, or {_PUSH_SUM}"
-        )
-    column = _furthest_from_one(W.column_sums() for W in _matrices(rounds))
-    if column is not None:
-        return (
-            f"needs a doubly stochastic mixing matrix, but a column of {where} sums to {column:.6g} instead of 1, so "
-            f"that the workers would agree on a wrong mean: use {metropolis}, "
-            f"or topology.weights=uniform with {_PUSH_SUM}"
-        )
-    return None
-
-
-def _furthest_from_one(sums: Iterable[np.ndarray]) -> float | None:
-    """The sum of a row or column that is furthest from 1; none if all are 1 up to the tolerance."""
-    worst = max((s[np.abs(s - 1).argmax()] for s in sums), key=lambda value: abs(value - 1), default=1.0)
-    return None if abs(worst - 1) <= _TOLERANCE else float(worst)
-
-
-def _symmetric(rounds: Rounds, where: str) -> str | None:
-    if all(W.is_symmetric(_TOLERANCE) for W in _matrices(rounds)):
-        return None
-    return (
-        f"needs a symmetric mixing matrix, but that of {where} is not: "
-        "use topology.weights=metropolis on an undirected topology"
-    )
-
-
-def _bipartite(rounds: Rounds, where: str) -> str | None:
-    if two_sides(all_edges(rounds)) is not None:
-        return None
-    return (
-        f"needs a graph of two halves with edges only from one to the other, but {where} has a cycle of odd length: "
-        "use topology=ring with an even number of workers, hypercube, or a tree such as chain"
-    )
-
-
-def _d2_spectrum(rounds: Rounds, where: str) -> str | None:
-    problem = _symmetric(rounds, where)
-    if problem:
-        return problem
-    bound = -1 / 3 - _TOLERANCE
-    open_ones = [W for W in _matrices(rounds) if _least_by_gershgorin(W) < bound]
-    smallest = min(map(smallest_eigenvalue, open_ones), default=bound)
-    if smallest >= bound:
-        return None
-    return (
-        f"needs a mixing matrix without eigenvalues below -1/3, but the smallest eigenvalue of W is {smallest:.3f}, "
-        f"below -1/3, for {where}: use algo=exact_diffusion, or, where the topology takes weights, "
-        f"topology.weights=constant topology.edge_weight={_largest_edge_weight(rounds):.3g} (or less)"
+        "needs a mixing matrix without eigenvalues below -1/3, but the smallest eigenvalue of W is "
+        f"{_smallest_eigenvalue(rounds):.3f}, below -1/3, for {where}: use algo=exact_diffusion, or, where the "
+        "topology takes weights, topology.weights=constant "
+        f"topology.edge_weight={_largest_edge_weight(rounds):.3g} (or less)"
     )
 
 
@@ -232,16 +147,55 @@ def _largest_edge_weight(rounds: Rounds) -> float:
     return math.floor(bound * 10**digits) / 10**digits
 
 
-_CHECKS: dict[Need, Callable[[Rounds, str], str | None]] = {
-    Need.whole: _whole,
-    Need.static: _static,
-    Need.undirected: _undirected,
-    Need.connected: _connected,
-    Need.tree: _tree,
-    Need.row_stochastic: _row_stochastic,
-    Need.column_stochastic: _column_stochastic,
-    Need.doubly_stochastic: _doubly_stochastic,
-    Need.symmetric: _symmetric,
-    Need.bipartite: _bipartite,
-    Need.d2_spectrum: _d2_spectrum,
+_D2_BOUND = -1 / 3 - _TOLERANCE
+_NOT_SYMMETRIC = (
+    "needs a symmetric mixing matrix, but that of {where} is not: use topology.weights=metropolis on an undirected "
+    "topology"
+)
+_CHECKS: dict[Need, tuple[Callable[[Rounds], bool], str | Callable[[Rounds, str], str]]] = {
+    Need.whole: (
+        lambda rounds: rounds.num_pieces == 1,
+        "sends whole models, but {where} cuts them in pieces: use a single graph, such as ring",
+    ),
+    Need.static: (
+        lambda rounds: rounds.period == 1,
+        "needs the same graph in every round, but {where} changes with the round: use a static topology, such as ring",
+    ),
+    Need.undirected: (
+        lambda rounds: all(is_undirected(W.graph) for W in _matrices(rounds)),
+        "needs links that go both ways, but {where} is directed: use an undirected topology, such as grid, or "
+        f"{_PUSH_SUM}",
+    ),
+    Need.connected: (
+        _is_connected,
+        "needs all workers to hear of each other, but {where} is not connected: use another topology",
+    ),
+    Need.tree: (
+        _is_tree,
+        "relays over trees, but {where} is none: use topology=chain, bt, dbt, star or spanning_tree",
+    ),
+    Need.row_stochastic: (
+        _rows_sum_to_one,
+        "needs a row-stochastic mixing matrix, but rows of {where} do not sum to 1: use topology.weights=pull",
+    ),
+    Need.column_stochastic: (
+        _columns_sum_to_one,
+        "needs a column-stochastic mixing matrix, but columns of {where} do not sum to 1: use topology.weights=uniform",
+    ),
+    Need.doubly_stochastic: (
+        lambda rounds: _rows_sum_to_one(rounds) and _columns_sum_to_one(rounds),
+        "needs a doubly stochastic mixing matrix, but rows or columns of {where} do not sum to 1, so that the workers "
+        "would agree on a wrong mean: use topology.weights=metropolis on an undirected topology, or "
+        f"topology.weights=uniform with {_PUSH_SUM}",
+    ),
+    Need.symmetric: (_is_symmetric, _NOT_SYMMETRIC),
+    Need.bipartite: (
+        lambda rounds: two_sides(all_edges(rounds)) is not None,
+        "needs a graph of two halves with edges only from one to the other, but {where} has a cycle of odd length: use "
+        "topology=ring with an even number of workers, hypercube, or a tree such as chain",
+    ),
+    Need.d2_spectrum: (
+        lambda rounds: _is_symmetric(rounds) and _smallest_eigenvalue(rounds) >= _D2_BOUND,
+        _d2_problem,
+    ),
 }

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from decentral.topology import graph
-from decentral.topology.graph import Graph
+from decentral.topology.graph import Graph, union
 from decentral.topology.mixing_matrix import MixingMatrix
 
 _ROUNDS_KEPT = 32
@@ -100,7 +102,6 @@ class Rounds:
         self._phases = phases
         self._kept: dict[int, tuple[MixingMatrix, ...]] = {}
         self._entries_kept = 0
-        self._dense: tuple[int, tuple[np.ndarray, ...]] | None = None
 
     def mixing(self, round: int) -> tuple[MixingMatrix, ...]:
         """The d mixing matrices of a round by their entries: worker i takes W[i, j] of what worker j has."""
@@ -118,15 +119,9 @@ class Rounds:
     def matrices(self, round: int) -> tuple[np.ndarray, ...]:
         """The d mixing matrices of a round, for reading: float64 [n, n], W[i, j] is what worker i takes from worker j.
 
-        They are read-only, and take n^2 numbers each, which no run needs.
+        They take n^2 numbers each, which no run needs.
         """
-        key = round % self.period
-        if self._dense is None or self._dense[0] != key:
-            dense = tuple(W.dense() for W in self.mixing(round))
-            for W in dense:
-                W.setflags(write=False)
-            self._dense = key, dense
-        return self._dense[1]
+        return tuple(W.dense() for W in self.mixing(round))
 
     def phases(self, round: int) -> list[Phase]:
         """The exchanges that a round consists of, one after the other; none where W is the identity.
@@ -161,3 +156,44 @@ class Rounds:
     def hops(self) -> np.ndarray:
         """tau_ij [d, n, n], for reading: over how many edges a message of j reaches i in each piece; -1 for never."""
         return np.stack([graph.hops(one) for one in self.graphs()])
+
+
+def all_edges(rounds: Rounds) -> Graph:
+    """The edges of all rounds of a period, in all pieces."""
+    matrices = {id(W): W for r in range(rounds.period) for W in rounds.mixing(r)}
+    return union(rounds.num_workers, [W.graph for W in matrices.values()])
+
+
+def two_sides(graph: Graph) -> list[int] | None:
+    """For each vertex the side 0 or 1 on which it is, worker 0 on side 0, no edge within a side; None if impossible."""
+    neighbors: list[list[int]] = [[] for _ in range(graph.num_workers)]
+    for src, dst in zip(graph.src.tolist(), graph.dst.tolist(), strict=True):
+        neighbors[dst].append(src)
+        neighbors[src].append(dst)
+    side = [-1] * graph.num_workers
+    for root in range(graph.num_workers):
+        if side[root] >= 0:
+            continue
+        side[root], waiting = 0, deque([root])
+        while waiting:
+            i = waiting.popleft()
+            for j in neighbors[i]:
+                if side[j] < 0:
+                    side[j] = 1 - side[i]
+                    waiting.append(j)
+                elif side[j] == side[i]:
+                    return None
+    return side
+
+
+@lru_cache(maxsize=8)
+def sides(rounds: Rounds) -> list[int]:
+    """`two_sides` of all edges of the rounds, which are bipartite (`Need.bipartite`)."""
+    found = two_sides(all_edges(rounds))
+    assert found is not None
+    return found
+
+
+def neighbors_of(rounds: Rounds, worker: int, round: int) -> list[int]:
+    """Whom a worker takes something from in a round, in any piece, ascending."""
+    return sorted({j for W in rounds.mixing(round) for j, _ in W.row(worker) if j != worker})

@@ -1,19 +1,79 @@
-"""The contract of a topology, and the configuration that all topologies made of graphs share."""
+"""The contract of a topology, the mixing weights on its graphs, and topologies that are made from another one."""
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
+from typing import Any, cast
 
 import numpy as np
 
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, suggest
+from decentral.registry import components
 from decentral.settings import Settings, setting
-from decentral.topology.graph import Graph
-from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.graph import Graph, is_undirected
+from decentral.topology.mixing_matrix import MixingMatrix, row_sums
 from decentral.topology.rounds import Rounds
-from decentral.topology.weights import Weights, mixing_matrix
+
+
+class Weights(Enum):
+    """How much a worker takes from each neighbour.
+
+    - metropolis: W_ij = 1 / (1 + max(deg_i, deg_j)), symmetric and doubly stochastic; undirected graphs only.
+    - uniform: j splits what it has equally among itself and those it sends to, W_ij = W_jj = 1 / (1 + outdeg_j):
+      column-stochastic on every graph (push), doubly stochastic where all degrees are equal.
+    - pull: i takes equally from itself and those that send to it, W_ij = W_ii = 1 / (1 + indeg_i): row-stochastic on
+      every graph, and the same matrix as uniform where all degrees are equal. Elsewhere the workers agree on a wrong
+      mean, which weighs those more that are heard by more: only algorithms that ask for no more than rows take it.
+    - constant: W_ij = edge_weight on every edge, W_ii = 1 - the rest of the row.
+    - auto: metropolis where every edge goes both ways, uniform otherwise.
+
+    What an algorithm needs of its matrices is checked before the run (`requirements`): gossip averages need doubly
+    stochastic ones, push-sum column-stochastic ones.
+    """
+
+    auto = "auto"
+    metropolis = "metropolis"
+    uniform = "uniform"
+    pull = "pull"
+    constant = "constant"
+
+
+def mixing_matrix(A: Graph, weights: Weights, edge_weight: float | None, topology: str) -> MixingMatrix:
+    """The mixing matrix W of a graph; `topology` is its name in messages.
+
+    Raises:
+        ConfigError: metropolis on a directed graph, or an edge weight that leaves a worker a negative weight.
+    """
+    if weights is Weights.uniform or (weights is Weights.auto and not is_undirected(A)):
+        share = 1 / (1.0 + A.outdegree)
+        return MixingMatrix.on(A, share[A.src], share)
+    if weights is Weights.pull:
+        share = 1 / (1.0 + A.indegree)
+        return MixingMatrix.on(A, share[A.dst], share)
+    if weights is Weights.constant:
+        assert edge_weight is not None
+        degree = int(A.indegree.max())
+        if edge_weight * degree > 1 + 1e-12:
+            raise ConfigError(
+                f"topology.edge_weight={edge_weight:g} leaves a worker of topology={topology} with {degree} neighbours "
+                f"a negative weight of its own: the largest possible edge weight is 1/{degree} = {1 / degree:.6g}."
+            )
+        return _with_the_rest(A, np.full(len(A), edge_weight))
+    if not is_undirected(A):
+        raise ConfigError(
+            f"topology.weights=metropolis needs edges that go both ways, but topology={topology} is directed: "
+            "use topology.weights=uniform."
+        )
+    return _with_the_rest(A, 1 / (1.0 + np.maximum(A.outdegree[A.src], A.outdegree[A.dst])))
+
+
+def _with_the_rest(A: Graph, weight: np.ndarray) -> MixingMatrix:
+    """W with these weights of the edges, and on the diagonal 1 - the rest of the row."""
+    return MixingMatrix.on(A, weight, 1.0 - row_sums(A.num_workers, A.src, A.dst, weight))
 
 
 class Topology(Settings, ABC, where="topology"):
@@ -150,3 +210,38 @@ class GraphTopology(Topology):
     def matrix(self, A: Graph) -> MixingMatrix:
         """The mixing matrix of one graph."""
         return mixing_matrix(A, self.weights, self.edge_weight, self.name)
+
+
+def check_choice(topology: str, graph: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a topology.graph that does not exist or is `topology` itself, and settings that it does not have.
+
+    Settings that are None have not been given.
+
+    Raises:
+        ConfigError: names the topologies that there are, or the settings.
+    """
+    topologies = components("topology")
+    known = sorted(name for name, its in topologies.items() if name != topology and hasattr(its, "graphs"))
+    if graph not in known:
+        what = "has matrices, not graphs" if graph in topologies and graph != topology else "is not another topology"
+        raise ConfigError(f"topology.graph={graph} {what}.{suggest(graph, known)}")
+    for key, value in settings.items():
+        own = {f.name for f in dataclasses.fields(topologies[graph])}
+        if value is not None and key not in own:
+            told = value.name if isinstance(value, Enum) else value
+            raise ConfigError(f"topology.{key}={told} is no setting of topology.graph={graph}: leave it out.")
+
+
+def graphs_of(graph: str, settings: Mapping[str, Any], num_workers: int) -> list[tuple[Graph, ...]] | Repeating:
+    """The graphs of the topology `graph` with these settings, by round and piece (see GraphTopology.graphs).
+
+    Raises:
+        ConfigError: it does not exist for so many workers.
+    """
+    found = topology_of(graph, settings).graphs(num_workers)
+    return found if isinstance(found, Repeating) else [tuple(Graph.of(A) for A in pieces) for pieces in found]
+
+
+def topology_of(graph: str, settings: Mapping[str, Any]) -> GraphTopology:
+    """The topology `graph` with the settings that have been given, those that are not None."""
+    return cast("GraphTopology", components("topology")[graph](**{k: v for k, v in settings.items() if v is not None}))

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from decentral.cluster.links import CollectiveName, LinkCosts, Links, Prices
-from decentral.compression.adaptation import Solver, changed, front, gains_at, grid
 from decentral.compression.compressor import MEASURED_EVERY
-from decentral.compression.ratio import Ratio
+from decentral.compression.ratio import Ratio, Solver, changed, front, gains_at, grid
 from decentral.network.settings import SMALL_BYTES, CollectiveChoice
 from decentral.training.stepper import Stepper
 
@@ -143,7 +142,8 @@ class AdaptiveStepper(Stepper):
         else:
             ratios = grid(c.candidates, c.grid)
         gain = gains_at(ratios, c.candidates, self.gains)
-        best = c.adapt.value().best(self._seconds(ratios), gain, self._compute_s())
+        rule: Any = c.adapt.value
+        best = rule().best(self._seconds(ratios), gain, self._compute_s())
         c.send_share(float(ratios[best]))
         self.ratios.append([self.t, float(ratios[best])])
         self.links, self.readings, self.usual = self.prices.costs.slowest, [], None

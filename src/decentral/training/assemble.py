@@ -17,7 +17,7 @@ from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import Machines, VirtualCluster, WaitsFor
 from decentral.cluster.compute import ComputeTimes, GradientTimes
 from decentral.cluster.links import CollectiveName, LinkCosts, Links
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.config.checks import check_probes, goes_by_itself, has_clock, is_virtual
 from decentral.config.identity import init_directory
 from decentral.config.schema import Config

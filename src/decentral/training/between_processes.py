@@ -23,7 +23,7 @@ from decentral.network.asynchronous.meeting import AllWorkers, Tickets
 from decentral.network.asynchronous.meeting import Pairs as RealPairs
 from decentral.network.asynchronous.protocol import is_fresh
 from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
-from decentral.topology.bipartite import sides
+from decentral.topology.rounds import sides
 from decentral.training.stepper import Stepper
 
 if TYPE_CHECKING:

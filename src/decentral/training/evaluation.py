@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decentral.gradients.passes.module_state import same
+from decentral.gradients.passes.worker_models import same
 from decentral.network.kernels import blocks
 from decentral.network.network import Network
 from decentral.store.metrics import Metric
-from decentral.tasks.evaluation import WHOLE, Scope
-from decentral.tasks.task import Problem
+from decentral.tasks.task import WHOLE, Problem, Scope
 from decentral.training.oracle import TrainLosses
 
 CONSENSUS = Metric("model", "consensus_distance", larger_is_better=None)

@@ -16,7 +16,7 @@ from decentral.host.torch_state import left_as_found
 from decentral.network.world import World
 from decentral.store import RunStore, Status
 from decentral.store.checkpoints import Written
-from decentral.tasks.evaluation import Scope
+from decentral.tasks.task import Scope
 from decentral.terminal.progress import Progress
 from decentral.training import faults
 from decentral.training.assemble import Run, Times, assemble

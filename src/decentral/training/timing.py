@@ -15,7 +15,7 @@ from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
 from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import VirtualCluster, WaitsFor
 from decentral.cluster.timeline import Lateness, Span, Spans, Timeline
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.config.checks import goes_by_itself
 from decentral.config.schema import Config
 from decentral.training.assemble import local_network, mean_seconds, with_rate

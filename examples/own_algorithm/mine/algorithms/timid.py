@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
 from decentral.cluster.operations import Average, Pairs
 from decentral.settings import setting
-from decentral.topology.bipartite import neighbors_of, sides
+from decentral.topology.rounds import neighbors_of, sides
 from decentral.topology.requirements import Need
 
 if TYPE_CHECKING:

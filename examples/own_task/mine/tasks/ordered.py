@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from decentral.data.description import DataDescription, LabelledData
+from decentral.data.dataset import DataDescription, LabelledData
 from decentral.tasks.supervised import SupervisedTask
 
 if TYPE_CHECKING:

@@ -1,16 +1,26 @@
-"""The contract of the forward and backward passes of a step, which give the gradients."""
+"""The contract of the forward and backward passes of a step; each worker in turn; workers in groups side by side."""
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
+from decentral.errors import ConfigError
+from decentral.gradients.passes.layers import MemoryFormat, forward
+from decentral.gradients.passes.worker_models import WorkerModels, random_state
 from decentral.gradients.precision import Precision
+from decentral.randomness import torch_generator
+
+if TYPE_CHECKING:
+    from decentral.gradients.execution import Loss, Workload
 
 
 class Lanes:
@@ -72,3 +82,193 @@ def agree(found: Tensor, expected: Tensor, precision: Precision) -> bool:
         return False
     size, off = (torch.linalg.vector_norm(each.reshape(len(each), -1), dim=1) for each in (expected, found - expected))
     return bool(((off <= precision.rounding**0.5 * size) | ~size.isfinite()).all())
+
+
+class OneByOne(Passes):
+    """Modules whose parameters alias the rows of x; their gradients are copied into the rows of g.
+
+    Each parameter's gradient is written twice and read once. Nothing as large as x is allocated: what lives beside the
+    rows is one worker's activations and one worker's gradient.
+    """
+
+    execution: str = "loop"
+    takes_lists: bool = True
+
+    def __init__(self, models: WorkerModels, precision: Precision, loss: Loss) -> None:
+        self.models, self.precision, self.loss = models, precision, loss
+        self.memory_format = MemoryFormat(models.modules[0], models.device)
+        self.draws: bool | None = None
+        """Whether passes draw random numbers, or may in a later step: known after the first one."""
+        self.lanes = Lanes()
+        self.g = torch.empty(0)
+        self._gradients: list[list[Tensor]] = []
+
+    def __call__(
+        self,
+        x: Tensor,
+        inputs: Tensor | Sequence[Any],
+        targets: Tensor | Sequence[Tensor],
+        workers: Sequence[int],
+        seed: Callable[[int], None],
+    ) -> tuple[Tensor, Tensor]:
+        """For each worker in turn: its module's forward pass, the loss, the backward pass, a copy into its row of g."""
+        models, device = self.models, self.models.device
+        if not self._gradients:
+            self.g = x.new_empty(len(models.modules), x.shape[1])
+            self._gradients = [models.views(row) for row in self.g]
+        models.bind(x, workers)
+        losses, seconds = [], self.seconds
+        if seconds is not None:
+            seconds.clear()
+        precise = self.precision.forward(device)
+        with torch.enable_grad(), self.precision.passes(device):
+            for j, i in enumerate(workers):
+                began = time.perf_counter()
+                with self.lanes(j):
+                    losses.append(self._one(j, i, x.dtype, inputs[j], targets[j], seed, precise))
+                if seconds is not None:
+                    if device.type == "cuda":
+                        torch.cuda.synchronize(device)
+                    seconds.append(time.perf_counter() - began)
+        self.lanes.join()
+        return torch.stack(losses), self.g[: len(workers)]
+
+    def _one(
+        self,
+        j: int,
+        i: int,
+        dtype: torch.dtype,
+        inputs: Any,
+        targets: Tensor,
+        seed: Callable[[int], None],
+        precise: AbstractContextManager[object],
+    ) -> Tensor:
+        """The loss of worker i, whose gradient goes to row j."""
+        models, device = self.models, self.models.device
+        if self.draws is None and models.foreign:
+            self._check_repeats(i, inputs, partial(seed, j), precise)
+        if self.draws is not False:
+            seed(j)
+        before = random_state(device) if self.draws is None else []
+        with precise:
+            outputs = models.modules[i](self.memory_format(inputs))
+        if self.draws is None:
+            self.draws = models.foreign or not all(map(torch.equal, before, random_state(device)))
+            models.check()
+            if not isinstance(outputs, Tensor):
+                raise ConfigError(
+                    f"In training the model gives a {type(outputs).__name__}, but the loss takes one tensor: "
+                    "let it return its logits [B, classes] alone (a model of torchvision: aux_logits=False)."
+                )
+        loss: Tensor = self.loss(outputs.to(dtype), targets)
+        gradients = torch.autograd.grad(loss, models.leaves[i], materialize_grads=True)
+        if models.foreign:
+            models.follow(i)
+            gradients = tuple(g.to_dense() if g.is_sparse else g for g in gradients)
+        torch._foreach_copy_(self._gradients[j], gradients)
+        return loss.detach()
+
+    def _check_repeats(
+        self, i: int, inputs: Any, seed: Callable[[], None], precise: AbstractContextManager[object]
+    ) -> None:
+        """Raise a ConfigError if two copies of module i differ on the same inputs, with the same draws."""
+        found = []
+        for _ in range(2):
+            copy, its = self.models.for_tests(i), tree_map(torch.clone, inputs)
+            seed()
+            with precise, torch.no_grad():
+                found.append(copy(self.memory_format(its)))
+        if all(isinstance(one, Tensor) for one in found) and not agree(found[0], found[1], self.precision):
+            raise ConfigError(
+                "The model computes something else when a step is repeated: let it draw from the global generators of "
+                "torch, numpy or random, which are seeded for every worker and step, and keep all state in the module."
+            )
+
+
+_NOISE = 0.01  # so that models of a first batch differ, which may all be the same
+_PLACES = 2  # how many places of x are remembered, for algorithms in which two of them take turns
+
+
+class SideBySide(Passes):
+    """The parameters of a group of workers are views [c, *shape] of their rows of x.
+
+    The gradients are copied into the rows of g. What lives beside the rows is one group's activations and gradients.
+    """
+
+    execution: str = "batched"
+    draws: ClassVar[bool] = False
+
+    def __init__(self, workload: Workload, layers: Sequence[nn.Module], workers_at_once: int) -> None:
+        self.workload = workload
+        self.models, self.layers, self.precision = workload.models, layers, workload.precision
+        self.loss, self.ignored = workload.loss, workload.ignored
+        self.workers_at_once = workers_at_once
+        self.lanes = Lanes()
+        self.g = torch.empty(0)
+        self._groups: dict[int, tuple[list[slice], list[list[Tensor]], Tensor]] = {}
+        self._leaves: dict[tuple[int, tuple[int, ...], int], list[list[Tensor]]] = {}
+
+    def __call__(
+        self, x: Tensor, inputs: Tensor, targets: Tensor, workers: Sequence[int], seed: Callable[[int], None]
+    ) -> tuple[Tensor, Tensor]:
+        """For each group: one forward pass, the losses, one backward pass for their sum, a copy into the rows of g."""
+        device, r = self.models.device, len(workers)
+        if r not in self._groups:
+            if not self._groups:
+                self.g = x.new_empty(len(self.models.modules), x.shape[1])
+            slices = self.groups(r)
+            self._groups[r] = slices, [self.models.views(self.g[group]) for group in slices], self.g[:r]
+        groups, gradients, g = self._groups[r]
+        losses = []
+        precise = self.precision.forward(device)
+        with torch.enable_grad(), self.precision.passes(device):
+            for group, leaves, views in zip(groups, self._bound(x, groups), gradients, strict=True):
+                with precise:
+                    outputs = forward(self.layers, inputs[group], leaves)
+                each = self.loss(outputs.to(x.dtype).flatten(0, 1), targets[group].flatten(0, 1), reduction="none")
+                loss = self._means(each, targets[group])
+                torch._foreach_copy_(views, torch.autograd.grad(loss.sum(), leaves))
+                losses.append(loss.detach())
+        return torch.cat(losses), g
+
+    def doubt(self, x: Tensor, inputs: Tensor, targets: Tensor) -> str | None:
+        """Compares with one worker after the other, each at a model of its own: a copy of its row with noise."""
+        fast = SideBySide(self.workload, self.layers, self.workers_at_once)
+        exact = OneByOne(self.models, self.precision, self.loss)
+        generator = torch_generator("cpu", 0, "proof")
+        try:
+            for group in self.groups(len(x)):
+                rows = x[group] + _NOISE * torch.randn(x[group].shape, generator=generator).to(x)
+                batch = inputs[group], targets[group]
+                expected = exact(rows, batch[0].clone(), batch[1], range(len(rows)), lambda j: None)
+                try:
+                    found = fast(rows, batch[0].clone(), batch[1], range(len(rows)), lambda j: None)
+                except Exception as error:
+                    return f"its layers fail side by side ({error})"
+                if not all(agree(*each, self.precision) for each in zip(found, expected, strict=True)):
+                    return "its layers compute something else side by side"
+            return None
+        finally:
+            self.models.release()
+
+    def _means(self, losses: Tensor, targets: Tensor) -> Tensor:
+        """The mean losses [c] of a group, from those of all its targets [c, B, ...]; without those that are ignored."""
+        each = losses.reshape(len(targets), -1)
+        if self.ignored is None:
+            return each.mean(1)
+        return each.sum(1) / (targets != self.ignored).flatten(1).sum(1)
+
+    def groups(self, r: int) -> list[slice]:
+        """The groups of r rows, of about the same size."""
+        bounds = torch.arange(r).tensor_split(-(-r // self.workers_at_once))
+        return [slice(int(group[0]), int(group[-1]) + 1) for group in bounds]
+
+    def _bound(self, x: Tensor, groups: Sequence[slice]) -> list[list[Tensor]]:
+        """The parameters of each group, as leaves of autograd."""
+        place = x.data_ptr(), x.stride(), len(x)
+        if place not in self._leaves:
+            if len(self._leaves) >= _PLACES:
+                del self._leaves[next(iter(self._leaves))]
+            views = [self.models.views(x[group]) for group in groups]
+            self._leaves[place] = [[view.detach().requires_grad_() for view in group] for group in views]
+        return self._leaves[place]

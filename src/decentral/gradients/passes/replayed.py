@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from decentral.gradients.passes.layers import is_known
-from decentral.gradients.passes.one_by_one import OneByOne
-from decentral.gradients.passes.passes import Lanes, Passes, agree
-from decentral.gradients.passes.side_by_side import SideBySide
+from decentral.gradients.passes.passes import Lanes, OneByOne, Passes, SideBySide, agree
 
 _CALLS_FIRST = 3  # until libraries have set up what they need, and have chosen their kernels
 _LANES = 8  # streams: so many workers at a time

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from decentral.cluster.cluster import VirtualCluster
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose, compose_each
 from decentral.config.schema import Config
 from decentral.errors import ConfigError

@@ -13,8 +13,8 @@ from torch.nn.functional import cross_entropy
 
 from decentral.cluster.cluster import VirtualCluster
 from decentral.cluster.links import CollectiveName
-from decentral.compression.row_layout import RowLayout
-from decentral.data.description import LabelledData, LabelledTokens
+from decentral.compression.rows import RowLayout
+from decentral.data.dataset import LabelledData, LabelledTokens
 from decentral.errors import ConfigError
 from decentral.host.machine import num_cores
 from decentral.measurements.timing import Turns, Verb, Work, in_group
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from decentral.config.schema import Config
-    from decentral.data.description import DataDescription
+    from decentral.data.dataset import DataDescription
     from decentral.measurements.timing import Setup
     from decentral.network.world import World
 

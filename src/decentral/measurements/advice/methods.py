@@ -14,10 +14,9 @@ from torch import Tensor
 
 from decentral.cluster.clock import Clock, Underway
 from decentral.cluster.cluster import VirtualCluster, WaitsFor
-from decentral.compression.address import Address
 from decentral.compression.compressor import Compressor, Encoder
-from decentral.compression.none import NoCompression
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.dense import NoCompression
+from decentral.compression.rows import Address, RowLayout
 from decentral.config.schema import Config
 from decentral.network.payload import Payload, Sizes
 from decentral.randomness import torch_generator

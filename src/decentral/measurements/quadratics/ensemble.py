@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.config.schema import Config
 from decentral.measurements.quadratics.rules import Member, Outcome, Proposal, Rule, Trial, Tuning
 from decentral.network.local import LocalNetwork

@@ -17,7 +17,7 @@ from decentral.algorithms.asynchronous import Team
 from decentral.cluster.clock import Clock
 from decentral.cluster.cluster import WaitsFor
 from decentral.cluster.timeline import Timeline
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.config.schema import Config
 from decentral.measurements.consensus import error, no_gradient
 from decentral.network.processes import join

@@ -12,10 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
-from decentral.gradients.passes.module_state import make_room, tensors_of, with_versions
-from decentral.gradients.passes.worker_models import WorkerModels, seed_draws
+from decentral.gradients.passes.worker_models import WorkerModels, make_room, seed_draws, tensors_of, with_versions
 from decentral.gradients.precision import float32
-from decentral.models.statistics import has_batch_statistics, is_averaged, recompute_batch_statistics, statistics_of
+from decentral.models.layers.statistics import (
+    has_batch_statistics,
+    is_averaged,
+    recompute_batch_statistics,
+    statistics_of,
+)
 
 if TYPE_CHECKING:
     from decentral.network.network import Network

@@ -9,14 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decentral.data.description import PADDING
+from decentral.data.dataset import PADDING
 from decentral.store.metrics import Metric
 from decentral.tasks.problems.supervised import Supervised
 
 if TYPE_CHECKING:
-    from decentral.config.schema import Config
-    from decentral.data.loading.texts import Windows
+    from decentral.data.loading.in_memory import Windows
     from decentral.tasks.supervised import SupervisedTask
+    from decentral.tasks.task import TaskConfig
 
 
 class Classification(Supervised):
@@ -25,16 +25,8 @@ class Classification(Supervised):
     loss = staticmethod(F.cross_entropy)
     num_statistics = 3
 
-    def __init__(
-        self,
-        task: SupervisedTask,
-        config: Config,
-        workers: range,
-        device: torch.device,
-        *,
-        statistics_examples: int = 512,
-    ) -> None:
-        super().__init__(task, config, workers, device, statistics_examples=statistics_examples)
+    def __init__(self, task: SupervisedTask, config: TaskConfig, workers: range, device: torch.device) -> None:
+        super().__init__(task, config, workers, device)
         self.metrics = (
             Metric("test", "accuracy", larger_is_better=True, unit="%", chance=1 / self.data.num_classes),
             Metric("test", "loss", unit=self.loss_unit),
@@ -70,7 +62,7 @@ class NextTokenPrediction(Supervised):
     )
     data: Windows
 
-    def __init__(self, task: SupervisedTask, config: Config, workers: range, device: torch.device) -> None:
+    def __init__(self, task: SupervisedTask, config: TaskConfig, workers: range, device: torch.device) -> None:
         super().__init__(task, config, workers, device)
         self.notes = (
             *self.notes,

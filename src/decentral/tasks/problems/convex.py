@@ -12,8 +12,7 @@ from torch import Tensor
 
 from decentral.randomness import normal, uniform
 from decentral.store.metrics import Metric
-from decentral.tasks.evaluation import WHOLE, Scope
-from decentral.tasks.task import Problem
+from decentral.tasks.task import WHOLE, Problem, Scope
 
 _TOLERANCE = 1e-5
 

@@ -11,25 +11,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.environments.environment import Running
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Workload
-from decentral.gradients.passes.layers import forward
-from decentral.gradients.passes.sizes import shared
+from decentral.gradients.passes.layers import forward, shared
 from decentral.gradients.passes.worker_models import WorkerModels, flat
 from decentral.gradients.precision import float32
 from decentral.partition.partition import class_counts, save_table
 from decentral.randomness import normal, numpy_generator, seeded, uniform
 from decentral.registry import components
 from decentral.store.metrics import Metric
-from decentral.tasks.evaluation import WHOLE, Scope
-from decentral.tasks.problems import ppo
-from decentral.tasks.problems.rollouts import Acting, Rollouts, Scale, Settings
-from decentral.tasks.task import Problem
+from decentral.tasks.problems.rollouts import Acting, PPOLoss, Rollouts, Scale, likeliest, sample
+from decentral.tasks.task import WHOLE, Problem, Scope, TaskConfig
 
 if TYPE_CHECKING:
-    from decentral.config.schema import Config
     from decentral.tasks.rl import RL
 
 _SCALED_BY = 2048
@@ -40,8 +36,7 @@ _TESTS_KEPT = 4
 class PolicyOptimisation(Problem):
     """Gradients of PPO's loss at models that are views of the rows; `tasks.rl` says what a draw is."""
 
-    def __init__(self, task: RL, config: Config, workers: range, device: torch.device) -> None:
-        assert config.num_workers is not None
+    def __init__(self, task: RL, config: TaskConfig, workers: range, device: torch.device) -> None:
         self.task, self.config, self.workers, self.seed, self.device = task, config, workers, config.seed, device
         self.env, self.dtype = config.env, config.precision.dtype
         self.info = config.env.inspect()
@@ -53,28 +48,24 @@ class PolicyOptimisation(Problem):
         self.memory = int(getattr(template, "memory", 0))
         self.execution = components("gradients")[config.execution]()
         normalise = self.info.normalises if task.normalise is None else task.normalise
-        self.settings = Settings(
-            task.num_envs,
-            task.rollout_steps,
-            task.passes,
-            config.batch_size,
-            task.gamma,
-            task.gae_lambda,
-            self.info.continuous,
-            self.info.num_actions,
-            self.memory,
-            normalise,
-        )
-        self.loss = ppo.PPOLoss(
-            self.info.continuous, task.clip, task.value_weight, task.entropy_weight, task.clip_value
-        )
+        self.loss = PPOLoss(self.info.continuous, task.clip, task.value_weight, task.entropy_weight, task.clip_value)
         self.workload = Workload(self.models, self._batch_shape(), config.precision, self.loss)
         found = shared(self.workload)
         self._layers = None if isinstance(found, str) else found[0]
         self.passes = self.execution.passes(self.workload)
         self.facts = {"execution": self.passes.execution}
         running = config.env.open([self.indices[worker] for worker in workers], task.num_envs)
-        self.rollouts = Rollouts(running, self.info.shape, self.settings, workers, config.seed, self.dtype)
+        self.rollouts = Rollouts(
+            running,
+            task,
+            self.info,
+            workers,
+            batch_size=config.batch_size,
+            memory=self.memory,
+            seed=config.seed,
+            dtype=self.dtype,
+            normalises=normalise,
+        )
         self.R = task.draws_per_rollout(config.batch_size)
         self.steps_per_epoch = float(self.R)
         if normalise:
@@ -256,9 +247,11 @@ class PolicyOptimisation(Problem):
             scale = self.rollouts.scale
             given, memory = outputs(torch.from_numpy(seen if scale is None else scale(seen)), memory, begins)
             if self.task.greedy:
-                action = ppo.likeliest(given, continuous)
+                action = likeliest(given, continuous)
             else:
-                action, _ = ppo.sample(given, continuous, self._test_noise(scenes, t).expand(r, -1, -1))
+                columns = np.arange(self.rollouts.columns)
+                drawn = (normal if continuous else uniform)(self.seed, "test actions", scenes[:, None], t, columns)
+                action, _ = sample(given, continuous, torch.from_numpy(drawn).to(self.dtype).expand(r, -1, -1))
             taken = action.double().numpy() if continuous else action[..., 0].long().numpy()
             moves = running.step(places, taken, chances)
             totals[..., -2] += np.where(over, 0.0, moves.rewards)
@@ -268,12 +261,6 @@ class PolicyOptimisation(Problem):
             begins = torch.from_numpy(moves.ended).to(self.dtype)
             t += 1
         return np.concatenate([totals.sum(1), np.full((r, 1), float(N))], axis=1)
-
-    def _test_noise(self, scenes: np.ndarray, t: int) -> Tensor:
-        """What actions are drawn by in step t of the episodes in these scenes: [N, columns]."""
-        places = scenes[:, None], t, np.arange(self.settings.columns)
-        drawn = (normal if self.info.continuous else uniform)(self.seed, "test actions", *places)
-        return torch.from_numpy(drawn).to(self.dtype)
 
     def _testing(self, num_models: int, scenes: np.ndarray) -> Running:
         """The environments of a test, which are opened once."""

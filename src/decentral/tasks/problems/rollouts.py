@@ -1,17 +1,124 @@
-"""What workers have seen, done and got: rollouts of their environments, and the batches that they are cut into."""
+"""PPO: advantages, the loss, how actions are drawn; rollouts of environments, and the batches that they are cut into.
+
+Schulman et al. 2017 (arXiv:1707.06347), in the details of CleanRL's `ppo.py` and `ppo_continuous_action.py` (Huang et
+al., JMLR 23(274), 2022). Shapes: r workers, E environments each, T steps of a rollout.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.environments.environment import Running
+from decentral.environments.environment import EnvironmentDescription, Running
 from decentral.randomness import numpy_generator
-from decentral.tasks.problems import ppo
+
+if TYPE_CHECKING:
+    from decentral.tasks.rl import RL
+
+COLUMNS = 4
+"""What a target begins with: advantage, return, value and log-probability as they were; the action follows."""
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Policy(NamedTuple):
+    """What a policy gives for observations [...]."""
+
+    value: Tensor  # [...]
+    log_prob: Callable[[Tensor], Tensor]  # actions [..., columns] -> [...]
+    entropy: Tensor  # [...]
+
+
+def read(outputs: Tensor, continuous: bool) -> Policy:
+    """What [..., num_outputs] say: see `models.policy.Policy`."""
+    value, action = outputs[..., 0], outputs[..., 1:]
+    if not continuous:
+        log_p = action.log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        return Policy(value, lambda a: log_p.gather(-1, a.long())[..., 0], entropy)
+    mean, log_std = action.chunk(2, dim=-1)
+
+    def log_prob(a: Tensor) -> Tensor:
+        return (-((a - mean) / log_std.exp()).square() / 2 - log_std - _LOG_2PI / 2).sum(-1)
+
+    return Policy(value, log_prob, (log_std + (1 + _LOG_2PI) / 2).sum(-1))
+
+
+def sample(outputs: Tensor, continuous: bool, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Actions [..., columns] of the policy and the logarithms of their probabilities [...].
+
+    noise   [..., columns]: uniform in [0, 1), or standard normal; an action a of several is the least with
+            P(0) + ... + P(a) > noise
+    """
+    if continuous:
+        mean, log_std = outputs[..., 1:].chunk(2, dim=-1)
+        return mean + log_std.exp() * noise, -(noise.square() / 2 + log_std + _LOG_2PI / 2).sum(-1)
+    log_p = outputs[..., 1:].log_softmax(-1)
+    total = log_p.exp().cumsum_(-1)
+    action = (total[..., :-1] <= noise).sum(-1, keepdim=True)
+    return action.to(outputs.dtype), log_p.gather(-1, action)[..., 0]
+
+
+def likeliest(outputs: Tensor, continuous: bool) -> Tensor:
+    """The likeliest actions [..., columns]."""
+    if continuous:
+        return outputs[..., 1:].chunk(2, dim=-1)[0]
+    return outputs[..., 1:].argmax(-1, keepdim=True).to(outputs.dtype)
+
+
+def advantages(
+    rewards: Tensor, values: Tensor, ended: Tensor, last_value: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Generalised advantage estimates [..., T, E] (Schulman et al., ICLR 2016), from the last step to the first:
+
+        delta_t = r_t + gamma (1 - d_t) V_{t+1} - V_t;    A_t = delta_t + gamma lambda (1 - d_t) A_{t+1}
+
+    rewards, values and ended (d_t: whether the episode was over after step t) [..., T, E]; last_value V_T [..., E].
+    """
+    found = torch.empty_like(values)
+    following, ahead = torch.zeros_like(last_value), last_value
+    for t in reversed(range(values.shape[-2])):
+        goes_on = 1 - ended[..., t, :]
+        delta = rewards[..., t, :] + gamma * goes_on * ahead - values[..., t, :]
+        following = delta + gamma * gae_lambda * goes_on * following
+        found[..., t, :] = following
+        ahead = values[..., t, :]
+    return found
+
+
+@dataclass(frozen=True)
+class PPOLoss:
+    """The loss of outputs [..., num_outputs] for targets [..., COLUMNS + action], as `gradients` ask for it:
+
+        max(-A w, -A clip(w, 1 - c, 1 + c)) + c_v / 2 max((V - R)^2, (V_old + clip(V - V_old, -c, c) - R)^2) - c_e H
+
+    w = exp(log pi(a) - log pi_old(a)), H the entropy of pi; without `clips_value` the second term is c_v / 2 (V - R)^2.
+    """
+
+    continuous: bool
+    clip: float  # c
+    value_weight: float  # c_v
+    entropy_weight: float  # c_e
+    clips_value: bool
+
+    def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
+        """Its mean, its sum, or it for each of [...] with reduction="none"."""
+        advantage, wanted, old_value, old_log_prob, *_ = targets.unbind(-1)
+        policy, c = read(outputs, self.continuous), self.clip
+        ratio = (policy.log_prob(targets[..., COLUMNS:]) - old_log_prob).exp()
+        surrogate = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - c, 1 + c))
+        missed = (policy.value - wanted).square()
+        if self.clips_value:
+            moved = (policy.value - old_value).clamp(-c, c)
+            missed = torch.maximum(missed, (old_value + moved - wanted).square())
+        loss = surrogate + self.value_weight / 2 * missed - self.entropy_weight * policy.entropy
+        return loss if reduction == "none" else loss.mean() if reduction == "mean" else loss.sum()
+
 
 _EPSILON = 1e-8
 _MOST = 10.0  # of what is normalised
@@ -33,52 +140,45 @@ Acting = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 [r, E, num_outputs], and the memory that follows."""
 
 
-class Settings(NamedTuple):
-    """How long rollouts are, and what is made of them."""
-
-    num_envs: int
-    num_steps: int
-    passes: int
-    batch_size: int
-    gamma: float
-    gae_lambda: float
-    continuous: bool
-    num_actions: int
-    memory: int
-    """Numbers that a policy remembers; 0: batches are single frames."""
-    normalises_rewards: bool
-
-    @property
-    def columns(self) -> int:
-        """Numbers of an action."""
-        return self.num_actions if self.continuous else 1
-
-    @property
-    def batches_per_pass(self) -> int:
-        """Batches that a rollout is cut into."""
-        return self.num_envs * self.num_steps // self.batch_size
-
-
 class Rollouts:
     """The newest rollout of each of k workers, and where their environments are."""
 
     def __init__(
-        self, running: Running, shape: tuple[int, ...], s: Settings, workers: range, seed: int, dtype: torch.dtype
+        self,
+        running: Running,
+        task: RL,
+        info: EnvironmentDescription,
+        workers: range,
+        *,
+        batch_size: int,
+        memory: int,
+        seed: int,
+        dtype: torch.dtype,
+        normalises: bool,
     ) -> None:
-        self.running, self.s, self.workers, self.seed, self.dtype = running, s, workers, seed, dtype
+        """memory: numbers that a policy remembers; 0: batches are single frames. normalises: the rewards."""
+        self.running, self.task, self.workers, self.seed, self.dtype = running, task, workers, seed, dtype
+        self.batch_size, self.remembers, self.continuous, self.normalises = (
+            batch_size,
+            memory > 0,
+            info.continuous,
+            normalises,
+        )
+        self.columns = info.num_actions if info.continuous else 1
+        """Numbers of an action."""
         self.scale: Scale | None = None
-        k, T, E = len(workers), s.num_steps, s.num_envs
+        k, T, E = len(workers), task.rollout_steps, task.num_envs
         self.held = np.full(k, -1, dtype=np.int64)
         """[k]: the number of the rollout that each worker holds; -1 for none."""
         self.frames = np.zeros(k, dtype=np.int64)
         """[k]: how many frames each has taken."""
-        self.observations = torch.zeros(k, T, E, *shape)
-        self.targets = torch.zeros(k, T, E, ppo.COLUMNS + s.columns, dtype=dtype)
+        self.observations = torch.zeros(k, T, E, *info.shape)
+        self.targets = torch.zeros(k, T, E, COLUMNS + self.columns, dtype=dtype)
         self.began = torch.zeros(k, T, E, dtype=dtype)
         """Whether an episode begins with this observation."""
-        self.remembered = torch.zeros(k, E, s.memory, dtype=dtype)
+        self.remembered = torch.zeros(k, E, memory, dtype=dtype)
         """The memory before the first step."""
-        self.memory = torch.zeros(k, E, s.memory, dtype=dtype)
+        self.memory = torch.zeros(k, E, memory, dtype=dtype)
         self.begins = torch.ones(k, E, dtype=dtype)
         """The memory after the last step, and whether an episode begins then."""
         self.returns = np.zeros((k, E))
@@ -88,30 +188,31 @@ class Rollouts:
 
     def collect(self, acting: Acting, places: Sequence[int], numbers: np.ndarray) -> None:
         """Rollouts `numbers` [r] of these workers, who act as they are told to."""
-        s, rows, r = self.s, list(places), len(places)
-        T, E = s.num_steps, s.num_envs
-        self._begin_first([i for i in rows if self.held[i] < 0])
+        rows, r, T, E = list(places), len(places), self.task.rollout_steps, self.task.num_envs
+        if first := [i for i in rows if self.held[i] < 0]:
+            drawn = [numpy_generator(self.seed, "first episodes", self.workers[i]) for i in first]
+            self.running.begin(first, np.stack([each.random((E, Running.num_chances)) for each in drawn]))
         noise, chances = self._drawn(rows, numbers)
         whole = r == len(self.workers) and rows == list(range(r))
         observations = self.observations if whole else self.observations[rows]
         began, memory, begins = self.began.new_empty(r, T, E), self.memory[rows], self.begins[rows]
         self.remembered[rows] = memory
         values, log_probs = began.new_empty(2, r, T, E)
-        actions = began.new_empty(r, T, E, s.columns)
+        actions = began.new_empty(r, T, E, self.columns)
         rewards, ended = np.empty((r, T, E)), np.empty((r, T, E))
         for t in range(T):
             observations[:, t], began[:, t] = self.observe(rows), begins
             outputs, memory = acting(observations[:, t], memory, begins)
-            action, log_probs[:, t] = ppo.sample(outputs, s.continuous, noise[:, t])
+            action, log_probs[:, t] = sample(outputs, self.continuous, noise[:, t])
             values[:, t], actions[:, t] = outputs[..., 0], action
-            taken = action.double().numpy() if s.continuous else action[..., 0].long().numpy()
+            taken = action.double().numpy() if self.continuous else action[..., 0].long().numpy()
             moves = self.running.step(rows, taken, chances[:, t])
-            rewards[:, t] = self._scaled(rows, moves.rewards, moves.ended) if s.normalises_rewards else moves.rewards
+            rewards[:, t] = self._scaled(rows, moves.rewards, moves.ended) if self.normalises else moves.rewards
             ended[:, t] = moves.ended
             begins = torch.from_numpy(moves.ended).to(self.dtype)
         last, _ = acting(self.observe(rows), memory, begins)
         received, over = (torch.from_numpy(each).to(self.dtype) for each in (rewards, ended))
-        advantage = ppo.advantages(received, values, over, last[..., 0], s.gamma, s.gae_lambda)
+        advantage = advantages(received, values, over, last[..., 0], self.task.gamma, self.task.gae_lambda)
         known = torch.stack([advantage, advantage + values, values, log_probs], dim=-1)
         self.targets[rows] = torch.cat([known, actions], dim=-1)
         if not whole:
@@ -122,9 +223,9 @@ class Rollouts:
 
     def batch(self, places: Sequence[int], draws: np.ndarray) -> tuple[Tensor, Tensor]:
         """The batches [r, B, ...] that these workers draw from the rollouts that they hold, and their targets."""
-        s, rows = self.s, torch.tensor(list(places))[:, None]
+        rows = torch.tensor(list(places))[:, None]
         order = torch.stack([self._order(i, int(draw)) for i, draw in zip(places, draws, strict=True)])
-        if s.memory:
+        if self.remembers:
             pieces = self.observations.flatten(3).transpose(1, 2)[rows, order].to(self.dtype)
             begun = self.began.transpose(1, 2)[rows, order]
             steps = torch.cat([pieces, begun[..., None]], dim=-1).flatten(2)
@@ -166,33 +267,24 @@ class Rollouts:
         self.returns[i], self.spread[i] = state["returns"], state["spread"]
         self.running.load_state(i, state["environments"])
 
-    def _begin_first(self, rows: list[int]) -> None:
-        """The first episodes of these workers."""
-        if not rows:
-            return
-        shape = self.s.num_envs, Running.num_chances
-        drawn = [numpy_generator(self.seed, "first episodes", self.workers[i]).random(shape) for i in rows]
-        self.running.begin(rows, np.stack(drawn))
-
     def _drawn(self, rows: list[int], numbers: np.ndarray) -> tuple[Tensor, np.ndarray]:
         """The noise of actions [r, T, E, columns] and the chances of episodes [r, T, E, 3]."""
-        s = self.s
-        noise, chances = [], []
+        noise, chances, shape = [], [], (self.task.rollout_steps, self.task.num_envs)
         for i, number in zip(rows, numbers.tolist(), strict=True):
             random = numpy_generator(self.seed, "rollout", self.workers[i], number)
-            shape = s.num_steps, s.num_envs
-            noise.append(random.standard_normal((*shape, s.columns)) if s.continuous else random.random((*shape, 1)))
+            draw = random.standard_normal if self.continuous else random.random
+            noise.append(draw((*shape, self.columns)))
             chances.append(random.random((*shape, Running.num_chances)))
         return torch.from_numpy(np.stack(noise)).to(self.dtype), np.stack(chances)
 
     def _order(self, i: int, draw: int) -> Tensor:
         """The frames (or environments, where policies remember) in this batch of a worker's rollout."""
-        s = self.s
-        each = s.batch_size // s.num_steps if s.memory else s.batch_size
-        pass_number, batch = divmod(draw, s.batches_per_pass)
+        task = self.task
+        each = self.batch_size // task.rollout_steps if self.remembers else self.batch_size
+        pass_number, batch = divmod(draw, task.frames // self.batch_size)
         known, order = self._orders.get(i, (-1, torch.empty(0)))
         if known != pass_number:
-            number = s.num_envs if s.memory else s.num_envs * s.num_steps
+            number = task.num_envs if self.remembers else task.frames
             random = numpy_generator(self.seed, "batches", self.workers[i], pass_number)
             order = torch.from_numpy(random.permutation(number))
             self._orders[i] = pass_number, order
@@ -203,7 +295,7 @@ class Rollouts:
 
         The moments are those of gymnasium's `NormalizeReward`, of a worker's environments together.
         """
-        returns = self.returns[rows] * self.s.gamma + rewards
+        returns = self.returns[rows] * self.task.gamma + rewards
         mean, variance, count = self.spread[rows].T
         batch, found, more = returns.mean(1), returns.var(1), returns.shape[1]
         total, apart = count + more, batch - mean

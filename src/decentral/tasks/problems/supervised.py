@@ -12,27 +12,24 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves, tree_map
 
-from decentral.compression.row_layout import RowLayout
+from decentral.compression.rows import RowLayout
 from decentral.data.dataset import DrawnApart
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Loss, Workload
-from decentral.gradients.passes.sizes import MemoryFormat, forward_examples
+from decentral.gradients.passes.layers import MemoryFormat, forward_examples
 from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
 from decentral.gradients.precision import cast
 from decentral.host.torch_state import default_dtype
-from decentral.models.statistics import evaluating
+from decentral.models.layers.statistics import evaluating
 from decentral.partition.partition import class_counts, save_table
 from decentral.randomness import seeded, torch_generator
 from decentral.registry import blame, components
-from decentral.tasks.evaluation import WHOLE, Scope
 from decentral.tasks.problems.averaged_model import AveragedModel, note
 from decentral.tasks.problems.batches import BatchOrder, DrawOrder
-from decentral.tasks.task import Problem
+from decentral.tasks.task import WHOLE, Problem, Scope, TaskConfig
 
 if TYPE_CHECKING:
-    from decentral.config.schema import Config
     from decentral.data.dataset import Batch, Batches
     from decentral.network.network import Network
     from decentral.tasks.supervised import SupervisedTask
@@ -64,15 +61,13 @@ class Supervised(Problem):
     def __init__(
         self,
         task: SupervisedTask,
-        config: Config,
+        config: TaskConfig,
         workers: range,
         device: torch.device,
-        *,
-        statistics_examples: int = 512,
     ) -> None:
-        """statistics_examples: on how many training examples batch-norm statistics are recomputed."""
         self.task, self.config, self.workers, self.device, self.seed = task, config, workers, device, config.seed
-        self.statistics_examples = statistics_examples
+        self.statistics_examples: int = getattr(task, "statistics_images", 512)
+        """On how many training examples batch-norm statistics are recomputed."""
         self.data, self.dtype = config.data.load(device, config.seed), config.precision.dtype
         self.data.exact = self.dtype is torch.float64
         info = config.data.inspect()
@@ -93,18 +88,15 @@ class Supervised(Problem):
         self.facts = {**config.model.facts, "execution": self.passes.execution}
         self._x0 = flat(template).to(device)
         self._streams: dict[int | None, _Stream] = {}
-        self._copies: bool | None = None
-        """Whether modules write into the test examples, so that each gets a copy; None: nobody knows yet."""
         self.notes = (
             *config.data.notes(),
             *config.model.notes,
-            *note(template, f"{statistics_examples} training {info.kind}"),
+            *note(template, f"{self.statistics_examples} training {info.kind}"),
         )
 
     def prepare_batches(self) -> None:
         """Say who draws what: `indices` (of each of the n workers), `order`, and `steps_per_epoch`."""
         config, task = self.config, self.task
-        assert config.num_workers is not None
         self.indices = config.partition.indices(self.data.train_labels, config.num_workers, config.seed)
         settings = {"reshuffle": task.reshuffle, "drop_last": task.drop_last}
         self.order = order = BatchOrder(self.indices, self.workers, config.batch_size, config.seed, **settings)
@@ -273,24 +265,14 @@ class Supervised(Problem):
 
     def _batches(self, places: Sequence[int], draws: Sequence[int]) -> list[Batch]:
         """The batches of local workers that are not equally far, in their order: each of one worker, or all in one."""
-        if self.data.reads_ahead:
+        if not isinstance(self.data, DrawnApart) or not isinstance(self.order, BatchOrder):
             return [self.batch_of(i, draw) for i, draw in zip(places, draws, strict=True)]
-        if isinstance(self.data, DrawnApart) and isinstance(self.order, BatchOrder):
-            rows = [self.order.row(i, draw) for i, draw in zip(places, draws, strict=True)]
-            numbers = [self.workers[i] for i in places]
-            if len({len(row) for row in rows}) == 1:
-                return [self.data.drawn(torch.stack(rows), numbers, draws)]
-            each = zip(rows, numbers, draws, strict=True)
-            return [self.data.drawn(row[None], [number], [draw]) for row, number, draw in each]
-        found: dict[int, Batch] = {}
-        for draw in set(draws):
-            together = [i for i, its in zip(places, draws, strict=True) if its == draw]
-            numbers = [self.workers[i] for i in together]
-            batch = next(self.data.train_batches(self.order.of(*together), numbers, draw, draw + 1))
-            if len(together) == len(places):
-                return [batch]
-            found |= {i: (batch[0][j : j + 1], batch[1][j : j + 1]) for j, i in enumerate(together)}
-        return [found[i] for i in places]
+        rows = [self.order.row(i, draw) for i, draw in zip(places, draws, strict=True)]
+        numbers = [self.workers[i] for i in places]
+        if len({len(row) for row in rows}) == 1:
+            return [self.data.drawn(torch.stack(rows), numbers, draws)]
+        each = zip(rows, numbers, draws, strict=True)
+        return [self.data.drawn(row[None], [number], [draw]) for row, number, draw in each]
 
     def _statistics_batches(self) -> Iterator[Tensor]:
         """Training examples of all workers, always the same ones, in batches of about the same size."""
@@ -303,18 +285,14 @@ class Supervised(Problem):
     def _test(self, modules: dict[str, torch.nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
         """The statistics of this part's batches of the test examples: [modules, S].
 
-        All modules look at the same batches, with the same draws: equal models have equal statistics. Where one writes
-        into its batch, each gets a copy from then on, and what was found so far is computed again.
+        All modules look at the same batches, with the same draws: equal models have equal statistics. Each gets a copy,
+        which it may write into.
         """
         with evaluating(*modules.values()):
-            try:
-                return self._tested(modules, scope, part, parts)
-            except _Overwritten:
-                self._copies = True
-                return self._tested(modules, scope, part, parts)
+            return self._tested(modules, scope, part, parts)
 
     def _tested(self, modules: dict[str, torch.nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
-        """The same with modules in eval mode. Raises _Overwritten.
+        """The same with modules in eval mode.
 
         A forward pass is on no more examples of a batch than are fast (`forward_examples`).
         """
@@ -331,30 +309,14 @@ class Supervised(Problem):
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
                     scope.tell(f"evaluating {name}, batch {number + 1} of {num_batches}")
                     seed_draws(self.device, self.seed, part + number * parts, purpose="evaluation")
-                    with self._lent(inputs) as lent:
-                        for some, their in zip(lent.split(piece), targets.split(piece), strict=True):
-                            self.add_statistics(total, self._outputs(module, some), their)
+                    for some, their in zip(inputs.clone().split(piece), targets.split(piece), strict=True):
+                        self.add_statistics(total, self._outputs(module, some), their)
         return totals.cpu()
 
     def _outputs(self, module: torch.nn.Module, inputs: Any) -> Tensor:
         """Those of a forward pass, in the precision of the run."""
         with default_dtype(self.dtype), self._named("in an evaluation"):
             return module(inputs).to(self.dtype)  # type: ignore[no-any-return]
-
-    @contextmanager
-    def _lent(self, inputs: Any) -> Iterator[Any]:
-        """Inputs for a module that may write into them: a copy until one has not, then themselves. Raises _Overwritten
-        if they are found changed."""
-        if self._copies is not False:
-            lent = tree_map(Tensor.clone, inputs)
-            yield lent
-            if self._copies is None:
-                self._copies = not all(map(torch.equal, tree_leaves(lent), tree_leaves(inputs)))
-            return
-        versions = [tensor._version for tensor in tree_leaves(inputs)]
-        yield inputs
-        if versions != [tensor._version for tensor in tree_leaves(inputs)]:
-            raise _Overwritten
 
     def _test_examples(self, number: int) -> Tensor:
         """So many test examples, always the same ones, in their order."""
@@ -379,10 +341,6 @@ def _together(batches: Sequence[Batch]) -> Batch:
     if all(isinstance(one, Tensor) for one in inputs) and len({one.shape for one in inputs}) == 1:
         return torch.cat(inputs), torch.cat(targets)
     return [one for each in inputs for one in each], [one for each in targets for one in each]
-
-
-class _Overwritten(Exception):
-    """A module has written into test examples that others look at, too."""
 
 
 class _Stream:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,20 +12,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
-from decentral.data.pairs import BEGIN, END, PAD, Pairs
+from decentral.data.parallel import BEGIN, END, PAD, Pairs
 from decentral.host.machine import require
 from decentral.partition.partition import class_counts
 from decentral.randomness import numpy_generator
 from decentral.store.files import csv_text, write_text
 from decentral.store.metrics import Metric
-from decentral.tasks.evaluation import Scope
 from decentral.tasks.problems.supervised import Supervised
+from decentral.tasks.task import Scope, TaskConfig
 
 if TYPE_CHECKING:
-    from decentral.config.schema import Config
-    from decentral.data.pairs import Corpus, Pairs
-    from decentral.models.layers.encoder_decoder import EncoderDecoder
+    from decentral.data.parallel import Pairs
+    from decentral.models.layers.transformer import EncoderDecoder
     from decentral.tasks.supervised import Translation
 
 ORDER = 4
@@ -34,24 +33,17 @@ COUNTS = 2 * ORDER + 2
 """Matches of 1 to 4 words in a row, how many such rows the translations have, words of translations and references."""
 
 
-class Bleu(ABC):
-    """What is counted of translations, uncased."""
-
-    signature: str
-    """How it is counted, as sacrebleu says it."""
-
-    @abstractmethod
-    def counts(self, translations: Sequence[str], references: Sequence[str]) -> list[int]:
-        """The sums over these sentences that the score is computed from: `COUNTS` numbers."""
-
-
-class WordBleu(Bleu):
+class WordBleu:
     """Where blanks are all that divides words: needs no package, and equals sacrebleu's with tokenize=none."""
 
     signature = "nrefs:1|case:lc|eff:no|tok:none|smooth:exp"
+    """How it is counted, as sacrebleu says it."""
 
     def counts(self, translations: Sequence[str], references: Sequence[str]) -> list[int]:
-        """Of each n: how many n words in a row are in the reference, too, each counted as often as it is there."""
+        """The sums over these sentences that the score is computed from, `COUNTS` numbers; uncased.
+
+        Of each n: how many n words in a row are in the reference, too, each counted as often as it is there.
+        """
         matches, totals, written, asked = [0] * ORDER, [0] * ORDER, 0, 0
         for text, reference in zip(translations, references, strict=True):
             ours, theirs = text.lower().split(), reference.lower().split()
@@ -63,12 +55,12 @@ class WordBleu(Bleu):
         return [*matches, *totals, written, asked]
 
 
-class TextBleu(Bleu):
+class TextBleu:
     """Sacrebleu's own counts, with its usual tokens (13a): what papers report."""
 
     def __init__(self) -> None:
         """Raises ConfigError if the package is missing."""
-        check_installed()
+        require("sacrebleu", "task=translation with texts", "pip install 'decentral[translation]'")
         from sacrebleu.metrics import BLEU
 
         self._bleu = BLEU(lowercase=True, force=True)
@@ -79,11 +71,6 @@ class TextBleu(Bleu):
         """As sacrebleu counts."""
         found = self._bleu.corpus_score(list(translations), [list(references)])
         return [*found.counts, *found.totals, found.sys_len, found.ref_len]
-
-
-def check_installed() -> None:
-    """Raise ConfigError unless sacrebleu is there."""
-    require("sacrebleu", "task=translation with texts", "pip install 'decentral[translation]'")
 
 
 def bleu(counts: Tensor) -> Tensor:
@@ -137,8 +124,13 @@ class Buckets:
         self.most = np.clip(max_tokens // pairs.bounds, 1, batch_size)
         """[buckets]: pairs in a batch."""
         self.slack = pairs.train[1].lengths - pairs.train[0].lengths
-        self.parts = [self._by_bucket(indices[i]) for i in workers]
-        counts = [self._num_batches(np.bincount(self.bucket[part], minlength=len(self.most))) for part in indices]
+        self.parts = []
+        """Of each local worker, bucket and pairs of each bucket of which it has any."""
+        for i in workers:
+            part = np.sort(indices[i])
+            self.parts.append([(int(b), part[self.bucket[part] == b]) for b in np.unique(self.bucket[part])])
+        pairs_of = [np.bincount(self.bucket[part], minlength=len(self.most)) for part in indices]
+        counts = [int(-(-each // self.most).sum()) for each in pairs_of]
         self.steps_per_epoch = sum(counts) / len(counts)
         """Batches that all workers have together, over their number."""
         self.batches_per_pass = [counts[i] for i in workers]
@@ -168,22 +160,10 @@ class Buckets:
             batches += np.array_split(ordered, -(-len(pairs) // int(self.most[bucket])))
         return [batches[j] for j in generator.permutation(len(batches))]
 
-    def _by_bucket(self, part: np.ndarray) -> list[tuple[int, np.ndarray]]:
-        """Bucket and pairs of each bucket of which the worker has any."""
-        part = np.sort(part)
-        return [(int(b), part[self.bucket[part] == b]) for b in np.unique(self.bucket[part])]
 
-    def _num_batches(self, pairs: np.ndarray) -> int:
-        """Of so many pairs [buckets] of one worker."""
-        return int(-(-pairs // self.most).sum())
-
-
-def padded_share(pairs: tuple[Corpus, Corpus], batches: Sequence[np.ndarray]) -> float:
-    """Of all tokens in these batches, on both sides, the share that only fills up."""
-    lengths = [side.lengths for side in pairs]
-    tokens = sum(int(side[batch].sum()) for batch in batches for side in lengths)
-    places = sum(len(batch) * int(side[batch].max()) for batch in batches for side in lengths)
-    return 1 - tokens / places
+def _num_batches(self, pairs: np.ndarray) -> int:
+    """Of so many pairs [buckets] of one worker."""
+    return int(-(-pairs // self.most).sum())
 
 
 def greedy(module: nn.Module, source: Tensor, extra_length: int) -> list[list[int]]:
@@ -236,7 +216,8 @@ def beam_search(module: nn.Module, source: Tensor, extra_length: int, width: int
         continued[..., PAD] = torch.where(complete, 0.0, continued[..., PAD])  # it stays as it is
         score, best = (score[..., None] + continued).flatten(1).topk(width, dim=1)
         parent, tokens = best // continued.shape[2], best % continued.shape[2]
-        complete, lengths, history = complete.gather(1, parent), lengths.gather(1, parent), _of(history, parent)
+        complete, lengths = complete.gather(1, parent), lengths.gather(1, parent)
+        history = history.gather(1, parent[..., None].expand(-1, -1, place))
         lengths = lengths + ~complete
         history = torch.cat([history, torch.where(complete, PAD, tokens)[..., None]], dim=2)
         complete = complete | (tokens == END) | (place + 1 >= most)[:, None]
@@ -252,10 +233,6 @@ def beam_search(module: nn.Module, source: Tensor, extra_length: int, width: int
 def _most(source: Tensor, extra_length: int) -> Tensor:
     """How many tokens a translation may have, with the one that ends it: [B] on the CPU."""
     return (source != PAD).sum(1).cpu() + extra_length
-
-
-def _of(history: Tensor, parent: Tensor) -> Tensor:
-    return history.gather(1, parent[..., None].expand(-1, -1, history.shape[2]))
 
 
 class SmoothedLoss:
@@ -287,20 +264,17 @@ class Translating(Supervised):
     dealt = "bucket"
     num_statistics = COUNTS + 2
 
-    def __init__(self, task: Translation, config: Config, workers: range, device: torch.device) -> None:
+    def __init__(self, task: Translation, config: TaskConfig, workers: range, device: torch.device) -> None:
         self.loss = SmoothedLoss(task.label_smoothing)
         self.translation = task
         super().__init__(task, config, workers, device)
-        self.bleu: Bleu = WordBleu() if self.data.text.plain else TextBleu()
+        self.bleu: WordBleu | TextBleu = WordBleu() if self.data.text.plain else TextBleu()
         self.metrics = (Metric("test", "BLEU", larger_is_better=True), Metric("test", "loss", unit=self.loss_unit))
-        first = [self.order.batch(0, draw) for draw in range(self.order.batches_per_pass[0])]
-        share = round(padded_share(self.data.train, first), 4)
-        self.facts = {**self.facts, "bleu": self.bleu.signature, "padded_share_of_tokens": share}
+        self.facts = {**self.facts, "bleu": self.bleu.signature}
 
     def prepare_batches(self) -> None:
         """Batches of a bucket each, see `Buckets`."""
         config = self.config
-        assert config.num_workers is not None
         self.indices = config.partition.indices(self.data.train_labels, config.num_workers, config.seed)
         most = self.translation.max_tokens
         self.order: Buckets = Buckets(self.data, self.indices, self.workers, config.batch_size, most, config.seed)
@@ -344,9 +318,9 @@ class Translating(Supervised):
                 references = [self.data.text.references[i] for i in batch.tolist()]
                 for total, (name, module) in zip(totals, modules.items(), strict=True):
                     scope.tell(f"translating with {name}, batch {number + 1} of {len(batches)}")
-                    with self._lent(sentences) as lent:
-                        self.add_statistics(total, self._outputs(module, lent), target)
-                        found = self.bleu.counts(self.translated(module, lent.source), references)
+                    lent = tree_map(Tensor.clone, sentences)
+                    self.add_statistics(total, self._outputs(module, lent), target)
+                    found = self.bleu.counts(self.translated(module, lent.source), references)
                     total[:COUNTS] += torch.tensor(found, dtype=torch.float64)
         return totals
 

@@ -1,18 +1,22 @@
-"""Residual networks: ResNet-18, ResNet-50, and ResNet-18 with EvoNorm-S0."""
+"""Networks of torchvision: residual networks, MobileNetV2, EfficientNet-B0 and ViT-L/16."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from decentral.data.description import DataDescription, ImageData
+from decentral.data.dataset import DataDescription, ImageData
 from decentral.errors import ConfigError
 from decentral.models.model import ImageModel
+from decentral.settings import setting
 
 if TYPE_CHECKING:
     from torch import nn
     from torchvision.models import ResNet
+
+    from decentral.data.dataset import ImageData
 
 
 _IMAGENET_SIDE = 32  # images for the `imagenet` stem
@@ -123,8 +127,6 @@ class ResNetEvoNorm(ResidualNetwork):
 
     def network(self, num_classes: int) -> ResNet:
         """See `ResidualNetwork.network`."""
-        from functools import partial
-
         from torch import nn
         from torchvision.models import ResNet
 
@@ -138,4 +140,95 @@ class ResNetEvoNorm(ResidualNetwork):
         )
         network.bn1 = EvoNormS0(64, learn_v=self.learn_v)
         network.relu = nn.Identity()
+        return network
+
+
+class MobileNetwork(ImageModel):
+    """A network of inverted residual blocks: torchvision's of the same name.
+
+    It halves the images five times. Of images below 64 pixels the first convolution, the first of the five, keeps the
+    size.
+    """
+
+    min_image_size: ClassVar[int] = 8
+
+    def build(self, data: ImageData) -> nn.Module:
+        """The network with a stem for these images [B, C, H, W] -> logits [B, num_classes]."""
+        from torch import nn
+        from torchvision import models
+
+        channels, height, width = data.shape
+        network: Any = getattr(models, self.name)(weights=None, num_classes=data.num_classes)
+        stem = network.features[0]
+        first, stride = stem[0], 1 if min(height, width) < 64 else 2
+        if (channels, (stride, stride)) != (first.in_channels, first.stride):
+            stem[0] = nn.Conv2d(channels, first.out_channels, kernel_size=3, stride=stride, padding=1, bias=False)
+            nn.init.kaiming_normal_(stem[0].weight, mode="fan_out")
+        return network  # type: ignore[no-any-return]
+
+
+@dataclass
+class MobileNetV2(MobileNetwork):
+    """MobileNetV2 with batch normalization, width 1.
+
+    Sandler et al., CVPR 2018 (arXiv:1801.04381), as in torchvision: 3,504,872 parameters on colour images with 1000
+    classes, and dropout of 0.2 before the last layer. Running statistics are buffers, see `ResNet50`.
+    """
+
+    name: str = "mobilenet_v2"
+
+
+@dataclass
+class EfficientNetB0(MobileNetwork):
+    """EfficientNet-B0 with batch normalization.
+
+    Tan and Le, ICML 2019 (arXiv:1905.11946), as in torchvision: 5,288,548 parameters on colour images with 1000
+    classes. In training, blocks are left out at random for single images (with a probability that grows up to nearly
+    0.2 towards the end), and there is dropout of 0.2 before the last layer. Running statistics are buffers, see
+    `ResNet50`.
+    """
+
+    name: str = "efficientnet_b0"
+
+
+_PATCH = 16
+
+
+@dataclass
+class ViTL16(ImageModel):
+    """The large vision transformer with patches of 16 x 16 pixels: 24 layers, 16 heads, width 1024.
+
+    Dosovitskiy et al., ICLR 2021 (arXiv:2010.11929), table 1, as in torchvision: 304,326,632 parameters on colour
+    images of 224 x 224 with 1000 classes. Images are squares whose side is a multiple of 16.
+
+    `dropout` is a probability.
+
+    Raises:
+        ConfigError: `dropout` is not in [0, 1).
+    """
+
+    name: str = "vit_l_16"
+    dropout: float = setting(0.0, at_least=0, below=1)
+    min_image_size: ClassVar[int] = 64
+
+    def check(self, data: DataDescription) -> None:
+        """Raise a `ConfigError` if these are no images, too small ones, or cannot be cut in patches."""
+        super().check(data)
+        assert isinstance(data, ImageData)
+        _, height, width = data.shape
+        if height != width or height % _PATCH:
+            raise ConfigError(
+                f"model={self.name} cuts images in squares of {_PATCH} x {_PATCH} pixels, but those of this data= are "
+                f"{height} x {width}: use square ones with a multiple of {_PATCH}, such as data.image_size=224."
+            )
+
+    def build(self, data: ImageData) -> nn.Module:
+        """Images [B, C, H, W] -> logits [B, num_classes]."""
+        from torch import nn
+        from torchvision.models import vit_l_16
+
+        channels, side, _ = data.shape
+        network = vit_l_16(weights=None, num_classes=data.num_classes, image_size=side, dropout=self.dropout)
+        if channels != 3:
+            network.conv_proj = nn.Conv2d(channels, network.hidden_dim, kernel_size=_PATCH, stride=_PATCH)
         return network

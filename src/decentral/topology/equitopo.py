@@ -1,18 +1,76 @@
-"""EquiDyn: one random hop in every round."""
+"""EquiTopo: random hops, a few for all rounds (EquiStatic), or one in every round (EquiDyn)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from decentral.settings import setting
-from decentral.topology.drawn import DRAWN_ROUNDS, generator_of
-from decentral.topology.equistatic import shifts
+from decentral.topology.drawn import DRAWN_ROUNDS, generator_of, usual_degree
 from decentral.topology.graph import undirected
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds
 from decentral.topology.topology import MAX_ROUNDS, MatrixTopology
+
+
+@dataclass
+class EquiStatic(MatrixTopology):
+    """Mean of `num_hops` random circular shifts: consensus at a rate that does not depend on the number of workers.
+
+        W = 1/M sum_u A_u        A_u: worker i gives (n-1)/n to i + u modulo n and keeps 1/n
+                                 u drawn M times from 1 .. n-1, with replacement
+        directed=false           (A_u + A_u^T) / 2 instead of A_u
+
+    Song, Li, Jin, Shi, Yan, Yin & Yuan, NeurIPS 2022 (D- and U-EquiStatic). M = int(8 ln(2n / p) / (3 e^2)) draws make
+    ||W - 1 1^T / n|| < e with probability 1 - p; every u once is the exact average. Departure: hops that leave workers
+    apart, all with a common divisor with n, are drawn again.
+
+    num_hops  M; null: ceil(log2 n), as many as the exponential graph has
+    seed      what draws depend on: all workers know them
+    """
+
+    name: str = "equistatic"
+    directed: bool = False
+    num_hops: int | None = setting(None, at_least=1)
+    seed: int = 0
+
+    def rounds(self, num_workers: int) -> Rounds:
+        """The one matrix of all rounds."""
+        W = self.matrix(num_workers)
+        return Rounds(num_workers, lambda round: (W,))
+
+    def matrix(self, n: int) -> MixingMatrix:
+        """W, doubly stochastic, without directed=true symmetric."""
+        hops = self.hops(n)
+        weight = (n - 1) / (n * max(1, len(hops)))
+        if not self.directed:
+            hops, weight = np.concatenate([hops, n - hops]), weight / 2
+        return shifts(n, hops, np.full(len(hops), weight))
+
+    def hops(self, n: int) -> np.ndarray:
+        """The u that were drawn: int64 [M]; none for one worker."""
+        count, attempt = usual_degree(n) if self.num_hops is None else self.num_hops, 0
+        if n == 1:
+            return np.empty(0, dtype=np.int64)
+        while True:
+            found = generator_of(self.seed, self.name, n, 0, attempt).integers(1, n, size=count)
+            if math.gcd(n, *found.tolist()) == 1:
+                return found
+            attempt += 1
+
+
+def shifts(n: int, hops: np.ndarray, weights: np.ndarray) -> MixingMatrix:
+    """W in which every worker gives weights[e] to the worker hops[e] further, modulo n, and keeps the rest."""
+    given = np.bincount(hops % n, weights=weights, minlength=n)
+    hop = np.flatnonzero(given[1:]) + 1
+    hop = np.concatenate([[0], hop])
+    given[0] = 1 - given[1:].sum()
+    src = (np.arange(n)[:, None] - hop) % n
+    order = np.argsort(src, axis=1)
+    dst = np.repeat(np.arange(n), len(hop))
+    return MixingMatrix(n, np.take_along_axis(src, order, 1).ravel(), dst, given[hop][order].ravel())
 
 
 @dataclass

@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from decentral.host.torch_state import default_dtype
 
 
 def has_batch_statistics(module: nn.Module) -> bool:
@@ -47,9 +52,6 @@ def has_mean(module: nn.Module, name: str, tensor: Tensor) -> bool:
     Counters and flags have none, nor have the singular vectors of spectral norm, whose signs are arbitrary, and floats
     of 8 bits, which torch does not add.
     """
-    from torch.nn.utils.parametrizations import _SpectralNorm
-    from torch.nn.utils.spectral_norm import SpectralNorm
-
     path, _, leaf = name.rpartition(".")
     owner = module.get_submodule(path)
     hooks = [hook for hook in owner._forward_pre_hooks.values() if isinstance(hook, SpectralNorm)]
@@ -72,10 +74,6 @@ def recompute_batch_statistics(module: nn.Module, batches: Iterable[Tensor]) -> 
     without statistics takes no batch. `batches` ([B, channels, height, width] each, on the module's device) must not be
     empty.
     """
-    import torch
-
-    from decentral.host.torch_state import default_dtype
-
     layers = _layers_with_statistics(module)
     if not layers:
         return 0
@@ -125,6 +123,4 @@ def _layers_with_statistics(module: nn.Module) -> list[Any]:
 
 
 def _has_statistics(layer: nn.Module) -> bool:
-    from torch.nn.modules.batchnorm import _NormBase
-
     return isinstance(layer, _NormBase) and layer.running_mean is not None

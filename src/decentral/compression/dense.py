@@ -1,0 +1,194 @@
+"""Compressors that send every coordinate: as it is, in 16 bits, in 8 bits, or its sign."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from decentral.compression.compressor import Encoder
+from decentral.compression.rows import Address, payload_of
+from decentral.randomness import torch_generator
+from decentral.settings import setting
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from decentral.network.network import Network
+    from decentral.network.payload import Payload, Sizes
+
+
+@dataclass
+class NoCompression(Encoder):
+    """Rows are sent as they are: C(e) = e. Bytes: 4 P for float32 rows, 8 P for float64."""
+
+    name: str = "none"
+    fills: ClassVar[bool] = True
+    adds: ClassVar[bool] = True
+    error_feedback = False  # there is no error; not a setting
+
+    @property
+    def smallest_row(self) -> int:
+        """A number."""
+        return 1
+
+    def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
+        """P numbers."""
+        return {"values": (dtype, self.layout.num_coordinates)}
+
+    def encode(self, e: Tensor, at: Address) -> Payload:
+        """A copy."""
+
+        return payload_of(values=self.scratch.take(("values", *at.place), len(e), e).copy_(e))
+
+    def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
+        """out <- out + weight * values."""
+        out.add_(payload.tensors["values"], alpha=weight)
+
+    def compression_stats(self, x: Tensor) -> Tensor:
+        """None: nothing is left out."""
+        return x.new_zeros(len(x), 0)
+
+    def mix(self, x: Tensor, net: Network, t: int) -> Tensor:
+        """x_i <- sum_j W_ij x_j."""
+        return net.mix(x, t)
+
+    def relay(self, y: Tensor, m: Tensor, net: Network, t: int) -> Tensor:
+        """m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}."""
+        return net.relay(y, m, t)
+
+    def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
+        """An all-reduce of g."""
+        return net.mean(g), r, memory
+
+
+@dataclass
+class BFloat16(Encoder):
+    """Every number rounded to bfloat16, 8 bits of mantissa, to the nearest, ties to even: C(e) = bf16(e).
+
+        |C(e)_i - e_i| <= 2^-8 |e_i|,  the range is that of float32
+
+    Bytes: 2 P. The mean is formed by an all-reduce of bfloat16 numbers, and is rounded to one. What error feedback
+    keeps is exact; without it nothing is kept (`error_feedback=false`: the usual mixed-precision all-reduce, which
+    saves the memory of the residuals). Infinity and what is no number stay what they are.
+    """
+
+    name: str = "bf16"
+    error_feedback: bool = True
+    fills: ClassVar[bool] = True
+    adds: ClassVar[bool] = True
+
+    def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
+        """P numbers of 2 bytes."""
+        import torch
+
+        return {"values": (torch.bfloat16, self.layout.num_coordinates)}
+
+    def encode(self, e: Tensor, at: Address) -> Payload:
+        """bf16(e)."""
+        import torch
+
+        values = self.scratch.take(("values", *at.place), len(e), e, torch.bfloat16)
+        return payload_of(values=values.copy_(e))
+
+    def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
+        """out <- out + weight * values, block by block in the cache."""
+        from decentral.compression.arithmetic.selection import block_size
+
+        size = block_size(out)
+        for values, block in zip(payload.tensors["values"].split(size), out.split(size), strict=True):
+            block.add_(self.scratch.take("block", len(block), out).copy_(values), alpha=weight)
+
+
+@dataclass
+class Int8(Encoder):
+    """Integers from -127 to 127 times a scale for each block, rounded stochastically (QSGD: Alistarh et al., 2017).
+
+        s_b = max_{i in b} |e_i| / 127,   q_i = floor(e_i / s_b + U_i),   U_i uniform on [0, 1),   C(e)_i = s_b q_i
+
+    block  how many coordinates share a scale: the largest of them says how coarse the others are
+
+    Unbiased: E C(e) = e, and |C(e)_i - e_i| < s_b. U is addressed by (seed, worker, step).
+
+    Bytes: P + 4 ceil(P / block) for float32 rows (8 for each scale with float64). The residual is e - C(e), rounded
+    once. A block with an entry that is infinite or no number is decoded to such numbers. A block of zeros has s_b = 0.
+
+    Departures: QSGD scales by the 2-norm of a block and encodes the integers by Elias' code; the maximum uses all 255
+    levels (as in TernGrad, and in the paper's experiments), and lengths stay known.
+    """
+
+    name: str = "int8"
+    error_feedback: bool = True
+    block: int = setting(2048, at_least=1)
+    fills: ClassVar[bool] = True
+
+    def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
+        """P integers of 8 bits and a scale for each block."""
+        import torch
+
+        size = self.layout.num_coordinates
+        return {"values": (torch.int8, size), "scales": (dtype, -(-size // self.block))}
+
+    def encode(self, e: Tensor, at: Address) -> Payload:
+        """q and s."""
+        import torch
+
+        from decentral.compression.arithmetic.quantisation import quantise
+
+        values = self.scratch.take(("values", *at.place), len(e), e, torch.int8)
+        scales = self.scratch.take(("scales", *at.place), -(-len(e) // self.block), e)
+        generator = torch_generator(e.device, self.seed, "int8", *at)
+        quantise(e, self.block, values, scales, generator, self.scratch)
+        return payload_of(values=values, scales=scales)
+
+    def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
+        """out <- out + weight s_b q."""
+        from decentral.compression.arithmetic.quantisation import add_quantised
+
+        add_quantised(payload.tensors["values"], payload.tensors["scales"], self.block, out, weight, self.scratch)
+
+
+@dataclass
+class Sign(Encoder):
+    """The sign of every coordinate, and the mean magnitude of each layer (EF-SignSGD: Karimireddy et al., ICML 2019).
+
+        for each parameter of P_l numbers:  s_l = ||e_l||_1 / P_l,   C(e_l) = s_l sign(e_l),   sign(0) = 1
+
+    A contraction: ||C(e_l) - e_l||^2 = (1 - ||e_l||_1^2 / (P_l ||e_l||^2)) ||e_l||^2. It is biased and needs error
+    feedback.
+
+    Bytes: ceil(P / 8) + 4 for each parameter, float32 rows (8 with float64). The residual is e - C(e), rounded once.
+    A layer with an entry that is infinite or no number is decoded to such numbers.
+
+    Departures: none; bits are packed across layers.
+    """
+
+    name: str = "sign"
+    error_feedback: bool = True
+    fills: ClassVar[bool] = True
+
+    def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
+        """P bits, filled up to bytes, and a scale for each layer."""
+        import torch
+
+        size = -(-self.layout.num_coordinates // 8)
+        return {"signs": (torch.uint8, size), "scales": (dtype, len(self.layout.shapes))}
+
+    def encode(self, e: Tensor, at: Address) -> Payload:
+        """Bits (1: not negative) and scales."""
+        import torch
+
+        from decentral.compression.arithmetic.quantisation import mean_magnitude, pack
+
+        signs = self.scratch.take(("signs", *at.place), -(-len(e) // 8), e, torch.uint8)
+        pack(e, signs, self.scratch)
+        scales = self.scratch.take(("scales", *at.place), len(self.layout.shapes), e)
+        for number, part in enumerate(self.layout.slices):
+            scales[number] = mean_magnitude(e[part], self.scratch)
+        return payload_of(signs=signs, scales=scales)
+
+    def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
+        """out_l <- out_l + weight s_l sign."""
+        from decentral.compression.arithmetic.quantisation import add_signs
+
+        add_signs(payload.tensors["signs"], payload.tensors["scales"], self.layout.slices, out, weight, self.scratch)

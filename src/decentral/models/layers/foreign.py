@@ -1,0 +1,187 @@
+"""Modules of a user's own: what cannot be trained as rows is refused before it is tried out."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from decentral.errors import ConfigError
+from decentral.gradients.passes.worker_models import copied, items_of
+from decentral.models.layers.statistics import evaluating
+from decentral.registry import blame
+from decentral.store.models import packed
+
+if TYPE_CHECKING:
+    from decentral.data.dataset import LabelledData
+    from decentral.models.plain import PlainModel
+
+
+def tried(model: PlainModel, original: Any, data: LabelledData) -> nn.Module:
+    """A copy of what was made, as `PlainModel.build` returns it, tried out on two examples of zeros."""
+    check(original, model.name)
+    module = copied(original).cpu()
+    kept = [part for part in module.modules() if module.training and not part.training]
+    module.train()
+    for part in kept:
+        part.training = False
+    names = [name for name, _ in module.named_parameters()]
+    trial = copied(module)
+    _try(model, trial.float(), data, original)
+    if names != [name for name, _ in trial.named_parameters()] or _uninitialized(module):
+        _try(model, module.float(), data, original)  # a forward pass makes its parameters
+    if (name := _uninitialized(module)) is not None:
+        raise ConfigError(f"model={model.name}: {name} is not initialized by a forward pass: use it, or leave it out.")
+    return module
+
+
+def _try(model: PlainModel, module: nn.Module, data: LabelledData, original: nn.Module) -> None:
+    shape = " x ".join(map(str, data.shape))
+    with evaluating(module):
+        try:
+            with torch.no_grad():
+                logits = module(torch.zeros(2, *data.shape, dtype=torch.float32))
+        except Exception as error:
+            where = blame.place(error)
+            place = f" ({where})" if where else ""
+            hint = "; images need a channel, as in x.unsqueeze(1)" if len(data.shape) == 2 else ""
+            raise ConfigError(
+                f"model={model.name} cannot take {data.kind} of {shape}{place}: {blame.sentence(error)}{hint}."
+            ) from error
+        found = list(logits.shape) if isinstance(logits, torch.Tensor) else f"a {type(logits).__name__}"
+        if not isinstance(found, list) or len(found) != 2 or found[0] != 2 or found[1] < data.num_classes:
+            way = (
+                f"labels count from 0, and the smallest here is {data.first_class}"
+                if data.first_class
+                else "let it take num_classes as a parameter, which is then the number of classes of the data"
+            )
+            raise ConfigError(
+                f"model={model.name} has to give a number for each of the {data.num_classes} classes, "
+                f"[2, {data.num_classes}] for two examples, but it gives {found}: {way}."
+            )
+        if found[1] > data.num_classes:
+            vars(model)["notes"] = (
+                f"model={model.name} has {found[1]} outputs, but the labels are 0 to {data.num_classes - 1}",
+            )
+        with torch.enable_grad():
+            leaves = _leaves(module(torch.zeros(2, *data.shape, dtype=torch.float32)))
+    if leaves & set(original.parameters()):
+        raise ConfigError(
+            f"model={model.name} computes with parameters of the module that was given, also in a copy of it, but "
+            "every worker trains a copy: let hooks and a replaced forward use the module that they are called with."
+        )
+
+
+def check(module: Any, name: str) -> None:
+    """Raise a ConfigError if copies of the module, one for each worker, cannot be trained as rows."""
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"model={name} has to be a torch.nn.Module, or return one, not a {type(module).__name__}.")
+    reason = _refused_part(module) or _refused_attribute(module) or _refused_tensor(module) or _shared_memory(module)
+    if reason is not None:
+        raise ConfigError(f"model={name}: {reason}.")
+    if any(parameter._post_accumulate_grad_hooks for parameter in module.parameters()):
+        raise ConfigError(
+            f"model={name} has a hook for gradients that are added up (register_post_accumulate_grad_hook), "
+            "but they are not added up here: use register_hook."
+        )
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        frozen = ": all of them have requires_grad=False" if any(True for _ in module.parameters()) else ""
+        raise ConfigError(f"model={name} has no parameters to train{frozen}.")
+    try:
+        copied(module)
+    except Exception as error:
+        raise ConfigError(f"model={name} cannot be copied, once for each worker: {blame.sentence(error)}.") from error
+
+
+def _refused_part(module: nn.Module) -> str | None:
+    for name, part in module.named_modules():
+        where, kind = f"its part {name}" if name else "it", type(part).__name__
+        if hasattr(part, "_orig_mod") or isinstance(part, torch.jit.ScriptModule):
+            how = "torch.compile" if hasattr(part, "_orig_mod") else "torch.jit"
+            return f"{where} is a {kind}, which is not copied for each worker: give the module as it is before {how}"
+        if isinstance(part, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            return f"{where} is a {kind}, which is not copied for each worker: give the module inside of it (.module)"
+        if type(part).get_extra_state is not nn.Module.get_extra_state:
+            try:
+                packed(part.get_extra_state())
+            except TypeError as error:
+                return (
+                    f"get_extra_state of {kind} cannot be stored ({error}): let it return tensors, "
+                    "numbers, strings, and lists, tuples and dicts of these"
+                )
+    return None
+
+
+def _refused_attribute(module: nn.Module) -> str | None:
+    kinds = torch.Generator | np.random.Generator | np.random.RandomState | np.random.BitGenerator | random.Random
+    parts = set(module.modules())
+    for _, key, value in items_of(module):
+        if isinstance(value, nn.Module) and value not in parts:
+            return (
+                f"its {key} is a {type(value).__name__} in a list or dict, where torch neither trains nor stores it: "
+                "use nn.ModuleList or nn.ModuleDict"
+            )
+        if isinstance(value, kinds):
+            return (
+                f"its {key} is a generator ({type(value).__name__}), which would be the same for every worker and is "
+                "in no checkpoint: draw from the global generators of torch, numpy or random"
+            )
+    return None
+
+
+def _refused_tensor(module: nn.Module) -> str | None:
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.is_meta:
+            return f"its {name} is on the device meta, without numbers: make the module on the CPU"
+    for name, parameter in module.named_parameters():
+        strided = parameter.layout == torch.strided
+        if parameter.requires_grad and not (parameter.is_floating_point() and strided):
+            kind = str(parameter.dtype if strided else parameter.layout).removeprefix("torch.")
+            return (
+                f"its parameter {name} is {kind}, but rows hold real numbers: use dense real parameters (of complex "
+                "ones torch.view_as_real)"
+            )
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        if isinstance(tensor, torch.Tensor) and (tensor.layout != torch.strided or tensor.is_quantized):
+            kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
+            return f"its {name} is {kind}, which models.safetensors does not hold: register it with persistent=False"
+    return None
+
+
+def _shared_memory(module: nn.Module) -> str | None:
+    """Two tensors in the same memory, of which one is trained: copies would not be tied."""
+    found = []
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if not is_lazy(tensor) and tensor.layout == torch.strided and tensor.numel():
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start = tensor.data_ptr()
+            found.append((start, start + (last + 1) * tensor.element_size(), name, tensor.requires_grad))
+    found.sort(key=lambda each: each[0])
+    for (_, end, one, trained), (start, _, other, too) in pairwise(found):
+        if start < end and (trained or too):
+            return (
+                f"its {one} and {other} are two tensors in the same memory: let them be one parameter, as in "
+                "self.b.weight = self.a.weight"
+            )
+    return None
+
+
+def _uninitialized(module: nn.Module) -> str | None:
+    return next((name for name, parameter in module.named_parameters() if is_lazy(parameter)), None)
+
+
+def _leaves(output: Tensor) -> set[Tensor]:
+    """The tensors that autograd would give a gradient of it."""
+    found, seen, waiting = set[Any](), set[Any](), [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            waiting += [each for each, _ in node.next_functions]
+            found |= {node.variable} if hasattr(node, "variable") else set()
+    return found
