@@ -31,11 +31,6 @@ def matrices(s: Rounds) -> list[np.ndarray]:
     return [s.matrices(round)[0] for round in range(s.period)]
 
 
-def sends(W: np.ndarray) -> list[list[int]]:
-    """To whom each worker sends."""
-    return [[i for i in np.flatnonzero(W[:, j]).tolist() if i != j] for j in range(len(W))]
-
-
 GRAPHS = ("ring", "grid", "star", "bt", "complete", "exponential")
 PLACES: list[tuple[str, int, dict[str, Any]]] = [
     *(("one_peer", n, {"graph": graph}) for graph in GRAPHS for n in (3, 4, 6, 8, 15)),
@@ -64,21 +59,11 @@ def test_the_matrices_of_all_rounds_are_those_of_the_reference(name, n, place, w
         np.testing.assert_allclose(W, expected, rtol=0, atol=1e-15)
 
 
-def test_one_peer_of_a_matrix_sends_along_its_edges():
-    W = np.array([[0.5, 0, 0.5], [0.5, 0.5, 0], [0, 0.5, 0.5]])  # [i, j]: what i takes from j
-    s = topology_from("one_peer", {"graph": W}).schedule(3)
-    assert [sends(M) for M in matrices(s)] == [[[1], [2], [0]]]
-    two = topology_from("one_peer", {"graph": (W + W.T).tolist(), "weights": "metropolis"}).schedule(3)
-    assert two.period == 2 and all(np.array_equal(M, M.T) for M in matrices(two))
-
-
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         ({"graph": "star", "direction": "left"}, "topology.direction=left is no setting of topology.graph=star"),
         ({"graph": "base_graph"}, "topology.graph=base_graph has matrices, not graphs"),
-        ({"graph": [np.eye(3)] * 2}, r"one square matrix \[n, n\], not numbers of shape \[2, 3, 3\]"),
-        ({"graph": np.eye(3), "direction": "left"}, "'direction' is no setting of one_peer over a matrix"),
     ],
 )
 def test_a_setting_that_the_graph_of_one_peer_does_not_have_is_refused(settings, said):
