@@ -1,4 +1,4 @@
-"""RelaySGD.
+"""RelaySGD. The class `RelaySGD` has the formula of the paper; this is the variant of the thesis.
 
 Bohl's thesis (2022) has it with `algo.fill=count`, and `algo.initial_count=1` as in its code:
 
