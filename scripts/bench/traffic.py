@@ -73,7 +73,7 @@ class Silent(TorchDistributed):
         """As if all other rows were zero."""
         return x.mul_(factor)
 
-    def _post(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Work]:
+    def _go(self, sends: Sequence[Message], receives: Sequence[Message]) -> list[Work]:
         return []
 
 
