@@ -106,6 +106,7 @@ def test_the_time_of_methods_without_compression_is_that_of_a_timeline():
 # -- the advice --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_where_the_network_is_slow_it_is_not():
     large = ["cluster=slow_network", "cluster.num_parameters=2000000"]
     found = advise([*MODEL, "num_workers=8", *large], None, None, lambda _: None)

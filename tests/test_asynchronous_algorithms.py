@@ -295,6 +295,7 @@ def in_step(world: World, name: str, carrier: Carrier, rounds: int) -> list:
 SHARED, SOCKETS = CARRIERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "carrier", "processes"),
     [("star", SHARED, 2), ("dbt", SHARED, 5), ("one_peer_exponential", SOCKETS, 5), ("dbt", SOCKETS, 2)],

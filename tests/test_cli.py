@@ -239,6 +239,7 @@ def test_every_console_command_is_guarded(name_of: str, monkeypatch: pytest.Monk
     assert called == [name_of]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["module://matplotlib_inline.backend_inline"])
 def test_the_backend_of_a_notebook_does_not_cost_a_command_its_figures(tmp_path: Path, backend: str) -> None:
     words = ["data=digits", "model=mlp", "num_workers=2", "topology=ring", "steps=1", f"results_dir={tmp_path}"]

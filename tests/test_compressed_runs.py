@@ -193,6 +193,7 @@ STEPS = (
 """A change by a twentieth after 6 steps, one by a factor of 1,000 after 12, and none after 18."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["topk", "artopk", pytest.param("flexible", marks=pytest.mark.slow)])
 def test_exploring_leaves_no_trace_but_time_and_bytes(start, name: str) -> None:
     settings = [*RUN, *EVERY, *LINKS, f"compress={name}", "compress.keep=0.05", "trace=true"]
@@ -225,6 +226,7 @@ def test_a_changed_network_is_a_reason_to_decide_again(start) -> None:
     assert f"Sending:  {first:.3g} from step 0, {second:.3g} from step 12 (explored 1 times)" in summary(run.directory)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "measured"),
     [("topk", ()), pytest.param("flexible", MEASURED, marks=pytest.mark.slow)],

@@ -108,6 +108,7 @@ def test_an_optimizer_gives_the_same_iterates_with_1_2_and_n_processes(start, na
     agree(start, [*PROBLEM["quadratics"], *OPTIMIZERS[name], "num_workers=5", "steps=12"], 2, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_gives_the_same_iterates_with_1_2_and_n_processes(start, name):
     exact = ["precision=fp64"] if "model" in components("tasks")[name].uses else []
@@ -136,6 +137,7 @@ def test_an_exact_method_reaches_the_optimum_of_different_functions(start, tmp_p
     assert result.last("consensus_distance", "mean") < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in OPTIMISERS if ALGORITHMS[name].optimum is Optimum.biased])
 def test_a_biased_method_settles_next_to_it_nearer_with_a_smaller_rate(start, tmp_path, name):
     far = settle(start, tmp_path, name, "lr=0.1").last("suboptimality", "worst")

@@ -159,6 +159,7 @@ def run_script(source: str, ranks: int, folder: Path) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_it_trains(tmp_path: Path, ranks: int) -> None:
     told = sorted(
@@ -176,6 +177,7 @@ def test_a_module_is_trained_from_python(tmp_path: Path) -> None:
     assert len(list((tmp_path / "results" / "runs").iterdir())) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, pytest.param(4, marks=pytest.mark.slow)])
 def test_an_algorithm_finds_what_all_ranks_want(tmp_path: Path, ranks: int) -> None:
     told = sorted(
@@ -188,6 +190,7 @@ def test_an_algorithm_finds_what_all_ranks_want(tmp_path: Path, ranks: int) -> N
 FOUR = [pytest.param(name, 4, marks=pytest.mark.slow) for name in ("verbs", "window")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "ranks"), [("window", 1), *FOUR])
 def test_verbs_and_windows_find_the_mean(tmp_path: Path, name: str, ranks: int) -> None:
     told = sorted(re.findall(r"rank (\d+): ([\d.]+)", run_script(script(name, "docs/own_script.md"), ranks, tmp_path)))
@@ -361,6 +364,7 @@ def test_what_is_kept_is_what_is_shown_of_the_stored_results(path: Path) -> None
 ONE_IS_QUICK = [path for path in NOTEBOOKS if path.stem == "relaysum"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", ONE_IS_QUICK, ids=lambda path: path.stem)
 def test_a_notebook_draws_what_was_run_and_says_how_to_run_the_rest(path: Path, tmp_path: Path) -> None:
     report = {"table": TABLE, "figures": [FIGURE], "claims": []}

@@ -95,6 +95,7 @@ def values(run: Path) -> list[float]:
     return [json.loads(line)["value"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["own_task", pytest.param("own_package", marks=pytest.mark.slow)])
 def test_it_is_the_same_with_one_process_and_with_two(folder: Path, name: str) -> None:
     found = []

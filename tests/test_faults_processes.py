@@ -114,6 +114,7 @@ def undisturbed(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "victim"),
     [
@@ -325,6 +326,7 @@ def pid_of(name: str) -> int | None:
     return {child.name: child.pid for child in multiprocessing.active_children()}.get(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_process_that_is_killed_ends_the_run_with_its_name_and_the_same_command_goes_on(tmp_path, capfd, victim):
     directory = tmp_path / "run"

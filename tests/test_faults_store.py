@@ -45,6 +45,7 @@ def stopped(tmp_path, monkeypatch) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("room", "more", "victim"),
     [(20_000, [], r"\.pt"), (14_000, ["trace=false"], "metrics.jsonl")],
@@ -97,6 +98,7 @@ def test_10_a_run_whose_numbers_explode_stops_at_the_next_evaluation(tmp_path, p
     assert values and all(map(math.isfinite, values))  # it was well at the evaluation before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tail", ['{"step": 120, "epo', "\0\0\0\0"], ids=["half a line", "zeros"])
 def test_11_a_half_written_last_line_is_forgotten(undisturbed, stopped, tail):
     with open(stopped / "metrics.jsonl", "a") as file:
@@ -105,6 +107,7 @@ def test_11_a_half_written_last_line_is_forgotten(undisturbed, stopped, tail):
     same(stopped, undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "damage", [lambda line: "x" + line, lambda line: re.sub(r'"value": [^,}]*', '"value": "a"', line)]
 )
@@ -129,6 +132,7 @@ def test_20_a_clock_that_jumps_back_disturbs_nothing(undisturbed, tmp_path, monk
     assert 0 < status(tmp_path / "run")["wall_s"] < 3600  # the clock says hours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["the folder", "metrics.jsonl"])
 @pytest.mark.parametrize("at", [130, 195], ids=["before a checkpoint", "before the end"])
 def test_what_is_deleted_while_a_run_is_on_ends_it_and_the_same_command_computes_it(
@@ -160,6 +164,7 @@ def test_a_folder_that_is_moved_while_two_processes_write_to_it_ends_the_run(tmp
     assert f"run_dir={directory} cannot be written any more" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["deleted", "last line cut"])
 def test_metrics_that_are_lost_before_a_run_goes_on_are_computed_again(undisturbed, stopped, capfd, damage):
     metrics = stopped / "metrics.jsonl"

@@ -65,6 +65,7 @@ def numbers(results: Path) -> list[list[str]]:
     return [sorted(str(row | {"wall_s": 0}) for row in rows) for rows in runs]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [
     signal.SIGINT,
     pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
@@ -95,6 +96,7 @@ if __name__ == "__main__": guarded("decentral-run", carry_out, None)
     return run(words=("-m", "command"), cwd=folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [
     "ctrl_c()",
     "for _ in range(3): ctrl_c()",

@@ -190,6 +190,7 @@ def test_a_finished_run_gives_its_stored_metrics_to_the_logger_once(tmp_path: Pa
     assert len(logged["second"]) == len(logged["first"])
 
 
+@pytest.mark.slow
 def test_rerun_computes_a_finished_run_again_in_its_place(tmp_path: Path, capsys) -> None:
     run(capsys, f"results_dir={tmp_path}")
     (there,) = (tmp_path / "runs").iterdir()
@@ -234,6 +235,7 @@ def test_a_rerun_that_is_refused_leaves_finished_runs_as_they_were(
     assert "done before" in run(capsys, *there)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [pytest.param(2, marks=pytest.mark.slow), 1])
 def test_a_rerun_that_is_refused_when_it_is_put_together_leaves_the_run_as_it_was(
     tmp_path: Path, capsys, processes: int

@@ -47,6 +47,7 @@ def run(installed: Path, folder: Path, *arguments: str) -> subprocess.CompletedP
     )
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file_of_conf(installed: Path) -> None:
     (wheel,) = installed.parent.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
@@ -71,6 +72,7 @@ def test_the_wheel_helps_and_refuses_from_any_folder(installed: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_wheel_runs(installed: Path, tmp_path: Path) -> None:
     done = run(installed, tmp_path, "task=quadratics", "steps=3", "run_dir=mine", "device=cpu", "processes=1")
     assert done.returncode == 0, done.stderr
@@ -125,6 +127,7 @@ def test_every_command_is_there_in_an_empty_environment(empty_environment: Path,
     assert command in done.stdout
 
 
+@pytest.mark.slow
 def test_everything_that_is_imported_is_declared() -> None:
     extras = [one for name, needed in PROJECT["optional-dependencies"].items() if name != "dev" for one in needed]
     declared = {re.split(r"[<>=]", one)[0].lower() for one in [*PROJECT["dependencies"], *extras]}

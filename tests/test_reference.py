@@ -207,6 +207,7 @@ def test_every_algorithm_follows_its_formula(tmp_path, case: Case, local: Local)
     assert_agree(program(tmp_path, case, local, STEPS), expected(case, local, STEPS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", spread(5), ids=str)
 def test_two_processes_that_host_three_and_two_workers_follow_the_same_formula(tmp_path, worlds, case: Case):
     local = LOCALS["decay"]

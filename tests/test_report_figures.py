@@ -59,6 +59,7 @@ def test_a_name_with_dollars_is_no_formula(tmp_path: Path, name: str) -> None:
         assert {f"x {name}", f"y {name}"} <= set(found) and any(text.startswith(name) for text in found), found
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_bytes_and_text_that_is_text(results: Results) -> None:
     def contents() -> dict[str, bytes]:
         make(results.directory)
@@ -194,6 +195,7 @@ def test_a_figure_for_a_paper_is_as_wide_as_its_column_without_a_title(results: 
     assert all(6 <= label.get_fontsize() <= 8 for label in labels)
 
 
+@pytest.mark.slow
 def test_pdf_has_embedded_truetype_fonts_no_date_and_the_same_bytes_again(results: Results) -> None:
     made = make(results.directory, output({"figures.format": "[pdf,svg]"}))
     assert sorted(path.name for path in made.figures) == ["alphas.pdf", "course.pdf"]

@@ -131,6 +131,7 @@ def test_a_changed_study_is_a_variant_that_counts_for_nothing(results_dir: Path)
     assert "**Variants** (not counted):\n\n- [paper-a1b2c3]" in text and line in text
 
 
+@pytest.mark.slow
 def test_a_directory_that_is_no_study_is_left_out_with_a_remark(results_dir: Path, capsys) -> None:
     report_all(results_dir)
     board = (results_dir / "README.md").read_text()

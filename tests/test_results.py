@@ -82,6 +82,7 @@ def test_the_results_of_a_study_are_read(directory: Path) -> None:
     assert {one["verdict"] for one in verdicts} <= {"met", "not met", "not run", "not compared"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("directory", most_telling(), ids=name)
 def test_the_tables_of_a_study_are_made_again_byte_for_byte(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

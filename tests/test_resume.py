@@ -83,6 +83,7 @@ def test_an_optimizer_goes_on_bit_for_bit(start, name):
     same(start(*overrides), straight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TASKS)
 def test_a_task_goes_on_bit_for_bit(start, name):
     epochs = f"evaluation.every_epochs={0.5 if 'model' in components('tasks')[name].uses else 5}"

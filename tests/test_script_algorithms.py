@@ -210,6 +210,7 @@ def interrupted(world: World, algo: str | None, topology: str, settings: dict[st
     return flat(whole), flat(second)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("algo", "topology", "settings"),
     [
@@ -350,5 +351,6 @@ def mistakes(world: World) -> list[str]:
     return told
 
 
+@pytest.mark.slow
 def test_mistakes_are_named_on_every_rank(worlds):
     are_named(worlds(3).call(mistakes), [says for _, says in MISTAKES])

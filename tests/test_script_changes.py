@@ -133,6 +133,7 @@ def test_what_changes_after_wrap_is_refused_on_every_rank(worlds, change: Callab
         assert [sentence.startswith("rank ") for sentence in heard] == [rank not in who for rank in range(3)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_one_rank_that_unfreezes_is_heard_by_all(worlds, how: str):
     for sentence in worlds(4).call(changed, how, unfreeze, range(2, 3), False):

@@ -331,6 +331,7 @@ def differ(rank: int, calls: list[tuple[str, torch.Tensor]], known: int) -> None
             print("nothing has happened", file=sys.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "second"),
     [

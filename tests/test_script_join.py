@@ -224,6 +224,7 @@ def push_sum_in_a_loop(world: World, transport: str) -> tuple[Tensor, float]:
         return window.estimate, window.p
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shared_memory", "torch"])
 def test_push_sum_in_a_loop_of_ones_own_finds_the_mean(worlds, transport):
     found = worlds(5).call(push_sum_in_a_loop, transport)

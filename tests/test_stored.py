@@ -99,6 +99,7 @@ def names_of(scale: str) -> list[str]:
     return [key.split()[0] for key in JOBS if key.split()[1] == scale]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("beside_data")
 @pytest.mark.parametrize("name", names_of("smoke"))
 def test_a_study_has_the_jobs_that_it_had(name: str) -> None:
@@ -374,6 +375,7 @@ def test_the_jobs_of_a_study_are_those_that_are_stored_and_stay_as_they_are(
     assert study_files(results_dir) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "study", [STUDIES[0], *(pytest.param(study, marks=pytest.mark.slow) for study in STUDIES[1::3])]
 )

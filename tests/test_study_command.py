@@ -113,6 +113,7 @@ def test_a_study_that_takes_times_is_another_one_where_it_is_computed_in_another
         assert (other.directory == usual.directory) == (override in does_not)
 
 
+@pytest.mark.slow
 def test_results_of_an_earlier_definition_keep_its_words_and_say_so(folder: Path, tmp_path: Path, capsys):
     """Otherwise a departure of today would stand beside numbers of yesterday's set-up."""
     arguments = ["two", "--config-dir", folder, f"results_dir={tmp_path / 'r'}", "progress=false", "scale=smoke"]
@@ -136,6 +137,7 @@ def test_results_of_an_earlier_definition_keep_its_words_and_say_so(folder: Path
     assert "earlier definition" not in (made.parents[1] / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_results_under_another_rule_are_of_an_earlier_definition_though_the_runs_are_the_same(
     folder: Path, tmp_path: Path, capsys
 ):
@@ -149,6 +151,7 @@ def test_results_under_another_rule_are_of_an_earlier_definition_though_the_runs
     assert "are of an earlier definition of two" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ends_in", ["report_pages", pytest.param("judge", marks=pytest.mark.slow)])
 def test_a_start_that_was_killed_in_its_report_makes_it_the_next_time(
     ends_in: str, folder: Path, tmp_path: Path, monkeypatch, capsys

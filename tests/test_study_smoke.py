@@ -225,6 +225,7 @@ def test_rows_add_up_to_the_total_for_a_job_of_several_cells_is_counted_once(nam
     assert (f"{total['to come']} to come when searches" in plan) == (total["to come"] != "0")
 
 
+@pytest.mark.slow
 def test_time_follows_from_finished_runs_of_the_kind(given: list[str], tmp_path: Path, capsys):
     """One run of each method took 40 s."""
     said(capsys, "mine", *given, "progress=false", "study.seeds=[1]", "study.tune={rule: fixed}")

@@ -145,6 +145,7 @@ def test_files_that_are_edited_during_a_sweep_do_not_change_it(capsys, tmp_path,
     assert f"--config-dir {tmp_path}" in planned[0].command
 
 
+@pytest.mark.slow
 def test_one_run_that_cannot_work_stops_no_other_and_is_named_at_the_end(capsys):
     bad = TrainingRun(compose([*QUICK, "seed=1"]))
     bad.directory.mkdir(parents=True)
@@ -198,6 +199,7 @@ def test_two_launchers_share_the_work_and_every_run_is_carried_out_once():
     assert not any(written_twice(run.path) for run in runs)
 
 
+@pytest.mark.slow
 def test_ctrl_c_lets_the_runs_write_checkpoints_and_the_same_command_goes_on():
     with start("seed=0,1", *SLOW, "launcher.slots=2", "steps=20000000") as launcher:
         until(lambda: sum(bool(read_metrics(run.path)) for run in find_runs(Path("results"))) == 2)
@@ -260,6 +262,7 @@ def swept(tmp_path_factory) -> tuple[Path, str]:
     return folder, "\n".join(printed)
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_the_mean_over_seeds_at_the_best_rate_of_each_cell(swept):
     folder, printed = swept
     runs = decentral.runs(folder / "results")

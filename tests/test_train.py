@@ -450,6 +450,7 @@ class Making(nn.Module):
         return self.inner(x * torch.linspace(0, 1, 6)) + torch.zeros(3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "fp64"])
 @pytest.mark.parametrize("make", [small, Making])
 def test_another_default_type_makes_no_difference(tmp_path, make, precision):

@@ -231,6 +231,7 @@ def test_all_reduce_is_plain_pytorch_on_the_joint_batch(entry: Entry, tmp_path: 
     assert told(result, "averaged") == pytest.approx(loss_of(wanted, data[1]), abs=1e-10)
 
 
+@pytest.mark.slow
 @each(DATA)
 def test_data_are_what_getitem_returns(entry: DataEntry, tmp_path: Path) -> None:
     data = entry.make()
