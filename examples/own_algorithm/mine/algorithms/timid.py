@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
 from decentral.cluster.operations import Average, Pairs
 from decentral.settings import setting
-from decentral.topology.rounds import neighbors_of, sides
 from decentral.topology.requirements import Need
+from decentral.topology.rounds import neighbors_of, sides
 
 if TYPE_CHECKING:
     from torch import Tensor
