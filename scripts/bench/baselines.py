@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ class CifarLike(Cifar10):
         """As many images as there are to be."""
         return replace(self.INFO, num_train=self.num_train, num_test=self.num_test)
 
-    def prepare(self) -> None:
+    def prepare(self) -> Any:
         """Nothing is kept."""
 
     def load(self, device: torch.device | str, seed: int) -> InMemory:

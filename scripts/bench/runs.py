@@ -194,7 +194,9 @@ class RunTimes(NamedTuple):
 @benchmark("a default run of ten epochs on data like CIFAR-10 / its passes alone")
 def whole_run(effort: Effort) -> Findings:
     """With the settings that a run has by default; see `run_times`."""
-    found = run_times((), 10, Images.eval_every_epochs, effort)
+    every = Images.eval_every_epochs
+    assert every is not None
+    found = run_times((), 10, every, effort)
     curve_s, last_s = found.seconds["the curve's evaluations"], found.seconds["the last evaluation"]
     targets = [
         Target("the whole run / its passes alone", sum(found.seconds.values()) / found.alone_s, 1.20),
