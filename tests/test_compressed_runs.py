@@ -16,6 +16,7 @@ from decentral.cluster.clock import Clock
 from decentral.cluster.links import LinkCosts, Links
 from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.ratio import Knee, Solver
+from decentral.compression.sparse import TopK
 from decentral.compression.rows import RowLayout
 from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
@@ -285,14 +286,14 @@ def test_nsga2_decides_in_a_run_and_says_what_it_needs(start, monkeypatch) -> No
     assert 0.001 <= run.facts["ratios"][0][1] <= 0.1
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs pymoo, which is not installed: pip install 'decentral\[nsga2\]'"):
-        Solver.nsga2.check()
+        TopK(solver=Solver.nsga2)
 
 
 @pytest.mark.parametrize(
     ("further", "told"),
     [
         (["compress=topk", "compress.adapt=knee"], "compress.adapt=knee decides by what links cost"),
-        (["compress=topk", "compress.candidates=[0.1,2]"], "give at least one share"),
+        (["compress=topk", "compress.candidates=[0.1,2]"], "it has to be above 0 and at most 1"),
         (["compress=topk", "compress.adapt=knee", *LINKS, "simulate=timeline"], "simulate=timeline has none"),
         (["compress=topk", "compress.warmup_epochs=5", *LINKS, "simulate=timeline"], "warmup_epochs=5 counts epochs"),
         (

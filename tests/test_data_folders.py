@@ -18,7 +18,7 @@ from PIL import Image
 
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
-from decentral.data import decode
+from decentral.data import imagefolder
 from decentral.data.imagefolder import ImageFolder, ImageNet, Normalisation, find_tree
 from decentral.data.loading.streamed import crop_box
 from decentral.errors import ConfigError
@@ -105,8 +105,8 @@ def test_images_are_decoded_once_until_one_changes(tree, monkeypatch):
         decoded.append(root.name)
         original(root, *rest)
 
-    original = decode.decode
-    monkeypatch.setattr(decode, "decode", watched)
+    original = imagefolder.decode
+    monkeypatch.setattr(imagefolder, "decode", watched)
     data.prepare()
     data.prepare()
     assert decoded == ["train", "test"]
@@ -120,7 +120,7 @@ def test_several_processes_decode_the_same_as_one(tree, monkeypatch):
     root = tree({f"{split}/cat/{i}.png": (8, 8) for split in ("train", "test") for i in range(7)})
     one = decoded_test_images(ImageFolder(path=str(root), image_size=8, num_processes=1))
     monkeypatch.setenv("DECENTRAL_CACHE", str(root / "another cache"))
-    monkeypatch.setattr(decode, "CHUNK", 2)
+    monkeypatch.setattr(imagefolder, "CHUNK", 2)
     np.testing.assert_array_equal(decoded_test_images(ImageFolder(path=str(root), image_size=8, num_processes=2)), one)
 
 
@@ -129,7 +129,7 @@ def test_a_broken_image_is_named(tree, monkeypatch, num_processes):
     root = tree({f"{split}/cat/{i}.jpg": (32, 32) for split in ("train", "test") for i in range(4)})
     broken = root / "train/cat/2.jpg"
     broken.write_bytes(broken.read_bytes()[:300])
-    monkeypatch.setattr(decode, "CHUNK", 2)
+    monkeypatch.setattr(imagefolder, "CHUNK", 2)
     with pytest.raises(ConfigError, match=rf"data.path: the image {broken} cannot be decoded"):
         ImageFolder(path=str(root), num_processes=num_processes).prepare()
 

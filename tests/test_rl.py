@@ -96,7 +96,7 @@ def reference_loss(task, distribution, value: Tensor, target: Tensor, actions: T
 def test_a_recorded_rollout_has_the_advantages_the_loss_and_the_gradient_of_an_independent_ppo(case: str) -> None:
     run = opened(case)
     problem, task = problem_of(run), run.config.task
-    rollouts, s = problem.rollouts, problem.settings
+    rollouts = problem.rollouts
     rewards, ended = [], []
     step = rollouts.running.step
 
@@ -121,7 +121,7 @@ def test_a_recorded_rollout_has_the_advantages_the_loss_and_the_gradient_of_an_i
         target = rollouts.targets[i]
         values = target[..., 2].numpy()
         got = np.array(rewards)[:, i]
-        if s.normalises_rewards:
+        if rollouts.normalises:
             assert not np.array_equal(spread, rollouts.spread)
         else:
             seen, memory, begins = rollouts.observe([i]), rollouts.memory[[i]], rollouts.begins[[i]]
@@ -133,12 +133,14 @@ def test_a_recorded_rollout_has_the_advantages_the_loss_and_the_gradient_of_an_i
         module = problem.models.modules[i]
         inputs, batch = rollouts.batch([i], np.array([problem.R + 1]))
         order = rollouts._order(i, problem.R + 1)
-        known = rollouts.targets[i].transpose(0, 1)[order] if s.memory else rollouts.targets[i].flatten(0, 1)[order]
+        known = (
+            rollouts.targets[i].transpose(0, 1)[order] if problem.memory else rollouts.targets[i].flatten(0, 1)[order]
+        )
         torch.testing.assert_close(batch[0, ..., 1:], known[..., 1:], rtol=0, atol=0)
         with torch.enable_grad():
             parameters = dict(zip(problem.models.names, problem.models.views(row), strict=True))
             outputs = torch.func.functional_call(module, parameters, (inputs[0],))
-            if s.continuous:
+            if problem.info.continuous:
                 mean, log_std = outputs[..., 1:].chunk(2, dim=-1)
                 distribution, actions = Normal(mean, log_std.exp()), known[..., 4:]
             else:

@@ -193,7 +193,9 @@ def _models(tensors: dict[str, Tensor], header: dict[str, str]) -> Models:
     said = {key: json.loads(header.pop(key)) for key in ("tied", "complex") if key in header}
     named = lambda found: tensors.pop(found["tensor"]) if found.keys() == {"tensor"} else found  # noqa: E731
     extra = json.loads(header.pop("extra", "{}"), object_hook=named)
-    every: dict[str, Any] = tensors | {key: torch.view_as_complex(tensors[key]) for key in said.get("complex", ())}
+    # a copy: the file aligns its numbers to 8 bytes, and torch reads complex ones from 16
+    aligned = {key: torch.view_as_complex(tensors[key].clone()) for key in said.get("complex", ())}
+    every: dict[str, Any] = tensors | aligned
     every |= {key: every[other] for key, other in said.get("tied", {}).items()}
     every |= {key: unpacked(value) for key, value in extra.items()}
     models: dict[str, dict[str, Any]] = {}
