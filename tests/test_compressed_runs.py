@@ -16,8 +16,8 @@ from decentral.cluster.clock import Clock
 from decentral.cluster.links import LinkCosts, Links
 from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.ratio import Knee, Solver
-from decentral.compression.sparse import TopK
 from decentral.compression.rows import RowLayout
+from decentral.compression.sparse import TopK
 from decentral.errors import ConfigError
 from decentral.network.local import LocalNetwork
 from decentral.registry import components
