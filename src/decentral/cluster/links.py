@@ -4,7 +4,7 @@ alpha is the latency of a link in seconds, beta the seconds per byte, N the byte
 Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005; for the tree, a
 reduction to a root followed by a broadcast; star, all-gather and broadcast as in Tyagi and Swany, Flexible
 communication for optimal distributed learning over unpredictable networks, 2023, which has the same ring and tree.
-What the additions take is not counted. log2 is rounded up where P is no power of two (`whole`), as these algorithms
+What the additions take is not counted. log2 is rounded up where P is not a power of two (`whole`), as these algorithms
 have whole phases; the last paper takes it as a real number (`math.log2`), which makes no difference to powers of two.
 """
 
