@@ -19,6 +19,7 @@ import torch
 
 from decentral.config.identity import run_directory
 from decentral.config.schema import Config
+from decentral.host.interrupt import HEARD
 from decentral.network.windows.locks import gloo_group
 from decentral.network.world import World
 from decentral.store import provenance
@@ -88,6 +89,7 @@ def _serve(rank: int, size: int, pipe: Connection) -> None:
     import torch.distributed as dist
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)  # which the program's own fork server has blocked
     warnings.simplefilter("error")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)

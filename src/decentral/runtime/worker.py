@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,5 +50,6 @@ def work(config_text: str, directory: str, place: Place, pipe: Connection, part:
     except BaseException as error:
         if os.environ.get("DECENTRAL_TRACEBACK"):
             print(traceback.format_exc(), file=sys.stderr, flush=True)
-        pipe.send(("failed", classify(error).value, describe(error)))
+        with suppress(BrokenPipeError):  # a command that was interrupted while it started this process does not listen
+            pipe.send(("failed", classify(error).value, describe(error)))
         os._exit(1)
