@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-_PATIENCE_S = 40.0
+_PATIENCE_S = 120.0
 
 
 class Ranks:

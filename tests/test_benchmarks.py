@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-import bench.__main__ as command
-from bench import steps
-from bench.harness import BENCHMARKS, RESULTS, Benchmark, Effort, Findings, Steps, Table, Target, in_turn, save
+from bench.harness import BENCHMARKS, RESULTS, Effort, save
 from bench.page import load_all, write_page
 from bench.traffic import CASES, Meter, count
 from decentral.cli import benchmark as benchmark_command
@@ -29,37 +27,7 @@ from handmade import value, write
 QUICK = Effort(rounds=1, quick=True)
 
 
-def handmade(found: float = 1.25) -> Findings:
-    table = Table("Times", {"what": "what", "ratio": "a / b"}, [{"what": "x", "ratio": (1.0, 0.5, 2.0), "hidden": 7}])
-    met = Target("b / a", 0.8, at_least=0.5)
-    return Findings([table], [Target("a / b", found, at_most=1.1, floor="the row x shows why"), met], ["a note"])
-
-
 # -- the command, what it stores, and the page -------------------------------------------------------------------------
-
-
-def test_what_is_measured_is_stored_and_what_fails_or_is_missing_is_told(tmp_path, monkeypatch, capsys) -> None:
-    monkeypatch.setitem(BENCHMARKS, "rl", Benchmark("a / b", lambda effort: handmade(), lambda: "no such machine"))
-    monkeypatch.setattr(command.subprocess, "run", lambda arguments, **given: subprocess.CompletedProcess(arguments, 1))
-    assert command.main(["rl", "start", "--quick", "--output", str(tmp_path)]) == 1
-    out = capsys.readouterr().out
-    assert "not run: no such machine" in out and "of importing torch ... failed" in out
-    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")] == [Path("quick/README.md")]
-    with pytest.raises(SystemExit, match="2"):
-        command.main(["simulatd"])
-    assert "there is no benchmark simulatd" in capsys.readouterr().err
-
-
-def test_the_page_has_targets_tables_notes_and_provenance(tmp_path) -> None:
-    record = json.loads(save("start", handmade(), QUICK, 61.0, tmp_path).read_text())
-    assert [target["met"] for target in record["targets"]] == [False, True]
-    assert not {"directory", "host", "command_line"} & set(record["provenance"])
-    page = write_page(load_all(tmp_path), tmp_path).read_text()
-    assert "| a / b | at most 1.10 | 1.25 | not met (floor) |\n| b / a | at least 0.5 | 0.8 | met |" in page
-    assert "- The floor of a / b: the row x shows why" in page and "\n- a note" in page
-    assert "| x | 1.00 (0.5 to 2.00) |" in page and "hidden" not in page
-    assert "1 rounds in 1 min 1 s, quick: sizes too small to mean anything" in page
-    assert "![" not in page and not list(tmp_path.glob("*.png"))
 
 
 def test_the_page_that_is_committed_is_made_again(tmp_path) -> None:
@@ -92,40 +60,6 @@ def test_a_benchmark_finds_tables_and_targets(name: str, tables: int, targets: i
     save(name, found, QUICK, 1.0, tmp_path)
     page = write_page(load_all(tmp_path), tmp_path).read_text()
     assert all(table.title in page for table in found.tables)
-
-
-# -- times, alone and between processes --------------------------------------------------------------------------------
-
-
-def test_works_are_called_in_turn_and_a_ratio_is_taken_within_each_round() -> None:
-    calls: list[str] = []
-    in_turn({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, rounds=2)
-    assert "".join(calls) == "ab" + "ab" + "ba"
-    clock = iter([0, 2, 2, 3, 10, 14, 20, 28])
-    times = in_turn({"a": int, "b": int}, rounds=2, clock=lambda: float(next(clock)))
-    assert times.seconds == {"a": [2, 8], "b": [1, 4]}
-    assert times.ratio("a", "b") == (2, 2, 2)
-
-
-# -- exchanges ---------------------------------------------------------------------------------------------------------
-
-
-# -- steps -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("settings", [("model=mlp",), ("model=cnn",)])
-def test_the_plain_loop_and_every_way_find_the_same_gradients(settings: tuple[str, ...]) -> None:
-    run = Steps("algo=dpsgd", "topology=ring", "num_workers=4", "batch_size=8", *settings).run
-    works = steps.gradients_by_way(run, run.stepper.models)
-    assert set(works) == {"plain loop", "auto", "loop", "batched"}
-    loss, g = works["plain loop"]()
-    for work in works.values():
-        found_loss, found_g = work()
-        assert torch.allclose(found_loss, loss, atol=1e-6) and torch.allclose(found_g, g, atol=1e-6)
-    run.close()
-
-
-# -- GPUs --------------------------------------------------------------------------------------------------------------
 
 
 # -- memory: computed, measured, counted -------------------------------------------------------------------------------

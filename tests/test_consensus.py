@@ -114,9 +114,6 @@ def test_a_race_has_the_machine_for_itself_and_goes_on_after_the_heats_that_are_
     assert found == [(5, True, True), (5, False, False), (6, True, False), (6, False, False)]
 
 
-# The study
-
-
 # -- simulated race -------------------------------------------------------------------------------------------------
 
 

@@ -154,7 +154,7 @@ def run_script(source: str, ranks: int, folder: Path) -> str:
     (folder / "train.py").write_text(source)
     launcher = ["-m", "torch.distributed.run", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     command = [sys.executable, *launcher, "train.py"]
-    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout
 
@@ -333,7 +333,7 @@ RUN_NOTEBOOK = """
 import json, sys, nbformat
 from nbclient import NotebookClient
 notebook = nbformat.read(sys.argv[1], 4)
-NotebookClient(notebook, timeout=60).execute()
+NotebookClient(notebook, timeout=240).execute()
 shown = [output["data"] for cell in notebook.cells for output in cell.get("outputs", []) if "data" in output]
 print(json.dumps(shown))
 """
@@ -373,7 +373,7 @@ def test_a_notebook_draws_what_was_run_and_says_how_to_run_the_rest(path: Path, 
     )
     environment = os.environ | {"DECENTRAL_RESULTS": str(tmp_path)}
     command = [sys.executable, "-W", "ignore", "-c", RUN_NOTEBOOK, str(path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=True)
     shown = json.loads(done.stdout)
     assert any("image/png" in data for data in shown)
     texts = [data.get("text/markdown", "") for data in shown]
@@ -395,7 +395,7 @@ def test_the_notebook_on_training_shows_what_it_does_and_does_it_again(tmp_path:
     kept = [cell for cell in cells(TRAINING) if cell["cell_type"] == "code"]
     figures = [output for cell in kept for output in cell["outputs"] if "image/png" in output.get("data", {})]
     assert len(figures) == 2 and all(cell["execution_count"] for cell in kept)
-    command = [sys.executable, "-W", "ignore", "-c", RUN_NOTEBOOK.replace("timeout=60", "timeout=300"), str(TRAINING)]
+    command = [sys.executable, "-W", "ignore", "-c", RUN_NOTEBOOK.replace("timeout=240", "timeout=300"), str(TRAINING)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=True)
     texts = [data.get("text/plain", "") for data in json.loads(done.stdout)]
     assert any("% of the test examples, by the averaged model" in text for text in texts)

@@ -203,7 +203,7 @@ def test_a_script_without_a_guard_is_not_carried_out_in_each_process(tmp_path: P
     script = tmp_path / "script.py"
     lines = ["print('script')", "import operator", "from decentral.host.processes import carried_out"]
     script.write_text("\n".join([*lines, "print(sorted(carried_out(operator.neg, [(1,), (2,)], 2)))"]))
-    said = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=True).stdout
+    said = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=True).stdout
     assert said == "script\n[(0, -1), (1, -2)]\n"
 
 

@@ -63,8 +63,6 @@ from test_exposure import listening
 
 # -- Runs survive the death of their processes -------------------------------------------------------------------------
 
-pytestmark = pytest.mark.timeout(120)
-
 QUADRATICS = [
     "task=quadratics", "task.noise=0.1", "algo=relaysgd", "topology=dbt", "num_workers=5", "optim=momentum",
     "steps=120", "evaluation.every_epochs=20",
@@ -181,7 +179,7 @@ def test_1_a_run_that_is_done_stays_done_when_its_processes_die_on_their_way_out
 def test_3_a_run_goes_on_bit_for_bit_when_a_process_hangs(undisturbed, faults, tmp_path, capfd):
     straight = undisturbed(*QUADRATICS, *BOTH)
     faults((1, 47, "stop"))
-    assert command(*QUADRATICS, *BOTH, "network.timeout_s=2", f"run_dir={tmp_path / 'run'}") == 0
+    assert command(*QUADRATICS, *BOTH, "network.timeout_s=5", f"run_dir={tmp_path / 'run'}") == 0
     same(tmp_path / "run", straight)
     assert "process 1 of 2 (pid " in (told := capfd.readouterr().err) and "did not answer any more" in told
 
@@ -315,7 +313,7 @@ def test_four_processes_of_our_own_report_what_one_does(alone, tmp_path, capfd):
 def test_four_processes_of_torchrun_report_what_one_does(alone, tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
     ours = ["-m", "decentral.cli.run", *DIGITS_OF_FOUR, f"run_dir={tmp_path / 'run'}"]
-    done = subprocess.run([*torchrun, *ours], capture_output=True, text=True, timeout=110)
+    done = subprocess.run([*torchrun, *ours], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert status(tmp_path / "run")["status"] == "done"
     same_metrics(tmp_path / "run", alone)

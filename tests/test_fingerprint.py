@@ -199,7 +199,7 @@ for number in range(int(sys.argv[1])):
 """
     (tmp_path / "driver.py").write_text(driver)
     done = subprocess.run(
-        [sys.executable, "driver.py", str(len(runs))], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "driver.py", str(len(runs))], cwd=tmp_path, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr
     check([tuple(json.loads(line)) for line in done.stdout.splitlines() if line.startswith("[")])
@@ -217,7 +217,7 @@ def test_an_edited_cell_of_a_notebook_is_another_run_and_the_same_one_again_is_n
     texts = [script + "\nimport os", *(f"{cell}\nprint(*train(net))" for cell in CELLS.values())]
     texts.append("print(*train(Net(), first=1))")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in texts])
-    NotebookClient(notebook, timeout=60, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=240, resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = ["".join(one.text for one in cell.outputs if one.get("name") == "stdout") for cell in notebook.cells[1:]]
     lines = [text.splitlines()[-1].split() for text in shown]
     check([(name, reused == "True") for name, reused in lines])

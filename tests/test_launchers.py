@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +17,6 @@ from configure import configure
 from counting_jobs import Counting
 from decentral.errors import ConfigError
 from decentral.measurements.training_run import TrainingRun
-from decentral.scheduling.attempt import Report
 from decentral.scheduling.launchers.ray import Ray
 from decentral.scheduling.launchers.slurm import Slurm, Where
 from decentral.scheduling.pool import Ended, Pool
@@ -123,24 +121,6 @@ def test_a_preempted_run_goes_on_from_its_checkpoint_to_the_same_result(tmp_path
     assert metrics(job) == undisturbed.rows
 
 
-def test_an_interrupted_pool_lets_jobs_write_a_checkpoint_and_kills_those_that_do_not(tmp_path):
-    job = Counting(str(tmp_path), steps=5000)
-    deaf = Counting(str(tmp_path), steps=5001)
-    with replace(LOCAL, setup=["true"]).open(tmp_path) as pool:
-        for one in (job, deaf):
-            pool.start(one)
-            until(lambda one=one: started(one))
-        os.kill(RunStore.peek(deaf.directory)["pid"], signal.SIGSTOP)
-        pool.interrupt(grace_s=PATIENCE_S)
-        ended = all_ended_but(pool, 1)
-        assert (ended.job, ended.status) == (job, "interrupted")
-        pool._kill_at = time.monotonic()  # the grace is over
-        assert all_ended(pool)[deaf.title].status == "interrupted"
-    facts = RunStore.peek(job.directory)
-    assert facts["status"] == "interrupted" and job.written == list(range(facts["step"]))
-    assert RunStore.peek(deaf.directory)["status"] == "running"
-
-
 def test_jobs_outlive_a_launcher_that_is_killed_and_the_next_one_finds_them(tmp_path):
     job = Counting(str(tmp_path), steps=50, fate="held")
     killed = replace(LOCAL).open(tmp_path)
@@ -210,15 +190,6 @@ def all_ended_but(pool: Pool, left: int) -> Ended:
     return ended[0]
 
 
-def test_a_report_of_an_earlier_attempt_counts_for_nothing(tmp_path, slurm):
-    job = Counting(str(tmp_path), steps=3)
-    with Slurm().open(tmp_path) as pool:
-        (tmp_path / "submitted" / f"{job.id}.report.json").write_text(json.dumps(Report("failed")._asdict()))
-        pool.start(job)
-        assert all_ended(pool)[job.title].status == "done"
-    assert job.written == [0, 1, 2]
-
-
 def test_a_single_run_is_submitted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["task=quadratics", "topology=ring", "algo=dpsgd", "num_workers=4", "steps=20", "device=cpu"]
@@ -280,20 +251,6 @@ def test_ray_runs_are_done_and_a_crash_takes_nothing_with_it(ray, tmp_path, star
     }  # fmt: skip
     assert "its Ray worker died" in failures["killed"].reason
     assert failures["error"].reason.endswith("ArithmeticError: 1 is not 2")
-
-
-def test_a_killed_run_goes_on_from_where_it_was(ray, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    job = Counting("relative", steps=100, fate="held")
-    ray.start(job)
-    until(lambda: (job.directory / "numbers").exists())
-    assert ray.look()[0].place.startswith("ray on ")
-    os.kill(RunStore.peek(job.directory)["pid"], signal.SIGKILL)
-    assert all_ended(ray)[job.title].failure == "killed"
-    job.let_go()
-    ray.start(job)
-    assert all_ended(ray)[job.title].status == "done"
-    assert job.written[-1] == 99
 
 
 def test_an_interrupted_pool_lets_runs_write_a_checkpoint(ray, tmp_path):

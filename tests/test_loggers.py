@@ -140,7 +140,7 @@ def test_wandb_without_network_key_or_terminal_ends_with_an_offline_run(
     environment |= {name: "http://127.0.0.1:9" for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", WANDB_RUN, mode],
-        cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0 and done.stdout == ""
     found = list((tmp_path / "run").glob("wandb/offline-run-*/*.wandb"))

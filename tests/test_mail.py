@@ -162,7 +162,7 @@ def outlive(world: World, carrier: Carrier) -> list[str]:
 def test_the_death_of_a_process_is_noticed_by_who_does_not_even_wait_for_it(pair, carrier):
     for pipe in pair.pipes:
         pipe.send((outlive, (carrier,)))
-    assert pair.pipes[0].poll(30)
+    assert pair.pipes[0].poll(120)
     kind, said = pair.pipes[0].recv()
     assert (kind, said) == ("done", ["ConnectionError: connection closed by process 1 of this run"] * 2)
 
@@ -239,7 +239,7 @@ def lose_one(world: World, carrier: Carrier, lost: int) -> list[str]:
 def test_a_killed_partner_is_noticed_with_a_sentence_by_a_passive_worker_too(pair, carrier, lost):
     for pipe in pair.pipes:
         pipe.send((lose_one, (carrier, lost)))
-    assert pair.pipes[1 - lost].poll(30)
+    assert pair.pipes[1 - lost].poll(120)
     kind, said = pair.pipes[1 - lost].recv()
     assert kind == "done"
     assert said == [f"ConnectionError: connection closed by process {lost} of this run"]

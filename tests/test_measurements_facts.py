@@ -12,12 +12,9 @@ import pytest
 
 from configure import configure
 from decentral.errors import ConfigError
-from decentral.measurements.collectives import CROSSOVERS, SCHEMES, SECONDS, Link, crossover
+from decentral.measurements.collectives import CROSSOVERS, SCHEMES, Link, crossover
 from decentral.measurements.facts import HOPS, PERIOD, REACH
 from decentral.measurements.fish_school import (
-    CURVES,
-    ERROR,
-    NEAREST,
     FishSchool,
     School,
     look,
@@ -61,25 +58,7 @@ def test_the_gradient_is_that_of_half_the_squared_residual() -> None:
     np.testing.assert_allclose(seen.gradient(x, w), np.stack(slopes, axis=1), rtol=1e-6, atol=1e-6)
 
 
-# Who is near whom
-
-
-# How a fish swims
-
-
 # What the school knows
-
-
-def test_sharing_with_neighbours_helps_and_without_noise_everybody_knows(tmp_path: Path) -> None:
-    late = {}
-    for sharing in ("neighbours", "nobody", "everybody"):
-        job = school_job(tmp_path, sharing, width=4.0, predator_speed=0.0)
-        assert job.carry_out() is Status.done
-        late[sharing] = np.mean([line["numbers"]["error"][-15:] for line in job.found()])
-    assert late["everybody"] < 1.1 * late["neighbours"] and late["neighbours"] < late["nobody"] / 1.5
-    clear = school_job(tmp_path, "nobody", distance_noise=0.0, angle_noise=0.0, predator_speed=0.0)
-    clear.carry_out()
-    assert max(clear.found()[0]["numbers"]["error"]) < 1e-9
 
 
 def test_a_school_is_the_same_again_and_goes_on_after_the_seeds_that_are_done(tmp_path: Path) -> None:
@@ -110,35 +89,11 @@ def test_a_study_that_makes_no_sense_is_refused(change: str, words: str) -> None
         catalogue.load("bluefog_fish_school", "smoke", overrides=[change])
 
 
-def test_the_study_has_numbers_for_every_seed_and_places_for_the_first(tmp_path: Path) -> None:
-    study = catalogue.load("bluefog_fish_school", "smoke", overrides=["seeds=[3,4]"])
-    cell = study.cells([f"results_dir={tmp_path}"])[0]
-    (job,) = cell.jobs()
-    job.carry_out()
-    values = cell.values()
-    assert [(one.metric, one.seed) for one in values] == [(m, seed) for seed in (3, 4) for m in (ERROR, NEAREST)]
-    curves = cell.curves()
-    assert {(one.metric, one.seed) for one in curves if not one.worker} == {
-        (m, s) for m in CURVES.values() for s in (3, 4)
-    }
-    placed = [one for one in curves if one.worker]
-    assert {one.seed for one in placed} == {3} and {one.worker for one in placed} == {*map(str, range(12)), "predator"}
-    assert {tuple(point.at["step"] for point in one.points) for one in placed} == {(0, 10)}
-
-
 # -- collectives ----------------------------------------------------------------------------------------------------
 
 RING = {"method": "Ring", "scheme": "ring"}
 MAP = {"kind": "collective_map", "num_parameters": 1000, "num_workers": [4, 8], "keep": [0.1, 0.01]}
 LINKS = {"latency_ms": [1.0, 2.0, 3.0], "gbps": [1.0, 10.0]}
-
-
-def found_by(found: Study, folder: Path) -> list[Value]:
-    cells = found.cells([f"results_dir={folder}", "progress=false"])
-    for job in {job.id: job for cell in cells for job in cell.jobs()}.values():
-        assert job.carry_out() is Status.done
-        assert job.carry_out() is Status.done  # nothing is added to what there is
-    return [value for cell in cells for value in cell.values()]
 
 
 @pytest.mark.parametrize("pair", CROSSOVERS.values())
@@ -149,18 +104,6 @@ def test_at_a_crossover_both_cost_the_same_and_below_it_the_first_less(pair: tup
         first, second = (SCHEMES[scheme](n, parameters, keep, Link(factor * there, beta)) for scheme in pair)
         difference = (first - second) / second
         assert abs(difference) < 1e-12 if sign == 0 else difference * sign > 1e-3
-
-
-def test_each_place_of_a_map_has_the_time_of_its_formula(tmp_path: Path) -> None:
-    rows = [RING, {"method": "AG-Topk", "scheme": "topk_allgather"}]
-    values = found_by(study_from("mine", MAP | LINKS | {"rows": rows, "base": ["task=quadratics"]}), tmp_path)
-    assert len(values) == 2 * 2 * 2 * 3 * 2 and {value.metric for value in values} == {SECONDS}
-    for value in values:
-        n, keep, latency, gbps = (float(value.labels[name]) for name in ("num_workers", "keep", "latency_ms", "gbps"))
-        alpha, beta, phases = latency / 1000, 8e-9 / gbps, math.log2(n)
-        ring = 2 * (n - 1) * alpha + 2 * (n - 1) / n * 4000 * beta
-        gathered = phases * alpha + (n - 1) * 8 * 1000 * keep * beta
-        assert value.value == pytest.approx(ring if value.labels["method"] == "Ring" else gathered, rel=1e-12)
 
 
 @pytest.mark.parametrize(("values", "said"), [

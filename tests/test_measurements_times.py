@@ -22,9 +22,6 @@ from decentral.measurements.throughput import IMAGES, RATIO
 from decentral.measurements.timeline import AGE, SENT, STALE, STEP, THROUGHPUT, WAITING, cluster_of
 from decentral.measurements.training_run import TrainingRun
 from decentral.measurements.values import Value
-from decentral.report.figures.lines import Scaling
-from decentral.report.figures.map import Map
-from decentral.report.results import Results, read
 from decentral.runtime.launch import launch
 from decentral.scheduling.job import Demand
 from decentral.store import RunStore, Status
@@ -35,7 +32,6 @@ from decentral.study.catalogue import study_from
 from decentral.study.kinds.over_links import BANDWIDTH, LATENCY, LinkCell
 from decentral.study.measure import Measure
 from decentral.study.study import Study
-from handmade import value, write
 from waiting import until
 
 SMALL_IMAGES = ["model=mlp", "num_workers=2", "batch_size=2", "data.image_size=8", "data.num_classes=4", "device=cpu"]
@@ -238,35 +234,6 @@ def test_the_time_of_a_step_at_each_place_follows_by_hand(tmp_path: Path) -> Non
     assert found["Alone", 5, 1] > found["Alone", 2, 1]
 
 
-# The figure
-
-PLACES = ("method", "topology", "slowdown", "gbps")
-TIMES = {"A": [[1, 2], [3, 4]], "B": [[2, 1], [3.003, 8]]}
-
-
-def mapped(folder: Path, times: dict[str, list[list[float]]], **facts: Any) -> Results:
-    rows = [
-        value(method, "", 1, seconds, metric=STEP, slowdown=slowdown, gbps=gbps)
-        for method, table in times.items()
-        for slowdown, line in zip((2, 4), table, strict=True)
-        for gbps, seconds in zip((1, 10), line, strict=True)
-    ]
-    rows = [{key: number for key, number in row.items() if key != "alpha"} for row in rows]
-    known = {"metrics": {STEP: {"larger_is_better": False}}} | facts
-    return read(write(folder / "time" / "mine" / "paper", rows, {}, labels=PLACES, **known))
-
-
-def test_a_map_says_who_is_best_where_and_by_how_much(tmp_path: Path) -> None:
-    results = mapped(tmp_path, TIMES)
-    figure = Map(x="gbps", y="slowdown", lines=["method"], against="B")
-    region = figure.regions(results, figure.data(results))[""]
-    assert (region.x, region.y, region.keys) == ([1, 10], [2, 4], [("A",), ("B",)])
-    assert region.best.tolist() == [[0, 1], [0, 0]]
-    np.testing.assert_allclose(region.ahead, [[2, 2], [1.001, 2]])
-    assert region.gain is not None
-    np.testing.assert_allclose(region.gain, [[2, 1], [1.001, 2]])
-
-
 # -- exchanges ------------------------------------------------------------------------------------------------------
 
 EXCHANGED: list[dict[str, Any]] = [
@@ -359,21 +326,6 @@ def test_a_ratio_is_that_of_the_same_round_and_cpu_time_is_shared_out(tmp_path: 
 def test_exchanges_that_cannot_be_timed_are_refused(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         exchange_study(**changes).cells([])
-
-
-def test_a_confidence_band_is_that_of_student(tmp_path: Path) -> None:
-    rows = [
-        {"method": "Ring", "n": n, "metric": "ms", "value": value, "seed": seed, "chosen": True}
-        for n, values in ((2, (1, 2, 3, 4, 5)), (4, (2, 2, 2, 2, 2)))
-        for seed, value in enumerate(values)
-    ]
-    report = {"repeats": "round"}
-    results = read(write(tmp_path / "a" / "b" / "small", rows, report, labels=["method", "n"]))
-    (line,) = Scaling(x="n", lines=["method"], spread="confidence").data(results)
-    half = 2.1318 * 1.5811 / 5**0.5  # the 95 % quantile for 4 degrees of freedom
-    assert line.low is not None and line.high is not None and line.y == [3, 2]
-    assert line.low == pytest.approx([3 - half, 2], rel=1e-4) and line.high == pytest.approx([3 + half, 2], rel=1e-4)
-    assert results.spec.repeats == "round"
 
 
 # -- sleeping -------------------------------------------------------------------------------------------------------

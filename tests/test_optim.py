@@ -150,15 +150,6 @@ def test_every_epoch_and_every_seed_has_an_order_of_its_own():
     assert torch.equal(first_epoch(forever, 0), first_epoch(forever, 1))
 
 
-@pytest.mark.parametrize(
-    ("rule", "settings"),
-    [(SGD, {"momentum": 1.0}), (SGD, {"nesterov": True}), (Adam, {"beta1": 1.0}), (Adam, {"weight_decay": np.nan})],
-)
-def test_a_setting_that_makes_no_sense_is_refused(rule, settings):
-    with pytest.raises(ConfigError, match=f"optim.{next(iter(settings))}"):
-        rule(**settings)
-
-
 # -- What sets the methods with momentum and those that track the mean update apart, in numbers ------------------------
 
 SMALL = [
@@ -199,24 +190,6 @@ def test_decentlam_with_momentum_rests_where_dpsgd_without_does(rest):
     plain = rest("algo=dpsgd", "lr=0.05")
     np.testing.assert_allclose(rest("algo=decentlam", "lr=0.05"), plain, rtol=0, atol=1e-12)
     np.testing.assert_allclose(rest("algo=decentlam", "lr=0.05", "algo.beta=0.5"), plain, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("topology", ["exponential", "one_peer_exponential"])
-def test_decentlam_refuses_directed_graphs(topology: str):
-    with pytest.raises(ConfigError, match=r"algo=decentlam needs a symmetric mixing matrix"):
-        compose([*SMALL, "algo=decentlam", f"topology={topology}"])
-
-
-@pytest.mark.parametrize(
-    ("algo", "vectors", "messages"),
-    [("dpsgd", 1, 1), ("decentlam", 1, 1), ("extra", 1, 1), ("dmsgd", 2, 1), ("push_diging", 2, 2)],
-)
-def test_what_a_step_costs_on_a_ring(start, algo: str, vectors: int, messages: int):
-    """Push-DIGing's first step has nothing to mix but the models."""
-    facts = start(*SMALL, f"algo={algo}", "topology=ring", "steps=4").facts
-    sends = 4 * messages - (algo == "push_diging")
-    assert facts["messages_sent"] == sends * 2 * 6
-    assert facts["bytes_sent"] == sends * vectors / messages * 2 * 6 * 6 * 8
 
 
 @pytest.mark.slow
@@ -334,49 +307,6 @@ def test_in_its_limit_a_method_is_one_that_is_known(start, limit: str) -> None:
     )
     np.testing.assert_allclose(ours, known, rtol=0, atol=1e-12)
     assert np.abs(known[-1] - known[0]).max() > 1e-3
-
-
-@torch.enable_grad()
-def test_diloco_is_torchs_own_optimizers_one_in_each_worker_and_one_outside(start) -> None:
-    """As torchft defines it: the outer gradient is what the workers have moved, on average, the wrong way round."""
-    n, H, steps = 3, 4, 16
-    found = start(
-        "algo=diloco",
-        f"algo.period_steps={H}",
-        f"num_workers={n}",
-        *OUTER,
-        "optim=adam",
-        f"steps={steps}",
-    )
-    problem = random_problem(n, 6, 0.5, 1.0, 1.0, 1.0, seed=0)
-    A, b = problem.A, problem.b
-    phi = problem.x0.clone().reshape(-1).requires_grad_()
-    x = [phi.detach().clone().requires_grad_() for _ in range(n)]
-    inner, outer = [torch.optim.Adam([xi], lr=0.05) for xi in x], torch.optim.SGD([phi], 0.7, 0.9, nesterov=True)
-    for t in range(steps):
-        for i in range(n):
-            inner[i].zero_grad()
-            (0.5 * (A[i] @ x[i] - b[i]).square().sum()).backward()
-            inner[i].step()
-        if (t + 1) % H == 0:
-            phi.grad = phi.detach() - torch.stack([xi.detach() for xi in x]).mean(0)
-            outer.step()
-            for xi in x:
-                xi.data.copy_(phi.data)
-    np.testing.assert_allclose(found.iterates[-1], torch.stack(x).detach().numpy(), rtol=0, atol=1e-10)
-
-
-def test_one_active_model_is_sgd_that_walks_from_worker_to_worker(start) -> None:
-    found = start("algo=teleportation", "algo.active=1", "num_workers=5", *OUTER).iterates
-    problem = random_problem(5, 6, 0.5, 1.0, 1.0, 1.0, seed=0)
-    x, seen = problem.x0.clone(), set()
-    for t in range(len(found)):
-        (holder,) = Teleportation(active=1).workers(5, t)
-        seen.add(int(holder))
-        np.testing.assert_allclose(found[t, holder], x.numpy(), rtol=0, atol=1e-12)
-        A, b = problem.A[holder], problem.b[holder]
-        x = x - 0.05 * A.T @ (A @ x - b)
-    assert len(seen) == 5
 
 
 def test_teleportation_sends_a_model_to_each_that_comes_next_and_along_the_small_graph(start) -> None:

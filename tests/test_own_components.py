@@ -86,7 +86,7 @@ def afresh(*arguments: str, module: str = "decentral", **environment: str) -> su
     """A command in a process of its own, which knows nothing yet."""
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, capture_output=True, text=True, timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"} | environment, capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 
 
@@ -209,7 +209,7 @@ def test_a_file_that_changes_while_a_run_starts_is_noticed(mine: str) -> None:
     job = pickle.dumps(TrainingRun(replace(config, run_dir="run")))
     write(Path(mine), LAZY + "\n")
     words = "import pickle, sys; pickle.load(sys.stdin.buffer).carry_out()"
-    done = subprocess.run([sys.executable, "-c", words], input=job, capture_output=True, env=os.environ, timeout=60)
+    done = subprocess.run([sys.executable, "-c", words], input=job, capture_output=True, env=os.environ, timeout=240)
     assert done.returncode and b"was changed after the start" in done.stderr
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from configure import configure
-from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.board import Board
 from decentral.scheduling.job import Job
 from decentral.scheduling.pool import Ended, Seen
@@ -85,14 +83,3 @@ def test_a_job_that_is_finished_or_of_another_id_holds_nothing_to_go_on_from(job
     assert replace(a, name="b").held() == 0.0
     store(a, 1.0, Status.done)
     assert a.held() == 0.0
-
-
-@pytest.mark.parametrize(("limit", "share"), [("steps=400", 0.25), ("epochs=20", 0.5)])
-def test_a_run_holds_the_steps_of_its_newest_checkpoint(tmp_path: Path, limit: str, share: float):
-    run = TrainingRun(replace(configure("task=quadratics", limit), run_dir=str(tmp_path / "run")))
-    with RunStore.open(run.directory, run.id, "") as opened:
-        opened.set_status(Status.running, step=200, epoch=20.0)
-        assert run.held() == 0.0, "without a checkpoint it begins anew"
-        part = opened.save_checkpoint_part(100, "process0", {})
-        opened.commit_checkpoint(100, {"process0": part}, {})
-    assert run.held() == share

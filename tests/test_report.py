@@ -25,8 +25,6 @@ from decentral.config.identity import run_directory
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.network.world import World
-from decentral.report.figures.figure import Line
-from decentral.report.figures.lines import reached
 from decentral.report.learning_curves import save_learning_curves
 from decentral.report.series import describe, read_curves
 from decentral.report.summary import summary
@@ -114,16 +112,6 @@ def test_learning_curves_are_drawn_for_every_kind_of_task(tmp_path: Path, rows, 
 # The table
 
 
-def test_the_summary_gives_the_final_values_of_each_metric(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", image_rows)
-    cells = {line[:24].strip(): line[24:].split("  ") for line in summary(run).splitlines() if "  " in line}
-    words = {name: [cell.strip() for cell in line if cell.strip()] for name, line in cells.items()}
-    assert words["test accuracy"] == ["50.00 %", "61.67 %", "80.00 %", "75.00 %"]
-    assert words["test loss"] == ["2.5", "2.383", "2.2", "2.25"]
-    assert words["train loss"] == ["-", "0.04762", "-", "-"]
-    assert words["model consensus distance"] == ["-", "1.5", "-", "-"]
-
-
 @pytest.mark.parametrize(
     ("reason", "head"), [({"reason": "SIGTERM"}, "interrupted (SIGTERM)"), ({"reason": "interrupted"}, "interrupted")]
 )
@@ -137,31 +125,6 @@ def test_the_summary_of_an_interrupted_run_says_why_how_far_it_came_and_how_it_g
     assert text.startswith(f"relaysgd on dbt, vgg11 on cifar10, alpha=0.1, 3 workers, seed 4: {head}\n")
     assert "Steps:    25 (evaluated after 20) in 12.0 s" in text and "Sent:     10 kB by a worker" in text
     assert text.endswith("decentral-run algo=relaysgd seed=4 run_dir=x  (goes on from the newest checkpoint)")
-
-
-def test_the_summary_says_what_it_cost_and_where_the_results_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")  # on the path, so it goes by its name
-    run = make_run(tmp_path / "run", image_rows)
-    assert "Curves:" not in summary(run)
-    save_learning_curves(run, read_curves(run))
-    assert summary(run).splitlines()[-5:] == [
-        "Steps:    20 (2 epochs) in 10.0 s",
-        "Sent:     6.667 kB by a worker, on average",
-        f"Results:  {run}",
-        f"Curves:   {run}/learning_curves.png",
-        "Next:     decentral-run algo=relaysgd seed=5  (another seed)",
-    ]
-
-
-@pytest.mark.parametrize(("lr", "proposed"), [(1e6, "0.1"), (0.2, "0.05")])
-def test_after_divergence_a_usual_learning_rate_is_proposed(tmp_path: Path, lr: float, proposed: str) -> None:
-    path = tmp_path / "run"
-    with RunStore.open(path, "aaa", f"{CONFIG}lr: {lr}\n") as store:
-        store.write_provenance({"command_line": ["/bin/decentral-run", f"lr={lr:g}"]})
-        store.set_status(Status.diverged, step=20, epoch=2.0)
-    assert f" lr={proposed}  (a smaller learning rate)" in summary(path)
 
 
 # Provenance
@@ -181,11 +144,6 @@ def test_provenance_is_json_and_imports_nothing_heavy() -> None:
 # Progress
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_the_processes_of_a_run_only_the_leader_tells_the_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
@@ -203,31 +161,6 @@ def test_of_the_processes_of_a_run_only_the_leader_tells_the_launcher(
         else:
             with pytest.raises(BlockingIOError):
                 launcher.recv(100)
-
-
-def show_some(stream: io.StringIO, enabled: bool = True) -> str:
-    with progress(100, "relaysgd", enabled, stream) as shown:
-        shown.update(10, 1.0)
-        shown.update(20, 2.0, loss="0.41", worst="81.2 %", averaged="83.0 %")
-        shown.update(21)
-        shown.line("epoch 2: [worst] 81.2 %")
-    return stream.getvalue()
-
-
-def test_without_a_terminal_only_lines_are_shown_and_each_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert show_some(io.StringIO()) == "[relaysgd] epoch 2: [worst] 81.2 %\n"
-    monkeypatch.setattr(progress_module, "LINE_PERIOD_S", 0.0)
-    lines = show_some(io.StringIO()).splitlines()
-    assert lines[0] == "[relaysgd] step 10/100  epoch 1.0"
-    assert lines[2].startswith("[relaysgd] step 21/100  epoch 2.0  loss 0.41  worst 81.2 %  averaged 83.0 %  0:00 left")
-
-
-def test_on_a_terminal_there_is_a_bar_that_keeps_the_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "150")
-    text = show_some(Terminal())
-    assert "21/100" in text and "avg 83.0 %" in text
-    assert re.search(r"epoch 2: \[worst\] 81.2 %", text)
 
 
 def test_a_stream_that_is_gone_does_not_stop_the_run() -> None:
@@ -302,24 +235,6 @@ def test_the_trace_has_a_track_for_each_worker_with_the_durations_of_the_cluster
         assert all(a["ts"] + a["dur"] <= b["ts"] + 0.01 for a, b in itertools.pairwise(mine))
 
 
-# Figures
-
-
-@pytest.mark.parametrize(
-    ("y", "target", "place"),
-    [
-        ([50.0, 80.0, 100.0], 90.0, 15.0),
-        ([50.0, 80.0, 70.0], 90.0, None),
-        ([3.0, 1.0, 0.5], 2.0, 5.0),
-        ([95.0, 20.0, 99.0], 95.0, 0.0),
-        ([math.nan, 50.0, 100.0], 75.0, 15.0),
-        ([], 1.0, None),
-    ],
-)
-def test_where_a_target_is_reached(y, target, place) -> None:
-    assert reached(Line("", (), [0.0, 10.0, 20.0][: len(y)], y), target) == place
-
-
 # Time alone
 
 
@@ -380,6 +295,3 @@ def test_a_timeline_sends_what_messages_keep(keep: float) -> None:
     sent = timed(config, 3, 1_000_000).bytes_sent
     assert sent == pytest.approx(3 * 4 * 2 * 8 * keep * 1_000_000, rel=2e-3)
     assert timed(config, 3, 2).bytes_sent == 3 * 4 * 2 * 8 * max(1, int(2 * keep))
-
-
-# What the timeline of groups says

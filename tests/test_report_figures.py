@@ -101,24 +101,6 @@ def test_a_figure_without_data_is_not_drawn_and_an_old_one_is_removed(tmp_path: 
 # What is drawn
 
 
-def test_curves_are_means_over_seeds_with_a_band(results: Results) -> None:
-    figure = Curves(worker="worst", panels="alpha", lines=["method"], spread="range")
-    line = figure.data(results)[0]
-    assert (line.panel, line.key, line.x) == ("1", ("RelaySGD",), [0, 10, 20, 30])
-    assert line.y == [1.5, 31.5, 61.5, 91.5]
-    assert line.low == [1, 31, 61, 91] and line.high == [2, 32, 62, 92]
-
-
-def test_scaling_draws_the_mean_over_seeds_and_the_published_numbers(results: Results) -> None:
-    figure = Scaling(x="alpha", lines=["method"], spread="std")
-    ours = {line.key: line for line in figure.data(results)}
-    assert ours["RelaySGD",].x == [0.01, 1.0]
-    assert ours["RelaySGD",].y == pytest.approx([86.0, 87.2])
-    assert ours["RelaySGD",].low == pytest.approx([85.0, 87.1])
-    theirs = {line.key: line.y for line in figure.published(results)}
-    assert theirs == {("RelaySGD",): [84.6, 87.4], ("D-PSGD",): [53.9, 87.4]}
-
-
 def test_a_run_without_a_value_is_the_worst_of_its_cell_and_not_left_out_of_it(tmp_path: Path) -> None:
     def seeds(alpha: float, *numbers: float) -> list[dict[str, Any]]:
         return [value("D2", "ring", alpha, number, seed=seed) for seed, number in enumerate(numbers)]
@@ -156,18 +138,6 @@ def subtitle(drawn: Any) -> str:
     return drawn.texts[1].get_text()
 
 
-@pytest.mark.parametrize(("spread", "band"), [
-    ("std", "band: \N{PLUS-MINUS SIGN} 1 standard deviation of 2 seeds"),
-    ("range", "band: lowest to highest of 2 seeds"),
-    ("confidence", "band: 90 % confidence interval of the mean of 2 seeds"),
-])  # fmt: skip
-def test_the_legend_says_what_a_band_is_and_of_how_many_seeds(results: Results, spread: Any, band: str) -> None:
-    figure = Curves(worker="worst", panels="alpha", lines=["method"], spread=spread)
-    drawn = canvas.draw(figure, results)
-    assert said(drawn) == ["RelaySGD", "D-PSGD", band]
-    assert subtitle(drawn).endswith("mean of 2 seeds")
-
-
 def test_a_single_seed_is_called_that_in_the_picture_and_in_its_caption(tmp_path: Path) -> None:
     lines = [row for row in courses("RelaySGD", "dbt", 1, 90) + courses("D2", "ring", 1, 80) if row[5] == 1]
     results = read(write(tmp_path / "a" / "b" / "small", table1(), {}, lines))
@@ -195,18 +165,6 @@ def test_a_figure_for_a_paper_is_as_wide_as_its_column_without_a_title(results: 
     assert all(6 <= label.get_fontsize() <= 8 for label in labels)
 
 
-@pytest.mark.slow
-def test_pdf_has_embedded_truetype_fonts_no_date_and_the_same_bytes_again(results: Results) -> None:
-    made = make(results.directory, output({"figures.format": "[pdf,svg]"}))
-    assert sorted(path.name for path in made.figures) == ["alphas.pdf", "course.pdf"]
-    assert {path.suffix for path in made.files if "course" in path.name} == {".pdf", ".svg"}
-    first = (results.directory / "course.pdf").read_bytes()
-    assert first.startswith(b"%PDF") and b"/FontFile2" in first and b"/Type3" not in first
-    assert not any(word in first for word in (b"CreationDate", b"/Creator", b"/Producer"))
-    make(results.directory, output({"figures.format": "pdf"}))
-    assert (results.directory / "course.pdf").read_bytes() == first
-
-
 @pytest.mark.parametrize(("settings", "complaint"), [
     ({"figures.title": "no"}, "figures.title=no is neither true nor false."),
     ({"figures.width": "colum"}, "figures.width=colum is no width: it should be screen, column (3.25 inches) or page "
@@ -220,32 +178,3 @@ def test_an_output_that_does_not_exist_is_refused_in_a_sentence(settings: dict[s
     with pytest.raises(ConfigError) as refused:
         output(settings)
     assert str(refused.value).startswith(complaint)
-
-
-# The look
-
-
-def test_an_algorithm_has_one_colour_and_marker_however_it_is_called() -> None:
-    names = [
-        "RelaySGD",
-        "relaysgd",
-        "RelaySGD + momentum",
-        "D-PSGD",
-        "DP-SGD",
-        "D2",
-        "D\N{SUPERSCRIPT TWO}",
-        "D2 + momentum",
-    ]
-    looks = style.looks(names)
-    assert [(look.colour, look.marker) for look in looks] == [
-        *[(style.VERMILLION, "o")] * 3, *[(style.BLUE, "s")] * 2, *[(style.GREEN, "^")] * 3,
-    ]  # fmt: skip
-    assert [look.hollow for look in looks] == [False, False, True, False, False, False, False, True]
-
-
-def test_all_algorithms_look_different_and_topologies_have_line_styles_of_their_own() -> None:
-    from decentral.registry import components
-
-    names = [name for name in components("algorithms") if name != "relay_mean"]
-    assert len({(look.colour, look.marker) for look in style.looks(names)}) == len(names)
-    assert len({str(look.line) for look in style.looks(["RelaySGD"] * 3, ["chain", "bt", "dbt"])}) == 3

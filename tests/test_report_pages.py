@@ -180,7 +180,7 @@ def test_two_studies_that_publish_at_once_wait_for_each_other(results_dir: Path)
             with pytest.raises(TimeoutError):
                 other.result(timeout=0.5)
             assert not (results_dir / "README.md").exists()
-        other.result(timeout=60)
+        other.result(timeout=240)
         assert (results_dir / "README.md").exists()
 
 

@@ -281,35 +281,6 @@ def test_methods_of_every_kind_train_in_a_virtual_cluster_and_go_on_bit_for_bit(
 # -- gridworld ---------------------------------------------------------------------------------------------------------
 
 
-def test_who_takes_the_shortest_way_has_spl_1_and_who_strays_less() -> None:
-    env = Gridworld(size=7, view=3, num_test=40)
-    scenes = np.arange(40)
-    walks = env.open_tests(2, scenes)
-    chances = np.tile(env.test_chances(scenes), (2, 1, 1))
-    walks.begin(range(2), chances)
-    assert walks.maze.tolist() == [list(range(40))] * 2, "a maze for each episode, the same for all models"
-    shortest, over = walks.shortest.copy(), np.zeros((2, 40), dtype=bool)
-    facts, length, total = np.zeros((2, 40, 2)), np.zeros((2, 40)), np.zeros((2, 40))
-    for t in range(35):
-        cell = walks.maze * 49 + walks.at
-        ahead = walks.after.reshape(-1, 4)[cell]  # [2, 40, 4]
-        left = walks.distance.reshape(-1, 49, 49)[walks.maze[..., None], ahead, walks.goal[..., None]]
-        actions = left.argmin(-1)
-        if t == 0:
-            actions[1] = left[1].argmax(-1)  # the second model begins with a step that is lost, or leads away
-        moves = walks.step(range(2), actions, chances)
-        length += ~over
-        total += np.where(over, 0, moves.rewards)
-        facts = np.where((moves.ended & ~over)[..., None], moves.facts, facts)
-        over |= moves.ended
-    assert over.all() and (facts[..., 1] == 1).all()
-    np.testing.assert_allclose(facts[0, :, 0], 1)
-    assert (length[0] == shortest[0]).all()
-    np.testing.assert_allclose(facts[..., 0], shortest / length)
-    np.testing.assert_allclose(total[0], env.progress * shortest[0] - env.step_cost * length[0] + 1)
-    assert facts[1, :, 0].mean() < 0.9
-
-
 def test_what_is_seen_are_the_walls_around_and_where_the_goal_is() -> None:
     env = Gridworld(size=6, view=5, num_test=30)
     scenes = np.arange(30)
@@ -323,21 +294,6 @@ def test_what_is_seen_are_the_walls_around_and_where_the_goal_is() -> None:
         assert np.array_equal(seen[e, 0], around) and seen[e, 0, 2, 2] == 0
         assert seen[e, 1].sum() == 1
         assert seen[e, 1, 2 + np.clip(down - row, -2, 2), 2 + np.clip(right - column, -2, 2)] == 1
-
-
-def test_alpha_decides_how_much_the_mazes_of_workers_differ_and_none_is_tested_on(start: Start) -> None:
-    shares = []
-    for alpha in (0.01, 100):
-        config = configure(*settings("mlp"), f"partition.alpha={alpha}", "env.num_train=200")
-        kinds = config.env.kinds()
-        parts = config.partition.indices(kinds, 4, 0)
-        shares.append(np.mean([np.bincount(kinds[part], minlength=5).max() / len(part) for part in parts]))
-    assert shares[0] > 0.6 and shares[1] < 0.35
-    run = start(*settings("mlp"), "steps=4")
-    table = (run.directory / "partition.csv").read_text().splitlines()
-    assert len(table) == 5 and table[0].startswith("worker,kind_0")
-    train, test = (draw("blocks", 9, 0, purpose, 1) for purpose in ("training", "test"))
-    assert not np.array_equal(train, test)
 
 
 # -- gymnasium ---------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ for batch in range(5 if optimizer.peers.rank == 0 else 3):
     model(torch.randn(4, 3)).sum().backward()
     optimizer.step()
 if afterwards == "sleep":
-    time.sleep(100)
+    time.sleep(3600)
 """
 
 
@@ -107,12 +107,11 @@ def test_ranks_with_different_numbers_of_batches_end_in_one_sentence(
 ):
     (tmp_path / "script.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3", "script.py"]
-    began = time.monotonic()
     done = subprocess.run(
         [*torchrun, mode, told, afterwards], cwd=tmp_path, capture_output=True, text=True, env={**os.environ}
     )
     said = done.stderr.splitlines()
-    assert done.returncode != 0 and time.monotonic() - began < 100  # not as long as the others sleep
+    assert done.returncode != 0  # although the others sleep
     sentences = [line for line in said if line.startswith("decentral: ")]
     assert len(sentences) == 1 and "script.py, line " in sentences[0] and says in sentences[0], done.stderr
     before = said[: said.index(sentences[0])]
@@ -120,7 +119,7 @@ def test_ranks_with_different_numbers_of_batches_end_in_one_sentence(
     assert "script.py, line" not in "".join(line for line in said if line not in sentences)
 
 
-RANKS, TIMEOUT_S = 3, 12.0
+RANKS, TIMEOUT_S = 3, 60.0
 Act = Callable[[], Any]
 
 
@@ -230,7 +229,7 @@ def prepared(case: str, peers: Peers) -> Act:
 def live(rank: int, case: str, victim: int) -> None:
     if case == "no join" and rank == victim:
         return
-    with decentral.join("complete", timeout_s=TIMEOUT_S) as peers:
+    with decentral.join("complete", timeout_s=8 if case == "no join" else TIMEOUT_S) as peers:
         act = prepared(case, peers)
         peers.barrier()
         if rank == victim:
@@ -270,8 +269,8 @@ def test_the_death_of_a_rank_ends_every_verb_of_the_others_in_a_sentence(ranks, 
         assert "test_script_ending.py, line " in told[rank]
 
 
-def slowly(act: Act) -> None:
-    for _ in range(50):
+def slowly(act: Act, times: int) -> None:
+    for _ in range(times):
         act()
         time.sleep(0.02)
 
@@ -300,7 +299,7 @@ def live_alone(rank: int, case: str, end: str, victims: tuple[int, ...]) -> None
     act()
     peers.barrier()
     if rank not in victims:
-        slowly(act)
+        slowly(act, 50 if case == "nothing" or end == "well" else 3000)
     elif end in ENDS:
         ENDS[end]()
 

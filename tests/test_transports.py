@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 from pathlib import Path
@@ -300,7 +301,8 @@ def shared_blocks() -> set[str]:
 
 def change_often(world: World, carrier: Carrier) -> tuple[list[int], list[int], list[int]]:
     """Files that are open, blocks of shared memory that are mapped, and their bytes, after every 50 of 200 rounds."""
-    earlier = shared_blocks()  # of tests before this one in the same process
+    gc.collect()  # what tests before this one in the same process have left
+    earlier = shared_blocks()
     settings = NetworkSettings(transport=carrier)
     net = join(topology("ring").schedule(N), CERTAIN, world.device, world.rank, world.size, settings)
     files, blocks, num_bytes = [], [], []

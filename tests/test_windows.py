@@ -279,8 +279,10 @@ def outlive(world: World) -> str:
                 pass
             said = str(error.value)
             holder.send_signal(signal.SIGKILL)
-        with locks.hold(3, "the slot of worker 1 at worker 0"):
-            pass
+    world.barrier()
+    locks.timeout_s = 20.0
+    with locks.hold(3, "the slot of worker 1 at worker 0"):
+        pass
     world.barrier()
     locks.close()
     return said

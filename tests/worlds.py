@@ -27,7 +27,7 @@ from decentral.training.between_processes import ThreadedStepper
 from decentral.training.run import run
 from decentral.training.stepper import Stepper
 
-_PATIENCE_S = 60.0
+_PATIENCE_S = 120.0
 
 
 class Crash(RuntimeError):
