@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -144,3 +146,14 @@ class Punisher(Meanwhile):
                     os.kill(self._random.choice(victims), number)
                 except ProcessLookupError:
                     continue
+
+
+@contextmanager
+def files_limited_to(size: int) -> Iterator[None]:
+    """A stand-in for a full disk: the system writes what fits and then refuses."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

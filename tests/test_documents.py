@@ -53,7 +53,7 @@ DOCS = [
     if line.startswith(("decentral-run ", "decentral-study ")) and page.name != "own_components.md"
     if "--config-dir mine" not in line
 ]
-"""Those of own_components.md and with --config-dir mine are carried out, in examples/ (test_examples.py)."""
+"""Those of own_components.md and with --config-dir mine are carried out, in examples/ (test_packaging.py)."""
 
 
 @pytest.fixture

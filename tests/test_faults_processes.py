@@ -4,23 +4,23 @@ Of the twenty faults that a run has to survive, and where it is shown:
 
      1  kill -9 of a worker                  here (restarted, bit for bit; noticed at once)
      3  hung worker                          here
-     4  kill -9 of the launcher              test_faults_launcher
-     5  kill -9 of a whole study             test_study_survives
-     6  one bad run among many               test_study_survives, test_cli
-     7  full disk                            test_faults_store, test_store
-     8  damaged checkpoints                  test_faults_store, test_store, test_resume
+     4  kill -9 of the launcher              test_interruptions
+     5  kill -9 of a whole study             test_study_command
+     6  one bad run among many               test_study_command, test_cli
+     7  full disk                            test_resume, test_store
+     8  damaged checkpoints                  test_resume, test_store
      9  malicious pickle                     test_store (restricted unpickler everywhere)
-    10  divergence                           test_faults_store
-    11  half-written last line               test_faults_store, test_store
-    12  two launchers, same results          test_store (the second one is refused), test_study_survives
-    13  bad configuration                    test_errors
-    14  missing or corrupt data              test_faults_launcher, test_errors, test_data_folders
+    10  divergence                           test_resume
+    11  half-written last line               test_resume, test_store
+    12  two launchers, same results          test_store (the second one is refused), test_study_command
+    13  bad configuration                    test_cli
+    14  missing or corrupt data              test_interruptions, test_cli, test_data_folders
     15  out of memory                        here
     16  taken ports, odd host names          here (loopback only, ports that were free)
-    17  SIGTERM, Ctrl-C                      test_faults_launcher, here
+    17  SIGTERM, Ctrl-C                      test_interruptions, here
     18  wandb without key or network         test_loggers
     19  YAML edited during a sweep           test_cli
-    20  clock jumps, stale locks             test_faults_store, test_store
+    20  clock jumps, stale locks             test_resume, test_store
 
 (2, going on with fewer workers, is not offered: a run is what its configuration says.)
 """

@@ -14,7 +14,6 @@ import pytest
 
 import fake_slurm
 from configure import configure
-from counting_jobs import Counting
 from decentral.errors import ConfigError
 from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.launchers.ray import Ray
@@ -23,6 +22,7 @@ from decentral.scheduling.pool import Ended, Pool
 from decentral.store import RunStore, find_runs, read_metrics
 from decentral.store.files import read_json
 from punisher import command
+from toy_jobs import Counting
 from waiting import PATIENCE_S, alive, all_ended, stands_still, until
 
 LOCAL = Slurm(cluster=Where.local)

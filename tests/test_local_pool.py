@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from configure import configure
-from counting_jobs import Counting
 from decentral.config.files import dump
 from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.attempt import carry_out
@@ -23,7 +22,7 @@ from decentral.scheduling.local_pool import LocalPool, Slots
 from decentral.scheduling.pool import Ended, ended_without_report, seen_in_directory
 from decentral.store import RunStore, Status
 from table import ALGORITHMS
-from toy_jobs import Toy
+from toy_jobs import Counting, Toy
 from waiting import PATIENCE_S, alive, until
 
 

@@ -5,22 +5,34 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import math
 import re
 import shutil
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import matplotlib
 import pytest
 
 from decentral.config.files import load
 from decentral.config.identity import run_id
+from decentral.errors import ConfigError
+from decentral.measurements.values import NOT_REACHED, Curve, Meaning, Point, Value
+from decentral.report.figures.lines import Curves
 from decentral.report.make import make
 from decentral.report.pages import report_pages
 from decentral.report.results import find, read
-from decentral.report.summary import summary
+from decentral.report.series import read_curves
+from decentral.report.summary import overview, summary
+from decentral.report.verdicts import judge
+from decentral.store import Metric, RunStore, Status, read_metadata
 from decentral.store.metrics import AXES
-from decentral.study import catalogue
+from decentral.study import catalogue, collect
+from decentral.study.catalogue import study_from
+from decentral.study.measure import Measure
+from decentral.study.study import Cell
+from handmade import value, write
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "results"
@@ -180,3 +192,224 @@ def test_the_readme_shows_the_summary_of_a_kept_run(tmp_path: Path) -> None:
     (run / "final_metrics.jsonl").rename(run / "metrics.jsonl")
     shown = between("summary").removeprefix("```\n").removesuffix("\n```")
     assert [line.rstrip() for line in summary(run).splitlines()][: len(shown.splitlines())] == shown.splitlines()
+
+
+# -- What a run says of its metrics, and that whoever reports them reads it there and guesses nothing ------------------
+
+REWARD = Metric("test", "success_rate", larger_is_better=True, unit="%", chance=0.25)
+PERPLEXITY = Metric("test", "perplexity", unit="")
+
+
+def make_run(path: Path, values: dict[tuple[str, str], dict[Any, float]], metrics: list[Metric] | None) -> Path:
+    with RunStore.open(path, "aaa", "seed: 1\n") as store:
+        if metrics is not None:
+            store.describe(metrics)
+        store.append(
+            {"step": 10, "epoch": 1.0, "worker": worker, "split": split, "metric": name, "value": value}
+            | {"wall_s": 1.0, "bytes_sent": 100}
+            for (split, name), each in values.items()
+            for worker, value in each.items()
+        )
+        store.set_status(Status.done, step=10, wall_s=1.0)
+    return path
+
+
+VALUES = {
+    ("test", "perplexity"): {0: 30.0, 1: 20.0, "worst": 30.0, "mean": 25.0, "averaged": 22.0},
+    ("test", "success_rate"): {0: 0.5, 1: 0.75, "worst": 0.5, "mean": 0.625, "averaged": 0.7},
+}
+
+
+def test_a_run_stores_split_unit_direction_and_chance_level_of_each_metric(start):
+    run = start("data=digits", "model=mlp", "model.hidden=[4]", "partition=iid", "num_workers=2", "steps=1")
+    assert json.loads((run.directory / "metrics.json").read_text())["metrics"][0] == {
+        "split": "test", "name": "accuracy", "larger_is_better": True, "unit": "%", "chance": 0.1,
+    }  # fmt: skip
+    known = read_metadata(run.directory)
+    assert list(known) == [("test", "accuracy"), ("test", "loss"), ("train", "loss"), ("model", "consensus_distance")]
+    assert known["test", "loss"].unit == known["train", "loss"].unit == "nats"
+    assert known["test", "loss"].larger_is_better is False
+    assert known["model", "consensus_distance"].larger_is_better is None
+    assert {(row["split"], row["metric"]) for row in run.rows} <= known.keys()
+
+
+def test_what_the_run_says_decides_order_unit_and_best_worker(tmp_path):
+    run = make_run(tmp_path / "run", VALUES, [REWARD, PERPLEXITY])
+    assert list(read_curves(run).series) == [("test", "success_rate"), ("test", "perplexity")]
+    lines = [line.split() for line in summary(run).splitlines()]
+    assert ["test", "success", "rate", "50.00", "%", "62.50", "%", "70.00", "%", "75.00", "%"] in lines
+    assert ["test", "perplexity", "30", "25", "22", "20"] in lines
+    assert overview(run)[:3] == ["done", "test success rate", "50.00 %"]
+
+
+def test_a_run_that_is_older_is_read_as_it_was_then(tmp_path):
+    accuracy = {0: 0.5, 1: 0.75, "worst": 0.5, "mean": 0.625, "averaged": 0.7}
+    values = {("model", "consensus_distance"): {"mean": 1.0}, ("train", "loss"): {"mean": 2.0}}
+    values |= {("test", "loss"): VALUES["test", "perplexity"], ("test", "accuracy"): accuracy}
+    run = make_run(tmp_path / "run", values, None)
+    assert not (run / "metrics.json").exists()
+    order = [("test", "accuracy"), ("test", "loss"), ("train", "loss"), ("model", "consensus_distance")]
+    assert list(read_curves(run).series) == order
+    assert "75.00 %" in summary(run)
+    assert next(line for line in summary(run).splitlines() if "test loss" in line).split()[-1] == "20"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        '{"metrics": 3}',
+        '{"metrics": [{"name": "accuracy"}]}',
+        '{"metrics": [{"split": ["a"], "name": {}}]}',
+    ],
+)
+def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path, content):
+    (tmp_path / "metrics.json").write_text(content)
+    assert read_metadata(tmp_path, [("test", "accuracy")])["test", "accuracy"].percent
+
+
+# What a study measures
+
+
+ACCURACIES = {0: (0.1, 0.5, 0.8, 0.95), 1: (0.1, 0.7, 0.9, 0.91)}
+"""Of two workers after 0, 10, 20 and 30 steps."""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """An epoch is 10 steps of 2 s, in which 1 kB is sent."""
+    with RunStore.open(tmp_path / "run", "aaa", "seed: 1\n") as store:
+        for number in range(4):
+            both = [ACCURACIES[worker][number] for worker in (0, 1)]
+            aggregates = {"worst": min(both), "mean": sum(both) / 2, "averaged": max(both)}
+            place = {"step": 10 * number, "epoch": float(number), "wall_s": 2.0 * number, "bytes_sent": 1000 * number}
+            store.append(
+                place | {"worker": worker, "split": "test", "metric": "accuracy", "value": value}
+                for worker, value in {0: both[0], 1: both[1], **aggregates}.items()
+            )
+        store.set_status(Status.done, step=30, wall_s=6.0)
+    return tmp_path / "run"
+
+
+# What a run is judged by
+
+
+@pytest.mark.parametrize(("measure", "label", "value"), [
+    ({"last_epochs": 2, "worker": "0"}, "test accuracy (%)", 87.5),
+    ({"to_reach": 70, "axis": "step"}, "step to test accuracy 70 %", 20),
+    ({"to_reach": 70, "axis": "wall_s"}, "wall_s to test accuracy 70 %", 4),
+    ({"to_reach": 0.6, "worker": "1", "percent": False, "larger_is_better": False}, "step to test accuracy 0.6", 0),
+    ({"to_reach": 94, "axis": "bytes_sent"}, "bytes_sent to test accuracy 94 %", math.nan),
+])  # fmt: skip
+def test_the_place_of_a_value(run, measure, label, value):
+    """Of the first value that is good enough."""
+    found = Measure(**measure).of(run)
+    assert found.value == pytest.approx(value, nan_ok=True)
+    assert found.label == label and found.status == (NOT_REACHED if math.isnan(value) else "done")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"to_reach": 90, "axis": "second"}, "measure.axis=second is no axis"),
+        ({"to_reach": 90, "last_epochs": 5}, "leave out measure.last_epochs"),
+        ({"to_reach": math.nan}, "measure.to_reach=nan must be a finite number"),
+        ({"last_epochs": -1}, "measure.last_epochs=-1 must be 0 or more"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        Measure(**values)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"split": "train", "metric": "loss"}, (1.5, 1.5, 0.75, math.nan)),
+        ({"split": "train", "metric": "loss", "worker": "mean", "last_epochs": 2}, (1.0, 2.0, 1.0, math.nan)),
+        ({"split": "model", "metric": "consensus_distance", "worker": "mean"}, (0.125, math.nan, 0.125, math.nan)),
+        ({"split": "train", "metric": "loss", "to_reach": 1, "worker": "mean", "axis": "bytes_sent"},
+         (3000, math.nan, 3000, math.nan)),
+    ],
+)  # fmt: skip
+def test_a_metric_that_is_not_taken_worker_by_worker_has_the_aggregates_that_are_recorded(run, values, expected):
+    with RunStore.open(run, "aaa", "seed: 1\n") as store:
+        for epoch, worst, mean, distance in ((2.0, 2.5, 1.25, 0.5), (3.0, 1.5, 0.75, 0.125)):
+            place = {"step": int(10 * epoch), "epoch": epoch, "wall_s": 2 * epoch, "bytes_sent": 1000 * epoch}
+            loss, consensus = {"split": "train", "metric": "loss"}, {"split": "model", "metric": "consensus_distance"}
+            store.append([place | loss | {"worker": "mean", "value": mean}])
+            store.append([place | loss | {"worker": "worst", "value": worst}])
+            store.append([place | consensus | {"worker": "mean", "value": distance}])
+        store.set_status(Status.done, step=30, wall_s=6.0)
+    found = Measure(**values).of(run)
+    assert found[:4] == pytest.approx(expected, nan_ok=True) and found.status == "done"
+    missing = Measure(split="model", metric="consensus_distance", worker="worst").of(run)
+    assert missing.status == "damaged" and "it has only the mean of this metric" in missing.remark
+
+
+# Curves
+
+
+class TwoCurves(Cell):
+    """One with places on all axes, one with seconds only."""
+
+    def __init__(self, run: Path) -> None:
+        self.run, self.labels = run, {"method": "ours", "topology": "ring", "alpha": 1}
+
+    def jobs(self) -> list:
+        return []
+
+    def values(self) -> list[Value]:
+        return [Value(self.labels, 91.0, "test accuracy (%)", 1), Value(self.labels, 2e3, "bytes_sent to 70 %", 1)]
+
+    def curves(self) -> list[Curve]:
+        seconds = [Point(0.5, {"wall_s": 1.5}), Point(0.25, {"wall_s": 3.0})]
+        own = Measure().curves(self.run, ["worst"], self.labels, 1)
+        return [*own, Curve(self.labels, "error", "", 1, seconds)]
+
+    def meanings(self) -> dict[str, Meaning]:
+        return {"test accuracy (%)": Meaning(True, "%", 10.0), "bytes_sent to 70 %": Meaning(False)}
+
+
+@pytest.fixture
+def collected(run: Path, tmp_path: Path) -> Path:
+    directory = tmp_path / "relaysum" / "mine" / "paper"
+    facts = {"study": "mine", "scale": "paper"}
+    collect.collect(study_from("mine", {"kind": "comparison"}), [TwoCurves(run)], directory, facts)
+    return directory
+
+
+def test_curves_have_a_column_for_each_axis_that_is_known(collected):
+    header, first, *_, last = csv.reader((collected / "curves.csv").read_text().splitlines())
+    assert header[3:] == ["metric", "worker", "seed", "step", "epoch", "wall_s", "bytes_sent", "value"]
+    assert first[3:] == ["test accuracy (%)", "worst", "1", "0", "0", "0", "0", "10"]
+    assert last[3:] == ["error", "", "1", "", "", "3", "", "0.25"]
+
+
+@pytest.mark.parametrize(
+    ("x", "expected"),
+    [("step", [0, 10, 20, 30]), ("epoch", [0, 1, 2, 3]), ("wall_s", [0, 2, 4, 6]), ("bytes_sent", [0, 1e3, 2e3, 3e3])],
+)
+def test_a_figure_is_drawn_over_any_axis(collected, x, expected):
+    (line,) = Curves(x=x, worker="worst", metric="test accuracy (%)").data(read(collected))
+    assert line.x == expected and line.y == [10, 50, 80, 91]
+    with pytest.raises(ConfigError, match=r"has x=step, but its curves only have a place on .*: use one of these"):
+        Curves(x="step", metric="error").data(read(collected))
+
+
+# What reports take from the metrics that a study had
+
+
+def test_a_run_counts_as_lost_near_the_chance_level_that_the_runs_say(tmp_path):
+    published = {"item": "table5-dropped-messages", "tolerance": {"absolute": 0.5}, "because": "seeds differ"}
+    key = "d2+momentum|ring|drop=0.1"  # which diverges, the paper says
+    said = {"metrics": {"test accuracy (%)": Meaning(True, "%", 1.0)._asdict()}}
+    found = {}
+    for name, facts in (("unsaid", {}), ("hundred", said)):
+        values = [value("D2", "ring", 0.01, 15.0, seed, published=key) for seed in (1, 2, 3)]
+        directory = write(tmp_path / "relaysum" / name / "paper", values, {"published": published}, **facts)
+        (found[name],) = [one for one in judge(read(directory)) if one.what == key]
+    assert found["unsaid"].verdict == "met" and "or end below 20 %" in found["unsaid"].tolerance
+    assert found["hundred"].verdict == "not met" and "or end below 2 %" in found["hundred"].tolerance

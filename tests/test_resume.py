@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import random
+import re
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,7 +23,9 @@ import pytest
 from configure import configure
 from decentral.cli.run import main
 from decentral.registry import components
-from decentral.store import read_metrics
+from decentral.store import RunStore, read_metrics
+from decentral.training.stepper import Stepper
+from punisher import Meanwhile, command, files_limited_to, newest_checkpoint, same, status
 from table import ALGORITHMS, OPTIMIZERS, TASKS, VARIANTS
 from toy_problems import DriftingQuadratics
 from worlds import carry_out
@@ -40,7 +49,7 @@ def settings(name: str, folder: Path) -> list[str]:
     ]  # fmt: skip
 
 
-def same(one, other) -> None:
+def same_results(one, other) -> None:
     assert one.status == other.status == "done"
     if (other.directory / "trace.npz").exists():
         assert np.array_equal(one.iterates, other.iterates)
@@ -57,7 +66,7 @@ def test_an_algorithm_goes_on_bit_for_bit(start, tmp_path, name, variant):
         broken = start(*overrides, directory=f"{fault}", **fault)
         assert broken.status == ("crashed" if "crash_at" in fault else "interrupted")
         assert broken.facts["status"] == ("failed" if "crash_at" in fault else "interrupted")
-        same(start(*overrides, directory=f"{fault}"), straight)
+        same_results(start(*overrides, directory=f"{fault}"), straight)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -80,7 +89,7 @@ def test_an_optimizer_goes_on_bit_for_bit(start, name):
     overrides = ["task=quadratics", *OPTIMIZERS[name], *OFTEN, "num_workers=5", "steps=20", "evaluation.every_epochs=5"]
     straight = start(*overrides, directory="straight")
     start(*overrides, crash_at=13)
-    same(start(*overrides), straight)
+    same_results(start(*overrides), straight)
 
 
 @pytest.mark.slow
@@ -99,7 +108,7 @@ def test_a_task_goes_on_bit_for_bit(start, name):
     ]
     straight = start(*overrides, directory="straight")
     start(*overrides, crash_at=37)
-    same(start(*overrides), straight)
+    same_results(start(*overrides), straight)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 1), (2, 5)])
@@ -128,7 +137,7 @@ def test_checkpoints_are_written_between_evaluations_too(start, processes):
     straight = start(*overrides, directory="straight", processes=processes)
     broken = start(*overrides, crash_at=37, processes=processes)
     assert {int(path.name) for path in broken.directory.glob("checkpoints/*")} & set(range(1, 37))
-    same(start(*overrides, processes=processes), straight)
+    same_results(start(*overrides, processes=processes), straight)
 
 
 def test_the_newest_checkpoint_that_is_whole_is_used(start, capsys):
@@ -138,7 +147,7 @@ def test_the_newest_checkpoint_that_is_whole_is_used(start, capsys):
     parts = sorted(broken.directory.glob("checkpoints/*/*.pt"), key=lambda part: int(part.parent.name))
     assert [int(part.parent.name) for part in parts] == [5, 10]
     parts[1].write_bytes(parts[1].read_bytes()[:-1])
-    same(start(*overrides), straight)
+    same_results(start(*overrides), straight)
     assert "checkpoint" in capsys.readouterr().out
 
 
@@ -163,5 +172,163 @@ def test_a_run_that_is_killed_goes_on_with_the_same_command(start, tmp_path, cap
     with pytest.raises(SystemExit) as end:
         main(command[3:])
     assert not end.value.code
-    same(replace(straight, directory=directory), straight)
+    same_results(replace(straight, directory=directory), straight)
     assert "resumed" in capsys.readouterr().out
+
+
+# -- Runs survive full disks, damaged files, numbers that explode and clocks that jump; see test_faults_processes ------
+
+RUN = [
+    "task=quadratics", "task.noise=0.1", "algo=relaysgd", "topology=dbt", "num_workers=5", "optim=momentum",
+    "steps=200", "evaluation.every_epochs=20", "trace=true", "checkpoint_every_s=0", "progress=false", "device=cpu",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_pictures() -> Iterator[None]:
+    with mock.patch("decentral.report.run_figures.draw"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert command(*RUN, f"run_dir={directory}") == 0
+    return directory
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch) -> Path:
+    """A run that was told to stop at step 130; its checkpoints are those of steps 120 and 131."""
+    monkeypatch.setenv("DECENTRAL_FAULTS", '[{"rank": 0, "step": 130, "kind": "terminate"}]')
+    assert command(*RUN, f"run_dir={tmp_path / 'run'}") == 130
+    return tmp_path / "run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("room", "more", "victim"),
+    [(20_000, [], r"\.pt"), (14_000, ["trace=false"], "metrics.jsonl")],
+    ids=["checkpoint", "metrics"],
+)
+def test_7_a_full_disk_ends_the_run_and_the_same_command_goes_on_from_the_checkpoint_before(
+    undisturbed, tmp_path, capfd, room, more, victim
+):
+    directory = tmp_path / "run"
+    with files_limited_to(room):
+        assert command(*RUN, *more, f"run_dir={directory}") == 1
+    complaint = capfd.readouterr().err
+    assert complaint.count("\n") == 1 and "Free some space" in complaint and re.search(victim, complaint)
+    assert (status(directory)["status"], status(directory)["failure"]) == ("failed", "disk_full")
+    assert newest_checkpoint(directory) > 0
+    with RunStore.open(directory, status(directory)["run_id"], "") as store:
+        assert store.newest_checkpoint() is not None and not store.rejected_checkpoints
+    assert command(*RUN, *more, f"run_dir={directory}", "progress=true") == 0
+    assert "resumed at step" in capfd.readouterr().out
+    if not more:
+        same(directory, undisturbed)
+
+
+def test_8_every_flipped_bit_and_every_cut_is_noticed(stopped):
+    """60 random ones, in the tensors, in the archive around them, and in the manifest."""
+    newest = max(stopped.glob("checkpoints/*"), key=lambda path: int(path.name))
+    files, choice = sorted(newest.iterdir()), random.Random(8)
+    with RunStore.open(stopped, status(stopped)["run_id"], "") as store:
+        whole = store.newest_checkpoint()
+        assert whole is not None and whole.path == newest
+        for damage in range(60):
+            file = choice.choice(files)
+            content = file.read_bytes()
+            place = choice.randrange(len(content))
+            damaged = bytearray(content)
+            damaged[place] ^= 1 << choice.randrange(8)
+            file.write_bytes(content[:place] if damage % 3 == 0 else damaged)
+            found = store.newest_checkpoint()
+            assert found is not None and found.step < whole.step and len(found.rejected) == 1
+            file.write_bytes(content)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_10_a_run_whose_numbers_explode_stops_at_the_next_evaluation(tmp_path, processes):
+    explosive = [*RUN, "algo=dpsgd", "topology=ring", "lr=1e6", f"processes={processes}", "steps=2000"]
+    assert command(*explosive, f"run_dir={tmp_path / 'run'}") == 0
+    facts = status(tmp_path / "run")
+    assert facts["status"] == "diverged" and facts["step"] <= 80
+    values = [row["value"] for row in read_metrics(tmp_path / "run") if row["step"] == facts["step"] - 20]
+    assert values and all(map(math.isfinite, values))  # it was well at the evaluation before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tail", ['{"step": 120, "epo', "\0\0\0\0"], ids=["half a line", "zeros"])
+def test_11_a_half_written_last_line_is_forgotten(undisturbed, stopped, tail):
+    with open(stopped / "metrics.jsonl", "a") as file:
+        file.write(tail)
+    assert command(*RUN, f"run_dir={stopped}") == 0
+    same(stopped, undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "damage", [lambda line: "x" + line, lambda line: re.sub(r'"value": [^,}]*', '"value": "a"', line)]
+)
+def test_a_damaged_line_in_the_metrics_of_a_finished_run_is_named_with_what_to_do(undisturbed, tmp_path, capfd, damage):
+    directory = shutil.copytree(undisturbed, tmp_path / "run")
+    lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    third = damage(lines[2])
+    (directory / "metrics.jsonl").write_text("".join([*lines[:2], third, *lines[3:]]))
+    assert command(*RUN, f"run_dir={directory}") == 2
+    complaint = capfd.readouterr().err.splitlines()[-1]
+    assert "line 3 of" in complaint and f"delete the folder {directory}" in complaint
+    shutil.rmtree(directory)
+    assert command(*RUN, f"run_dir={directory}") == 0
+    same(directory, undisturbed)
+
+
+def test_20_a_clock_that_jumps_back_disturbs_nothing(undisturbed, tmp_path, monkeypatch):
+    now = iter(range(2_000_000_000, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))
+    assert command(*RUN, f"run_dir={tmp_path / 'run'}") == 0
+    same(tmp_path / "run", undisturbed)
+    assert 0 < status(tmp_path / "run")["wall_s"] < 3600  # the clock says hours
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["the folder", "metrics.jsonl"])
+@pytest.mark.parametrize("at", [130, 195], ids=["before a checkpoint", "before the end"])
+def test_what_is_deleted_while_a_run_is_on_ends_it_and_the_same_command_computes_it(
+    undisturbed, tmp_path, monkeypatch, capfd, victim, at
+):
+    directory, step = tmp_path / "results" / "run", Stepper.step
+
+    def delete(self: Stepper) -> None:
+        if self.t == at:
+            shutil.rmtree(directory.parent) if victim == "the folder" else (directory / victim).unlink()
+        step(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Stepper, "step", delete)
+        assert command(*RUN, f"run_dir={directory}") == 2
+    complaint = capfd.readouterr().err
+    assert complaint.count("\n") == 1 and f"run_dir={directory} cannot be written any more" in complaint
+    assert directory.exists() == (victim != "the folder") and status(directory).get("status") in (None, "failed")
+    assert command(*RUN, f"run_dir={directory}") == 0
+    same(directory, undisturbed)
+
+
+def test_a_folder_that_is_moved_while_two_processes_write_to_it_ends_the_run(tmp_path, capfd):
+    directory, elsewhere = tmp_path / "results" / "run", tmp_path / "elsewhere"
+    endless = [*RUN, "processes=2", "trace=false", "steps=1000000", f"run_dir={directory}"]
+    meanwhile = Meanwhile(directory, lambda _: directory.parent.rename(elsewhere))
+    assert command(*endless) == 2
+    assert meanwhile.nobody_is_left() and not directory.parent.exists()
+    assert f"run_dir={directory} cannot be written any more" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["deleted", "last line cut"])
+def test_metrics_that_are_lost_before_a_run_goes_on_are_computed_again(undisturbed, stopped, capfd, damage):
+    metrics = stopped / "metrics.jsonl"
+    metrics.unlink() if damage == "deleted" else metrics.write_bytes(metrics.read_bytes()[:-3])
+    assert command(*RUN, f"run_dir={stopped}") == 0
+    assert "metrics.jsonl has lost some of the" in capfd.readouterr().out
+    same(stopped, undisturbed)

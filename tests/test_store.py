@@ -24,7 +24,7 @@ from decentral.errors import ConfigError
 from decentral.store import RunStore, Status, find_runs, read_metrics
 from decentral.store.files import write_text
 from decentral.store.run_store import DirectoryLost
-from full_disk import files_limited_to
+from punisher import files_limited_to
 
 CONFIG = "alpha: 0.1\n"
 
