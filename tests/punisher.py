@@ -56,11 +56,6 @@ def be_killed_when_done(config: Config, world: World, directory: Path) -> Status
     return Status.failed
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process has started itself: a fork server, say; dead ones do not count."""
-    return _families().get(pid, [])
-
-
 def below(pid: int) -> list[int]:
     """The processes that a process has started, those that these have started, and so on; dead ones do not count."""
     return _below(pid, _families())

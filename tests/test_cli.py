@@ -408,7 +408,6 @@ def bomb(levels: int) -> str:
     return "\n".join([*lines, ""])
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("group", ["experiment", "study"])
 @pytest.mark.parametrize(
     ("content", "words"),

@@ -350,7 +350,7 @@ def shown(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS[::2], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS[::3], ids=lambda path: path.stem)
 def test_what_is_kept_is_what_is_shown_of_the_stored_results(path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", RUN_NOTEBOOK, str(path)],

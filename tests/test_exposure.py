@@ -95,7 +95,6 @@ def commands(text: str) -> list[str]:
     return [line for line in lines if "torchrun " in line and not line.startswith("#")]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.slow
 def test_the_commands_for_several_machines_start_one_run(tmp_path):
     """On one machine, by its loopback."""

@@ -52,7 +52,6 @@ from punisher import (
     Meanwhile,
     Punisher,
     be_killed_when_done,
-    children,
     command,
     newest_checkpoint,
     same,
@@ -60,6 +59,7 @@ from punisher import (
     workers_of,
 )
 from test_exposure import listening
+from waiting import alive
 
 # -- Runs survive the death of their processes -------------------------------------------------------------------------
 
@@ -147,11 +147,11 @@ def test_1_a_run_that_is_killed_before_its_first_checkpoint_starts_from_the_begi
 def test_1_a_death_is_noticed_without_waiting_for_a_message_and_the_server_with_torch_in_memory_stays(faults, tmp_path):
     patient = [*QUADRATICS, *BOTH, "network.timeout_s=3600"]  # far longer than these tests may take
     assert command(*patient, f"run_dir={tmp_path / 'warm'}") == 0
-    servers = children(os.getpid())
+    server = forkserver._forkserver._forkserver_pid
     faults((1, 41, "kill"), (1, 42, "kill"), (0, 50, "terminate"))
     assert command(*patient, f"run_dir={tmp_path / 'run'}") == 130
     assert status(tmp_path / "run")["restarts"] == 2
-    assert children(os.getpid()) == servers
+    assert forkserver._forkserver._forkserver_pid == server and alive(server)
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_failures_are_told_apart(error, failure):
 def test_1_a_run_whose_processes_are_struck_at_random_ends_as_if_nothing_had_happened(undisturbed, tmp_path, seed):
     straight = undisturbed(*LONG)
     punisher = Punisher(tmp_path / "run", seed, strikes=6, longest_pause_s=0.5)
-    assert command(*LONG, "restarts=20", "network.timeout_s=1", f"run_dir={tmp_path / 'run'}") == 0
+    assert command(*LONG, "restarts=20", "network.timeout_s=3", f"run_dir={tmp_path / 'run'}") == 0
     assert punisher.nobody_is_left()
     assert status(tmp_path / "run")["restarts"] >= 1
     same(tmp_path / "run", straight)

@@ -150,12 +150,18 @@ def test_what_ignores_ctrl_c_goes_on_with_all_its_processes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "alone"), [(["processes=1"], True), (["processes=2"], False), (["-m", "seed=1,2"], False)], ids=str
+    ("arguments", "alone", "moments"),
+    [
+        (["processes=1"], True, MOMENTS[1:2]),
+        (["processes=2"], False, MOMENTS),
+        (["-m", "seed=1,2"], False, MOMENTS[1:2]),
+    ],
+    ids=["one process", "two", "sweep"],
 )
-def test_at_any_moment(tmp_path, arguments, alone):
+def test_at_any_moment(tmp_path, arguments, alone, moments):
     """Ctrl-C reaches the whole group, `kill -INT` the command alone; the same command goes on to the same numbers."""
     run(*TINY, *arguments, f"results_dir={tmp_path / 'straight'}").communicate()
-    for number, moment in enumerate(MOMENTS):
+    for number, moment in enumerate(moments):
         results = tmp_path / str(number)
         here = f"results_dir={results}"
         process = run(*TINY, *arguments, here)

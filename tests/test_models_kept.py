@@ -129,16 +129,15 @@ def test_a_file_of_another_run_is_refused_in_one_sentence(start):
         load(mine.directory)
 
 
-@pytest.mark.slow
 def test_a_run_starts_from_the_averaged_model_of_another(start):
-    first = start(*NORMED)
+    first = start(*MLP)
     init = f"init={first.directory}"
-    second = start(*NORMED, init, "trace=true", directory="second")
+    second = start(*MLP, init, "trace=true", directory="second")
     averaged = load_models(first.directory).models["averaged"]
     names = [name for name, _ in load(first.directory).averaged.named_parameters()]
     x0 = torch.cat([averaged[name].reshape(-1) for name in names])
     assert all((row == x0.numpy()).all() for row in second.iterates[0])
-    assert len({run_id(compose(NORMED)), run_id(compose([*NORMED, init]))}) == 2
+    assert len({run_id(compose(MLP)), run_id(compose([*MLP, init]))}) == 2
 
 
 def test_init_that_cannot_be_used_is_refused(start, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import pickle
 import re
@@ -214,29 +213,6 @@ def test_a_file_that_changes_while_a_run_starts_is_noticed(mine: str) -> None:
 
 
 # processes, sweeps, studies
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_goes_on(mine: str) -> None:
-    settings = [
-        "--config-dir",
-        mine,
-        "algo=lazy",
-        *QUICK,
-        "processes=2",
-        "checkpoint_every_s=0",
-        "restarts=0",
-    ]
-    fault = json.dumps([{"rank": 0, "step": 4, "kind": "kill"}])
-    assert afresh(*settings, "run_dir=broken", DECENTRAL_FAULTS=fault).returncode
-    again = afresh(*settings, "run_dir=broken")
-    assert again.returncode == 0 and "done" in again.stdout, again.stderr
-    assert afresh(*settings, "run_dir=straight").returncode == 0
-    values = [
-        [json.loads(line)["value"] for line in (Path(name) / "metrics.jsonl").read_text().splitlines()]
-        for name in ("broken", "straight")
-    ]
-    assert values[0] == values[1] and (RunStore.peek(Path("broken")) or {})["status"] == "done"
 
 
 CLAIM = '''"""A claim of one's own."""

@@ -269,7 +269,7 @@ def test_no_modules_import_each_other_in_a_circle():
 # -- `examples/`: they run with one process and with two, resume after a kill, are seen by --help, and hold what the ---
 
 EXAMPLES = CHECKOUT / "examples"
-DOCS = "".join((CHECKOUT / "docs" / name).read_text() for name in ("own_components.md", "tasks.md"))
+PAGES = ("own_components.md", "tasks.md")
 QUICK = (
     "device=cpu",
     "progress=false",
@@ -375,17 +375,6 @@ def test_it_goes_on_after_a_kill(folder: Path, name: str, processes: int) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [("own_algorithm", ("algo=partway", "--config-dir", "mine")), ("own_package", ("algo=pairwise", "topology=wheel"))],
-)
-def test_it_holds_what_the_contract_asks_for(folder: Path, name: str, arguments: tuple[str, ...]) -> None:
-    checked = command(folder / name, "check", *arguments)
-    assert checked.returncode == 0 and " 0 failed" in checked.stdout, checked.stdout + checked.stderr
-    assert "[1 of 12]" in checked.stdout and "FAILED" not in checked.stdout
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_method_with_a_program_runs_in_a_virtual_cluster_and_between_processes(folder: Path, processes: int) -> None:
     settings = ("--config-dir", "mine", "algo=timid", "cluster=two_delayed", "topology=ring", *QUADRATICS[1:], *QUICK)
@@ -398,21 +387,11 @@ def test_a_method_with_a_program_runs_in_a_virtual_cluster_and_between_processes
 
 
 @pytest.mark.slow
-def test_what_is_wrong_on_purpose_fails_with_a_sentence_that_names_the_property(folder: Path) -> None:
-    checked = command(folder / "own_algorithm", "check", "algo=forgetful", "--config-dir", "mine")
-    assert checked.returncode == 1, checked.stdout + checked.stderr
-    assert re.search(r"^the mean is kept +FAILED$", checked.stdout, re.M)
-    assert "algo=forgetful fails 'the mean is kept': the mean of the models is not kept" in checked.stdout
-
-
-COMMANDS = re.findall(r"^(cd \S+|decentral-\w+ .*|pip install .*)$", DOCS, re.M)
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_do_what_they_say(folder: Path) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_of_a_page_do_what_it_says(folder: Path, page: str) -> None:
     here = folder
     ran = 0
-    for line in COMMANDS:
+    for line in re.findall(r"^(cd \S+|decentral-\w+ .*)$", (CHECKOUT / "docs" / page).read_text(), re.M):
         words = [word for word in line.split("#")[0].split() if word]
         if words[0] == "cd":
             here = folder / words[1].removeprefix("examples/")
@@ -421,6 +400,11 @@ def test_the_commands_of_the_page_do_what_they_say(folder: Path) -> None:
             name = words[0].removeprefix("decentral-")
             short = ["steps=2"] if name == "run" and "--help" not in words else []
             done = command(here, name, *words[1:], *short)
-            assert done.returncode == (1 if "algo=forgetful" in words else 0), f"{line}\n{done.stdout}{done.stderr}"
+            wrong = "algo=forgetful" in words  # on purpose
+            assert done.returncode == wrong, f"{line}\n{done.stdout}{done.stderr}"
+            if wrong:
+                assert "algo=forgetful fails 'the mean is kept': the mean of the models is not kept" in done.stdout
+            elif name == "check":
+                assert "[1 of 12]" in done.stdout and " 0 failed" in done.stdout and "FAILED" not in done.stdout
             ran += 1
-    assert ran >= 8
+    assert ran >= 5

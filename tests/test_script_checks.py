@@ -318,7 +318,7 @@ def holding(x: torch.Tensor) -> torch.nn.Module:
 
 def differ(rank: int, calls: list[tuple[str, torch.Tensor]], known: int) -> None:
     """Both ranks carry out the first `known` of the calls, and then each its own."""
-    with decentral.join("ring", timeout_s=4) as peers:
+    with decentral.join("ring", timeout_s=8) as peers:
         for verb, x in calls[:known]:
             VERBS[verb](peers, x.clone())
         verb, x = calls[rank]

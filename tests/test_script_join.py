@@ -91,47 +91,6 @@ def test_optimizers_go_on_like_that_of_the_root(worlds, name):
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(parameters, found[1][1], strict=True))
 
 
-SCRIPT = """
-import sys
-import torch
-import decentral
-
-with decentral.join("one_peer_exponential") as peers:
-    torch.manual_seed(peers.rank)
-    model = torch.nn.Linear(4, 1).to(peers.device)
-    peers.broadcast_parameters(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    truth = torch.tensor([[1.0, -2.0, 3.0, 0.5]])
-    for step in range(200):
-        inputs = torch.randn(16, 4)
-        loss = (model(inputs) - inputs @ truth.T).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        peers.neighbor_allreduce(model, step, inplace=True)
-    assert torch.allclose(model.weight, truth, atol=1e-3), model.weight
-    pushed = peers.neighbor_allreduce(torch.tensor([float(peers.rank)]), self_weight=0.5,
-                                      dst_weights={(peers.rank + 2) % peers.size: 0.5})
-    try:
-        peers.neighbor_allreduce(pushed, self_weight=1, src_weights=[], dst_weights=[(peers.rank + 1) % peers.size])
-    except decentral.ConfigError as error:
-        assert "rank 0 sends to rank 1" in str(error)
-    together = peers.allgather(pushed).tolist()
-    if peers.rank == 0:
-        print(peers.size, together)
-"""
-
-
-@pytest.mark.slow
-def test_a_script_under_torchrun(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    torchrun = [sys.executable, "-W", "error::UserWarning", "-m", "torch.distributed.run", "--standalone"]
-    done = subprocess.run([*torchrun, "--nproc-per-node=4", str(script)], capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "4 [1.0, 2.0, 1.0, 2.0]"
-
-
 def test_alone_the_same_script_runs_without_torchrun(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
