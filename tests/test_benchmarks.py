@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import bench.__main__  # noqa: F401 - it imports all benchmarks
 from bench.harness import BENCHMARKS, RESULTS, Effort, save
 from bench.page import load_all, write_page
 from bench.traffic import CASES, Meter, count

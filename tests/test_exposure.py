@@ -27,7 +27,6 @@ from decentral.host.processes import carried_out
 from decentral.runtime.process_group import store_of_torchrun
 from decentral.scheduling import slurm_pool
 from decentral.store import RunStore
-from test_report_pages import results_dir  # noqa: F401
 
 # -- Who can reach a run from outside: what listens at which address, and that nothing which comes in can --------------
 

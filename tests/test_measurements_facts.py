@@ -239,8 +239,6 @@ def test_a_member_for_which_no_rate_reaches_the_target_has_no_number_and_is_not_
     assert (value.status, value.chosen) == ("not reached", True)
 
 
-# -- Average consensus: over rounds equal to powers of W, and in races with a straggler, where nothing is lost ---------
-
 # -- consensus ------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -86,23 +85,6 @@ def test_a_study_runs_reports_and_is_then_done(name: str, results: Path, capsys:
 
 
 # -- scales ---------------------------------------------------------------------------------------------------------
-
-COUNTS = {"train": 1280, "test": 20}
-
-
-SCALES_STUDIES = [name for name in catalogue.names() if "laptop" in catalogue.scales(name)]
-IMAGES = [name for name in SCALES_STUDIES if "data=cifar10" in catalogue.load(name, "laptop").base]
-RUNS = [(name, "laptop") for name in IMAGES]
-RUNS += [(name, "paper") for name in IMAGES if not name.startswith(("bluefog_", "wagma_", "flex_"))]
-"""(Of two papers scale=paper is on ImageNet; the studies of flex that train have none.)"""
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory) -> Path:
-    draws, file = np.random.default_rng(0), tmp_path_factory.mktemp("data") / "few.npz"
-    arrays = {f"x_{split}": draws.integers(256, size=(n, 32, 32, 3), dtype=np.uint8) for split, n in COUNTS.items()}
-    np.savez(file, **arrays, **{f"y_{split}": np.arange(n) % 10 for split, n in COUNTS.items()})
-    return file
 
 
 # -- all studies ----------------------------------------------------------------------------------------------------

@@ -309,15 +309,15 @@ def test_times_of_gradients_are_recorded_in_one_process_and_are_a_cluster_s(star
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # two minutes on a core of one's own
-def test_sentences_are_reversed_by_default(tmp_path):
-    config = compose(["task=translation", "device=cpu", "progress=false", f"run_dir={tmp_path / 'run'}"])
+@pytest.mark.timeout(900)  # a minute on a core of one's own
+def test_sentences_are_reversed_after_some_epochs(tmp_path):
+    words = ["task=translation", "steps=650", "evaluation.every_epochs=100", "device=cpu", "progress=false"]
+    config = compose([*words, f"run_dir={tmp_path / 'run'}"])
     assert carry_out(World(0, 1, torch.device("cpu")), config, -1, -1) == "done"
     found = {
         (row["step"], row["worker"]): row["value"] for row in read_metrics(tmp_path / "run") if row["metric"] == "BLEU"
     }
-    last = max(step for step, _ in found)
-    assert found[0, "averaged"] < 5 and found[last, "averaged"] > 80 and found[last, "worst"] > 80
+    assert found[0, "averaged"] < 5 and found[650, "averaged"] > 60 and found[650, "worst"] > 60
 
 
 @pytest.mark.parametrize(
