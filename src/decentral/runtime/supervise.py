@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 _SAID = (Status.done, Status.diverged, Status.interrupted)
 _PATIENCE_S = 1.0  # for what the other processes have to say, and for the exit status of a dead one
 _GRACE_S = 3.0  # for a process that has been told to end
+_LOOK_UP_S = 1.0  # a signal that comes right before a wait begins is heard when it ends
 CHECKPOINT_GRACE_S = 30.0
 """The same after Ctrl-C: the processes write a checkpoint when they next vote."""
 
@@ -173,7 +174,7 @@ def _watch(workers: list[Worker]) -> Status:
     open_pipes: dict[Any, Worker] = {worker.pipe: worker for worker in workers}
     statuses: dict[int, Status] = {}
     while open_pipes:
-        for pipe in wait(list(open_pipes)):
+        for pipe in wait(list(open_pipes), _LOOK_UP_S):
             worker = open_pipes[pipe]
             said = worker.receive()
             if said is None and worker.rank in statuses:
@@ -236,7 +237,8 @@ def _ask_to_stop(workers: list[Worker]) -> None:
     for worker in workers:
         worker.process.terminate()
     for worker in workers:
-        worker.process.join(max(0.0, deadline - time.monotonic()))
+        while worker.process.is_alive() and time.monotonic() < deadline:
+            worker.process.join(_LOOK_UP_S)
 
 
 def _kill(workers: list[Worker]) -> None:
