@@ -346,6 +346,7 @@ def out_of_step(world: World, name: str, carrier: Carrier, p_lost: float) -> lis
     return [*drained, estimates]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "p_lost", "carrier", "processes"),
     [

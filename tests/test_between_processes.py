@@ -220,7 +220,7 @@ def test_operations_that_are_lost_are_not_passed_over(tmp_path):
 # -- stopping and going on ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["crash_at", "interrupt_at"])
+@pytest.mark.parametrize("fault", ["crash_at", pytest.param("interrupt_at", marks=pytest.mark.slow)])
 def test_a_run_that_was_stopped_goes_on_to_the_same_models(start, fault):
     """Groups that wait compute the same in any order of events; losses have all digits."""
     settings = (

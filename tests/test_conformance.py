@@ -153,7 +153,7 @@ def settle(start, tmp_path, name: str, *overrides: str, directory: str = "run"):
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIMISERS if ALGORITHMS[name].optimum is Optimum.exact])
-@pytest.mark.parametrize("optim", ["sgd", "momentum"])
+@pytest.mark.parametrize("optim", ["sgd", pytest.param("momentum", marks=pytest.mark.slow)])
 def test_an_exact_method_reaches_the_optimum_of_different_functions(start, tmp_path, name, optim):
     result = settle(start, tmp_path, name, f"optim={optim}", "lr=0.02" if optim == "momentum" else "lr=0.1")
     assert abs(result.last("suboptimality", "worst")) < 1e-10

@@ -330,7 +330,7 @@ def gradient(run: Run, x: Tensor, *draws: int) -> Tensor:
     return run.problem.gradient(x, np.array(draws))[1].clone()
 
 
-@pytest.fixture(params=TASKS)
+@pytest.fixture(params=[*list(TASKS)[:-1], pytest.param("dropout", marks=pytest.mark.slow)])
 def run(request: pytest.FixtureRequest) -> Run:
     return assembled(request.param)
 

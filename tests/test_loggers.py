@@ -250,6 +250,7 @@ def test_a_rerun_that_is_refused_when_it_is_put_together_leaves_the_run_as_it_wa
     assert "done before" in run(capsys, *there)
 
 
+@pytest.mark.slow
 def test_a_rerun_that_was_broken_off_has_kept_what_there_was_until_it_is_finished(tmp_path: Path, capsys) -> None:
     run(capsys, f"results_dir={tmp_path}")
     (there,) = (tmp_path / "runs").iterdir()

@@ -61,6 +61,7 @@ def test_a_job_that_was_killed_goes_on_after_the_iterations_that_it_has(tmp_path
     assert job.found()[0]["images_per_s"] == 1.0
 
 
+@pytest.mark.slow
 def test_two_processes_are_timed_together(tmp_path):
     cell = throughput_cells(tmp_path, "processes=2")[0]
     (job,) = cell.jobs()
@@ -71,6 +72,7 @@ def test_two_processes_are_timed_together(tmp_path):
     assert read_json(job.directory / "provenance.json")["processes"] == 2
 
 
+@pytest.mark.slow
 def test_the_device_of_the_machine_that_asks_is_no_part_of_the_question(tmp_path, monkeypatch):
     def job(device: str):
         return throughput_cells(tmp_path, f"device={device}")[0].jobs()[0]
@@ -96,6 +98,7 @@ def test_times_of_two_devices_are_not_mixed(tmp_path):
         job.carry_out()
 
 
+@pytest.mark.slow
 def test_several_processes_stop_after_an_iteration(tmp_path):
     job = replace(throughput_cells(tmp_path, "processes=2")[0].jobs()[0], warm_up=0, iterations=100_000, steps=1)
 

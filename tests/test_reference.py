@@ -148,49 +148,6 @@ CASES = [
 ]
 
 
-def spread(n: int) -> list[Case]:
-    """Every algorithm once, and what goes over the network in another way."""
-    return [
-        Case("allreduce", "ring", n),
-        Case("model_averaging", "ring", n),
-        Case("local_sgd", "ring", n),
-        Case("dpsgd", "ring", n),
-        Case("relaysgd", "dbt", n),
-        Case("relaysgd", "star", n, {"overlap": True, "fill": "count"}),
-        Case("relaysgd_grad", "chain", n),
-        Case("d2", "dbt", n),
-        Case("exact_diffusion", "star", n),
-        Case("extra", "dbt", n),
-        Case("gradient_tracking", "one_peer_exponential", n),
-        Case("gradient_tracking", "ring", n, {"mode": "awc"}),
-        Case("dmsgd", "ring", n),
-        Case("decentlam", "star", n),
-        Case("async_push_sum", "file", n, edges=one_way(n)),
-        Case("push_diging", "file", n, edges=one_way(n)),
-        Case("push_diging", "one_peer_exponential", n, {"mode": "awc"}),
-        Case("sgp", "file", n, {"rounds": 2}, edges=one_way(n)),
-        Case("qg_dpsgd", "ring", n),
-        Case("relay_mean", "bt", n),
-        Case("allreduce", "ring", n, compress=TOPK),
-        Case("allreduce", "ring", n, compress={"name": "artopk", "keep": 0.5}),
-        Case("dpsgd", "ring", n, compress=SIGN),
-        Case("relaysgd", "dbt", n, compress=SIGN),
-        Case("relaysgd", "star", n, {"overlap": True}, compress=BF16),
-        Case("choco", "ring", n, compress=TOPK),
-        Case("beer", "ring", n, compress=TOPK),
-        Case("motef", "ring", n, {"lam": 0.5}, compress=SIGN),
-        Case("epidemic_learning", "exponential", n),
-        Case("momentum_tracking", "ring", n),
-        Case("dadam", "ring", n),
-        Case("diloco", "ring", n, {"period_steps": 4}),
-        Case("streaming_diloco", "ring", n, {"period_steps": 6, "fragments": 2, "delay_steps": 1}),
-        Case("noloco", "ring", n, {"period_steps": 3}),
-        Case("gasloc", "ring", n, {"period_steps": 3, "outer_momentum": 0.5}),
-        Case("sparseloco", "ring", n, {"period_steps": 3}, compress=TOPK),
-        Case("teleportation", "ring", n, {"active": 3}),
-    ]
-
-
 def combinations() -> list:
     """Every algorithm with every local optimizer, every option with one of two."""
     met: set[str] = set()
@@ -198,7 +155,9 @@ def combinations() -> list:
     for case in CASES:
         names = [("nesterov", "warm_up")[len(chosen) % 2]] if case.algo in met else list(LOCALS)
         met.add(case.algo)
-        chosen += [pytest.param(case, LOCALS[name], id=f"{case}-{name}") for name in names]
+        for place, name in enumerate(names):
+            marks = [] if place < 2 else [pytest.mark.slow]
+            chosen.append(pytest.param(case, LOCALS[name], id=f"{case}-{name}", marks=marks))
     return chosen
 
 
@@ -207,19 +166,21 @@ def test_every_algorithm_follows_its_formula(tmp_path, case: Case, local: Local)
     assert_agree(program(tmp_path, case, local, STEPS), expected(case, local, STEPS))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", spread(5), ids=str)
-def test_two_processes_that_host_three_and_two_workers_follow_the_same_formula(tmp_path, worlds, case: Case):
-    local = LOCALS["decay"]
-    assert_agree(program(tmp_path, case, local, STEPS, processes=2, worlds=worlds), expected(case, local, STEPS))
-
-
 def mostly_slow(cases: list[Case]) -> list[Any]:
     """All of them; four of five are slow tests."""
     return [case if place % 5 == 0 else pytest.param(case, marks=pytest.mark.slow) for place, case in enumerate(cases)]
 
 
-@pytest.mark.parametrize("case", mostly_slow(spread(4)), ids=str)
+APART = [
+    Case("allreduce", "ring", 4, compress={"name": "artopk", "keep": 0.5}),
+    Case("dpsgd", "ring", 4, compress=SIGN),
+    Case("relaysgd", "star", 4, {"overlap": True}, compress=BF16),
+    Case("sgp", "file", 4, {"rounds": 2}, edges=one_way(4)),
+]
+"""What test_conformance.py does not compare between one process and several."""
+
+
+@pytest.mark.parametrize("case", APART, ids=str)
 def test_a_process_for_each_worker_follows_the_same_formula(tmp_path, worlds, case: Case):
     local = LOCALS["decay"]
     assert_agree(program(tmp_path, case, local, STEPS, processes=4, worlds=worlds), expected(case, local, STEPS))
@@ -321,7 +282,7 @@ def test_two_trees_share_a_model_of_one_or_two_coordinates(tmp_path, d: int, spl
 def test_the_reference_knows_every_algorithm():
     from table import in_rounds
 
-    assert {case.algo for case in CASES} == {case.algo for case in spread(4)} == set(in_rounds())
+    assert {case.algo for case in CASES} == set(in_rounds())
     assert all(callable(getattr(reference, name)) for name in in_rounds())
 
 
@@ -392,14 +353,6 @@ LOSSY = [
     Case("momentum_tracking", "ring", 6, {"beta": 0.3}),
 ]
 
-SPREAD = [
-    Case("dpsgd", "ring", 4),
-    Case("sgp", "file", 4, {"rounds": 2}, edges=one_way(4)),
-    Case("async_push_sum", "file", 4, edges=one_way(4)),
-    Case("push_diging", "file", 4, edges=one_way(4)),
-    Case("relaysgd", "dbt", 4, {"fill": "count"}),
-]
-
 
 def with_loss(folder: Path, case: Case, local: str, p: float, **keys: Any) -> Array:
     return program(folder, case, LOCALS[local], STEPS, network={"drop_probability": p}, seed=SEED, **keys)
@@ -416,12 +369,6 @@ def lost(p: float):
 def test_lost_messages_are_repaired_by_rule(tmp_path, case: Case):
     """Gossip and push-sum: the remaining weights grow to the old sum. Relay: the message and its count are zero."""
     assert_agree(with_loss(tmp_path, case, "nesterov", 0.4), expected(case, LOCALS["nesterov"], STEPS, lost(0.4)))
-
-
-@pytest.mark.parametrize("case", SPREAD, ids=str)
-def test_the_same_messages_are_lost_whatever_the_number_of_processes(tmp_path, worlds, case: Case):
-    wanted = expected(case, LOCALS["decay"], STEPS, lost(0.3))
-    assert_agree(with_loss(tmp_path, case, "decay", 0.3, processes=2, worlds=worlds), wanted)
 
 
 def test_every_algorithm_without_an_all_reduce_is_tried():

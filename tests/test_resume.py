@@ -151,6 +151,7 @@ def test_the_newest_checkpoint_that_is_whole_is_used(start, capsys):
     assert "checkpoint" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_goes_on_with_the_same_command(start, tmp_path, capsys):
     overrides = [
         "task=quadratics",
