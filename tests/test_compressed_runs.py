@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -12,18 +11,13 @@ import pytest
 import torch
 
 from configure import configure
-from decentral.cluster.clock import Clock
-from decentral.cluster.links import LinkCosts, Links
 from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.ratio import Knee, Solver
 from decentral.compression.rows import RowLayout
 from decentral.compression.sparse import TopK
 from decentral.errors import ConfigError
-from decentral.network.local import LocalNetwork
 from decentral.registry import components
 from decentral.report.summary import summary
-from decentral.topology.delivery import Losses
-from decentral.topology.static import Ring
 from decentral.training.faults import VARIABLE, Injected
 from table import FREE
 
@@ -162,27 +156,6 @@ def test_the_knee_is_that_of_the_definition(seed: int) -> None:
     assert Knee().best(seconds, gain, 1.0) == knee(seconds.tolist(), gain.tolist())
 
 
-SHARES = sorted(name for name, cls in components("compression").items() if hasattr(cls, "planned_s"))
-
-
-@pytest.mark.parametrize("name", SHARES)
-@pytest.mark.parametrize("keep", [0.5, 0.07])
-def test_what_is_planned_is_what_it_takes(name: str, keep: float) -> None:
-    layout, n = RowLayout(("a", "b"), ((10, 20), (30,))), 5
-    compressor: Any = components("compression")[name](keep=keep).bound(layout, 3)
-    net = LocalNetwork(Ring().schedule(n), Losses(0.0, 0))
-    links = Links(latency_s=0.01, bandwidth_gbps=1e-5, copy_gbps=inf)
-    net.traffic.clock = Clock(n, None, LinkCosts(links, n))  # type: ignore[arg-type]
-    net.traffic.clock.bytes_scale = 7.5
-    g = torch.randn(n, 230, generator=torch.Generator().manual_seed(0))
-    r, memory = compressor.residual(g), compressor.memory(g, n)
-    for t in range(3):
-        before = net.traffic.clock.latest_s
-        planned = compressor.planned_s(net.traffic.clock, t, g.dtype)
-        compressor.combine(g.clone(), r, memory, net, t)
-        assert planned > 0 and net.traffic.clock.latest_s - before == pytest.approx(planned, rel=1e-12)
-
-
 RUN = ("algo=allreduce", "task=quadratics", "task.dimension=400", "task.noise=0.1", "num_workers=4", "lr=0.02")
 EVERY = ("steps=30", "evaluation.every_epochs=10", "optim=momentum", "checkpoint_every_s=0.000001")
 LINKS = (*FREE, "cluster.links.latency_s=0.01", "cluster.links.bandwidth_gbps=1e-4")
@@ -206,25 +179,6 @@ def test_exploring_leaves_no_trace_but_time_and_bytes(start, name: str) -> None:
     tried = 3 * adaptive.facts["explored"]
     assert adaptive.facts["bytes_sent"] * 30 == static.facts["bytes_sent"] * (30 + tried)
     assert adaptive.facts["simulated_s"] * 30 == pytest.approx(static.facts["simulated_s"] * (30 + tried))
-
-
-def test_a_changed_network_is_a_reason_to_decide_again(start) -> None:
-    settings = [
-        *RUN,
-        *EVERY,
-        *STEPS,
-        "compress=topk",
-        "compress.adapt=throughput",
-        "compress.candidates=[0.5,0.1,0.02]",
-    ]
-    run = start(*settings, "compress.explore_steps=2")
-    steps = [step for step, _ in run.facts["ratios"]]
-    assert steps == [0, 12] and run.facts["explored"] == 1
-    first, second = (ratio for _, ratio in run.facts["ratios"])
-    assert 0.02 <= second < first <= 0.5
-    told = [(row["step"], row["value"]) for row in run.rows if row["metric"] == "keep"]
-    assert told == [(10, first), (20, second), (30, second)]
-    assert f"Sending:  {first:.3g} from step 0, {second:.3g} from step 12 (explored 1 times)" in summary(run.directory)
 
 
 @pytest.mark.slow

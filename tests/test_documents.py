@@ -3,7 +3,6 @@ Those of docs/ are read."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -15,7 +14,6 @@ import tomllib
 from collections import Counter
 from html import unescape
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -196,44 +194,6 @@ def test_verbs_and_windows_find_the_mean(tmp_path: Path, name: str, ranks: int) 
     told = sorted(re.findall(r"rank (\d+): ([\d.]+)", run_script(script(name, "docs/own_script.md"), ranks, tmp_path)))
     assert [int(rank) for rank, _ in told] == list(range(ranks))
     assert all(abs(float(mean) - (ranks - 1) / 2) < 1e-2 for _, mean in told), told
-
-
-def module(name: str) -> ModuleType:
-    """One of scripts/docs/."""
-    spec = importlib.util.spec_from_file_location(f"site_{name}", ROOT / "scripts" / "docs" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-@pytest.mark.parametrize(
-    ("doc", "shown"),
-    [
-        ("x_i of all *workers*, `a_b`.", "x\\_i of all \\*workers\\*, `a_b`."),
-        ("BigData\n2023. More", "BigData 2023. More"),
-        ("So:\n\n    x_i <- x_i\n      + u\n\n    y\n\nThen", "So:\n\n```text\nx_i <- x_i\n  + u\n\ny\n```\n\nThen"),
-        ("tau   steps\n      in all\nkeep  a|b", "| | |\n|---|---|\n| `tau` | steps in all |\n| `keep` | a\\|b |"),
-        ("Raises:\n    ConfigError: x < 0", "**Raises**: ConfigError: x &lt; 0"),
-    ],
-)
-def test_a_docstring_becomes_markdown(doc: str, shown: str) -> None:
-    assert module("docstrings").markdown(doc) == shown
-
-
-def test_links_lead_to_pages_of_the_site_or_to_what_the_repository_has() -> None:
-    links = module("links")
-    places = links.Links(ROOT, {"README.md": "overview.md", "docs/time.md": "time.md"}, lambda group, name: None)
-    text = (
-        "[a](../README.md#use) [b](../src/decentral/errors.py) [c](https://example.org) [d](#here)\n\n    [e](none.md)"
-    )
-    assert places.rewritten(text, "docs/time.md", "guides/time.md") == (
-        "[a](../overview.md#use) [b](../source/src/decentral/errors.py.md) [c](https://example.org) [d](#here)\n\n"
-        "    [e](none.md)"
-    )
-    assert places.wanted == {"src/decentral/errors.py"}
-    with pytest.raises(links.BrokenLink, match=r"time\.md links to none\.md"):
-        places.rewritten("[e](none.md)", "docs/time.md", "time.md")
 
 
 def test_pages_name_choices_that_there_are() -> None:

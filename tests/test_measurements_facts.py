@@ -146,17 +146,6 @@ def test_following_a_contribution_gives_the_formula_for_how_far_it_comes(tmp_pat
             assert [members[int(curve.points[version].value)].count(int(curve.worker)) for curve in groups] == [1] * n
 
 
-def test_the_times_of_gradients_are_those_of_the_distribution(tmp_path: Path) -> None:
-    base = ["task=quadratics", "num_workers=4", "cluster=paper_wagma_transformer"]
-    values = {"kind": "gradient_times", "base": base, "rows": [{"method": "T"}], "steps": 300}
-    (cell,) = groups_of(values, tmp_path)
-    found = {value.metric: value.value for value in cell.values()}
-    assert found["least (s)"] == pytest.approx(1024 * 2e-4) and found["most (s)"] == pytest.approx(8192 * 2e-4)
-    assert found["mean (s)"] == pytest.approx(4608 * 2e-4, rel=0.05)
-    (curve,) = cell.curves()
-    assert [point.value for point in curve.points] == list(range(101))
-
-
 @cache
 def load(figure: str, scale: str) -> Study:
     return catalogue.load(f"relaysum_{figure}", scale)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -17,14 +16,14 @@ import pytest
 
 from decentral.config.composition import compose_all
 from decentral.errors import ConfigError
-from decentral.measurements.exchanges import CPU_MS, WALL_MS, ExchangeTimes, SleepingSteps
+from decentral.measurements.exchanges import ExchangeTimes, SleepingSteps
 from decentral.measurements.throughput import IMAGES, RATIO
-from decentral.measurements.timeline import AGE, SENT, STALE, STEP, THROUGHPUT, WAITING, cluster_of
+from decentral.measurements.timeline import SENT, STEP, THROUGHPUT, WAITING, cluster_of
 from decentral.measurements.training_run import TrainingRun
 from decentral.measurements.values import Value
 from decentral.runtime.launch import launch
 from decentral.scheduling.job import Demand
-from decentral.store import RunStore, Status
+from decentral.store import Status
 from decentral.store.files import read_json
 from decentral.store.metrics import LineFile
 from decentral.study import catalogue
@@ -160,17 +159,6 @@ def test_the_numbers_of_one_slow_worker_are_those_that_follow_by_hand(tmp_path: 
     assert number(values, "All-reduce", SENT) == pytest.approx(2 * 7 / 8 * 4 * 1000 / 1e6)
 
 
-def test_the_speed_up_is_a_ratio_of_times_with_the_same_delays(tmp_path: Path) -> None:
-    values = timeline_run(timeline_study(DELAYED, [WAGMA, ALLREDUCE], seeds=[1, 2]), tmp_path)
-    for seed in (1, 2):
-        ratio = number(values, "All-reduce", STEP, seed) / number(values, "WAGMA-SGD", STEP, seed)
-        assert number(values, "All-reduce", "speed-up of WAGMA-SGD", seed) == pytest.approx(ratio)
-        assert ratio > 1.1 and number(values, "WAGMA-SGD", "speed-up of WAGMA-SGD", seed) == 1
-    assert number(values, "WAGMA-SGD", STEP, 1) != number(values, "WAGMA-SGD", STEP, 2)
-    assert number(values, "WAGMA-SGD", STALE) > 0 and number(values, "WAGMA-SGD", AGE) > 0
-    assert not [value for value in values if value.labels["method"] == "All-reduce" and value.metric in (STALE, AGE)]
-
-
 def test_seeds_that_are_known_are_not_computed_again_and_more_can_be_added(tmp_path: Path) -> None:
     first = timeline_run(timeline_study(DELAYED, [WAGMA]), tmp_path)
     files = {path: path.read_bytes() for path in tmp_path.rglob("times.jsonl")}
@@ -268,14 +256,6 @@ def exchange_cells(folder: Path, **more: Any):
     return exchange_study(**more).cells([f"results_dir={folder}"])
 
 
-def leave_times(job: ExchangeTimes, wall: dict[str, list[float]], cpu: dict[str, list[float]]) -> None:
-    """Leave such times in the job's directory, for all sizes."""
-    with RunStore.open(job.directory, job.id, "") as store:
-        lines = [{"megabytes": size, "wall_s": wall, "cpu_s": cpu} for size in job.megabytes]
-        (job.directory / job.lines).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-        store.set_status(Status.done, wall_s=12.0)
-
-
 def test_every_exchange_is_timed_in_every_round_and_a_second_attempt_goes_on(tmp_path: Path) -> None:
     cell = exchange_cells(tmp_path)[0]
     (job,) = cell.jobs()
@@ -296,25 +276,6 @@ def test_every_exchange_is_timed_in_every_round_and_a_second_attempt_goes_on(tmp
             **{"All-reduce": 2, "Ring": 2, "One-peer": 2}
         }
         assert all(0 < second < 60 for seconds in times[0.001][clock].values() for second in seconds)
-
-
-def test_a_ratio_is_that_of_the_same_round_and_cpu_time_is_shared_out(tmp_path: Path) -> None:
-    cells = exchange_cells(tmp_path, megabytes=[1])
-    (job,) = cells[0].jobs()
-    wall = {"All-reduce": [0.2, 0.4], "Ring": [0.1, 0.6], "One-peer": [0.2, 0.2]}
-    cpu = {"All-reduce": [0.4, 0.4], "Ring": [0.2, 0.8], "One-peer": [0.1, 0.3]}
-    leave_times(job, wall, cpu)
-    assert job.finished() is Status.done
-    found: dict[str, list[float]] = {}
-    for one in cells[1].values():
-        assert one.labels == {"method": "Ring", "topology": "ring", "megabytes": 1, "num_workers": 2}
-        assert one.seed == len(found.setdefault(one.metric, []))
-        found[one.metric].append(one.value)
-    assert {metric: pytest.approx(values) for metric, values in found.items()} == {
-        **{WALL_MS: [100, 600], "wall time / All-reduce's": [0.5, 1.5]},
-        **{CPU_MS: [100, 400], "CPU time / All-reduce's": [0.5, 2.0]},
-    }
-    assert next(iter(found)) == WALL_MS
 
 
 @pytest.mark.parametrize(

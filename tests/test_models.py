@@ -23,7 +23,6 @@ from decentral.registry import components
 
 DIGITS, CIFAR, IMAGENET = (1, 8, 8), (3, 32, 32), (3, 224, 224)
 IMAGE_MODELS = {name: model for name, model in components("models").items() if issubclass(model, ImageModel)}
-RESIDUAL = [ResNet18, ResNet50, ResNetEvoNorm]
 
 
 def build(model, shape, num_classes=10, seed=0):
@@ -103,21 +102,6 @@ def test_vgg11_convolutions_start_at_a_variance_of_two_over_the_outgoing_connect
         tolerance = 5 / (2 * m.weight.numel()) ** 0.5  # five standard errors of a standard deviation
         assert m.weight.std().item() == pytest.approx(expected, rel=tolerance)
         assert m.bias is not None and not m.bias.any()
-
-
-@pytest.mark.parametrize("model", RESIDUAL)
-@pytest.mark.parametrize(
-    ("stem", "size", "kernel_size", "map_size"),
-    [(Stem.auto, 32, 3, 4), (Stem.auto, 64, 7, 2), (Stem.imagenet, 32, 7, 1), (Stem.cifar, 64, 3, 8)],
-)
-def test_the_stem_of_a_residual_network_suits_the_images(model, stem, size, kernel_size, map_size, channels=1):
-    with torch.device("meta"):
-        module = build(model(stem=stem), (channels, size, size))
-        maps = []
-        module.layer4.register_forward_hook(lambda _module, _inputs, output: maps.append(output.shape))
-        module(torch.empty(2, channels, size, size))
-    assert module.conv1.weight.shape == (64, channels, kernel_size, kernel_size)
-    assert maps[0][2:] == (map_size, map_size)
 
 
 @pytest.mark.parametrize("learn_v", [True, False])

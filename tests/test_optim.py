@@ -245,68 +245,6 @@ def test_push_diging_is_exact_on_one_way_streets_that_change_and_lose_messages(m
 
 OUTER = ("task=quadratics", "task.dimension=6", "task.initial_distance=1", "lr=0.05", "trace=true", "steps=36",
          "evaluation.every_epochs=36")  # fmt: skip
-HEAVY_BALL = "algo=diloco algo.nesterov=false algo.outer_momentum=0.5 algo.period_steps=3"
-PLAIN = "algo=diloco algo.outer_momentum=0 algo.period_steps=3 algo.outer_lr=0.8"
-
-LIMITS = {
-    "diloco, outer rate 1, no outer momentum": (
-        "algo=diloco algo.outer_lr=1 algo.outer_momentum=0 algo.period_steps=3 optim=momentum",
-        "algo=local_sgd algo.period_steps=3 optim=momentum",
-    ),
-    "streaming diloco in one part without delay": (
-        "algo=streaming_diloco algo.fragments=1 algo.period_steps=4 optim=adam",
-        "algo=diloco algo.period_steps=4 optim=adam",
-    ),
-    "noloco in one group": (
-        "algo=noloco algo.group_size=6 algo.outer_momentum=0.5 algo.period_steps=3 optim=nesterov",
-        f"{HEAVY_BALL} optim=nesterov",
-    ),
-    "noloco of a pair that averages": (
-        "algo=noloco algo.outer_momentum=0 algo.outer_lr=1 algo.consensus=1 algo.period_steps=1 num_workers=2",
-        "algo=model_averaging num_workers=2",
-    ),
-    "sparseloco that sends all": ("algo=sparseloco algo.outer_lr=0.8 algo.period_steps=3", PLAIN),
-    "sparseloco that keeps all": (
-        "algo=sparseloco algo.outer_lr=0.8 algo.period_steps=3 compress=topk compress.keep=1.0",
-        PLAIN,
-    ),
-    "gasloc where all hear of all": (
-        "algo=gasloc topology=complete algo.outer_momentum=0 algo.outer_lr=0.8 algo.period_steps=3",
-        PLAIN,
-    ),
-    "gasloc alone": (
-        "algo=gasloc topology=ring algo.period_steps=3 num_workers=1 task.zeta2=0 optim=momentum",
-        "algo=diloco topology=ring algo.period_steps=3 num_workers=1 task.zeta2=0 optim=momentum",
-    ),
-    "gasloc of local steps": (
-        "algo=gasloc topology=ring algo.outer_momentum=0 algo.outer_lr=1 algo.period_steps=1 optim=momentum",
-        "algo=dpsgd topology=ring optim=momentum",
-    ),
-    "teleportation with all active": (
-        "algo=teleportation algo.active=6 optim=momentum",
-        "algo=dpsgd topology=ring optim=momentum",
-    ),
-    "momentum tracking without momentum": (
-        "algo=momentum_tracking topology=ring algo.beta=0",
-        "algo=gradient_tracking topology=ring algo.mode=awc",
-    ),
-    "dadam": ("algo=dadam topology=ring", "algo=dpsgd topology=ring algo.mode=awc optim=adam"),
-    "dadam, atc": ("algo=dadam topology=ring algo.mode=atc", "algo=dpsgd topology=ring optim=adam"),
-    "epidemic learning's oracle": (
-        "algo=epidemic_learning topology=random_regular topology.changing=true topology.degree=3",
-        "algo=dpsgd topology=random_regular topology.changing=true topology.degree=3",
-    ),
-}
-
-
-@pytest.mark.parametrize("limit", LIMITS)
-def test_in_its_limit_a_method_is_one_that_is_known(start, limit: str) -> None:
-    ours, known = (
-        start("num_workers=6", *words.split(), *OUTER, directory=name).iterates
-        for words, name in zip(LIMITS[limit], ("ours", "known"), strict=True)
-    )
-    np.testing.assert_allclose(ours, known, rtol=0, atol=1e-12)
-    assert np.abs(known[-1] - known[0]).max() > 1e-3
 
 
 def test_teleportation_sends_a_model_to_each_that_comes_next_and_along_the_small_graph(start) -> None:

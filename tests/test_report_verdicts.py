@@ -377,18 +377,6 @@ def test_ties_within_the_noise_and_cells_at_the_level_of_chance_are_not_bold(
     assert all((said in (directory / f"table.{kind}").read_text()) == bold for kind in ("md", "tex"))
 
 
-def test_the_csv_has_unrounded_numbers_for_each_cell(tmp_path: Path) -> None:
-    directory = made(tmp_path, {"table": TABLE, "published": PUBLISHED})
-    with open(directory / "table.csv", newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert [(line["method"], line["alpha"]) for line in lines] == [
-        ("RelaySGD", "1"), ("RelaySGD", "0.01"), ("D-PSGD", "1"), ("D-PSGD", "0.01"),
-    ]  # fmt: skip
-    assert float(lines[0]["mean"]) == pytest.approx(87.2) and float(lines[0]["std"]) == pytest.approx(0.1)
-    assert (lines[1]["at_edge"], lines[1]["rates"], lines[1]["runs"]) == ("True", "0.1", "3")
-    assert (lines[3]["diverged"], lines[3]["published"]) == ("1", "53.9")
-
-
 def test_the_latex_table_escapes_what_latex_would_read(tmp_path: Path) -> None:
     directory = made(tmp_path, {"table": TABLE}, [value("A & B_1", "ring", 1, 50.0)], title="100 % of #1")
     text = (directory / "table.tex").read_text()
@@ -431,15 +419,6 @@ GOOD: dict[str, Any] = {
     "published": {"item": "table1", "tolerance": {"relative": "5e-2"}, "because": "of this", "scales": ["paper"]},
     "claims": [{"says": "so", "kind": "order", "better": {"alpha": 1}, "worse": {"alpha": 0.1}, "by": 5}],
 }
-
-
-def test_a_section_becomes_typed_objects() -> None:
-    spec = parse(GOOD, "mine")
-    assert spec.table and spec.table.digits == 2
-    assert [figure.file for figure in spec.figures] == ["one", "two"]
-    assert spec.published and spec.published.tolerance.relative == 0.05
-    assert spec.claims[0].says == "so"
-    assert parse({}, "mine").table is parse(None, "mine").table is None
 
 
 @pytest.mark.parametrize(("change", "complaint"), [

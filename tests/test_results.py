@@ -18,8 +18,7 @@ import pytest
 from decentral.config.files import load
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
-from decentral.measurements.values import NOT_REACHED, Curve, Meaning, Point, Value
-from decentral.report.figures.lines import Curves
+from decentral.measurements.values import NOT_REACHED, Meaning
 from decentral.report.make import make
 from decentral.report.pages import report_pages
 from decentral.report.results import find, read
@@ -28,10 +27,8 @@ from decentral.report.summary import overview, summary
 from decentral.report.verdicts import judge
 from decentral.store import Metric, RunStore, Status, read_metadata
 from decentral.store.metrics import AXES
-from decentral.study import catalogue, collect
-from decentral.study.catalogue import study_from
+from decentral.study import catalogue
 from decentral.study.measure import Measure
-from decentral.study.study import Cell
 from handmade import value, write
 
 ROOT = Path(__file__).parents[1]
@@ -347,56 +344,6 @@ def test_a_metric_that_is_not_taken_worker_by_worker_has_the_aggregates_that_are
     assert found[:4] == pytest.approx(expected, nan_ok=True) and found.status == "done"
     missing = Measure(split="model", metric="consensus_distance", worker="worst").of(run)
     assert missing.status == "damaged" and "it has only the mean of this metric" in missing.remark
-
-
-# Curves
-
-
-class TwoCurves(Cell):
-    """One with places on all axes, one with seconds only."""
-
-    def __init__(self, run: Path) -> None:
-        self.run, self.labels = run, {"method": "ours", "topology": "ring", "alpha": 1}
-
-    def jobs(self) -> list:
-        return []
-
-    def values(self) -> list[Value]:
-        return [Value(self.labels, 91.0, "test accuracy (%)", 1), Value(self.labels, 2e3, "bytes_sent to 70 %", 1)]
-
-    def curves(self) -> list[Curve]:
-        seconds = [Point(0.5, {"wall_s": 1.5}), Point(0.25, {"wall_s": 3.0})]
-        own = Measure().curves(self.run, ["worst"], self.labels, 1)
-        return [*own, Curve(self.labels, "error", "", 1, seconds)]
-
-    def meanings(self) -> dict[str, Meaning]:
-        return {"test accuracy (%)": Meaning(True, "%", 10.0), "bytes_sent to 70 %": Meaning(False)}
-
-
-@pytest.fixture
-def collected(run: Path, tmp_path: Path) -> Path:
-    directory = tmp_path / "relaysum" / "mine" / "paper"
-    facts = {"study": "mine", "scale": "paper"}
-    collect.collect(study_from("mine", {"kind": "comparison"}), [TwoCurves(run)], directory, facts)
-    return directory
-
-
-def test_curves_have_a_column_for_each_axis_that_is_known(collected):
-    header, first, *_, last = csv.reader((collected / "curves.csv").read_text().splitlines())
-    assert header[3:] == ["metric", "worker", "seed", "step", "epoch", "wall_s", "bytes_sent", "value"]
-    assert first[3:] == ["test accuracy (%)", "worst", "1", "0", "0", "0", "0", "10"]
-    assert last[3:] == ["error", "", "1", "", "", "3", "", "0.25"]
-
-
-@pytest.mark.parametrize(
-    ("x", "expected"),
-    [("step", [0, 10, 20, 30]), ("epoch", [0, 1, 2, 3]), ("wall_s", [0, 2, 4, 6]), ("bytes_sent", [0, 1e3, 2e3, 3e3])],
-)
-def test_a_figure_is_drawn_over_any_axis(collected, x, expected):
-    (line,) = Curves(x=x, worker="worst", metric="test accuracy (%)").data(read(collected))
-    assert line.x == expected and line.y == [10, 50, 80, 91]
-    with pytest.raises(ConfigError, match=r"has x=step, but its curves only have a place on .*: use one of these"):
-        Curves(x="step", metric="error").data(read(collected))
 
 
 # What reports take from the metrics that a study had

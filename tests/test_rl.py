@@ -15,8 +15,6 @@ from configure import configure
 from conftest import Start
 from decentral.config.composition import compose
 from decentral.environments.environment import EnvironmentDescription
-from decentral.environments.gridworld import Gridworld
-from decentral.environments.mazes import draw
 from decentral.errors import ConfigError
 from decentral.network.world import World
 from decentral.registry import components
@@ -276,24 +274,6 @@ def test_methods_of_every_kind_train_in_a_virtual_cluster_and_go_on_bit_for_bit(
     assert straight.facts["simulated_s"] > 0.1 * 12 + 0.3 * 3
     start(*overrides, interrupt_at=6)
     assert start(*overrides).rows == straight.rows
-
-
-# -- gridworld ---------------------------------------------------------------------------------------------------------
-
-
-def test_what_is_seen_are_the_walls_around_and_where_the_goal_is() -> None:
-    env = Gridworld(size=6, view=5, num_test=30)
-    scenes = np.arange(30)
-    walks = env.open_tests(1, scenes)
-    walks.begin(range(1), env.test_chances(scenes)[None])
-    seen = walks.observe(range(1))[0]
-    for e in range(30):
-        walls = draw(env.layouts[e % 5], 6, 0, "test", e)
-        (row, column), (down, right) = divmod(walks.at[0, e], 6), divmod(walks.goal[0, e], 6)
-        around = np.pad(walls, 2, constant_values=True)[row : row + 5, column : column + 5]
-        assert np.array_equal(seen[e, 0], around) and seen[e, 0, 2, 2] == 0
-        assert seen[e, 1].sum() == 1
-        assert seen[e, 1, 2 + np.clip(down - row, -2, 2), 2 + np.clip(right - column, -2, 2)] == 1
 
 
 # -- gymnasium ---------------------------------------------------------------------------------------------------------

@@ -84,9 +84,6 @@ def test_a_study_runs_reports_and_is_then_done(name: str, results: Path, capsys:
     assert "nothing was computed" in capsys.readouterr().out
 
 
-# -- scales ---------------------------------------------------------------------------------------------------------
-
-
 # -- all studies ----------------------------------------------------------------------------------------------------
 
 FILES = {f"data={name}" for name in ("agnews", "imagefolder", "imagenet", "multi30k", "parallel", "shakespeare")}

@@ -225,31 +225,3 @@ def test_other_sizes_are_refused_with_those_that_work(P, S, said):
     with pytest.raises(ConfigError) as error:
         check_groups(P, S)
     assert said in str(error.value)
-
-
-def as_printed(P: int, S: int, t: int) -> set[frozenset[int]]:
-    """Lines 2 to 15; what a mask of P or more pairs a process with does not exist."""
-    global_phases, group_phases = int(math.log2(P)), int(math.log2(S))
-    mask, shift = 1, (t * group_phases) % global_phases
-    group_of = {p: frozenset({p}) for p in range(P)}
-    for _ in range(group_phases):
-        mask <<= shift
-        for p in range(P):
-            q = p ^ mask
-            if q in group_of and group_of[p] != group_of[q]:
-                merged = group_of[p] | group_of[q]
-                group_of |= dict.fromkeys(merged, merged)
-        shift = (shift + 1) % global_phases
-    return set(group_of.values())
-
-
-def test_the_printed_algorithm_gives_other_groups_in_25_of_40_cases():
-    wrong = {
-        (P, S, t)
-        for P, S in ((4, 4), (8, 4), (8, 8), (16, 4), (16, 8))
-        for t in range(8)
-        if as_printed(P, S, t) != {frozenset(members) for members in grouping(t, P, S).tolist()}
-    }
-    expected = {(P, 8, t) for P in (8, 16) for t in range(8)}
-    expected |= {(8, 4, t) for t in range(8) if t not in (0, 3, 6)} | {(16, 4, t) for t in (1, 3, 5, 7)}
-    assert wrong == expected and len(wrong) == 25
