@@ -7,7 +7,6 @@ import os
 import queue
 import sys
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
@@ -25,7 +24,6 @@ from decentral.network.settings import NetworkSettings
 from decentral.network.transports.choose import shares_memory
 from decentral.network.windows.locks import gloo_group
 
-_KNOCK_S, _GLANCE_S = 1.0, 0.05
 _SWITCH_S = 5e-4  # how long pure Python computes before a thread that has mail gets its turn
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8)
 _NO_ROWS = -1
@@ -40,11 +38,9 @@ Handler = Callable[[Message], object]
 class _System(IntEnum):
     """Kinds of messages that mailboxes send each other; those of workers are not negative."""
 
-    knock = -1  # nothing: only who is there can be sent it
-    leave = -2  # nothing comes after this
-    farewell = -3  # nor after this: it answers `leave`
-    taken = -4  # the shared memory `number` is free again
-    here = -5  # at barrier `number`
+    leave = -1  # nothing comes after this: each two processes exchange one in either direction
+    taken = -2  # the shared memory `number` is free again
+    here = -3  # at barrier `number`
 
 
 class _Header(NamedTuple):
@@ -71,15 +67,14 @@ class Mailbox(Threads):
     """Messages to and from the workers of this process; to be made by all processes of the group at once.
 
     `send` copies rows, unless they are a draft's, and never waits for others unless it is told to be patient. What
-    comes is handed to the handler of its kind, or else kept until somebody receives it. Two threads per process: gloo
-    hands a message over when its receiver is ready, so one thread always receives, and another one sends. Messages
+    comes is handed to the handler of its kind, or else kept until somebody receives it. gloo hands a message over when
+    its receiver is ready, so for each other process a thread always receives, and another thread sends. Messages
     between two processes arrive in order. With `shared`, which needs one host, rows lie in shared memory: they are
     copied once, and read where they lie; else they are copied, sent, and received.
 
     Everything that waits or sends raises ConnectionError if another process is gone, or leaves while it is waited for,
     TimeoutError if somebody takes longer than `timeout_s`, and what has happened in a thread of this process that works
-    for all (`fail`). A process that dies is noticed within about a second, whoever waits for it: its mailbox is sent
-    something from time to time.
+    for all (`fail`). The death of a process is noticed at once by the thread that receives from it.
     """
 
     def __init__(self, layout: Sequence[range], timeout_s: float, shared: bool = False, *, opens: bool = True) -> None:
@@ -97,7 +92,7 @@ class Mailbox(Threads):
         self._arrived = {worker: self.condition(self._guard) for worker in self.workers}
         self._boxes: defaultdict[tuple[int, int, int], list[Message]] = defaultdict(list)
         self._handlers: dict[int, Handler] = {}
-        self._awaited: set[int] | None = None  # from whom a last message has to come, once we leave
+        self._leaving = False
         self._barriers = 0
         self._outgoing: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
         self._unsent, self._room = 0, self.condition(self._guard)
@@ -206,10 +201,10 @@ class Mailbox(Threads):
             return
         atexit.unregister(self.close)
         with self._guard:
-            if self._awaited is None:
-                self._awaited = self._others - self.left
-                for peer in self._awaited:
-                    self._outgoing.put(_Outgoing(peer, self._system(peer, _System.leave)))
+            if not self._leaving:
+                self._leaving = True
+                for peer in self._others - self.left:
+                    self._tell(peer, _System.leave)
                 self._outgoing.put(None)
                 before_s = _eager.pop()
                 if not _eager:
@@ -229,7 +224,8 @@ class Mailbox(Threads):
         self._tag = next(_tags.setdefault(self._group, count(0, 2)))
         _eager.append(_eager[-1] if _eager else sys.getswitchinterval())
         sys.setswitchinterval(_SWITCH_S)
-        self._threads = [self.start("mail: sends", self._send_all), self.start("mail: receives", self._receive_all)]
+        self._threads = [self.start(f"mail: from {peer}", self._receive_from, peer) for peer in self._others]
+        self._threads.append(self.start("mail: sends", self._send_all))
         atexit.register(self.close)
 
     def _post(self, source: int, destination: int, kind: int, number: int, value: float, draft: Draft | None) -> None:
@@ -249,13 +245,14 @@ class Mailbox(Threads):
             header = _Header(source, destination, kind, number, *described, value)
             buffer = held if held.number == NOT_SHARED else None
         with self._guard:
-            if peer in self.left or self._awaited is not None:
+            if peer in self.left or self._leaving:
                 raise gone(peer)
             self._unsent += buffer is not None
             self._outgoing.put(_Outgoing(peer, header, buffer))
 
-    def _system(self, peer: int, kind: _System, number: int = 0) -> _Header:
-        return _Header(self.workers.start, self.layout[peer].start, kind, number)
+    def _tell(self, peer: int, kind: _System, number: int = 0) -> None:
+        header = _Header(self.workers.start, self.layout[peer].start, kind, number)
+        self._outgoing.put(_Outgoing(peer, header))
 
     def _deliver(self, message: Message) -> None:
         with self._guard:
@@ -267,76 +264,45 @@ class Mailbox(Threads):
             handler(message)
 
     def _send_all(self) -> None:
-        """A receiver does not notice that a process has died, but who sends to it does: so we knock."""
-        knocked = time.monotonic()
-        while True:
+        while (one := self._outgoing.get()) is not None:
             try:
-                one = self._outgoing.get(timeout=_KNOCK_S)
-                if one is None:
-                    return
-                self._transmit(one)
-            except queue.Empty:
-                pass
-            if time.monotonic() - knocked >= _KNOCK_S and self._awaited is None:
-                for peer in self._others - self.left:
-                    self._transmit(_Outgoing(peer, self._system(peer, _System.knock)))
-                knocked = time.monotonic()
-
-    def _transmit(self, one: _Outgoing) -> None:
-        try:
-            dist.send(torch.tensor(one.header, dtype=torch.float64), one.peer, group=self._group, tag=self._tag)
+                dist.send(torch.tensor(one.header, dtype=torch.float64), one.peer, group=self._group, tag=self._tag)
+                if one.buffer is not None:
+                    dist.send(one.buffer.memory, one.peer, group=self._group, tag=self._tag + 1)
+            except RuntimeError as error:
+                raise gone(one.peer) from error
             if one.buffer is not None:
-                dist.send(one.buffer.memory, one.peer, group=self._group, tag=self._tag + 1)
                 self._sharing.give_back(one.buffer)
                 with self._room:
                     self._unsent -= 1
                     self._room.notify_all()
-        except RuntimeError as error:
-            raise gone(one.peer) from error
 
-    def _receive_all(self) -> None:
+    def _receive_from(self, peer: int) -> None:
+        """After a failure, too, what comes is received: who sends to a process that does not receive waits for it."""
         first = torch.empty(len(_Header._fields), dtype=torch.float64)
         while True:
-            with self._guard:
-                if self.left == self._others or self._awaited == set():
-                    return  # nothing can come any more
             try:
-                peer = dist.recv(first, group=self._group, tag=self._tag)
-            except RuntimeError as error:
-                self.hear_who_is_gone()
-                raise ConnectionError("connection closed by a process of this run") from error
-            *whole, value = first.tolist()
-            header = _Header._make([*map(int, whole), value])
-            if header.kind in (_System.leave, _System.farewell):
-                self._part_with(peer, header.kind)
-            elif header.kind == _System.taken:
-                self._sharing.give_back_number(header.number)
-            elif header.kind != _System.knock:
-                self._take_in(peer, header)
-
-    def _take_in(self, peer: int, header: _Header) -> None:
-        """After a failure, too, what comes is received: who sends to a process that does not receive waits for it."""
-        try:
-            rows, release = self._rows(peer, header)
-        except (RuntimeError, OSError) as error:
-            if header.shared == NOT_SHARED:
+                dist.recv(first, peer, group=self._group, tag=self._tag)
+                *whole, value = first.tolist()
+                header = _Header._make([*map(int, whole), value])
+                rows, release = self._rows(peer, header)
+            except (RuntimeError, OSError) as error:
                 raise gone(peer) from error
-            self.fail(gone(peer))  # it has closed its memory
-            return
-        try:
-            self._deliver(Message(peer, *header[:4], header.value, rows, release))
-        except Exception as failure:
-            if self._awaited is None:  # else nobody is answered any more
-                self.fail(failure)
-
-    def hear_who_is_gone(self) -> None:
-        """Some process is gone; knocking at all of them tells which, and that is said instead of this."""
+            if header.kind == _System.leave:
+                break
+            if header.kind == _System.taken:
+                self._sharing.give_back_number(header.number)
+                continue
+            try:
+                self._deliver(Message(peer, *header[:4], header.value, rows, release))
+            except Exception as failure:
+                if not self._leaving:  # else nobody is answered any more
+                    self.fail(failure)
         with self._guard:
-            for peer in self._others - self.left if self._awaited is None else ():
-                self._outgoing.put(_Outgoing(peer, self._system(peer, _System.knock)))
-        deadline = time.monotonic() + _KNOCK_S
-        while not self.failed and time.monotonic() < deadline:
-            time.sleep(_GLANCE_S)
+            self.left.add(peer)
+            if not self._leaving:
+                self._tell(peer, _System.leave)
+        self.tell_all()
 
     def _rows(self, peer: int, header: _Header) -> tuple[Tensor | None, Callable[[], object] | None]:
         """The rows of a message, and how their memory becomes free again."""
@@ -356,16 +322,5 @@ class Mailbox(Threads):
     def _return(self, peer: int, number: int) -> None:
         """Let the process whose shared memory it is use it again."""
         with self._guard:
-            if peer not in self.left and self._awaited is None:
-                self._outgoing.put(_Outgoing(peer, self._system(peer, _System.taken, number)))
-
-    def _part_with(self, peer: int, kind: int) -> None:
-        """The last message of a process: it leaves, or it lets us leave. Each two exchange one in either direction."""
-        with self._guard:
-            if kind == _System.leave:
-                self.left.add(peer)
-            if self._awaited is not None:
-                self._awaited.discard(peer)
-            elif kind == _System.leave:
-                self._outgoing.put(_Outgoing(peer, self._system(peer, _System.farewell)))
-        self.tell_all()
+            if peer not in self.left and not self._leaving:
+                self._tell(peer, _System.taken, number)

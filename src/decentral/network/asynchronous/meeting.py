@@ -82,10 +82,8 @@ class AllWorkers:
             if self._meeting is not None:
                 self._meeting.total(total)
         except BaseException as failure:
-            if isinstance(failure, RuntimeError):  # gloo's, where it is the first to notice
-                self._mailbox.hear_who_is_gone()
-                self._mailbox.check()
             self._mailbox.fail(failure)
+            self._mailbox.check()  # which may know of it already, and who is gone
             raise
         return total.mul_(1 / self._mailbox.num_workers)
 
