@@ -66,7 +66,7 @@ def carried_out(world: World, config: Config, *pauses: int) -> Found:
         r.stepper.flush()
         x, sent = r.net.gather(r.stepper.models), (r.net.traffic.bytes_sent, r.net.traffic.messages_sent)
         recorded = r.oracle.recorded
-        operations = [] if recorded is None else [*recorded.found, *r.stepper.operations()]
+        operations = [] if recorded is None else recorded.found
         ages = r.stepper.lateness().ages if isinstance(r.stepper, ThreadedStepper) else {}
     r.close()
     return Found(x, ages, sent, operations)

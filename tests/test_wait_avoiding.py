@@ -22,7 +22,7 @@ from decentral.cluster.groups import Groups
 from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.meeting import AllWorkers
 from decentral.network.asynchronous.protocol import GroupRules
-from decentral.network.asynchronous.wait_avoiding import Entry, WaitAvoidingGroups
+from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import split_workers
 from decentral.network.settings import Carrier, NetworkSettings
@@ -59,7 +59,12 @@ class Site:
         self.mailbox = Mailbox.of(settings, split_workers(P, world.size), world.device)
         rows = torch.zeros(len(self.mailbox.workers), P, dtype=torch.float64)
         self.everybody = AllWorkers(self.mailbox)
-        self.groups = WaitAvoidingGroups(self.mailbox, GroupRules(GroupSchedule(P, S, dynamic), **rules), rows)
+        self.contributed: dict[int, dict[int, int]] = {worker: {} for worker in self.mailbox.workers}
+        schedule = GroupSchedule(P, S, dynamic)
+        self.groups = WaitAvoidingGroups(self.mailbox, GroupRules(schedule, **rules), rows, note=self.note)
+
+    def note(self, worker: int, what: str, version: int, began_ns: int, *, contributed: int) -> None:
+        self.contributed[worker][version] = contributed
 
     def each(self, work: Any, *arguments: Any) -> list[Any]:
         with ThreadPoolExecutor(len(self.mailbox.workers)) as pool:
@@ -107,36 +112,32 @@ def walk(site: Site, worker: int, pace_s: float, steps: int = T) -> list[tuple[i
     return seen
 
 
-def walk_all(world: World, carrier: Carrier, P: int, S: int, options: dict[str, Any]) -> list[tuple[int, list, list]]:
+def walk_all(world: World, carrier: Carrier, P: int, S: int, options: dict[str, Any]) -> list[tuple[int, list, dict]]:
     with opened(world, carrier, P, S, synchronizes=is_sync, **options) as site:
         seen = site.each(walk, 0.002)
-        log = site.groups.log
-    return [(worker, each, log[worker]) for worker, each in zip(site.mailbox.workers, seen, strict=True)]
+    return [(worker, each, site.contributed[worker]) for worker, each in zip(site.mailbox.workers, seen, strict=True)]
 
 
-def collected(found: list) -> tuple[list[list], list[list[Entry]]]:
-    """By worker: what it saw, and its log."""
+def collected(found: list) -> tuple[list[list], list[dict[int, int]]]:
+    """By worker: what it saw, and what it contributed to each version."""
     flat = sorted(each for part in found for each in part)
-    return [seen for _, seen, _ in flat], [log for _, _, log in flat]
+    return [seen for _, seen, _ in flat], [contributed for _, _, contributed in flat]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_who_comes_late_takes_a_newer_sum_where_few_are_kept(worlds, depth):
-    seen, logs = collected(worlds(4).call(walk_all, Carrier.auto, 4, 2, {"depth": depth}))
+    seen, contributed = collected(worlds(4).call(walk_all, Carrier.auto, 4, 2, {"depth": depth}))
     for worker in range(4):
-        contributed = {entry.version: entry.contributed for entry in logs[worker]}
         for t, total, own, used in seen[worker]:
-            assert t <= used < t + TAU and own == contributed[used] == total[worker] - 1 <= t
-            assert [entry.used for entry in logs[worker] if entry.version == t] == [used]
+            assert t <= used < t + TAU and own == contributed[worker][used] == total[worker] - 1 <= t
 
 
 def test_blocking_groups_sum_the_rows_of_the_very_version(worlds):
-    seen, logs = collected(worlds(2).call(walk_all, Carrier.auto, 4, 2, {"waits": True, "dynamic": False}))
+    seen, _ = collected(worlds(2).call(walk_all, Carrier.auto, 4, 2, {"waits": True, "dynamic": False}))
     for worker in range(4):
         for t, total, contributed, used in seen[worker]:
             assert contributed == used == t
             assert total == [(t + 1.0) * (j // 2 == worker // 2) for j in range(4)]
-        assert not any(entry.activated for entry in logs[worker])
 
 
 # -- the simulated clock and threads -----------------------------------------------------------------------------------

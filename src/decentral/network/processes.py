@@ -99,8 +99,8 @@ class ProcessNetwork(Network):
         super().__init__(rounds, layout[rank], losses)
         self.settings = settings or NetworkSettings()
         self._pushes: Pushes | None = None
-        self.tell_pushes: Callable[[str, int, list[int]], object] | None = None
-        """See `Window.tell`."""
+        self.note_pushes: Callable[[int, str, list[int]], object] | None = None
+        """See `Window.note`."""
         self._cut_edges_of: dict[int, list[CutEdge]] = {}  # by the length of rows
         self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
         self.owner = np.repeat(np.arange(len(layout)), [len(workers) for workers in layout])
@@ -152,7 +152,7 @@ class ProcessNetwork(Network):
                 raise ConfigError(
                     f"{self.settings.limited} is for methods whose messages are waited for: leave it out."
                 )
-            self._pushes = Pushes(self.settings, self.rounds, self.layout, x, self.tell_pushes)
+            self._pushes = Pushes(self.settings, self.rounds, self.layout, x, self.note_pushes)
         self.flushed = False
         return self._pushes.push(x, p, shares)
 

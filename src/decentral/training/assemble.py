@@ -221,9 +221,15 @@ def open_stepper(
     alone, virtual = isinstance(net, LocalNetwork), isinstance(config.cluster, VirtualCluster)
     by_itself = isinstance(algorithm, AsynchronousAlgorithm) and goes_by_itself(config)
     if config.record_operations:
-        oracle.record(Operations(), each=alone)
-        if isinstance(net, ProcessNetwork) and not by_itself and oracle.recorded is not None:
-            net.tell_pushes = oracle.recorded.pushed
+        recorded = Operations()
+        oracle.record(recorded, each=alone)
+        if isinstance(net, ProcessNetwork) and not by_itself:
+
+            def note(worker: int, what: str, others: list[int]) -> None:
+                pushes = int(oracle.draws[worker - net.workers.start])  # one after each gradient
+                recorded.note(worker, what, pushes - (what == "push"), others=others)
+
+            net.note_pushes = note
     if alone and not (by_itself or is_virtual(config)):
         return Stepper(algorithm, net, oracle, x)
     cluster = config.cluster if isinstance(config.cluster, VirtualCluster) else _equally_fast()

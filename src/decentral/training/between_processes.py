@@ -21,6 +21,7 @@ from decentral.cluster.timeline import Lateness
 from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.meeting import AllWorkers, Tickets
 from decentral.network.asynchronous.meeting import Pairs as RealPairs
+from decentral.network.asynchronous.messages import unnoted
 from decentral.network.asynchronous.protocol import is_fresh
 from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
 from decentral.topology.rounds import sides
@@ -69,6 +70,7 @@ class ThreadedStepper(Stepper):
         """`algorithm` has its local rule already; x [k, P] is the algorithm's from now on. All processes at once."""
         super().__init__(algorithm, net, oracle, x)
         self.team, self.mailbox, self.sleep, self.recorded = team, mailbox, sleep, oracle.recorded
+        self._note = unnoted if oracle.recorded is None else oracle.recorded.note
         k = len(net.workers)
         self.g = list(torch.empty_like(algorithm.models(self.state)))
         self.at = torch.empty_like(algorithm.models(self.state)[:1])
@@ -133,14 +135,6 @@ class ThreadedStepper(Stepper):
     def waited_s(self) -> float:
         """How long the local workers have waited for others, or slept, so far: on average, in seconds."""
         return float(self._waited_s.mean())
-
-    def operations(self) -> list[dict[str, Any]]:
-        """What the communication threads of the local workers did, if that was to be recorded."""
-        if self.recorded is None:
-            return []
-        exchanges = [one for groups in self._groups.values() for one in self.recorded.exchanges(groups)]
-        events = [one for pairs in self._pairs.values() for one in self.recorded.events(pairs)]
-        return [*exchanges, *events]
 
     def on_the_way(self) -> dict[str, Any]:
         """At a pause nothing is; but the ages so far."""
@@ -280,7 +274,7 @@ class ThreadedStepper(Stepper):
         """Open what answers the messages of others, although no worker here may ever ask for it."""
         if isinstance(place, Groups):
             self._groups[place] = WaitAvoidingGroups(
-                self.mailbox, place, self.state.send, first=self.t, kind=_GROUPS, log=self.recorded is not None
+                self.mailbox, place, self.state.send, first=self.t, kind=_GROUPS, note=self._note
             )
         else:
 
@@ -298,7 +292,7 @@ class ThreadedStepper(Stepper):
                 exchanged,
                 prepare=None if place.prepare is None else prepared,
                 kind=_PAIRS,
-                keep_log=self.recorded is not None,
+                note=self._note,
             )
 
     def _work(self, i: int, program: Iterator[Operation]) -> None:
@@ -379,11 +373,9 @@ class ThreadedStepper(Stepper):
     @contextmanager
     def _noted(self, i: int, what: str, number: int, **facts: Any) -> Iterator[dict[str, Any]]:
         """What a worker does in the block, to which facts may be added there."""
-        if self.recorded is None:
-            yield facts
-        else:
-            with self.recorded.during(i, what, number, facts):
-                yield facts
+        began_ns = time.monotonic_ns()
+        yield facts
+        self._note(i, what, number, began_ns, **facts)
 
     @contextmanager
     def _unwrapped(self) -> Iterator[None]:

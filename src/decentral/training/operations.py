@@ -5,19 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from decentral.errors import ConfigError
-
-if TYPE_CHECKING:
-    from decentral.network.asynchronous.meeting import Pairs
-    from decentral.network.asynchronous.wait_avoiding import WaitAvoidingGroups
-
-T = TypeVar("T")
 
 FILE = "operations.jsonl"
 _NS = 1e-9
@@ -38,7 +30,7 @@ class Operations:
     asked      it waited until the averaging before was over, and began one with `partner`
     pause      it waited until all processes went on, as at evaluations
     update, ask, answer, average
-               at_s, partner: what happened to its row, see `network.asynchronous.pairs.Act`
+               at_s, partner: what happened to its row, see `network.asynchronous.meeting.Pairs`
     push, take
                at_s, others: in its push `number` it left shares with these workers; or took those of these workers,
                after so many pushes of its own
@@ -49,9 +41,6 @@ class Operations:
 
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []
-        self.pushes: Counter[int] = Counter()
-        """How many shares each worker has pushed, in all attempts."""
-        self._told: Counter[tuple[object, int]] = Counter()
         self._zero_ns = time.monotonic_ns()
 
     def take(self) -> list[dict[str, Any]]:
@@ -65,61 +54,24 @@ class Operations:
         self._zero_ns = time.monotonic_ns() if zero_ns is None else zero_ns
         self.found.clear()
 
-    @contextmanager
-    def during(self, worker: int, what: str, number: int, facts: dict[str, Any]) -> Iterator[None]:
-        """Keep an operation that takes as long as the block, with the facts that are known at its end; any thread."""
-        began = time.monotonic_ns()
-        yield
-        self.found.append({**_named(worker, what, number), **self._span(began, time.monotonic_ns()), **facts})
+    def note(self, worker: int, what: str, number: int, began_ns: int | None = None, **facts: Any) -> None:
+        """Keep what happens now, or has ended now and began then (`time.monotonic_ns`), with facts; any thread."""
+        now = self._seconds(time.monotonic_ns())
+        times = {"at_s": now} if began_ns is None else {"begin_s": self._seconds(began_ns), "end_s": now}
+        self.found.append({"worker": worker, "what": what, "number": number, **times, **facts})
 
     def gradients(self, done: Sequence[tuple[int, int]], seconds: Sequence[float]) -> None:
         """Keep gradients (worker, number) that were computed one after the other, the last of them until now."""
-        began = time.monotonic_ns() - round(sum(seconds) / _NS)
+        began = self._seconds(time.monotonic_ns() - round(sum(seconds) / _NS))
         for (worker, number), took in zip(done, seconds, strict=True):
-            ended = began + round(took / _NS)
-            self.found.append({**_named(worker, "gradient", number), **self._span(began, ended)})
+            ended = round(began + took, 7)
+            self.found.append(
+                {"worker": worker, "what": "gradient", "number": number, "begin_s": began, "end_s": ended}
+            )
             began = ended
-
-    def pushed(self, what: str, worker: int, others: list[int]) -> None:
-        """Keep what a window tells."""
-        number = self.pushes[worker]
-        self.pushes[worker] += what == "push"
-        named, at_s = _named(worker, what, number), self._seconds(time.monotonic_ns())
-        self.found.append({**named, "at_s": at_s, "others": others})
-
-    def exchanges(self, groups: WaitAvoidingGroups) -> list[dict[str, Any]]:
-        """What the communication threads of groups did since the last time."""
-        return [
-            {
-                **_named(i, "exchange", one.version),
-                **self._span(one.began_ns, one.ended_ns),
-                "contributed": one.contributed,
-            }
-            for i, log in groups.log.items()
-            for one in self._news(groups, i, log)
-        ]
-
-    def events(self, pairs: Pairs) -> list[dict[str, Any]]:
-        """What happened since the last time to rows that are averaged in pairs."""
-        return [
-            {**_named(i, event.act.value, event.number), "at_s": self._seconds(event.at_ns), "partner": event.partner}
-            for i, log in pairs.log.items()
-            for event in self._news(pairs, i, log)
-        ]
-
-    def _news(self, of: object, worker: int, log: list[T]) -> list[T]:
-        first, self._told[of, worker] = self._told[of, worker], len(log)
-        return log[first:]
-
-    def _span(self, began_ns: int, ended_ns: int) -> dict[str, float]:
-        return {"begin_s": self._seconds(began_ns), "end_s": self._seconds(ended_ns)}
 
     def _seconds(self, ns: int) -> float:
         return round((ns - self._zero_ns) * _NS, 7)
-
-
-def _named(worker: int, what: str, number: int) -> dict[str, Any]:
-    return {"worker": worker, "what": what, "number": number}
 
 
 def packed(operations: Iterable[dict[str, Any]]) -> bytes:

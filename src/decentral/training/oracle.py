@@ -110,8 +110,10 @@ class GradientOracle:
         returned is the caller's until the next call, and may be overwritten.
         """
         if workers is None and self.recorded is not None and self._each is None:
-            with self.recorded.during(self.workers.start, "gradient", int(self.draws[0]), {}):
-                return self._of_all(x)
+            number, began_ns = int(self.draws[0]), time.monotonic_ns()
+            g = self._of_all(x)
+            self.recorded.note(self.workers.start, "gradient", number, began_ns)
+            return g
         if workers is None:
             return self._of_all(x)
         places = list(workers)

@@ -197,7 +197,7 @@ class Recorder:
         """Add what all processes have recorded since the last time; the next checkpoint says how far the file goes."""
         if r.oracle.recorded is None:
             return
-        parts = self.world.collect_any(operations.packed([*r.oracle.recorded.take(), *r.stepper.operations()]))
+        parts = self.world.collect_any(operations.packed(r.oracle.recorded.take()))
         if self.world.leader:
             with self.store.in_place():
                 self.operations_bytes = operations.append(parts, self.store.path)

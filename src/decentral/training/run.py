@@ -143,8 +143,6 @@ def save(r: Run, t: int, recorder: Recorder) -> None:
     part = to_part(r.stepper.state, r.problem, r.oracle, r.net) | r.stepper.on_the_way()
     if r.trace is not None:
         part["trace"] = r.trace[: t + 1]
-    if r.oracle.recorded is not None:
-        part["pushes"] = [list(each) for each in r.oracle.recorded.pushes.items()]
     recorder.keep_operations(r)
     written = recorder.store.save_checkpoint_part(t, f"process{r.world.rank}", part)
     recorder.commit(r, t, [Written.unpack(packed) for packed in r.world.collect(written.pack())])
@@ -170,8 +168,6 @@ def restore(r: Run, store: RunStore, world: World) -> None:
         int(checkpoint.meta["bytes_sent"]),
         int(checkpoint.meta["messages_sent"]),
     )
-    if r.oracle.recorded is not None:
-        r.oracle.recorded.pushes.update(dict(each for part in parts for each in part.get("pushes", [])))
     if r.trace is not None:
         r.trace[: step + 1] = next(part["trace"] for part in parts if "trace" in part)
 

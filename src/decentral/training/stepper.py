@@ -96,10 +96,6 @@ class Stepper:
         """How long this process has waited for messages so far, in seconds."""
         return self.net.waited_s
 
-    def operations(self) -> list[dict[str, Any]]:
-        """None beside those that the oracle has recorded."""
-        return []
-
     @property
     def models(self) -> Tensor:
         """The models x_i [k, P] of the local workers."""

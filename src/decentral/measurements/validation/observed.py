@@ -186,8 +186,7 @@ class ObservedTimes(ObservedRuns):
             recorded.begin(zero_ns)
             world.barrier()
             ended_s = (advance(run, self.steps) - zero_ns) * 1e-9
-            operations = [*recorded.found, *run.stepper.operations()]
-            operations = [one for one in operations if one.get("begin_s", one.get("at_s", 0.0)) >= 0]
+            operations = [one for one in recorded.found if one.get("begin_s", one.get("at_s", 0.0)) >= 0]
             waited_s = run.net.waited_s - waited_before
             if isinstance(run.stepper, ThreadedStepper):
                 waited_s = sum(one["end_s"] - one["begin_s"] for one in operations if one["what"] in _WAITS)

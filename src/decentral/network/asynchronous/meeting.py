@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from enum import StrEnum
 from typing import NamedTuple
 
 import torch
@@ -16,7 +14,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.network.asynchronous.mailbox import Mailbox
-from decentral.network.asynchronous.messages import Message
+from decentral.network.asynchronous.messages import Message, unnoted
 from decentral.network.transports.shared_memory import SharedMemory
 from decentral.network.windows.locks import Meeting
 
@@ -120,35 +118,12 @@ class Tickets:
         self._mailbox.send(0, message.source, self._answer, message.number, torch.tensor([ticket]))
 
 
-class Act(StrEnum):
-    """What happened to the row of a worker."""
-
-    update = "update"  # its own worker held it, and may have changed it
-    ask = "ask"  # the row went to a passive partner, as it was; it did not change
-    answer = "answer"  # a passive worker averaged with the row that came; its own row went back
-    average = "average"  # the answer came, and the active worker averaged
-
-
-class Event(NamedTuple):
-    """In the order in which they happened to the row of a worker; to carry them out again.
-
-    `number` is that of the averaging, as its active worker counts, or of the update, for which `partner` is the worker
-    itself. `at_ns` is `time.monotonic_ns()`.
-    """
-
-    act: Act
-    number: int
-    partner: int
-    at_ns: int
-
-
 class _Strand:
     """The communication of a local worker: one thread, and the lock of its row."""
 
     def __init__(self, row: Tensor, condition: threading.Condition) -> None:
         self.row, self.condition = row, condition
         self.lock = threading.Lock()
-        self.events: list[Event] = []
         self.tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.busy = False
 
@@ -163,6 +138,14 @@ class Pairs:
     if the averaging had come before it.
 
     Each worker has a thread for this, and at most one averaging that it began is under way.
+
+    What happens to the row of a worker is noted, in its order, so that it can be carried out again, by the number of the
+    averaging, as its active worker counts, or of the update, whose partner is the worker itself:
+
+    update   its own worker held it, and may have changed it
+    ask      it went to a passive partner, as it was
+    answer   a passive worker averaged with the row that came; its own went back
+    average  the answer came, and the active worker averaged
     """
 
     def __init__(
@@ -174,26 +157,20 @@ class Pairs:
         *,
         prepare: Callable[[int], None] | None = None,
         kind: int = 0,
-        keep_log: bool = True,
+        note: Callable[..., None] = unnoted,
     ) -> None:
         """`rows` [k, ...] are those of the local workers, changed where they lie; `active` contains active workers.
 
         `average` is called with a worker, what was sent of its row, and what was received, under the row's lock;
         `prepare` with a worker, under its lock, before its row is sent, answered with, or averaged. Messages use this
-        kind of the mailbox and the next one. `keep_log`: whether `log` is wanted, which grows with everything that
-        happens.
+        kind of the mailbox and the next one. `note` hears of what happens, see `unnoted`.
         """
         self._mailbox, self._active, self._average, self._prepare = mailbox, active, average, prepare
-        self._ask, self._answer, self._keep_log = kind, kind + 1, keep_log
+        self._ask, self._answer, self._note = kind, kind + 1, note
         pairs = zip(mailbox.workers, rows, strict=True)
         self._strands = {worker: _Strand(row, mailbox.condition()) for worker, row in pairs}
         mailbox.handle(self._ask, self._asked)
         self._threads = [mailbox.start(f"pairs: {worker}", self._work, worker) for worker in mailbox.workers]
-
-    @property
-    def log(self) -> dict[int, list[Event]]:
-        """By local worker."""
-        return {worker: list(strand.events) for worker, strand in self._strands.items()}
 
     @contextmanager
     def hold(self, worker: int, number: int) -> Iterator[Tensor]:
@@ -205,7 +182,7 @@ class Pairs:
         strand = self._strands[worker]
         with strand.lock:
             yield strand.row
-            self._note(strand, Act.update, number, worker)
+            self._note(worker, "update", number, partner=worker)
 
     def begin(self, active: int, passive: int, number: int) -> None:
         """Average in the background, when the last averaging that this worker began is over: waits for that.
@@ -250,14 +227,14 @@ class Pairs:
         strand = self._strands[active]
         with strand.lock:
             sent = self._prepared(active).clone()
-            self._note(strand, Act.ask, number, passive)
+            self._note(active, "ask", number, partner=passive)
         self._mailbox.send(active, passive, self._ask, number, sent)
         message = self._mailbox.receive(active, self._answer, number, passive)
         assert message.rows is not None
         with strand.lock:
             self._prepared(active)
             self._average(active, sent, message.rows.view(sent.shape).to(sent.device))
-            self._note(strand, Act.average, number, passive)
+            self._note(active, "average", number, partner=passive)
         message.release()
         with strand.condition:
             strand.busy = False
@@ -274,7 +251,7 @@ class Pairs:
         with strand.lock:
             sent = self._prepared(passive).clone()
             self._average(passive, sent, message.rows.view(sent.shape).to(sent.device))
-            self._note(strand, Act.answer, message.number, active)
+            self._note(passive, "answer", message.number, partner=active)
         message.release()
         self._mailbox.send(passive, active, self._answer, message.number, sent)
 
@@ -282,7 +259,3 @@ class Pairs:
         if self._prepare is not None:
             self._prepare(worker)
         return self._strands[worker].row
-
-    def _note(self, strand: _Strand, act: Act, number: int, partner: int) -> None:
-        if self._keep_log:
-            strand.events.append(Event(act, number, partner, time.monotonic_ns()))

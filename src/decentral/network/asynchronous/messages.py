@@ -111,6 +111,10 @@ class Threads:
                 condition.notify_all()
 
 
+def unnoted(worker: int, what: str, number: int, began_ns: int | None = None, **facts: Any) -> None:
+    """Nobody wants to know what has happened, or else `training.operations.Operations.note`."""
+
+
 def gone(peer: int | None) -> ConnectionError:
     """What to say of a process that is not there any more."""
     return ConnectionError(f"connection closed by process {peer} of this run")

@@ -6,38 +6,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from decentral.network.asynchronous.mailbox import Mailbox
-from decentral.network.asynchronous.messages import Message
+from decentral.network.asynchronous.messages import Message, unnoted
 from decentral.network.asynchronous.protocol import GroupRules, Member
 from decentral.topology.groups import activation_children, dimension, partners
-
-NEVER = -1
-
-
-@dataclass
-class Entry:
-    """What became of a version at a worker: enough to carry it out again, and for histograms of staleness.
-
-    `contributed` is the version of what the worker added to the sum (-1: what it had at the start), `used` that of the
-    sum which it took when it joined. Times are `time.monotonic_ns()`, 0 if it did not happen: the exchange with
-    partners began and ended, the worker arrived and left.
-    """
-
-    version: int
-    contributed: int = NEVER
-    used: int = NEVER
-    activated: bool = False
-    """Whether the worker told others of it, as the first or at the same time as another one."""
-    began_ns: int = 0
-    ended_ns: int = 0
-    arrived_ns: int = 0
-    left_ns: int = 0
 
 
 class Joined(NamedTuple):
@@ -54,18 +31,14 @@ class Joined(NamedTuple):
 class _Local(Member[Joined]):
     """A local worker, shared with the thread that exchanges for it; all of it guarded by `condition`."""
 
-    __slots__ = ("ages", "awaits", "buffer", "condition", "entries")
+    __slots__ = ("ages", "awaits", "buffer", "condition")
 
     def __init__(self, condition: threading.Condition, start: Tensor, depth: int, first: int) -> None:
         super().__init__(depth, first)
         self.condition = condition
         self.buffer = start.view(-1)
-        self.entries: dict[int, Entry] = {}
         self.ages: Counter[int] = Counter()
         self.awaits = ""  # whose row its thread waits for, in words
-
-    def entry(self, version: int) -> Entry:
-        return self.entries.setdefault(version, Entry(version))
 
 
 class WaitAvoidingGroups:
@@ -83,31 +56,29 @@ class WaitAvoidingGroups:
     """
 
     def __init__(
-        self, mailbox: Mailbox, rules: GroupRules, start: Tensor, *, first: int = 0, kind: int = 0, log: bool = True
+        self,
+        mailbox: Mailbox,
+        rules: GroupRules,
+        start: Tensor,
+        *,
+        first: int = 0,
+        kind: int = 0,
+        note: Callable[..., None] = unnoted,
     ) -> None:
         """`start` [k, P] is in the buffers of the local workers before they publish anything, as version `first` - 1:
         these rows are the buffers, if they are on the CPU.
 
         first   the first version that is asked for
         kind    messages use this and the next kind of the mailbox
-        log     whether `log` is wanted, which grows with every version
+        note    hears of each exchange with partners, and of which version the worker's own row was in it, see `unnoted`
         """
-        self._mailbox, self._rules, self._first, self._keep_log = mailbox, rules, first, log
+        self._mailbox, self._rules, self._first, self._note = mailbox, rules, first, note
         self._call, self._row = kind, kind + 1
         rows = zip(mailbox.workers, start.cpu(), strict=True)
         self._members = {worker: _Local(mailbox.condition(), row, rules.depth, first) for worker, row in rows}
         self._closing = False
         mailbox.handle(self._call, self._called)
         self._threads = [mailbox.start(f"groups: {worker}", self._work, worker) for worker in mailbox.workers]
-
-    @property
-    def log(self) -> dict[int, list[Entry]]:
-        """By local worker, in the order of versions; synchronised ones are none."""
-        found = {}
-        for worker, member in self._members.items():
-            with member.condition:
-                found[worker] = [member.entries[version] for version in sorted(member.entries)]
-        return found
 
     @property
     def ages(self) -> Counter[int]:
@@ -136,7 +107,7 @@ class WaitAvoidingGroups:
 
         Raises what `Mailbox` raises.
         """
-        member, arrived_ns = self._members[worker], time.monotonic_ns()
+        member = self._members[worker]
         sets_off = self._rules.may_set_off(worker, version)
         with member.condition:
             first = (sets_off or self._rules.waits) and member.call(version)
@@ -153,12 +124,7 @@ class WaitAvoidingGroups:
                         f"{member.awaits or 'somebody to begin'} version {version} of the groups of worker {worker}"
                     ),
                 )
-            joined = member.take(version)
-            if self._keep_log:
-                entry = member.entry(version)
-                entry.used, entry.activated = joined.used, first and sets_off
-                entry.arrived_ns, entry.left_ns = arrived_ns, time.monotonic_ns()
-        return joined
+            return member.take(version)
 
     def close(self) -> None:
         """End the threads, once all workers of all processes have joined what they want to join.
@@ -209,9 +175,7 @@ class WaitAvoidingGroups:
             member.awaits = ""
             member.finish(version, Joined(total, contributed, version))
             member.ages[version - contributed] += 1
-            if self._keep_log:
-                entry = member.entry(version)
-                entry.contributed, entry.began_ns, entry.ended_ns = contributed, began_ns, time.monotonic_ns()
+            self._note(worker, "exchange", version, began_ns, contributed=contributed)
             member.condition.notify_all()
 
     def _exchange(self, worker: int, member: _Local, version: int) -> tuple[Tensor, int]:

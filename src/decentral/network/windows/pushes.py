@@ -30,15 +30,15 @@ class Pushes:
         rounds: Rounds,
         layout: Sequence[range],
         x: Tensor,
-        tell: Callable[[str, int, list[int]], object] | None = None,
+        note: Callable[[int, str, list[int]], object] | None = None,
     ) -> None:
-        """`layout` are the workers of each process; x [k, P] are rows like those that will come; see `Window.tell`."""
+        """`layout` are the workers of each process; x [k, P] are rows like those that will come; see `Window.note`."""
         self.pieces = rounds.slices(x.shape[-1])
         self.windows = [
             open_window(settings, _edges(rounds, h), layout, x[:, piece]) for h, piece in enumerate(self.pieces)
         ]
         for window in self.windows:
-            window.tell = tell
+            window.note = note
 
     def push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
         """Leave the shares of the local workers with their receivers, then take what has been left for them.

@@ -203,8 +203,8 @@ class Window(ABC):
         self._memory = memory
         self._first_slot = edges.of_owners(self.workers).start
         self._process = [process for process, workers in enumerate(layout) for _ in workers]
-        self.tell: Callable[[str, int, list[int]], object] | None = None
-        """Called with push, a local worker and whom it gave a share; or take, a worker and whose shares it took."""
+        self.note: Callable[[int, str, list[int]], object] | None = None
+        """Called with a local worker, push, and whom it gave a share; or a worker, take, and whose shares it took."""
         self._mass = float("nan")
         self._alarmed = False
 
@@ -246,8 +246,8 @@ class Window(ABC):
         welcome = {i: weight for i, weight in weights.items() if self.vacant(i, sender)}
         kept = sum(weight for i, weight in weights.items() if i not in welcome)
         self.accumulate(sender, welcome, self_weight + kept)
-        if self.tell is not None:
-            self.tell("push", sender, list(welcome))
+        if self.note is not None:
+            self.note(sender, "push", list(welcome))
 
     def get(self, owner: int, weights: Mapping[int, float]) -> None:
         """slot_ij := w_j (t_j, p_j) for every in-neighbour j in `weights`: worker i reads what j has registered."""
@@ -289,8 +289,8 @@ class Window(ABC):
         waiting = [j for j in self.edges.senders[owner] if not self._memory.is_empty(self._place(owner, j))]
         if waiting:
             self.update(owner, dict.fromkeys(waiting, 1.0), 1.0, reset=True)
-            if self.tell is not None:
-                self.tell("take", owner, waiting)
+            if self.note is not None:
+                self.note(owner, "take", waiting)
         self._watch(owner)
 
     def versions(self, owner: int) -> dict[int, int]:
