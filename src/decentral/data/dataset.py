@@ -191,18 +191,26 @@ class Loaded(ABC):
     num_classes: int  # how many different labels there may be
     num_test: int
     exact: bool = False  # whether examples in float64 are wanted as they are, and not in float32
+    drawn_apart: ClassVar[bool] = False
+    """Whether workers that are not at the same step may draw together."""
 
-    @abstractmethod
     def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
-        """Inputs [k, B, ...] and targets [k, B, ...], for start <= step < stop.
+        """What is `drawn` for start <= step < stop; `workers` are the global numbers of the rows of `order(step)`.
+
+        Close the iterator to stop whatever it started before it is exhausted.
+        """
+        for step in range(start, stop):
+            yield self.drawn(order(step), workers, [step] * len(workers))
+
+    def drawn(self, rows: Any, workers: Sequence[int], steps: Sequence[int]) -> Batch:
+        """Inputs [k, B, ...] and targets [k, B, ...]: the examples rows [k, B] of these workers, each at its own step.
 
         Images are [k, B, C, H, W] float32, normalised and augmented, texts [k, B, L] int64, filled up to the longest
-        of the k B; labels are [k, B] int64. `workers` are the global numbers of the k rows of `order(step)`. The
-        augmentation of an example depends on (seed, worker, step, position in the row) only: not on the other workers
-        of this process, on how far ahead batches are read, or on the device. Inputs are the caller's, who may write
-        into them: they share no memory with targets or with what is kept. Close the iterator to stop whatever it
-        started before it is exhausted.
+        of the k B; labels are [k, B] int64. The augmentation of an example depends on (seed, worker, step, position in
+        the row) only: not on the other workers of this process, on how far ahead batches are read, or on the device.
+        Inputs are the caller's, who may write into them: they share no memory with targets or with what is kept.
         """
+        raise NotImplementedError
 
     def test_batches(
         self, batch_size: int, chosen: Tensor | None = None, part: int = 0, parts: int = 1
@@ -221,21 +229,17 @@ class Loaded(ABC):
         """A sentence for each split in which examples are known to hold NaN or infinite numbers."""
         return ()
 
-    @abstractmethod
-    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Any, Tensor]]:
         """Inputs and targets, as above, for each of these batches: LongTensors [b] of numbers in the test set."""
+        return map(self.tested, batches)
+
+    def tested(self, numbers: Tensor) -> tuple[Any, Tensor]:
+        """Those of one batch."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Release what is held, if it does not go with the object, which is not used afterwards."""
         return None
-
-
-class DrawnApart(Loaded):
-    """A data set from which workers that are not at the same step draw together."""
-
-    @abstractmethod
-    def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """What `train_batches` gives for examples rows [k, B] of these workers, each at its own of the steps [k]."""
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from torch import Tensor
 
-    from decentral.data.dataset import Batches, Order
-
 
 PAD, BEGIN, END = PADDING, 1, 2
 """The tokens that fill up, begin and end sentences."""
@@ -112,15 +110,14 @@ class Pairs(Loaded):
         """[buckets]: the tokens of the longest sentence of each bucket, with END."""
         self.num_classes = len(self.bounds)
 
-    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
+    def drawn(self, rows: Any, workers: Sequence[int], steps: Sequence[int]) -> tuple[list[Sentences], list[Tensor]]:
         """Lists of `Sentences`, one for each worker, and of the tokens [B, T] that are to be written."""
-        for step in range(start, stop):
-            found = [self.batch(self.train, numbers) for numbers in order(step)]
-            yield [sentences for sentences, _ in found], [target for _, target in found]
+        found = [self.batch(self.train, numbers) for numbers in rows]
+        return [sentences for sentences, _ in found], [target for _, target in found]
 
-    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Any, Tensor]]:
+    def tested(self, numbers: Tensor) -> tuple[Sentences, Tensor]:
         """`Sentences` and the tokens [b, T] to be written."""
-        return (self.batch(self.test, numbers.numpy()) for numbers in batches)
+        return self.batch(self.test, numbers.numpy())
 
     def batch(self, pairs: tuple[Corpus, Corpus], numbers: np.ndarray) -> tuple[Sentences, Tensor]:
         """These pairs [B] as a network takes them, and the tokens [B, T] that it is to write: targets with END."""

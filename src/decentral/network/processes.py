@@ -26,7 +26,6 @@ from decentral.network.transports.signals import note_of
 from decentral.network.transports.transport import Buffer, CutEdge, Expected, Transport
 from decentral.network.windows.pushes import Pushes
 from decentral.topology.delivery import Exchange, Losses, Neighbors
-from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds, slices
 
 _PINGS = 3
@@ -47,26 +46,17 @@ def join(
     return ProcessNetwork(rounds, losses, device, rank, layout, open_transport(settings, layout, device), settings)
 
 
-class _Crossings(NamedTuple):
-    """The rows that cross in a round. Row i of a process has number d i + h for piece h of d."""
-
-    sends: list[tuple[int, int, list[int]]]  # place among the local rows, piece, the processes that need it
-    receives: list[tuple[int, int, int]]  # process, piece, number there
-    received: list[list[int]]  # worker of each received row, by piece
-    note: int  # about the matrices
-
-
 class _Carried(NamedTuple):
-    """The same for rows of one shape and type."""
+    """The rows of one shape and type that cross in a round. Row i of a process has number d i + h for piece h of d."""
 
     pieces: list[slice]
-    sends: list[tuple[int, int, list[int], int]]  # place among the local rows, piece, the processes, number
+    sends: list[tuple[int, int, list[int], int]]  # local place, piece, who needs it, number
     expected: list[Expected]
-    received: list[list[int]]
+    received: list[list[int]]  # worker of each received row, by piece
     shapes: list[torch.Size]  # of the pieces of a row
     counts: tuple[int, int]  # messages and bytes that this process sends
     room: tuple[int, int]
-    note: int
+    note: int  # about the matrices, and these rows
     what: str
 
 
@@ -99,8 +89,8 @@ class ProcessNetwork(Network):
         super().__init__(rounds, layout[rank], losses)
         self.settings = settings or NetworkSettings()
         self._pushes: Pushes | None = None
-        self.note_pushes: Callable[[int, str, list[int]], object] | None = None
-        """See `Window.note`."""
+        self.note_pushes: Callable[[int, int, str, list[int]], object] | None = None
+        """Called with the number of a piece and what `Window.note` is called with."""
         self._cut_edges_of: dict[int, list[CutEdge]] = {}  # by the length of rows
         self.layout, self.rank, self.device, self.transport = layout, rank, device, transport
         self.owner = np.repeat(np.arange(len(layout)), [len(workers) for workers in layout])
@@ -235,43 +225,35 @@ class ProcessNetwork(Network):
         return finish
 
     def _carried(self, x: Tensor, exchange: Exchange) -> _Carried:
-        if "crossings" not in exchange.memo:
-            exchange.memo["crossings"] = self._crossings(exchange.pieces)
-        crossings: _Crossings = exchange.memo["crossings"]
         pieces = slices(x.shape[-1], len(exchange.pieces), exchange.split)
         like, d, most = [x[0][..., piece] for piece in pieces], len(pieces), len(self.layout[0])
-        what = f"{str(x.dtype).removeprefix('torch.')} {list(x.shape[1:])}, and of the same round"
-        sends = [(i, h, peers, d * i + h) for i, h, peers in crossings.sends]
-        return _Carried(
-            pieces=pieces,
-            sends=sends,
-            expected=[Expected(peer, like[h].nbytes, number) for peer, h, number in crossings.receives],
-            received=crossings.received,
-            shapes=[each.shape for each in like],
-            counts=(
-                sum(len(peers) for _, _, peers, _ in sends),
-                sum(len(peers) * like[h].nbytes for _, h, peers, _ in sends),
-            ),
-            room=(most * x[0].nbytes, most * d),
-            note=(crossings.note + note_of(what)) % 0xFFFFFF + 1,
-            what=what,
-        )
-
-    def _crossings(self, pieces: Sequence[MixingMatrix]) -> _Crossings:
-        sends: dict[tuple[int, int], list[int]] = {}
-        receives, received = [], []
-        for h, W in enumerate(pieces):
+        needed: dict[tuple[int, int], list[int]] = {}
+        expected, received = [], []
+        for h, W in enumerate(exchange.pieces):
             received.append(list[int]())
             for worker, peer in self._needed_elsewhere(W.src, W.dst):
                 source = int(self.owner[worker])
                 place = worker - self.layout[source].start
                 if source == self.rank:
-                    sends.setdefault((place, h), []).append(peer)
+                    needed.setdefault((place, h), []).append(peer)
                 elif peer == self.rank:
-                    receives.append((source, h, len(pieces) * place + h))
+                    expected.append(Expected(source, like[h].nbytes, d * place + h))
                     received[h].append(worker)
-        sums = [zlib.crc32(column.tobytes()) for W in pieces for column in (W.src, W.dst, W.weight)]
-        return _Crossings([(*key, peers) for key, peers in sends.items()], receives, received, note_of(sums))
+        sums = [zlib.crc32(column.tobytes()) for W in exchange.pieces for column in (W.src, W.dst, W.weight)]
+        what = f"{str(x.dtype).removeprefix('torch.')} {list(x.shape[1:])}, and of the same round"
+        num_messages = sum(map(len, needed.values()))
+        num_bytes = sum(len(peers) * like[h].nbytes for (_, h), peers in needed.items())
+        return _Carried(
+            pieces=pieces,
+            sends=[(i, h, peers, d * i + h) for (i, h), peers in needed.items()],
+            expected=expected,
+            received=received,
+            shapes=[each.shape for each in like],
+            counts=(num_messages, num_bytes),
+            room=(most * x[0].nbytes, most * d),
+            note=(note_of(sums) + note_of(what)) % 0xFFFFFF + 1,
+            what=what,
+        )
 
     def _needed_elsewhere(self, src: np.ndarray, dst: np.ndarray) -> list[tuple[int, int]]:
         """Worker j and process p, sorted, for each j of whose another process p needs something."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Self
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -50,47 +50,6 @@ _EVALUATIONS = 100  # in a run of a task that does not say how often
 
 
 @dataclass
-class Times:
-    """Seconds in all attempts so far.
-
-    steps         in the steps, with what they wait for: `wall_s` of a run
-    waiting       of these, until messages of other processes were there, or asleep as a straggler; where the workers of
-                  a process have threads, their mean
-    data          of these, until batches were there
-    passes        of these, in forward and backward passes; on a GPU, where work is queued, until they were asked for
-    evaluation    in evaluations
-    checkpoints   in checkpoints
-
-    What is left of the steps is the exchange: averaging, messages, the optimizer.
-    """
-
-    steps: float = 0.0
-    waiting: float = 0.0
-    data: float = 0.0
-    passes: float = 0.0
-    evaluation: float = 0.0
-    checkpoints: float = 0.0
-
-    @classmethod
-    def of(cls, wall_s: float, stored: Mapping[str, float]) -> Self:
-        """What was stored; older runs did not tell the parts."""
-        parts = ("waiting", "data", "passes", "evaluation", "checkpoints")
-        return cls(wall_s, *(float(stored.get(part, 0.0)) for part in parts))
-
-    def with_gradients(self, seconds: float, data: float) -> Self:
-        """And what the gradients of this attempt took, of which so long for data."""
-        return replace(self, data=self.data + data, passes=self.passes + seconds - data)
-
-    def stored(self) -> dict[str, float]:
-        """For checkpoints and the status: what adds up to the time in all."""
-        waiting = max(0.0, min(self.waiting, self.steps - self.data - self.passes))  # while others compute, in threads
-        exchange = max(0.0, self.steps - self.data - self.passes - waiting)
-        parts = {"passes": self.passes, "exchange": exchange, "waiting": waiting, "data": self.data}
-        parts |= {"evaluation": self.evaluation, "checkpoints": self.checkpoints}
-        return {part: round(value, 6) for part, value in parts.items()}
-
-
-@dataclass
 class Run:
     """Everything a run needs, assembled; the same on every process but for the workers it hosts."""
 
@@ -109,7 +68,10 @@ class Run:
     """How many steps had been taken before this attempt."""
     evaluated_s: float = 0.0
     """The simulated time of the last evaluation."""
-    times: Times = field(default_factory=Times)
+    times: Counter[str] = field(default_factory=Counter)
+    """Seconds in all attempts so far: `steps`, with what they wait for; of these `waiting`, until messages of other
+    processes were there, or asleep as a straggler (where the workers of a process have threads, their mean); and of
+    attempts before this one `data` and `passes`. Beside the steps `evaluation` and `checkpoints`."""
     rejected: list[str] = field(default_factory=list)
     """A sentence for each damaged checkpoint that was passed over."""
 
@@ -127,11 +89,6 @@ class Run:
     def algorithm(self) -> Algorithm:
         """The method, with its local rule."""
         return self.stepper.algorithm
-
-    @property
-    def wall_s(self) -> float:
-        """Seconds of training so far, in all attempts, without evaluations and checkpoints."""
-        return self.times.steps
 
     @property
     def simulated(self) -> str:
@@ -152,8 +109,22 @@ class Run:
 
     @property
     def spent_s(self) -> dict[str, float]:
-        """Where the time went, in all attempts: passes, exchange, waiting, data, evaluation, checkpoints."""
-        return self.times.with_gradients(self.oracle.seconds, self.problem.data_s).stored()
+        """Where the time went, in all attempts.
+
+        passes        in forward and backward passes; on a GPU, where work is queued, until they were asked for
+        exchange      what is left of the steps: averaging, messages, the optimizer
+        waiting       for messages of other processes, or asleep
+        data          until batches were there
+        evaluation    in evaluations
+        checkpoints   in checkpoints
+        """
+        times, data = self.times, self.times["data"] + self.problem.data_s
+        passes = times["passes"] + self.oracle.seconds - self.problem.data_s
+        rest = times["steps"] - data - passes
+        waiting = max(0.0, min(times["waiting"], rest))  # while others compute, in threads
+        parts = {"passes": passes, "exchange": max(0.0, rest - waiting), "waiting": waiting, "data": data}
+        parts |= {"evaluation": times["evaluation"], "checkpoints": times["checkpoints"]}
+        return {part: round(value, 6) for part, value in parts.items()}
 
     def close(self) -> None:
         """Release what the stepper, the problem and the network hold."""
@@ -175,7 +146,13 @@ def assemble(config: Config, world: World) -> Run:
         x0 = problem.begin_with(load_models(init_directory(config)).models[AVERAGED])
     x = x0.repeat(len(net.workers), 1)
     total_steps = config.steps or max(1, round(config.epochs * problem.steps_per_epoch))
-    trace = room_for_trace(total_steps, net.n, x) if config.trace and world.leader else None
+    shape, trace = (total_steps + 1, net.n, x.shape[-1]), None
+    if config.trace and world.leader:
+        if math.prod(shape) * x.element_size() > _LONGEST_TRACE:
+            raise ConfigError(
+                f"trace=true would keep {list(shape)} numbers in memory, more than 8 GiB: use fewer steps."
+            )
+        trace = torch.empty(shape, dtype=x.dtype)
     oracle = GradientOracle(problem, net.workers, world.device)
     lr = learning_rate(config, problem.steps_per_epoch)
     algorithm = with_rate(config, lr, problem.layout(x0), problem.steps_per_epoch)
@@ -192,14 +169,6 @@ def assemble(config: Config, world: World) -> Run:
         examples_on_the_way(config, total_steps / problem.steps_per_epoch),
         trace,
     )
-
-
-def room_for_trace(num_steps: int, num_workers: int, like: Tensor) -> Tensor:
-    """[num_steps + 1, num_workers, P]. Raises ConfigError if that takes more than 8 GiB."""
-    shape = (num_steps + 1, num_workers, like.shape[-1])
-    if math.prod(shape) * like.element_size() > _LONGEST_TRACE:
-        raise ConfigError(f"trace=true would keep {list(shape)} numbers in memory, more than 8 GiB: use fewer steps.")
-    return torch.empty(shape, dtype=like.dtype)
 
 
 def eval_every_steps(config: Config, steps_per_epoch: float, total_steps: int) -> float:
@@ -225,14 +194,14 @@ def open_stepper(
         oracle.record(recorded, each=alone)
         if isinstance(net, ProcessNetwork) and not by_itself:
 
-            def note(worker: int, what: str, others: list[int]) -> None:
-                pushes = int(oracle.draws[worker - net.workers.start])  # one after each gradient
-                recorded.note(worker, what, pushes - (what == "push"), others=others)
+            def note(piece: int, worker: int, what: str, others: list[int]) -> None:
+                pushes = net.rounds.num_pieces * (int(oracle.draws[worker - net.workers.start]) - 1) + piece
+                recorded.note(worker, what, pushes + (what == "take"), others=others)
 
             net.note_pushes = note
     if alone and not (by_itself or is_virtual(config)):
         return Stepper(algorithm, net, oracle, x)
-    cluster = config.cluster if isinstance(config.cluster, VirtualCluster) else _equally_fast()
+    cluster = config.cluster if isinstance(config.cluster, VirtualCluster) else _EQUALLY_FAST
     times = cluster.gradient_times(net.n, config.seed)
     if alone:
         times = with_measured(times, config, oracle.problem, x)
@@ -285,10 +254,10 @@ def _clock(
     return clock
 
 
-def _equally_fast() -> Machines:
-    """A gradient takes a second, everything else no time."""
-    links = Links(latency_s=0.0, bandwidth_gbps=math.inf, copy_gbps=math.inf)
-    return Machines(compute=ComputeTimes(mean_s=1.0), links=links)
+_EQUALLY_FAST = Machines(
+    compute=ComputeTimes(mean_s=1.0), links=Links(latency_s=0.0, bandwidth_gbps=math.inf, copy_gbps=math.inf)
+)
+"""A gradient takes a second, everything else no time."""
 
 
 def mean_seconds(times: GradientTimes) -> float:

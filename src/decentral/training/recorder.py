@@ -111,7 +111,12 @@ class Recorder:
         if not self.world.leader:
             return
         epoch = t / r.problem.steps_per_epoch
-        place = {"step": t, "epoch": epoch, "wall_s": round(r.wall_s, 6), "bytes_sent": r.net.traffic.bytes_sent}
+        place = {
+            "step": t,
+            "epoch": epoch,
+            "wall_s": round(r.times["steps"], 6),
+            "bytes_sent": r.net.traffic.bytes_sent,
+        }
         if r.stepper.simulated_s is not None:
             place["simulated_s"] = round(r.stepper.simulated_s, 9)
         rows = found.rows(**place)
@@ -139,7 +144,7 @@ class Recorder:
             return
         parts = {f"process{rank}": part for rank, part in enumerate(written)}
         meta = {
-            "wall_s": r.wall_s,
+            "wall_s": r.times["steps"],
             "bytes_sent": r.net.traffic.bytes_sent,
             "messages_sent": r.net.traffic.messages_sent,
             "times_s": r.spent_s,
@@ -157,7 +162,7 @@ class Recorder:
             with self.store.in_place(), replacing(self.store.path / "trace.npz") as file:
                 np.savez_compressed(file, iterates=r.trace[: step + 1].numpy())
         facts: dict[str, Any] = {
-            "wall_s": r.wall_s,
+            "wall_s": r.times["steps"],
             "bytes_sent": r.net.traffic.bytes_sent,
             "messages_sent": r.net.traffic.messages_sent,
             "times_s": r.spent_s,

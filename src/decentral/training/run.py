@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from decentral.store.checkpoints import Written
 from decentral.tasks.task import Scope
 from decentral.terminal.progress import Progress
 from decentral.training import faults
-from decentral.training.assemble import Run, Times, assemble
+from decentral.training.assemble import Run, assemble
 from decentral.training.checkpoint import Keeper, from_parts, to_part
 from decentral.training.evaluation import Evaluation, evaluate
 from decentral.training.operations import go_on_after
@@ -163,7 +164,7 @@ def restore(r: Run, store: RunStore, world: World) -> None:
     from_parts(parts, checkpoint.step, r.stepper.state, r.problem, r.oracle, r.net)
     r.stepper.go_on_from(checkpoint.step, parts[0])
     r.start, r.evaluated_s = checkpoint.step, float(checkpoint.meta.get("evaluated_s", 0.0))
-    r.times = Times.of(float(checkpoint.meta["wall_s"]), checkpoint.meta.get("times_s", {}))
+    r.times.update({**checkpoint.meta.get("times_s", {}), "steps": float(checkpoint.meta["wall_s"])})
     r.net.traffic.bytes_sent, r.net.traffic.messages_sent = (
         int(checkpoint.meta["bytes_sent"]),
         int(checkpoint.meta["messages_sent"]),
@@ -184,16 +185,16 @@ class Stopwatch:
     `waited_s` says how long this process has waited for messages so far.
     """
 
-    def __init__(self, times: Times, waited_s: Callable[[], float]) -> None:
+    def __init__(self, times: Counter[str], waited_s: Callable[[], float]) -> None:
         self._times, self._waited_s = times, waited_s
         self._part, self._began, self._waited_before = "steps", time.perf_counter(), waited_s()
 
     def turn_to(self, part: str) -> None:
         """From now on it is `part`: steps, evaluation or checkpoints."""
         now, waited = time.perf_counter(), self._waited_s()
-        setattr(self._times, self._part, getattr(self._times, self._part) + now - self._began)
+        self._times[self._part] += now - self._began  # type: ignore[assignment]
         if self._part == "steps":
-            self._times.waiting += waited - self._waited_before
+            self._times["waiting"] += waited - self._waited_before  # type: ignore[assignment]
         self._part, self._began, self._waited_before = part, now, waited
 
 

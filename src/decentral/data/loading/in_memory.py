@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decentral.data.dataset import PADDING, DrawnApart, ImageData, Loaded, NextTokens
+from decentral.data.dataset import PADDING, ImageData, Loaded, NextTokens
 from decentral.randomness import torch_generator, uniform
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Normalise:
 SMALL_BYTES = 64e6  # up to this size, training images that are not augmented are kept as normalised floats
 
 
-class InMemory(DrawnApart):
+class InMemory(Loaded):
     """Images [N, C, H, W] uint8 and labels on the device; a batch is gathered, augmented and normalised there.
 
     A training image is shifted by up to `pad` pixels each way (zero padding, as `RandomCrop(padding=pad)` in
@@ -43,6 +43,8 @@ class InMemory(DrawnApart):
     one is a hash of (seed, worker, step, position), computed for the whole batch at once, the same on every device.
     `mean` and `std` are per channel, in units of the stored bytes. Nothing here waits for the device.
     """
+
+    drawn_apart = True
 
     def __init__(
         self,
@@ -73,13 +75,8 @@ class InMemory(DrawnApart):
         if not self._augment and 4 * self._images.numel() <= SMALL_BYTES:
             self._images = self._normalise(self._images)
 
-    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
-        """See `Loaded`; every batch is a new tensor."""
-        for step in range(start, stop):
-            yield self.drawn(order(step), workers, [step] * len(workers))
-
     def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """See `DrawnApart`."""
+        """See `Loaded`; every batch is a new tensor."""
         assert rows.shape[0] == len(workers)
         flat = self._to_device(rows.reshape(-1))
         images = self._images.index_select(0, flat)
@@ -90,14 +87,11 @@ class InMemory(DrawnApart):
         labels = self._labels.index_select(0, flat)
         return images.view(*rows.shape, *images.shape[1:]), labels.view(rows.shape)
 
-    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def tested(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """See `Loaded`."""
-        for batch in batches:
-            numbers = self._to_device(batch)
-            yield (
-                self._normalise(self._test_images.index_select(0, numbers)),
-                self._test_labels.index_select(0, numbers),
-            )
+        numbers = self._to_device(numbers)
+        images = self._normalise(self._test_images.index_select(0, numbers))
+        return images, self._test_labels.index_select(0, numbers)
 
     def _crop_and_flip(self, images: Tensor, workers: Sequence[int], steps: Sequence[int]) -> Tensor:
         """[k B, C, H, W] uint8 -> the same, every image in its own variant."""
@@ -172,8 +166,7 @@ class FixedBatch(Loaded):
     def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Loaded`."""
         images, labels = self._draw("test", self.num_test, 0)
-        for batch in batches:
-            yield images[batch.to(images.device)], labels[batch.to(images.device)]
+        return ((images[batch.to(images.device)], labels[batch.to(images.device)]) for batch in batches)
 
     def _draw(self, split: str, size: int, worker: int) -> tuple[Tensor, Tensor]:
         generator = torch_generator("cpu", self.seed, f"synthetic {split}", worker)
@@ -224,18 +217,15 @@ class TextsInMemory(Loaded):
         ]
         return cls(parts[0], parts[1], num_classes, device)
 
-    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
+    def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `Loaded`; every batch is a new tensor."""
-        for step in range(start, stop):
-            rows = order(step)
-            flat = rows.reshape(-1)
-            labels = self._labels.index_select(0, flat.to(self.device))
-            yield self._train(flat).view(*rows.shape, -1), labels.view(rows.shape)
+        flat = rows.reshape(-1)
+        labels = self._labels.index_select(0, flat.to(self.device))
+        return self._train(flat).view(*rows.shape, -1), labels.view(rows.shape)
 
-    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def tested(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """See `Loaded`."""
-        for batch in batches:
-            yield self._test(batch), self._test_labels.index_select(0, batch.to(self.device))
+        return self._test(numbers), self._test_labels.index_select(0, numbers.to(self.device))
 
 
 class Windows(Loaded):
@@ -259,15 +249,12 @@ class Windows(Loaded):
         self.unigram = float(math.log(counts.sum()) - np.log(counts[targets]).mean())
         """-mean log p over targets of the test windows, p the frequencies in the training windows, each plus one."""
 
-    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
+    def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `Loaded`; inputs and targets [k, B, L]."""
-        for step in range(start, stop):
-            rows = order(step)
-            windows = self._train(rows.reshape(-1)).view(*rows.shape, -1)
-            yield windows[..., :-1].clone(), windows[..., 1:]  # a model may write into what it gets
+        windows = self._train(rows.reshape(-1)).view(*rows.shape, -1)
+        return windows[..., :-1].clone(), windows[..., 1:]  # a model may write into what it gets
 
-    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def tested(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """See `Loaded`; [b, L]."""
-        for batch in batches:
-            windows = self._test(batch)
-            yield windows[:, :-1].clone(), windows[:, 1:]
+        windows = self._test(numbers)
+        return windows[:, :-1].clone(), windows[:, 1:]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,7 +21,7 @@ from decentral.registry import blame
 from decentral.terminal.display import unless_quick
 
 if TYPE_CHECKING:
-    from decentral.data.dataset import Batches, Order
+    pass
 
 _PLACES = 32  # where shortcuts have to agree with the examples
 _MOST_EXACT = 1 << 24
@@ -79,30 +79,22 @@ class MapStyle(Loaded):
     def _dtype(self) -> torch.dtype:
         return torch.float64 if self.exact else torch.float32
 
-    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
+    def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
         """See `Loaded`; every batch is a new tensor."""
         if self._inputs is not None:
-            self._inputs = self._inputs.to(self.device, self._dtype)
-        for step in range(start, stop):
-            rows = order(step)
-            if self._inputs is not None:
-                flat = rows.reshape(-1).to(self.device)
-                examples = self._inputs.index_select(0, flat)
-                yield (
-                    examples.view(*rows.shape, *examples.shape[1:]),
-                    self._labels.index_select(0, flat).view(rows.shape),
-                )
-                continue
-            read = [self._read(worker, step, row.tolist()) for worker, row in zip(workers, rows, strict=True)]
-            labels = torch.tensor([labels for _, labels in read], device=self.device)
-            yield torch.stack([examples for examples, _ in read]).to(self.device), labels
+            self._inputs, flat = self._inputs.to(self.device, self._dtype), rows.reshape(-1).to(self.device)
+            examples, labels = self._inputs.index_select(0, flat), self._labels.index_select(0, flat)
+            return examples.view(*rows.shape, *examples.shape[1:]), labels.view(rows.shape)
+        each = zip(workers, steps, rows.tolist(), strict=True)
+        read = [self._read(worker, step, numbers) for worker, step, numbers in each]
+        labels = torch.tensor([labels for _, labels in read], device=self.device)
+        return torch.stack([examples for examples, _ in read]).to(self.device), labels
 
-    def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    def tested(self, numbers: Tensor) -> tuple[Tensor, Tensor]:
         """See `Loaded`; what has been read is kept, as long as there is room."""
-        for batch in batches:
-            pairs = [self._test_example(number) for number in batch.tolist()]
-            labels = torch.tensor([label for _, label in pairs], device=self.device)
-            yield torch.stack([one for one, _ in pairs]).to(self.device, self._dtype), labels
+        pairs = [self._test_example(number) for number in numbers.tolist()]
+        labels = torch.tensor([label for _, label in pairs], device=self.device)
+        return torch.stack([one for one, _ in pairs]).to(self.device, self._dtype), labels
 
     def _test_example(self, number: int) -> tuple[Tensor, int]:
         if number not in self._kept:

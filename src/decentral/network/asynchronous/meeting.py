@@ -139,8 +139,8 @@ class Pairs:
 
     Each worker has a thread for this, and at most one averaging that it began is under way.
 
-    What happens to the row of a worker is noted, in its order, so that it can be carried out again, by the number of the
-    averaging, as its active worker counts, or of the update, whose partner is the worker itself:
+    What happens to the row of a worker is noted, in its order, so that it can be carried out again, by the number of
+    the averaging, as its active worker counts, or of the update, whose partner is the worker itself:
 
     update   its own worker held it, and may have changed it
     ask      it went to a passive partner, as it was

@@ -70,17 +70,14 @@ class Segments:
             place = torch.tensor([os.getpid(), own], dtype=torch.int64)
             places = [torch.empty_like(place) for _ in shapes]
             dist.all_gather(places, place)
-            self.tensors = [_mapped(place, shape, dtype) for place, shape in zip(places, shapes, strict=True)]
+            self.tensors: list[Tensor] = []
+            for (pid, number), shape in zip(torch.stack(places).tolist(), shapes, strict=True):
+                count, file = torch.Size(shape).numel(), f"/proc/{pid}/fd/{number}"  # whose mapping needs no descriptor
+                memory = torch.from_file(file, shared=True, size=max(1, count), dtype=dtype)
+                self.tensors.append(memory[:count].view(shape))
             dist.all_reduce(place)  # nobody closes what another has not opened yet
         finally:
             os.close(own)
-
-
-def _mapped(place: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The memory behind a file descriptor of a process, (pid, number); the mapping needs none of its own."""
-    (pid, number), count = place.tolist(), torch.Size(shape).numel()
-    memory = torch.from_file(f"/proc/{pid}/fd/{number}", shared=True, size=max(1, count), dtype=dtype)
-    return memory[:count].view(shape)
 
 
 class _Lane(Underway):

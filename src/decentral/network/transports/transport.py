@@ -203,6 +203,3 @@ class Transport(ABC):
         """This process sends so many messages that have so many bytes together."""
         self.wire_messages += num_messages
         self.wire_bytes += num_bytes
-
-    def _count(self, row: Tensor) -> None:
-        self.count(1, row.numel() * row.element_size())

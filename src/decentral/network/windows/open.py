@@ -7,7 +7,7 @@ carries out what others ask for by message.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
 from itertools import count
 
@@ -24,59 +24,17 @@ from decentral.network.windows.locks import ByteLocks, Meeting, Turns
 from decentral.network.windows.window import Edges, Memory, Window
 
 
-class _Addressed(Window):
-    """Everybody writes into, and reads from, everybody's memory itself."""
-
-    def __init__(self, edges: Edges, layout: Sequence[range], rank: int, memories: list[Memory]) -> None:
-        super().__init__(edges, layout, rank, memories[rank])
-        self._memories = memories
-        self._first_slots = [edges.of_owners(workers).start for workers in layout]
-
-    def vacant(self, owner: int, sender: int) -> bool:
-        """See `Window`."""
-        peer = self._process[owner]
-        return self._memories[peer].is_empty(self.edges.number(owner, sender) - self._first_slots[peer])
-
-    def _deliver(self, owner: int, sender: int, weight: float, add: bool) -> None:
-        own, peer = sender - self.workers.start, self._process[owner]
-        memory, place = self._memories[peer], self.edges.number(owner, sender) - self._first_slots[peer]
-        with self.mutex(owner, sender):
-            write = memory.accumulate if add else memory.put
-            write(place, self.t[own], float(self.p[own]), weight)
-        if peer != self.rank:
-            self._count(self.t[own])
-
-    def _fetch(self, owner: int, sender: int, weight: float) -> None:
-        peer = self._process[sender]
-        memory, at = self._memories[peer], sender - self.layout[peer].start
-        with self.mutex(owner, sender), self.mutex(sender, sender):
-            self._memory.put(self._place(owner, sender), memory.t[at], float(memory.p[at]), weight)
-        if peer != self.rank:
-            self._count(memory.t[at])
-
-
-class OneProcessWindow(_Addressed):
+class OneProcessWindow(Window):
     """All workers in this process, on any device: nothing has to be locked."""
 
     def __init__(self, edges: Edges, t: Tensor, zero_init: bool = True) -> None:
         """t is [n, P]."""
         memory = Memory.plain(edges.num_workers, len(edges), t)
-        super().__init__(edges, [range(edges.num_workers)], 0, [memory])
+        super().__init__(edges, [range(edges.num_workers)], 0, {0: memory})
         self._begin(t, zero_init)
 
-    def mutex(self, owner: int, sender: int) -> AbstractContextManager[None]:
-        """See `Window`: nobody else is there."""
-        self.edges.lock(owner, sender)
-        return nullcontext()
 
-    def close(self) -> None:
-        """See `Window`."""
-
-    def _total(self, value: Tensor) -> Tensor:
-        return value
-
-
-class SharedMemoryWindow(_Addressed):
+class SharedMemoryWindow(Window):
     """The processes of one Linux host, with rows on the CPU; to be made by all of them at once.
 
     Wait-free: a share is added where its receiver will look for it, whatever the receiver does. A process that dies
@@ -93,7 +51,7 @@ class SharedMemoryWindow(_Addressed):
         weights = Segments([(k + e,) for k, e in counts], torch.float64).tensors
         marks = Segments([(e, 2) for _, e in counts], torch.int64).tensors
         parts = zip(rows, weights, marks, counts, strict=True)
-        memories = [Memory(row, weight, mark, k) for row, weight, mark, (k, _) in parts]
+        memories = {p: Memory(row, weight, mark, k) for p, (row, weight, mark, (k, _)) in enumerate(parts)}
         super().__init__(edges, layout, rank, memories)
         self._locks = ByteLocks(timeout_s)
         self._begin(t, zero_init)
@@ -105,7 +63,7 @@ class SharedMemoryWindow(_Addressed):
     def close(self) -> None:
         """See `Window`."""
         self._locks.close()
-        self._memories = []
+        self._memories = {}
 
     def _total(self, value: Tensor) -> Tensor:
         return self._meeting.total(value)
@@ -137,7 +95,7 @@ class MessageWindow(Window):
         """t [k, P] are the rows of the local workers."""
         rank = dist.get_rank()
         memory = Memory.plain(len(t), len(edges.of_owners(layout[rank])), t)
-        super().__init__(edges, layout, rank, memory)
+        super().__init__(edges, layout, rank, {rank: memory})
         self._meeting = Meeting(timeout_s)
         self._turns = Turns()
         self._tokens = count()
@@ -151,7 +109,7 @@ class MessageWindow(Window):
     def vacant(self, owner: int, sender: int) -> bool:
         """See `Window`."""
         if self._process[owner] == self.rank:
-            return self._memory.is_empty(self._place(owner, sender))
+            return super().vacant(owner, sender)
         return self.edges.number(owner, sender) not in self._occupied
 
     def mutex(self, owner: int, sender: int) -> AbstractContextManager[None]:
@@ -182,26 +140,19 @@ class MessageWindow(Window):
         self._mailbox.close()
 
     def _deliver(self, owner: int, sender: int, weight: float, add: bool) -> None:
-        own = sender - self.workers.start
-        row, p = self.t[own], float(self.p[own])
         if self._process[owner] == self.rank:
-            with self.mutex(owner, sender):
-                write = self._memory.accumulate if add else self._memory.put
-                return write(self._place(owner, sender), row, p, weight)
+            return super()._deliver(owner, sender, weight, add)
         self._occupied.add(self.edges.number(owner, sender))
         self._send_row(sender, owner, Kind.accumulate if add else Kind.put, 0, weight, patient=True)
-        return self._count(row)
+        return self._count(self.t[sender - self.workers.start])
 
     def _fetch(self, owner: int, sender: int, weight: float) -> None:
         peer = self._process[sender]
         if peer == self.rank:
-            with self.mutex(owner, sender), self.mutex(sender, sender):
-                own = sender - self.workers.start
-                self._memory.put(self._place(owner, sender), self.t[own], float(self.p[own]), weight)
-            return
+            return super()._fetch(owner, sender, weight)
         token = self._token()
         self._mailbox.send(owner, sender, Kind.ask, token, value=weight)
-        self._wait(token, lambda: f"process {peer} of this run to answer with the row of worker {sender}", peer)
+        return self._wait(token, lambda: f"process {peer} of this run to answer with the row of worker {sender}", peer)
 
     def _taken(self, owner: int, sender: int) -> None:
         if self._process[sender] != self.rank:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -30,15 +31,16 @@ class Pushes:
         rounds: Rounds,
         layout: Sequence[range],
         x: Tensor,
-        note: Callable[[int, str, list[int]], object] | None = None,
+        note: Callable[[int, int, str, list[int]], object] | None = None,
     ) -> None:
-        """`layout` are the workers of each process; x [k, P] are rows like those that will come; see `Window.note`."""
+        """`layout` are the workers of each process; x [k, P] are rows like those that will come."""
         self.pieces = rounds.slices(x.shape[-1])
         self.windows = [
             open_window(settings, _edges(rounds, h), layout, x[:, piece]) for h, piece in enumerate(self.pieces)
         ]
-        for window in self.windows:
-            window.note = note
+        if note is not None:  # see `ProcessNetwork.note_pushes`
+            for h, window in enumerate(self.windows):
+                window.note = partial(note, h)
 
     def push(self, x: Tensor, p: Tensor, shares: Exchange) -> tuple[Tensor, Tensor]:
         """Leave the shares of the local workers with their receivers, then take what has been left for them.

@@ -1,11 +1,10 @@
-"""The contract of a window: rows with slots that neighbours write into, at any time and without being waited for."""
+"""Windows: rows with slots that neighbours write into, at any time and without being waited for."""
 
 from __future__ import annotations
 
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -181,7 +180,7 @@ class SmallWeight(RuntimeWarning):
     """The push-sum weight of a worker is so small that x / p means little."""
 
 
-class Window(ABC):
+class Window:
     """A row t_i [P] with a number p_i for each of n workers, and for each directed edge j -> i a slot at worker i.
 
     p_i is a float64 that starts at 1 and undergoes whatever t_i undergoes, so that t_i / p_i is the push-sum estimate;
@@ -192,16 +191,18 @@ class Window(ABC):
 
     A version is the number of writes into a slot since its last `update`. Locks: `mutex(i, j)` is that of the slot of
     edge j -> i, `mutex(i, i)` that of t_i. Whoever wants both takes slots in ascending order of j, then the row.
+
+    This one has the memory of all processes, and writes and reads there itself; alone, it needs no locks.
     """
 
-    def __init__(self, edges: Edges, layout: Sequence[range], rank: int, memory: Memory) -> None:
-        """`layout` are the workers of each process; `memory` is that of this one, number `rank`."""
+    def __init__(self, edges: Edges, layout: Sequence[range], rank: int, memories: Mapping[int, Memory]) -> None:
+        """`layout` are the workers of each process, `memories` theirs as far as they are needed; this is `rank`."""
         self.edges, self.layout, self.rank = edges, layout, rank
         self.workers = layout[rank]
         self.wire_bytes = 0
         self.wire_messages = 0
-        self._memory = memory
-        self._first_slot = edges.of_owners(self.workers).start
+        self._memories, self._memory = memories, memories[rank]
+        self._first_slots = [edges.of_owners(workers).start for workers in layout]
         self._process = [process for process, workers in enumerate(layout) for _ in workers]
         self.note: Callable[[int, str, list[int]], object] | None = None
         """Called with a local worker, push, and whom it gave a share; or a worker, take, and whose shares it took."""
@@ -297,13 +298,14 @@ class Window(ABC):
         """In-neighbour j -> how often slot_ij was written since the last update."""
         return {j: self._memory.version(self._place(owner, j)) for j in self.edges.senders[owner]}
 
-    @abstractmethod
     def vacant(self, owner: int, sender: int) -> bool:
         """Whether the slot of a local sender is empty, as far as this process has heard."""
+        return self._memories[self._process[owner]].is_empty(self._place(owner, sender))
 
-    @abstractmethod
     def mutex(self, owner: int, sender: int) -> AbstractContextManager[None]:
         """Hold slot_{owner,sender}, or t_owner where both are the same: others wait. May be nested."""
+        self.edges.lock(owner, sender)
+        return nullcontext()
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -338,19 +340,28 @@ class Window(ABC):
         """Wait for all processes."""
         self._total(torch.zeros((), dtype=torch.float64))
 
-    @abstractmethod
     def close(self) -> None:
         """Let go of what is held; nobody uses the window afterwards."""
 
-    # -- what an implementation does -----------------------------------------------------------------------------------
+    # -- how -----------------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def _deliver(self, owner: int, sender: int, weight: float, add: bool) -> None:
         """Write weight (t_j, p_j) of a local worker into its slot at `owner`, or add it there."""
+        own, peer = sender - self.workers.start, self._process[owner]
+        with self.mutex(owner, sender):
+            write = self._memories[peer].accumulate if add else self._memories[peer].put
+            write(self._place(owner, sender), self.t[own], float(self.p[own]), weight)
+        if peer != self.rank:
+            self._count(self.t[own])
 
-    @abstractmethod
     def _fetch(self, owner: int, sender: int, weight: float) -> None:
         """Write weight (t_j, p_j) into the slot of a local owner."""
+        peer = self._process[sender]
+        memory, at = self._memories[peer], sender - self.layout[peer].start
+        with self.mutex(owner, sender), self.mutex(sender, sender):
+            self._memory.put(self._place(owner, sender), memory.t[at], float(memory.p[at]), weight)
+        if peer != self.rank:
+            self._count(memory.t[at])
 
     def _taken(self, owner: int, sender: int) -> None:
         """A slot of a local owner has been emptied."""
@@ -360,13 +371,13 @@ class Window(ABC):
         """Wait until what this process has written is where it belongs."""
         return None
 
-    @abstractmethod
     def _total(self, value: Tensor) -> Tensor:
         """The sum over processes of a float64 on the CPU; waits for all of them."""
+        return value
 
     def _place(self, owner: int, sender: int) -> int:
-        """Where a slot of a local worker lies in this process's memory."""
-        return self.edges.number(owner, sender) - self._first_slot
+        """Where a slot lies in the memory of its owner's process."""
+        return self.edges.number(owner, sender) - self._first_slots[self._process[owner]]
 
     def _count(self, row: Tensor) -> None:
         """A row with its p has left this process."""

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from decentral.compression.rows import RowLayout
-from decentral.data.dataset import DrawnApart
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Loss, Workload
 from decentral.gradients.passes.layers import MemoryFormat, forward_examples
@@ -265,7 +264,7 @@ class Supervised(Problem):
 
     def _batches(self, places: Sequence[int], draws: Sequence[int]) -> list[Batch]:
         """The batches of local workers that are not equally far, in their order: each of one worker, or all in one."""
-        if not isinstance(self.data, DrawnApart) or not isinstance(self.order, BatchOrder):
+        if not self.data.drawn_apart or not isinstance(self.order, BatchOrder):
             return [self.batch_of(i, draw) for i, draw in zip(places, draws, strict=True)]
         rows = [self.order.row(i, draw) for i, draw in zip(places, draws, strict=True)]
         numbers = [self.workers[i] for i in places]
