@@ -347,7 +347,7 @@ def several_on_their_way(world: World, carrier: Carrier) -> Tensor:
     for round in range(4):
         mixings = [net.begin_mix(rows, round) for rows in (a, b, c)]
         for number in (0, 2, 1) if round % 2 else (2, 1, 0):
-            mixings[number].wait()
+            mixings[number]()
     found = net.gather(torch.cat([a, b, c], 1))
     net.close()
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,11 +24,11 @@ from decentral.store import read_metrics
 from decentral.tasks.problems.translation import (
     COUNTS,
     Buckets,
-    SmoothedLoss,
     TextBleu,
     WordBleu,
     beam_search,
     bleu,
+    smoothed_loss,
 )
 from decentral.training import operations
 from table import ALGORITHMS, FREE, TASKS
@@ -60,7 +61,7 @@ def test_the_base_size_has_the_paper_s_parameters():
 
 
 def test_padding_changes_neither_a_loss_nor_its_gradient():
-    module, loss = network(), SmoothedLoss(0.1)
+    module, loss = network(), partial(smoothed_loss, smoothing=0.1)
     source, target = drawn([4, 9, 1]), drawn([6, 2, 3], seed=2)
 
     def losses(numbers: list[int], more: int) -> list[torch.Tensor]:
@@ -78,8 +79,8 @@ def test_the_smoothed_loss_is_the_formula_s():
     logits, targets, s = torch.randn(2, 4, 7, dtype=torch.float64), torch.tensor([[3, 5, 2, 0], [6, 2, 0, 0]]), 0.2
     log_p = logits.log_softmax(-1)
     each = [-(1 - s) * log_p[b, t, y] - s * log_p[b, t].mean() for (b, t), y in np.ndenumerate(targets.numpy()) if y]
-    torch.testing.assert_close(SmoothedLoss(s)(logits, targets), sum(each) / len(each))
-    assert SmoothedLoss(s)(logits, targets, reduction="none")[0, 3] == 0
+    torch.testing.assert_close(smoothed_loss(logits, targets, smoothing=s), sum(each) / len(each))
+    assert smoothed_loss(logits, targets, smoothing=s, reduction="none")[0, 3] == 0
 
 
 def test_writing_token_by_token_gives_the_logits_of_the_whole():
@@ -163,7 +164,7 @@ def test_in_a_pass_a_worker_draws_each_of_its_pairs_once_in_batches_that_keep_th
     seen = []
     for i in range(2):
         passes = buckets.batches_per_pass[i]
-        batches = [buckets.batch(i, draw) for draw in range(2 * passes)]
+        batches = [buckets.row(i, draw) for draw in range(2 * passes)]
         for part in (batches[:passes], batches[passes:]):
             assert sorted(np.concatenate(part).tolist()) == sorted(indices[1 + i].tolist())
         assert max(map(len, batches)) <= 32

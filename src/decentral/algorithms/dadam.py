@@ -71,7 +71,7 @@ class DAdam(Algorithm):
         mixing = net.begin_mix(x, t) if self.mode is Mode.awc else None
         g, opt = self.local.direction(self.local.regularised(oracle(x), x), x, opt, t)
         d, m, v, a = self.adam(g, m, v, a, t)
-        y = x if mixing is None else mixing.wait()
+        y = x if mixing is None else mixing()
         lr = self.local.lr(t)
         if self.decoupled_decay:
             y = scale(y, 1 - lr * self.decoupled_decay)

@@ -72,7 +72,7 @@ class DPSGD(Algorithm):
         else:
             mixing = net.begin_mix(x, t)  # sum_j W_ij x_j, on its way
             g = oracle(x)
-            y = mixing.wait()
+            y = mixing()
             u, opt = self.local(g, y, opt, t)
             x = add(y, u)
         return self.State(x, compression_stats, opt)

@@ -11,8 +11,9 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,13 +29,6 @@ if TYPE_CHECKING:
     import torch
 
     from decentral.data.loading.in_memory import Windows
-
-
-class Source(NamedTuple):
-    """A file, a speaker, a section."""
-
-    name: str
-    text: str
 
 
 @dataclass
@@ -53,8 +47,11 @@ class RunningText(DataSet):
     test_share: float = setting(0.1, at_least=0, below=1)
 
     @abstractmethod
-    def sources(self) -> list[Source]:
-        """The text, source by source. Raises ConfigError if it is not there, or not UTF-8, with file and line."""
+    def sources(self) -> dict[str, str]:
+        """The text of each source: a file, a speaker, a section.
+
+        Raises ConfigError if it is not there, or not UTF-8, with file and line.
+        """
 
     @abstractmethod
     def files(self) -> list[Path]:
@@ -86,11 +83,11 @@ class RunningText(DataSet):
 
     def _build(self, folder: Path) -> None:
         sources = self.sources()
-        cuts = [round(len(source.text) * (1 - self.test_share)) for source in sources]
-        parts = {
-            "train": [source.text[:cut] for source, cut in zip(sources, cuts, strict=True)],
-            "test": [source.text[cut:] for source, cut in zip(sources, cuts, strict=True)],
-        }
+        parts: dict[str, list[str]] = {"train": [], "test": []}
+        for text in sources.values():
+            cut = round(len(text) * (1 - self.test_share))
+            parts["train"].append(text[:cut])
+            parts["test"].append(text[cut:])
         encoder: Symbols | BytePairs
         if self.tokens is RunningTokens.characters:
             encoder = Symbols.trained(parts["train"], self.vocabulary, words=False)
@@ -114,7 +111,7 @@ class RunningText(DataSet):
             np.save(folder / f"{split}_labels.npy", np.array(labels, dtype=np.int64))
             facts[f"num_{split}"] = len(windows)
         np.save(folder / "characters.npy", np.array(lengths, dtype=np.int64))
-        (folder / "sources.json").write_text(json.dumps([source.name for source in sources]), encoding="utf-8")
+        (folder / "sources.json").write_text(json.dumps(list(sources)), encoding="utf-8")
         (folder / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
 
 
@@ -145,17 +142,17 @@ class TextFile(RunningText):
     tokens: RunningTokens = RunningTokens.characters
     sections: int = setting(16, at_least=1)
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> dict[str, str]:
         """Files by name, sections in their order, or topics by name."""
         if self.path is None:
-            return [Source(name, text) for name, text in sorted(_documentation().items())]
+            return dict(sorted(_documentation().items()))
         files = self.files()
         texts = ["".join(utf8_lines(file)) for file in files]
         for file, text in zip(files, texts, strict=True):
             if not text.strip():
                 raise ConfigError(f"data.path: {file} is empty: remove it, or write something in it.")
         if len(files) > 1 or at_home(str(self.path)).is_dir():
-            return [Source(file.name, text) for file, text in zip(files, texts, strict=True)]
+            return {file.name: text for file, text in zip(files, texts, strict=True)}
         (text,) = texts
         bounds = [round(len(text) * part / self.sections) for part in range(self.sections + 1)]
         if len(text) < 2 * self.sections:
@@ -163,7 +160,7 @@ class TextFile(RunningText):
                 f"data.path={self.path} has only {len(text)} characters for data.sections={self.sections}: use a "
                 "longer text, or fewer sections."
             )
-        return [Source(f"section {part}", text[bounds[part] : bounds[part + 1]]) for part in range(self.sections)]
+        return {f"section {part}": text[a:b] for part, (a, b) in enumerate(pairwise(bounds))}
 
     def files_digest(self) -> str:
         """Of the documentation, which is not the same in every Python; of the files in a folder."""
@@ -234,7 +231,7 @@ class Shakespeare(RunningText):
     least_lines: int = setting(200, at_least=1)
     speakers: int | None = setting(None, at_least=1)
 
-    def sources(self) -> list[Source]:
+    def sources(self) -> dict[str, str]:
         """The speakers of all plays: 'hamlet: Ham'."""
         said: dict[str, list[str]] = {}
         for play, text in self._plays():
@@ -251,7 +248,7 @@ class Shakespeare(RunningText):
                 f"data.path={self.path} has {len(enough)} speakers with data.least_lines={self.least_lines} or more, "
                 f"and {wanted} are needed: choose fewer lines, or fewer speakers."
             )
-        return [Source(name, lines[name]) for name in enough[: self.speakers]]
+        return {name: lines[name] for name in enough[: self.speakers]}
 
     def files(self) -> list[Path]:
         """The archive, or the plays by name."""

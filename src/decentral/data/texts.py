@@ -38,14 +38,6 @@ class Part(NamedTuple):
     """Where each stands: file and line."""
 
 
-class Corpus(NamedTuple):
-    """A data set of texts as it was read."""
-
-    train: Part
-    test: Part
-    num_classes: int
-
-
 @dataclass
 class TextFiles(DataSet):
     """Texts with labels from files. A subclass reads them; here they become tokens, once, in the cache."""
@@ -64,8 +56,11 @@ class TextFiles(DataSet):
         """What is read, quickly. Raises ConfigError if it is not there."""
 
     @abstractmethod
-    def read(self, files: Sequence[Path]) -> Corpus:
-        """The texts in these files. Raises ConfigError for what is wrong in them, with file and line."""
+    def read(self, files: Sequence[Path]) -> tuple[Part, Part, int]:
+        """The training and the test texts in these files, and the number of classes.
+
+        Raises ConfigError for what is wrong in them, with file and line.
+        """
 
     def files_digest(self) -> str:
         """Of the files that are read, and of no others beside them."""
@@ -94,14 +89,14 @@ class TextFiles(DataSet):
         return TextsInMemory.read(self.prepare(), self.inspect().num_classes, device)
 
     def _build(self, folder: Path) -> None:
-        corpus = self.read(self.files())
+        train, test, num_classes = self.read(self.files())
         encoder: Symbols | BytePairs
         if self.tokenizer is not None:
             encoder = BytePairs.load(at_home(self.tokenizer))
         elif self.tokens is TextTokens.words:
-            encoder = Symbols.trained(corpus.train.texts, self.vocabulary, words=True)
+            encoder = Symbols.trained(train.texts, self.vocabulary, words=True)
         else:
-            encoder = BytePairs.trained(corpus.train.texts, self.vocabulary, running=False)
+            encoder = BytePairs.trained(train.texts, self.vocabulary, running=False)
         vocabulary = self.vocabulary if isinstance(encoder, Symbols) else encoder.vocabulary
         if self.tokenizer is None and vocabulary > self.vocabulary:
             raise ConfigError(
@@ -109,8 +104,8 @@ class TextFiles(DataSet):
                 f"{vocabulary} tokens with padding and unknown: use that or more."
             )
         encoder.save(folder / FILE)
-        facts = {"num_classes": corpus.num_classes, "vocabulary": vocabulary if self.tokenizer else self.vocabulary}
-        for name, part in (("train", corpus.train), ("test", corpus.test)):
+        facts = {"num_classes": num_classes, "vocabulary": vocabulary if self.tokenizer else self.vocabulary}
+        for name, part in (("train", train), ("test", test)):
             try:
                 encoded = encoder.encode(part.texts)
             except Exception as error:  # whatever the library says of a tokenizer
@@ -183,7 +178,7 @@ class TextFolder(TextFiles):
             found.append(file)
         return found
 
-    def read(self, files: Sequence[Path]) -> Corpus:
+    def read(self, files: Sequence[Path]) -> tuple[Part, Part, int]:
         """The columns of the text, joined by spaces."""
         rows = [self._rows(file) for file in files]
         classes = sorted({row.values[-1] for row in rows[0]})
@@ -202,7 +197,7 @@ class TextFolder(TextFiles):
             )
             for each in rows
         )
-        return Corpus(train, test, len(classes))
+        return train, test, len(classes)
 
     def _rows(self, file: Path) -> list[Row]:
         rows = list(read_rows(file, [*self.text, self.label]))
@@ -254,12 +249,12 @@ class AGNews(TextFiles):
                 )
         return found
 
-    def read(self, files: Sequence[Path]) -> Corpus:
+    def read(self, files: Sequence[Path]) -> tuple[Part, Part, int]:
         """Title and description are one text."""
         parts = [_news(file) for file in files]
         if self.from_test is None:
-            return Corpus(parts[0], parts[1], _CLASSES)
-        return Corpus(*_split(parts[0], self.from_test), _CLASSES)
+            return parts[0], parts[1], _CLASSES
+        return *_split(parts[0], self.from_test), _CLASSES
 
 
 def _news(file: Path) -> Part:

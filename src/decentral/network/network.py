@@ -78,22 +78,20 @@ class Network(PayloadVerbs, ABC):
 
     def mix(self, x: Tensor, round: int, lazy: bool = False) -> Tensor:
         """x_i <- sum_j W_ij x_j with the matrices of this round, or with (W + I) / 2. [k, ..., P] -> the same."""
-        return self.begin_mix(x, round, lazy).wait()
+        return self.begin_mix(x, round, lazy)()
 
-    def begin_mix(self, x: Tensor, round: int, lazy: bool = False) -> Mixing:
-        """`mix`, in the background: rows travel until `Mixing.wait`, before which x may be read but must not change.
+    def begin_mix(self, x: Tensor, round: int, lazy: bool = False) -> Callable[[], Tensor]:
+        """`mix`, in the background: rows travel until what is returned is called, which gives the mixed rows, once.
 
-        Several may be on their way, which all processes begin in the same order. Of a round of several exchanges the
-        first is in the background.
+        Until then x may be read but must not change. Several may be on their way, which all processes begin in the same
+        order. Of a round of several exchanges the first is in the background.
         """
-        return Mixing(
-            self._begin_observed, x, self.delivery.planned(round, lazy), lazy and self.delivery.in_several(round)
-        )
+        halve = lazy and self.delivery.in_several(round)
+        return self._begin_all(x, self.delivery.planned(round, lazy), halve)
 
     def mix_with(self, x: Tensor, W: MixingMatrix | np.ndarray) -> Tensor:
         """x_i <- sum_j W_ij x_j with a matrix, maybe dense [n, n], that depends on data, the same on all processes."""
-        once = exchange((MixingMatrix.of(W),), Split.contiguous)
-        return Mixing(self._begin_observed, x, [once], halve=False).wait()
+        return self._begin_all(x, [exchange((MixingMatrix.of(W),), Split.contiguous)])()
 
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
@@ -314,6 +312,19 @@ class Network(PayloadVerbs, ABC):
         rows = kernels.scratch_rows(len(incoming))
         kernels.relay_from(y, incoming, outgoing, self._relay_scratch.rows(y, rows, len(y)) if rows else ())
 
+    def _begin_all(self, x: Tensor, exchanges: Sequence[Exchange], halve: bool = False) -> Callable[[], Tensor]:
+        """The exchanges of a round, one after the other; `halve`: (x + the result) / 2 instead of the result."""
+        own, first = x.clone() if halve else None, [self._begin_observed(x, each) for each in exchanges[:1]]
+
+        def finish() -> Tensor:
+            for each in first:
+                each()
+            for later in exchanges[1:]:
+                self._begin_observed(x, later)()
+            return x if own is None else x.add_(own).mul_(0.5)
+
+        return finish
+
     def _begin_observed(self, x: Tensor, exchange: Exchange) -> Callable[[], object]:
         """`_begin`, counted, and in simulated time, too."""
         finish = self._begin(x, exchange)
@@ -330,28 +341,6 @@ class Network(PayloadVerbs, ABC):
             finish()
 
         return finish_in_time
-
-
-Begin = Callable[[Tensor, Exchange], Callable[[], object]]
-"""Begins to mix rows in place; what it returns, when called, ends it."""
-
-
-class Mixing:
-    """Rows that are being mixed, from `Network.begin_mix`."""
-
-    def __init__(self, begin: Begin, x: Tensor, exchanges: Sequence[Exchange], halve: bool) -> None:
-        """The exchanges of a round, one after the other; `halve`: (x + the result) / 2 instead of the result."""
-        self._begin, self._x, self._later = begin, x, list(exchanges[1:])
-        self._own = x.clone() if halve else None
-        self._finish = begin(x, exchanges[0]) if exchanges else None
-
-    def wait(self) -> Tensor:
-        """The mixed rows, in the memory of x. To be called once."""
-        if self._finish is not None:
-            self._finish()
-        for later in self._later:
-            self._begin(self._x, later)()
-        return self._x if self._own is None else self._x.add_(self._own).mul_(0.5)
 
 
 def pairings(n: int) -> list[list[tuple[int, int]]]:

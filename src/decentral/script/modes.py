@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from decentral.network.network import Mixing, Network
+from decentral.network.network import Network
 from decentral.script.parameters import Bucket, FlatParameters, Guard
 
 
@@ -54,7 +54,7 @@ class ModeStep:
         self.away = False  # whether the parameters are not this rank's own for a while
         self._flat, self._overlap = flat, overlap
         self._weights = net.known_ones()
-        self._mixings: list[Mixing] = []  # of the first buckets, those that are on their way
+        self._mixings: list[Callable[[], Tensor]] = []  # of the first buckets, those that are on their way
         self._missing: list[set[nn.Parameter]] = []  # by bucket: whose gradients have not come yet
         self._hooks: list[Any] = []
         self._forget()
@@ -171,7 +171,7 @@ class ModeStep:
 
     def _combine(self) -> None:
         for mixing in self._mixings:
-            mixing.wait()
+            mixing()
 
     def _forget(self) -> None:
         self._mixings.clear()

@@ -45,7 +45,7 @@ class Networks:
     def begin(self, verb: str, bundle: Bundle, round: int, workers_per_machine: int) -> Handle:
         """x_i <- sum_j W_ij x_j with W of this round, or with W (x) J / L of the topology for machines of L ranks."""
         mixings = [self._network(verb, x, workers_per_machine).begin_mix(x[None], round) for x in bundle.writable()]
-        return Handle(verb, None, lambda: bundle.restore([mixing.wait()[0] for mixing in mixings]))
+        return Handle(verb, None, lambda: bundle.restore([mixing()[0] for mixing in mixings]))
 
     def close(self) -> None:
         """Close all networks."""

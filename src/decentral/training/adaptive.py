@@ -168,7 +168,9 @@ class AdaptiveStepper(Stepper):
     def _explore(self) -> None:
         """Find out the gain of every candidate; afterwards all is as it was, but for time and bytes."""
         c, steps = self.compressor, self.compressor.explore_steps
-        before, keep = _Before(self.state, self.gradients), c.keep
+        problem, keep = self.gradients.problem, c.keep
+        live = [*self.gradients.rows().values(), self.state.compression_stats]  # what a step changes beside its state
+        kept, remembered = [each.clone() for each in live], copy.deepcopy(problem.state())
         c.measure_always(True)
         for ratio in c.candidates:
             c.send_share(ratio)
@@ -177,27 +179,13 @@ class AdaptiveStepper(Stepper):
                 state = self.algorithm.step(state, self.gradients, self.net, t)
                 total += self._gain()
             self.gains.append(total / steps)
-            before.restore()
+            for now, before in zip(live, kept, strict=True):
+                now.copy_(before)
+            if remembered:
+                problem.load_state(copy.deepcopy(remembered))
         c.measure_always(False)
         c.send_share(keep)
         self.explored += 1
-
-
-class _Before:
-    """What a step changes beside the rows that it is given: draws, losses, readings, and what the problem remembers."""
-
-    def __init__(self, state: Any, oracle: GradientOracle) -> None:
-        self._problem = oracle.problem
-        self._live = [*oracle.rows().values(), state.compression_stats]
-        self._kept = [each.clone() for each in self._live]
-        self._state = copy.deepcopy(oracle.problem.state())
-
-    def restore(self) -> None:
-        """All of it is as it was."""
-        for live, kept in zip(self._live, self._kept, strict=True):
-            live.copy_(kept)
-        if self._state:
-            self._problem.load_state(copy.deepcopy(self._state))
 
 
 class Probe:

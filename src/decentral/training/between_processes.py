@@ -145,7 +145,7 @@ class ThreadedStepper(Stepper):
         self.t = self._bound = step
         self.drawn = self.oracle.draws.tolist()
         self._latest = step * self.net.n
-        self._tickets.begin_at(self._latest)
+        self._tickets.following = self._latest
         self._ages = self._ages_before = Counter(dict(part["ages"]))
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class ThreadedStepper(Stepper):
             self._over = True
             self._gate.notify_all()
         self.mailbox.end(self._threads, "workers to end")
-        if not self.mailbox.failed:
+        if not self.mailbox.failure:
             for groups in self._groups.values():
                 groups.close()
             for pairs in self._pairs.values():

@@ -57,12 +57,6 @@ class _Header(NamedTuple):
     value: float = 0.0
 
 
-class _Outgoing(NamedTuple):
-    peer: int
-    header: _Header
-    buffer: Buffer | None = None  # to be sent after the header, and then given back
-
-
 class Mailbox(Threads):
     """Messages to and from the workers of this process; to be made by all processes of the group at once.
 
@@ -94,7 +88,8 @@ class Mailbox(Threads):
         self._handlers: dict[int, Handler] = {}
         self._leaving = False
         self._barriers = 0
-        self._outgoing: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
+        # peer, header, and what is to be sent after it and then given back
+        self._outgoing: queue.SimpleQueue[tuple[int, _Header, Buffer | None] | None] = queue.SimpleQueue()
         self._unsent, self._room = 0, self.condition(self._guard)
         self._threads: list[threading.Thread] = []
         if opens:
@@ -248,11 +243,11 @@ class Mailbox(Threads):
             if peer in self.left or self._leaving:
                 raise gone(peer)
             self._unsent += buffer is not None
-            self._outgoing.put(_Outgoing(peer, header, buffer))
+            self._outgoing.put((peer, header, buffer))
 
     def _tell(self, peer: int, kind: _System, number: int = 0) -> None:
         header = _Header(self.workers.start, self.layout[peer].start, kind, number)
-        self._outgoing.put(_Outgoing(peer, header))
+        self._outgoing.put((peer, header, None))
 
     def _deliver(self, message: Message) -> None:
         with self._guard:
@@ -265,14 +260,15 @@ class Mailbox(Threads):
 
     def _send_all(self) -> None:
         while (one := self._outgoing.get()) is not None:
+            peer, header, buffer = one
             try:
-                dist.send(torch.tensor(one.header, dtype=torch.float64), one.peer, group=self._group, tag=self._tag)
-                if one.buffer is not None:
-                    dist.send(one.buffer.memory, one.peer, group=self._group, tag=self._tag + 1)
+                dist.send(torch.tensor(header, dtype=torch.float64), peer, group=self._group, tag=self._tag)
+                if buffer is not None:
+                    dist.send(buffer.memory, peer, group=self._group, tag=self._tag + 1)
             except RuntimeError as error:
-                raise gone(one.peer) from error
-            if one.buffer is not None:
-                self._sharing.give_back(one.buffer)
+                raise gone(peer) from error
+            if buffer is not None:
+                self._sharing.give_back(buffer)
                 with self._room:
                     self._unsent -= 1
                     self._room.notify_all()

@@ -7,7 +7,6 @@ import queue
 import threading
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +16,6 @@ from decentral.network.asynchronous.mailbox import Mailbox
 from decentral.network.asynchronous.messages import Message, unnoted
 from decentral.network.transports.shared_memory import SharedMemory
 from decentral.network.windows.locks import Meeting
-
-
-class _Round(NamedTuple):
-    rows: dict[int, Tensor]  # by worker
-    mean: list[Tensor]  # empty, or the one there is
 
 
 class AllWorkers:
@@ -34,7 +28,8 @@ class AllWorkers:
     def __init__(self, mailbox: Mailbox) -> None:
         self._mailbox = mailbox
         self._condition = mailbox.condition()
-        self._rounds: dict[int, _Round] = {}
+        self._rounds: dict[int, tuple[dict[int, Tensor], list[Tensor]]] = {}
+        """Number -> rows by worker, and the mean as soon as there is one."""
         self._memory = SharedMemory(mailbox.layout, mailbox.timeout_s) if mailbox.shared else None
         self._meeting = Meeting(mailbox.timeout_s) if len(mailbox.layout) > 1 and not mailbox.shared else None
 
@@ -46,23 +41,20 @@ class AllWorkers:
         mailbox, size = self._mailbox, len(self._mailbox.workers)
         mailbox.check()
         with self._condition:
-            round = self._rounds.setdefault(number, _Round({}, []))
-            round.rows[worker] = row
-            complete = len(round.rows) == size
+            rows, found = self._rounds.setdefault(number, ({}, []))
+            rows[worker] = row
+            complete = len(rows) == size
             if complete:
                 del self._rounds[number]
             else:
-                mailbox.wait(
-                    self._condition,
-                    lambda: round.mean,
-                    lambda: f"the other workers to meet worker {worker} at number {number}",
-                )
+                whom = lambda: f"the other workers to meet worker {worker} at number {number}"  # noqa: E731
+                mailbox.wait(self._condition, lambda: found, whom)
         if complete:
-            mean = self._reduce([round.rows[own] for own in mailbox.workers])
+            mean = self._reduce([rows[own] for own in mailbox.workers])
             with self._condition:
-                round.mean.append(mean)
+                found.append(mean)
                 self._condition.notify_all()
-        return round.mean[0]
+        return found[0]
 
     def close(self) -> None:
         """Let go of the memory."""
@@ -94,12 +86,9 @@ class Tickets:
         self._mailbox, self._ask, self._answer = mailbox, kind, kind + 1
         self._asked = dict.fromkeys(mailbox.workers, 0)
         self._guard = threading.Lock()  # messages from here are handled in the threads of their workers
-        self._next = 0
+        self.following = 0
+        """The next ticket; to be set on all processes, before anybody asks."""
         mailbox.handle(self._ask, self._give)
-
-    def begin_at(self, number: int) -> None:
-        """The next ticket is this one; on all processes, before anybody asks."""
-        self._next = number
 
     def next(self, worker: int) -> int:
         """The next one, for a local worker, in its thread. Raises what `Mailbox` raises."""
@@ -114,7 +103,7 @@ class Tickets:
 
     def _give(self, message: Message) -> None:
         with self._guard:
-            ticket, self._next = self._next, self._next + 1
+            ticket, self.following = self.following, self.following + 1
         self._mailbox.send(0, message.source, self._answer, message.number, torch.tensor([ticket]))
 
 

@@ -30,7 +30,8 @@ class Threads:
         self.left: set[int] = set()
         """The processes that have left: who waits for one of them, waits in vain."""
         self._conditions: list[threading.Condition] = []
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
+        """What has gone wrong first, of which all hear."""
         self._first = threading.Lock()
 
     def condition(self, lock: Any = None) -> threading.Condition:
@@ -62,14 +63,9 @@ class Threads:
                 raise TimeoutError(f"timed out after {self.timeout_s:g} s of waiting for {whom()}")
             condition.wait(min(left, threading.TIMEOUT_MAX))
 
-    @property
-    def failed(self) -> bool:
-        """Whether something has gone wrong that all hear of."""
-        return self._failure is not None
-
     def check(self) -> None:
         """Raise what has failed in another thread, if anything has."""
-        failure = self._failure
+        failure = self.failure
         if isinstance(failure, ConnectionError | TimeoutError):
             raise type(failure)(str(failure)) from failure
         if failure is not None:
@@ -78,7 +74,7 @@ class Threads:
     def fail(self, failure: BaseException) -> None:
         """From now on everybody who waits or sends in this process hears of this, or of what was said before it."""
         with self._first:
-            self._failure = self._failure or failure
+            self.failure = self.failure or failure
         self.tell_all()
 
     def start(self, name: str, work: Callable[..., object], *arguments: object) -> threading.Thread:
@@ -99,7 +95,7 @@ class Threads:
         be waiting for ever, and end with the process."""
         deadline = time.monotonic() + self.timeout_s
         for thread in threads:
-            while thread.is_alive() and not self.failed:
+            while thread.is_alive() and not self.failure:
                 if time.monotonic() > deadline:
                     raise TimeoutError(f"timed out after {self.timeout_s:g} s of waiting for {who}")
                 thread.join(_GLANCE_S)

@@ -159,7 +159,7 @@ class WaitAvoidingGroups:
         while True:
             with member.condition:
                 while member.called < version:
-                    if self._closing or self._mailbox.failed:
+                    if self._closing or self._mailbox.failure:
                         return
                     member.condition.wait()
             if self._rules.synchronizes(version):

@@ -11,7 +11,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import NamedTuple
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -68,12 +67,6 @@ class ByteLocks:
 _NOBODY = -1
 
 
-class _Turn(NamedTuple):
-    who: int
-    then: Callable[[], object]
-    keep: bool
-
-
 class Turns:
     """For each lock, whose turn it is, and what waits for it: nobody who asks is made to stand still.
 
@@ -83,23 +76,19 @@ class Turns:
     def __init__(self) -> None:
         self._guard = threading.Lock()
         self._held: dict[int, list[int]] = {}  # lock -> [who, how often]
-        self._waiting: defaultdict[int, deque[_Turn]] = defaultdict(deque)
+        self._waiting: defaultdict[int, deque[tuple[int, Callable[[], object], bool]]] = defaultdict(deque)
 
     def ask(self, lock: int, who: int, then: Callable[[], object], keep: bool) -> None:
         """Call `then` when it is the turn of process `who`: now, or later, in the thread that ends the turn before.
 
         The turn lasts until `give_back` if it is to be kept, else until `then` returns. Who keeps one need not wait.
         """
-        turn = _Turn(who, then, keep)
         with self._guard:
-            held = self._held.get(lock)
-            if held is not None and held[0] != who:
-                self._waiting[lock].append(turn)
+            held = self._held.setdefault(lock, [who if keep else _NOBODY, 0])
+            if held[1] and held[0] != who:
+                self._waiting[lock].append((who, then, keep))
                 return
-            if held is not None:
-                held[1] += 1
-            else:
-                self._begin(lock, turn)
+            held[1] += 1
         then()
         if not keep:
             self._end(lock)
@@ -109,7 +98,7 @@ class Turns:
         with self._guard:
             if self.holder(lock) != who:
                 waiting = self._waiting[lock]
-                waiting.remove(next(turn for turn in waiting if turn.who == who and turn.keep))
+                waiting.remove(next(turn for turn in waiting if turn[0] == who and turn[2]))
                 return
         self._end(lock)
 
@@ -128,14 +117,11 @@ class Turns:
                 del self._held[lock]
                 if not self._waiting[lock]:
                     return
-                turn = self._waiting[lock].popleft()
-                self._begin(lock, turn)
-            turn.then()
-            if turn.keep:
+                who, then, keep = self._waiting[lock].popleft()
+                self._held[lock] = [who if keep else _NOBODY, 1]
+            then()
+            if keep:
                 return
-
-    def _begin(self, lock: int, turn: _Turn) -> None:
-        self._held[lock] = [turn.who if turn.keep else _NOBODY, 1]
 
 
 _TIMED_OUT = re.compile(r"timed out|timeout", re.IGNORECASE)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,17 +13,25 @@ from torch import Tensor
 from decentral.randomness import torch_generator
 
 
-class DrawOrder(Protocol):
-    """`order(draw)` -> for each local worker what it draws, as `Loaded.train_batches` of the data wants to be told."""
+class DrawOrder(ABC):
+    """`order(draw)` -> for each local worker what it draws, as `Loaded.drawn` of the data wants to be told."""
+
+    workers: range
 
     def __call__(self, draw: int) -> Any:
-        """Of all k local workers: indices [k, B], say."""
+        """Of all k local workers: indices [k, B], or a list."""
+        return self.of(*range(len(self.workers)))(draw)
 
     def of(self, *local: int) -> Callable[[int], Any]:
-        """The same of some local workers alone: draw -> [r, B]."""
+        """The same of some local workers alone: draw -> [r, B], or a list."""
+        return lambda draw: [self.row(i, draw) for i in local]
+
+    @abstractmethod
+    def row(self, i: int, draw: int) -> Any:
+        """The indices [B] of one draw of local worker i; fewer in the last batch of an epoch if that is not dropped."""
 
 
-class BatchOrder:
+class BatchOrder(DrawOrder):
     """`order(draw)` -> indices [k, B] into the training set, one row per local worker.
 
     All workers take the same number of samples per epoch, m = floor(N / n): batch b of an epoch is the places b B ...
@@ -47,24 +56,17 @@ class BatchOrder:
         self.steps_per_epoch = full if drop_last or not rest else full + 1
         self._shuffles = [(-1, part) for part in self.parts]  # of each part: the epoch, and the part as shuffled then
 
-    def __call__(self, draw: int) -> Tensor:
-        """The indices [k, B] of this draw; B is smaller in the last batch of an epoch if that is not dropped."""
-        return self._batches(range(len(self.parts)), draw)
-
     def of(self, *local: int) -> Callable[[int], Tensor]:
-        """The same of some local workers alone: draw -> [r, B]."""
-        return lambda draw: self._batches(local, draw)
+        """See `DrawOrder`."""
+        return lambda draw: torch.stack([self.row(i, draw) for i in local])
 
     def row(self, i: int, draw: int) -> Tensor:
-        """The indices [B] of one draw of local worker i."""
+        """See `DrawOrder`."""
         epoch, batch = divmod(draw, self.steps_per_epoch)
         start = batch * self.batch_size
         stop = min(start + self.batch_size, self.samples_per_epoch)
         part = self._part(i, epoch)
         return part[start:stop] if stop <= len(part) else part[torch.arange(start, stop) % len(part)]
-
-    def _batches(self, local: Iterable[int], draw: int) -> Tensor:
-        return torch.stack([self.row(i, draw) for i in local])
 
     def _part(self, i: int, epoch: int) -> Tensor:
         """The part of local worker i as it is shuffled in an epoch."""

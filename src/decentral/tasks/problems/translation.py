@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -20,6 +21,7 @@ from decentral.partition.partition import class_counts
 from decentral.randomness import numpy_generator
 from decentral.store.files import csv_text, write_text
 from decentral.store.metrics import Metric
+from decentral.tasks.problems.batches import DrawOrder
 from decentral.tasks.problems.supervised import Supervised
 from decentral.tasks.task import Scope, TaskConfig
 
@@ -100,7 +102,7 @@ def _in_a_row(words: list[str], n: int) -> Counter[tuple[str, ...]]:
     return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
 
 
-class Buckets:
+class Buckets(DrawOrder):
     """`order(draw)` -> for each local worker the numbers [B] of the sentence pairs that it draws: a list of k.
 
     A bucket holds the pairs whose longer side has about as many tokens. In each pass a worker goes once through all its
@@ -136,15 +138,7 @@ class Buckets:
         self.batches_per_pass = [counts[i] for i in workers]
         self._passes: list[tuple[int, list[np.ndarray]]] = [(-1, []) for _ in workers]
 
-    def __call__(self, draw: int) -> list[np.ndarray]:
-        """See above."""
-        return [self.batch(i, draw) for i in range(len(self.parts))]
-
-    def of(self, *local: int) -> Callable[[int], list[np.ndarray]]:
-        """The same of some local workers alone."""
-        return lambda draw: [self.batch(i, draw) for i in local]
-
-    def batch(self, i: int, draw: int) -> np.ndarray:
+    def row(self, i: int, draw: int) -> np.ndarray:
         """The numbers [B] of local worker i."""
         number, place = divmod(draw, self.batches_per_pass[i])
         if self._passes[i][0] != number:
@@ -159,11 +153,6 @@ class Buckets:
             ordered = shuffled[np.argsort(self.slack[shuffled], kind="stable")]
             batches += np.array_split(ordered, -(-len(pairs) // int(self.most[bucket])))
         return [batches[j] for j in generator.permutation(len(batches))]
-
-
-def _num_batches(self, pairs: np.ndarray) -> int:
-    """Of so many pairs [buckets] of one worker."""
-    return int(-(-pairs // self.most).sum())
 
 
 def greedy(module: nn.Module, source: Tensor, extra_length: int) -> list[list[int]]:
@@ -235,22 +224,14 @@ def _most(source: Tensor, extra_length: int) -> Tensor:
     return (source != PAD).sum(1).cpu() + extra_length
 
 
-class SmoothedLoss:
-    """Cross-entropy of tokens with label smoothing; what fills up counts for nothing."""
+def smoothed_loss(outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean", smoothing: float = 0.0) -> Tensor:
+    """Cross-entropy with label smoothing of logits [B, T, vocabulary] and tokens [B, T], without what fills up.
 
-    def __init__(self, smoothing: float) -> None:
-        self.smoothing = smoothing
-
-    def __call__(self, outputs: Tensor, targets: Tensor, /, *, reduction: str = "mean") -> Tensor:
-        """Logits [B, T, vocabulary] and tokens [B, T] -> the mean over tokens, their sum, or [B, T]."""
-        found = F.cross_entropy(
-            outputs.flatten(0, -2),
-            targets.flatten(),
-            ignore_index=PAD,
-            label_smoothing=self.smoothing,
-            reduction=reduction,
-        )
-        return found.view(targets.shape) if reduction == "none" else found
+    The mean over tokens, their sum, or [B, T].
+    """
+    flat = outputs.flatten(0, -2), targets.flatten()
+    found = F.cross_entropy(*flat, ignore_index=PAD, label_smoothing=smoothing, reduction=reduction)
+    return found.view(targets.shape) if reduction == "none" else found
 
 
 class Translating(Supervised):
@@ -265,7 +246,7 @@ class Translating(Supervised):
     num_statistics = COUNTS + 2
 
     def __init__(self, task: Translation, config: TaskConfig, workers: range, device: torch.device) -> None:
-        self.loss = SmoothedLoss(task.label_smoothing)
+        self.loss = partial(smoothed_loss, smoothing=task.label_smoothing)
         self.translation = task
         super().__init__(task, config, workers, device)
         self.bleu: WordBleu | TextBleu = WordBleu() if self.data.text.plain else TextBleu()

@@ -17,14 +17,12 @@ _CLOSE_TIMEOUT_S = 30.0
 _MAX_WAITING = 10_000
 
 
-class Sink(ABC):
-    """Somewhere that metrics go."""
+class Sink:
+    """Somewhere that metrics go; this one swallows everything."""
 
-    @abstractmethod
     def log(self, step: int, values: dict[str, float]) -> None:
         """Show these values at this step; steps do not decrease."""
 
-    @abstractmethod
     def close(self, status: str) -> None:
         """Finish, saying what has become of the run (a `store.Status`)."""
 
@@ -52,15 +50,7 @@ class NoLogger(Logger):
 
     def open(self, run_id: str, config: dict[str, Any], directory: Path) -> Sink:
         """A sink that swallows everything."""
-        return _Nowhere()
-
-
-class _Nowhere(Sink):
-    def log(self, step: int, values: dict[str, float]) -> None:
-        pass
-
-    def close(self, status: str) -> None:
-        pass
+        return Sink()
 
 
 def require(package: str, key: str, install: str) -> None:
@@ -86,7 +76,8 @@ class Guarded(Sink):
     ) -> None:
         self._name = getattr(logger, "name", type(logger).__name__)
         self._close_timeout_s = close_timeout_s
-        self._failed = False
+        self.failed = False
+        """Whether something was not logged."""
         self._giving_up = threading.Lock()
         self._waiting: queue.Queue[tuple[int, dict[str, float]] | str] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(
@@ -96,21 +87,16 @@ class Guarded(Sink):
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Hand the values over; takes microseconds."""
-        if self._failed:
+        if self.failed:
             return
         try:
             self._waiting.put_nowait((step, dict(values)))
         except queue.Full:
             self._give_up("it is too slow")
 
-    @property
-    def failed(self) -> bool:
-        """Whether something was not logged."""
-        return self._failed
-
     def close(self, status: str) -> None:
         """Wait, for a limited time, until everything is logged."""
-        if self._failed:
+        if self.failed:
             return
         try:
             self._waiting.put_nowait(status)
@@ -124,7 +110,7 @@ class Guarded(Sink):
     def _serve(self, logger: Logger, run_id: str, config: dict[str, Any], directory: Path) -> None:
         try:
             sink = logger.open(run_id, config, directory)
-            while not self._failed:
+            while not self.failed:
                 item = self._waiting.get()
                 if isinstance(item, str):
                     sink.close(item)
@@ -135,9 +121,9 @@ class Guarded(Sink):
 
     def _give_up(self, reason: str) -> None:
         with self._giving_up:
-            if not self._failed:
+            if not self.failed:
                 warn(self._name, f"stopped: {reason}. The run goes on, and its results are in its directory.")
-            self._failed = True
+            self.failed = True
 
 
 def warn(name: str, text: str) -> None:
