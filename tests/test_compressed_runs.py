@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from configure import configure
-from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.ratio import Knee, Solver
-from decentral.compression.rows import RowLayout
+from decentral.compression.rows import AcceptedCompression, RowLayout
 from decentral.compression.sparse import TopK
 from decentral.errors import ConfigError
 from decentral.registry import components

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from decentral.algorithms.allreduce import AllReduce
 from decentral.compression.artopk import Select
-from decentral.compression.compressor import AcceptedCompression, Compressor, Encoder
-from decentral.compression.rows import Address, RowLayout
+from decentral.compression.compressor import Compressor, Encoder
+from decentral.compression.rows import AcceptedCompression, Address, RowLayout
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.network.payload import Payload, Sizes

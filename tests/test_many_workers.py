@@ -21,7 +21,8 @@ from decentral.network.local import LocalNetwork
 from decentral.registry import components
 from decentral.topology.communication import Communication
 from decentral.topology.delivery import Losses
-from decentral.topology.requirements import Need, check
+from decentral.topology.requirements import check
+from decentral.topology.rounds import Need
 from table import ALGORITHMS, TOPOLOGIES
 
 # -- A thousand workers on every topology, four thousand on some: nothing that a run does needs an n x n  --------------

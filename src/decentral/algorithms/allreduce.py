@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.compression.compressor import AcceptedCompression
+from decentral.compression.rows import AcceptedCompression
 
 if TYPE_CHECKING:
     from torch import Tensor

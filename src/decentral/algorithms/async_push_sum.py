@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Gradient, Local, Team
 from decentral.cluster.operations import Push, Slots, Take
 from decentral.optim.rows import add
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

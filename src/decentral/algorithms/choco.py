@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.states import Start
-from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.gossip import send
+from decentral.compression.rows import AcceptedCompression
 from decentral.optim.rows import add, sub
 from decentral.settings import setting
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.dpsgd import Mode
 from decentral.optim.rows import add, copy, scale, sub
 from decentral.settings import setting
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from torch import Tensor

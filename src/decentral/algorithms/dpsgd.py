@@ -7,9 +7,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.compression.compressor import AcceptedCompression
+from decentral.compression.rows import AcceptedCompression
 from decentral.optim.rows import add
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from torch import Tensor

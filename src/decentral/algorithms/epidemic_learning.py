@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.algorithms.states import OnlyModels
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from decentral.algorithms.algorithm import Oracle

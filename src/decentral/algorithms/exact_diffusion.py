@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from decentral.algorithms.d2 import D2
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need
 
 
 @dataclass

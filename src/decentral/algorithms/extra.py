@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.algorithms.states import WithCorrections
 from decentral.optim.rows import add, sub
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from decentral.algorithms.algorithm import Oracle

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from decentral.algorithms.algorithm import Algorithm
 from decentral.optim.rows import add, copy, sub
 from decentral.settings import setting
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from decentral.algorithms.algorithm import Algorithm
 from decentral.algorithms.dpsgd import Mode
 from decentral.algorithms.states import beside_zeros
 from decentral.optim.rows import add, sub
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from decentral.algorithms.states import WithMomentum
 from decentral.optim.optimizer import is_zero
 from decentral.optim.rows import add, copy, scale, sub
 from decentral.settings import setting
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from decentral.algorithms.algorithm import Oracle

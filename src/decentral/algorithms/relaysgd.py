@@ -26,12 +26,11 @@ from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.compression.compressor import AcceptedCompression
+from decentral.compression.rows import AcceptedCompression
 from decentral.errors import ConfigError
 from decentral.optim.rows import add, copy
 from decentral.settings import setting
-from decentral.topology.facts import mean_delay
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need, mean_delay
 
 if TYPE_CHECKING:
     from torch import Tensor

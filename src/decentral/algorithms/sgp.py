@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 from decentral.algorithms.algorithm import Algorithm
 from decentral.optim.rows import add
 from decentral.settings import setting
-from decentral.topology.requirements import Need
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from torch import Tensor

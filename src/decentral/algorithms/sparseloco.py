@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from decentral.algorithms.algorithm import Algorithm
-from decentral.compression.compressor import AcceptedCompression
+from decentral.compression.rows import AcceptedCompression
 from decentral.optim.rows import copy, scale, sub
 from decentral.settings import setting
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from enum import Enum
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from decentral.compression.gossip import relay, send
-from decentral.compression.rows import Address, RowLayout, Scratch, payload_of
+from decentral.compression.rows import AcceptedCompression, Address, RowLayout, Scratch, payload_of
 from decentral.settings import Settings
 
 if TYPE_CHECKING:
@@ -23,18 +22,6 @@ if TYPE_CHECKING:
 
 MEASURED_EVERY = 10
 """How often it is measured what messages leave out, in steps: it takes some passes over memory."""
-
-
-class AcceptedCompression(Enum):
-    """Which compressors an algorithm can use."""
-
-    nothing = "nothing"
-    rows = "rows"
-    """Those that give every coordinate a number (`fills`): what is sent is a row, rounded."""
-    payloads = "payloads"
-    """Those that encode a row by itself (`Encoder`): any message from one worker to others."""
-    means = "means"
-    """All: it needs the mean of all workers, and leaves to the compressor how it is formed (`combine`)."""
 
 
 class Compressor(Settings, ABC, where="compress"):

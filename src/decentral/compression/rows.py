@@ -1,9 +1,10 @@
-"""Where parameters lie in a row, what a message's draws are addressed by, and memory to work in."""
+"""Which compressors suit whom, where parameters lie in a row, what draws are addressed by, and memory to work in."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 if TYPE_CHECKING:
@@ -11,6 +12,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from decentral.network.payload import Payload
+
+
+class AcceptedCompression(Enum):
+    """Which compressors an algorithm can use."""
+
+    nothing = "nothing"
+    rows = "rows"
+    """Those that give every coordinate a number (`fills`): what is sent is a row, rounded."""
+    payloads = "payloads"
+    """Those that encode a row by itself (`Encoder`): any message from one worker to others."""
+    means = "means"
+    """All: it needs the mean of all workers, and leaves to the compressor how it is formed (`combine`)."""
 
 
 class RowLayout(NamedTuple):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm
 from decentral.cluster.cluster import VirtualCluster
-from decentral.compression.compressor import AcceptedCompression
 from decentral.compression.dense import NoCompression
+from decentral.compression.rows import AcceptedCompression
 from decentral.config.identity import init_directory
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
@@ -17,7 +17,8 @@ from decentral.host.torchrun import under_torchrun
 from decentral.registry import components
 from decentral.store.models import FILE, stored_facts
 from decentral.topology.communication import Communication
-from decentral.topology.requirements import Need, check
+from decentral.topology.requirements import check
+from decentral.topology.rounds import Need
 
 if TYPE_CHECKING:
     from collections.abc import Callable

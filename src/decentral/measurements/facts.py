@@ -14,7 +14,7 @@ from decentral.measurements.measurement import Measurement, check_losses
 from decentral.measurements.values import Curve, Labels, Point, Value
 from decentral.topology import facts
 from decentral.topology.groups import GroupSchedule, activation_children, check_groups, dimension, group_period
-from decentral.topology.rounds import Rounds
+from decentral.topology.rounds import Rounds, mean_delay
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -116,7 +116,7 @@ QUANTITIES: dict[str, Callable[[Config], float]] = {
     "second_eigenvalue": _of_rounds(lambda one: facts.second_largest_eigenvalue_modulus(one.matrices(0)[0])),
     "smallest_eigenvalue": _of_rounds(lambda one: facts.smallest_eigenvalue(one.matrices(0)[0])),
     "relay_second_eigenvalue": _of_rounds(lambda one: facts.second_largest_eigenvalue_modulus(facts.relay_matrix(one))),
-    "correction": _of_rounds(lambda one: 1 + facts.mean_delay(one)),
+    "correction": _of_rounds(lambda one: 1 + mean_delay(one)),
     "measured_correction": measured_correction,
     "half_of_diameter": _of_rounds(lambda one: float(one.hops().max()) / 2),
 }

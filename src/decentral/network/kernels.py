@@ -20,11 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.topology.mixing_matrix import MixingMatrix
-from decentral.topology.rounds import RelayEdges
-
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+
+    from decentral.topology.mixing_matrix import MixingMatrix
+    from decentral.topology.rounds import RelayEdges
 
 _BLOCK_BYTES = 8 << 20  # of a block of rows on a CPU: for smaller ones, calls cost more than the cache saves
 _LEAST_COLUMNS = 1 << 14  # of a block: with fewer, calls take longer than what they do, however many rows there are

@@ -15,9 +15,8 @@ from decentral.network import kernels
 from decentral.network.payload import PayloadVerbs
 from decentral.network.traffic import Traffic
 from decentral.topology.delivery import Delivery, Exchange, Losses, exchange
-from decentral.topology.facts import mean_delay
 from decentral.topology.mixing_matrix import MixingMatrix
-from decentral.topology.rounds import Rounds, Split, slices
+from decentral.topology.rounds import Rounds, Split, mean_delay, slices
 
 if TYPE_CHECKING:
     from decentral.cluster.links import Prices

@@ -30,9 +30,8 @@ from decentral.script.components import has_setting, in_a_script, topology_from
 from decentral.script.handle import answers, end_in_a_sentence, hinted, leave_at_the_end, refuse_a_fork
 from decentral.script.peers import Peers
 from decentral.topology.communication import Communication
-from decentral.topology.requirements import Need
 from decentral.topology.requirements import check as check_needs
-from decentral.topology.rounds import Rounds
+from decentral.topology.rounds import Need, Rounds
 from decentral.topology.topology import Topology
 from decentral.topology.trees import Chain
 

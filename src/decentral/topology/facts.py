@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from decentral.topology.graph import Graph, hops, is_connected, is_undirected, sum_of_tree_hops
+from decentral.topology.graph import Graph
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds
 
@@ -60,23 +60,6 @@ def _lanczos(W: MixingMatrix, **how: Any) -> np.ndarray:
 
 def _eigenvalues(W: np.ndarray) -> np.ndarray:
     return np.linalg.eigvalsh(W) if np.array_equal(W, W.T) else np.linalg.eigvals(W)
-
-
-def mean_delay(rounds: Rounds, overlap: bool = False) -> float:
-    """How many steps old, on average, the models are that RelaySum adds up: (1/n^2) sum_ij max(tau_ij - 1, 0).
-
-    A neighbour's message is used in the step in which it is sent; with `overlap` in the next one, so the delay is
-    tau_ij. Averaged over the pieces. 1 + mean_delay is the factor by which RelaySGD shrinks the effect of a single
-    update (Vogels et al., NeurIPS 2021, appendix D.1). The rounds must not change and every piece be connected.
-    """
-    n, total = rounds.num_workers, 0
-    for graph in rounds.graphs():
-        assert is_connected(graph), "some workers never hear of each other"
-        is_tree = len(graph) == 2 * (n - 1) and is_undirected(graph)
-        total += sum_of_tree_hops(graph) if is_tree else int(hops(graph).sum())
-    if not overlap:
-        total -= rounds.num_pieces * n * (n - 1)  # one for each pair of different workers
-    return total / (rounds.num_pieces * n * n)
 
 
 def relay_matrix(rounds: Rounds) -> np.ndarray:

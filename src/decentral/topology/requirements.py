@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
-from enum import Enum
 from itertools import islice
 
 import numpy as np
@@ -14,42 +13,12 @@ from decentral.errors import ConfigError
 from decentral.topology.facts import largest_laplacian_eigenvalue, smallest_eigenvalue
 from decentral.topology.graph import is_connected, is_undirected, union
 from decentral.topology.mixing_matrix import MixingMatrix
-from decentral.topology.rounds import MEAN, Rounds, all_edges, two_sides
+from decentral.topology.rounds import MEAN, Need, Rounds, all_edges, two_sides
 
 _TOLERANCE = 1e-9
 _MATRICES_REMEMBERED = 64
 _CHOOSE, _GIVEN = "use topology.weights=", "give other weights"
 _PUSH_SUM = "an algorithm with push-sum, such as algo=sgp"
-
-
-class Need(Enum):
-    """Properties of the rounds of a topology, checked in this order.
-
-    - whole: models travel in one piece.
-    - static: the same matrices in every round.
-    - undirected: every edge has its opposite.
-    - connected: over one period, every worker's messages can reach every other one, in every piece.
-    - tree: static, undirected, connected and without cycles, in every piece (RelaySum).
-    - row_stochastic: W 1 = 1, agreement stays. Pull weights have no more: repeated, they agree on a weighted mean.
-    - column_stochastic: 1^T W = 1^T, the sum over workers is kept (push-sum).
-    - doubly_stochastic: both, so that the mean is kept and agreement stays (gossip).
-    - symmetric: W = W^T.
-    - bipartite: the workers fall into two halves, and all edges, of all rounds, go from one to the other.
-    - d2_spectrum: symmetric with smallest eigenvalue >= -1/3, up to 1e-9. D2's analysis wants it above -1/3; rings of
-      even length with metropolis weights sit exactly there, where the RelaySGD paper runs D2: equality passes.
-    """
-
-    whole = "whole"
-    static = "static"
-    undirected = "undirected"
-    connected = "connected"
-    tree = "tree"
-    row_stochastic = "row_stochastic"
-    column_stochastic = "column_stochastic"
-    doubly_stochastic = "doubly_stochastic"
-    symmetric = "symmetric"
-    bipartite = "bipartite"
-    d2_spectrum = "d2_spectrum"
 
 
 def check(rounds: Rounds, needs: AbstractSet[Need], algo: str, topology: str, weights_given: bool = False) -> None:

@@ -20,6 +20,36 @@ _ROUNDS_KEPT = 32
 _ENTRIES_KEPT = 1 << 20
 
 
+class Need(Enum):
+    """Properties of the rounds of a topology, checked in this order.
+
+    - whole: models travel in one piece.
+    - static: the same matrices in every round.
+    - undirected: every edge has its opposite.
+    - connected: over one period, every worker's messages can reach every other one, in every piece.
+    - tree: static, undirected, connected and without cycles, in every piece (RelaySum).
+    - row_stochastic: W 1 = 1, agreement stays. Pull weights have no more: repeated, they agree on a weighted mean.
+    - column_stochastic: 1^T W = 1^T, the sum over workers is kept (push-sum).
+    - doubly_stochastic: both, so that the mean is kept and agreement stays (gossip).
+    - symmetric: W = W^T.
+    - bipartite: the workers fall into two halves, and all edges, of all rounds, go from one to the other.
+    - d2_spectrum: symmetric with smallest eigenvalue >= -1/3, up to 1e-9. D2's analysis wants it above -1/3; rings of
+      even length with metropolis weights sit exactly there, where the RelaySGD paper runs D2: equality passes.
+    """
+
+    whole = "whole"
+    static = "static"
+    undirected = "undirected"
+    connected = "connected"
+    tree = "tree"
+    row_stochastic = "row_stochastic"
+    column_stochastic = "column_stochastic"
+    doubly_stochastic = "doubly_stochastic"
+    symmetric = "symmetric"
+    bipartite = "bipartite"
+    d2_spectrum = "d2_spectrum"
+
+
 class Split(Enum):
     """How the coordinates of a model are dealt to d pieces: every d-th one, or in consecutive blocks."""
 
@@ -156,6 +186,23 @@ class Rounds:
     def hops(self) -> np.ndarray:
         """tau_ij [d, n, n], for reading: over how many edges a message of j reaches i in each piece; -1 for never."""
         return np.stack([graph.hops(one) for one in self.graphs()])
+
+
+def mean_delay(rounds: Rounds, overlap: bool = False) -> float:
+    """How many steps old, on average, the models are that RelaySum adds up: (1/n^2) sum_ij max(tau_ij - 1, 0).
+
+    A neighbour's message is used in the step in which it is sent; with `overlap` in the next one, so the delay is
+    tau_ij. Averaged over the pieces. 1 + mean_delay is the factor by which RelaySGD shrinks the effect of a single
+    update (Vogels et al., NeurIPS 2021, appendix D.1). The rounds must not change and every piece be connected.
+    """
+    n, total = rounds.num_workers, 0
+    for one in rounds.graphs():
+        assert graph.is_connected(one), "some workers never hear of each other"
+        is_tree = len(one) == 2 * (n - 1) and graph.is_undirected(one)
+        total += graph.sum_of_tree_hops(one) if is_tree else int(graph.hops(one).sum())
+    if not overlap:
+        total -= rounds.num_pieces * n * (n - 1)  # one for each pair of different workers
+    return total / (rounds.num_pieces * n * n)
 
 
 def all_edges(rounds: Rounds) -> Graph:
