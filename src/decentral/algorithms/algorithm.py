@@ -131,7 +131,6 @@ class Algorithm(Settings, ABC, where="algo"):
 
     def check_workers(self, num_workers: int) -> None:
         """Raises ConfigError, in one sentence, if the method cannot do with so many workers; quick, without torch."""
-        return None
 
     @abstractmethod
     def init(self, x: Tensor, net: Network) -> Any:

@@ -76,7 +76,6 @@ class Compressor(Settings, ABC, where="compress"):
 
     def __post_init__(self) -> None:
         """Raises ConfigError for settings that make no sense."""
-        return
 
     def bound(self, layout: RowLayout, seed: int, steps_per_epoch: float = 1.0) -> Self:
         """A copy for rows of this layout. Raises ConfigError if it cannot compress such rows.

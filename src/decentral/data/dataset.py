@@ -239,7 +239,6 @@ class Loaded(ABC):
 
     def close(self) -> None:
         """Release what is held, if it does not go with the object, which is not used afterwards."""
-        return None
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:

@@ -129,4 +129,3 @@ class Running(ABC):
 
     def close(self) -> None:
         """Release what is held."""
-        return None

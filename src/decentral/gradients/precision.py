@@ -68,13 +68,12 @@ class Precision(Enum):
             yield
 
 
-def float32(device: torch.device, matrices: str = "ieee") -> AbstractContextManager[None]:
-    """Matrix products and convolutions of float32 as `matrices`: ieee or tf32. CPUs only know the first."""
-    return _float32(matrices) if device.type == "cuda" else nullcontext()
-
-
 @contextmanager
-def _float32(matrices: str) -> Iterator[None]:
+def float32(device: torch.device, matrices: str = "ieee") -> Iterator[None]:
+    """Matrix products and convolutions of float32 as `matrices`: ieee or tf32. CPUs only know the first."""
+    if device.type != "cuda":
+        yield
+        return
     import torch
 
     matmul: Any = torch.backends.cuda.matmul

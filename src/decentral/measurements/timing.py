@@ -59,7 +59,6 @@ class Work(ABC):
 
     def close(self) -> None:
         """Release what is held."""
-        return None
 
 
 @dataclass(frozen=True)

@@ -276,7 +276,6 @@ class Network(PayloadVerbs, ABC):
 
     def close(self) -> None:
         """Release what is held; the network is not used afterwards."""
-        return None
 
     def _mix_piece(self, x: Tensor, remote: dict[int, Tensor], exchange: Exchange, h: int) -> None:
         """Mix piece h of the local rows [k, ..., P'] with the rows that have come, by their workers."""

@@ -36,7 +36,6 @@ class Partition(Settings, ABC, where="partition"):
 
     def check_labels(self, num_labels: int, num_workers: int) -> None:
         """Raise ConfigError if samples with so many different labels cannot be dealt to `num_workers`."""
-        return None
 
 
 def class_counts(labels: np.ndarray, indices: list[np.ndarray], num_classes: int) -> np.ndarray:

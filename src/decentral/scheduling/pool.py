@@ -59,7 +59,6 @@ class Pool(ABC):
 
     def expect(self, jobs: int) -> None:
         """How many jobs wait to be started, the next one included: a pool may share its cores out between them."""
-        return None
 
     @abstractmethod
     def has_room(self, job: Job) -> bool:

@@ -156,11 +156,9 @@ class Task(Settings, ABC, where="task"):
 
     def check(self, config: TaskConfig) -> None:
         """Refuse, quickly and without torch, what cannot work. Raises ConfigError."""
-        return None
 
     def prepare(self, config: TaskConfig) -> None:
         """Do slow things once, before any worker starts: download, decode. Raises ConfigError."""
-        return None
 
     def useful_processes(self, config: TaskConfig) -> float:
         """The most processes that `processes=auto` should start; math.inf for one per core."""
@@ -221,7 +219,6 @@ class Problem(ABC):
         Before the first of these draws [k], at models x [k, P]. Where they differ, gradients are computed one by one
         from then on, which `facts` and `notes` say. Raises ConfigError if they must not be.
         """
-        return None
 
     @abstractmethod
     def worker_statistics(self, x: Tensor, workers: Sequence[int] | None = None, scope: Scope = WHOLE) -> Tensor:
@@ -261,7 +258,6 @@ class Problem(ABC):
 
     def save_tables(self, directory: Path) -> None:
         """Write what describes the problem, such as the distribution of the data (partition.csv)."""
-        return None
 
     def model_states(self) -> list[dict[str, Any]]:
         """What the module of each local worker keeps beside the parameters in its row: buffers, say; part of `state`.
@@ -280,7 +276,6 @@ class Problem(ABC):
 
     def load_state(self, state: list[Any]) -> None:
         """Go on from what `state` once gave: the entries of the local workers; not called where there were none."""
-        return None
 
     def model_tensors(self, x: Tensor, state: Mapping[str, Any]) -> dict[str, Any]:
         """A model x [P] with one of the `model_states` as it is kept, which is the module's `state_dict`.
@@ -296,7 +291,6 @@ class Problem(ABC):
     def average_states(self, net: Network) -> None:
         """Let the averaged model have what fits it of the `model_states` of all workers: all processes call this
         before `average_statistics` and `averaged_tensors`."""
-        return None
 
     def averaged_tensors(self, x: Tensor) -> dict[str, Any]:
         """The `model_tensors` of the averaged model x [P]."""
@@ -311,4 +305,3 @@ class Problem(ABC):
 
     def close(self) -> None:
         """Release what the problem holds."""
-        return None

@@ -157,6 +157,8 @@ def assemble(config: Config, world: World) -> Run:
     lr = learning_rate(config, problem.steps_per_epoch)
     algorithm = with_rate(config, lr, problem.layout(x0), problem.steps_per_epoch)
     stepper = open_stepper(config, algorithm, net, oracle, x, total_steps)
+    counts, epochs = config.task.num_examples(config), total_steps / problem.steps_per_epoch
+    some = None if counts is None else config.evaluation.on_the_way(counts[0], counts[1], net.n, epochs)
     state_fields(stepper.state)  # a state that cannot be stored is refused now, not at the first checkpoint
     return Run(
         config,
@@ -166,7 +168,7 @@ def assemble(config: Config, world: World) -> Run:
         stepper,
         total_steps,
         eval_every_steps(config, problem.steps_per_epoch, total_steps),
-        examples_on_the_way(config, total_steps / problem.steps_per_epoch),
+        some,
         trace,
     )
 
@@ -263,16 +265,6 @@ _EQUALLY_FAST = Machines(
 def mean_seconds(times: GradientTimes) -> float:
     """What a gradient takes on average, by its first ones."""
     return float(times.seconds(0, _STEPS_AVERAGED).mean())
-
-
-def examples_on_the_way(config: Config, epochs: float) -> int | None:
-    """How many test examples the evaluations before the last one look at; None for all of them."""
-    assert config.num_workers is not None
-    counts = config.task.num_examples(config)
-    if counts is None:
-        return None
-    num_train, num_test = counts
-    return config.evaluation.on_the_way(num_train, num_test, config.num_workers, epochs)
 
 
 def open_network(config: Config, world: World, *, loses: bool = True) -> Network:

@@ -94,8 +94,7 @@ class ThreadedStepper(Stepper):
 
     def may_go_on_to(self, step: int) -> None:
         """Let the workers go on up to this step, at which all processes pause."""
-        if self._quiet:
-            self._quiet = False
+        self._quiet = False
         self._start()
         with self._gate:
             self._bound = step
@@ -122,10 +121,6 @@ class ThreadedStepper(Stepper):
                 self.state.send.copy_(groups.buffers())
         self._count()
         self._quiet = True
-
-    def choices(self) -> dict[str, Any]:
-        """Nothing is decided on the way."""
-        return {}
 
     def lateness(self) -> Lateness:
         """How old contributions to sums of groups were, up to the last pause; for whom others waited is not known."""

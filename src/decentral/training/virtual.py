@@ -217,11 +217,6 @@ class AsynchronousStepper(Stepper):
         """What is on its way stays there."""
 
     @property
-    def waited_s(self) -> float:
-        """There is nobody to wait for."""
-        return 0.0
-
-    @property
     def simulated_s(self) -> float | None:
         """Where the cluster is in simulated time."""
         return self.timeline.now if self.tells_time else None
@@ -233,10 +228,6 @@ class AsynchronousStepper(Stepper):
     def lateness(self) -> Lateness | None:
         """How old what the workers had from each other was, and who was waited for."""
         return self.timeline.lateness()
-
-    def choices(self) -> dict[str, Any]:
-        """Nothing is decided on the way."""
-        return {}
 
     def on_the_way(self) -> dict[str, Any]:
         """What is neither in the state nor follows from the timeline: gradients and messages, for a checkpoint."""

@@ -16,7 +16,7 @@ from decentral.data.dataset import PADDING, ImageData, Loaded, NextTokens
 from decentral.randomness import torch_generator, uniform
 
 if TYPE_CHECKING:
-    from decentral.data.dataset import Batches, Order
+    pass
 
 
 class Normalise:
@@ -148,20 +148,16 @@ class FixedBatch(Loaded):
     def __init__(self, info: ImageData, train_labels: np.ndarray, *, device: torch.device | str, seed: int) -> None:
         self.device, self.seed, self.info = torch.device(device), seed, info
         self.train_labels, self.num_classes, self.num_test = train_labels, info.num_classes, info.num_test
+        self._drawn: dict[tuple[int, ...], tuple[Tensor, Tensor, int]] = {}
 
-    def train_batches(self, order: Order, workers: Sequence[int], start: int, stop: int) -> Batches:
-        """See `Loaded`; of `order` only the size of its batches counts."""
-        drawn: dict[int, tuple[Tensor, Tensor]] = {}
-        for step in range(start, stop):
-            size = order(step).shape[1]
-            if size not in drawn:
-                each = [self._draw("training", size, worker) for worker in workers]
-                drawn[size] = torch.stack([x for x, _ in each]), torch.stack([y for _, y in each])
-            batch = drawn[size]
-            version = batch[0]._version
-            yield batch
-            if batch[0]._version != version:  # a model has written into it
-                del drawn[size]
+    def drawn(self, rows: Tensor, workers: Sequence[int], steps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """See `Loaded`; of rows only their number counts."""
+        key = rows.shape[1], *workers
+        if key not in self._drawn or self._drawn[key][0]._version != self._drawn[key][2]:  # a model has written into it
+            each = [self._draw("training", rows.shape[1], worker) for worker in workers]
+            images, labels = torch.stack([x for x, _ in each]), torch.stack([y for _, y in each])
+            self._drawn[key] = images, labels, images._version
+        return self._drawn[key][:2]
 
     def test_examples(self, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
         """See `Loaded`."""

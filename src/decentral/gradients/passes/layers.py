@@ -42,7 +42,9 @@ class MaxPool2d(nn.MaxPool2d):
         """Images [B, C, H, W] -> [B, C, H // k, W // k]."""
         size = self.kernel_size
         assert isinstance(size, int)
-        if torch.is_grad_enabled() or not _fits(images, size):
+        fits = images.shape[-2] % size == 0 and images.shape[-1] % size == 0  # no pixels are left over
+        fast = images.device.type == "cpu" and images.is_contiguous(memory_format=torch.channels_last)
+        if torch.is_grad_enabled() or not (fits and fast):
             return super().forward(images)
         while size > 1:
             images = torch.maximum(images[..., 0::2, :], images[..., 1::2, :])
@@ -71,13 +73,6 @@ class ChannelsLastPooling(torch.autograd.Function):
         gradient = gradients[0].contiguous(memory_format=torch.channels_last)
         g = torch.ops.aten.max_pool2d_with_indices_backward(gradient, x, *ctx.how, places)
         return g.contiguous(), None
-
-
-def _fits(images: Tensor, size: int) -> bool:
-    """Whether maxima of rows and columns are faster, and no pixels are left over."""
-    height, width = images.shape[-2:]
-    divisible = height % size == 0 and width % size == 0
-    return images.device.type == "cpu" and divisible and images.is_contiguous(memory_format=torch.channels_last)
 
 
 def _pair(size: Any) -> list[int]:

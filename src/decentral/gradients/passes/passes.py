@@ -32,7 +32,6 @@ class Lanes:
 
     def join(self) -> None:
         """What follows begins after all of them."""
-        return None
 
 
 class Passes(ABC):
@@ -226,7 +225,11 @@ class SideBySide(Passes):
                 with precise:
                     outputs = forward(self.layers, inputs[group], leaves)
                 each = self.loss(outputs.to(x.dtype).flatten(0, 1), targets[group].flatten(0, 1), reduction="none")
-                loss = self._means(each, targets[group])
+                each = each.reshape(len(targets[group]), -1)
+                if self.ignored is None:
+                    loss = each.mean(1)
+                else:
+                    loss = each.sum(1) / (targets[group] != self.ignored).flatten(1).sum(1)
                 torch._foreach_copy_(views, torch.autograd.grad(loss.sum(), leaves))
                 losses.append(loss.detach())
         return torch.cat(losses), g
@@ -250,13 +253,6 @@ class SideBySide(Passes):
             return None
         finally:
             self.models.release()
-
-    def _means(self, losses: Tensor, targets: Tensor) -> Tensor:
-        """The mean losses [c] of a group, from those of all its targets [c, B, ...]; without those that are ignored."""
-        each = losses.reshape(len(targets), -1)
-        if self.ignored is None:
-            return each.mean(1)
-        return each.sum(1) / (targets != self.ignored).flatten(1).sum(1)
 
     def groups(self, r: int) -> list[slice]:
         """The groups of r rows, of about the same size."""

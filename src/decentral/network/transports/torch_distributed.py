@@ -111,7 +111,6 @@ class TorchDistributed(Transport):
 
     def reserve(self, num_bytes: int, num_buffers: int = 1) -> None:
         """See `Transport`; everybody looks after its own memory."""
-        return None
 
     def exchange(
         self,

@@ -176,11 +176,9 @@ class Transport(ABC):
     def done(self) -> None:
         """What came in the last `exchange` is not needed any more: said by those who take part in no other soon. What
         was sent `unchanged` may change after this."""
-        return None
 
     def tell_of_something_new(self) -> None:
         """Those who wait for this process in another call than this hear of it, if they can; all processes call it."""
-        return None
 
     def spread(self, buffer: Buffer | None, root: int, num_bytes: int, device: torch.device = CPU) -> Tensor | None:
         """A buffer of so many bytes from process `root`, which alone has it, to all: uint8 [num_bytes]; None there.

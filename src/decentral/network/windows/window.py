@@ -365,11 +365,9 @@ class Window:
 
     def _taken(self, owner: int, sender: int) -> None:
         """A slot of a local owner has been emptied."""
-        return None
 
     def _flush(self) -> None:
         """Wait until what this process has written is where it belongs."""
-        return None
 
     def _total(self, value: Tensor) -> Tensor:
         """The sum over processes of a float64 on the CPU; waits for all of them."""

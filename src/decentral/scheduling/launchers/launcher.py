@@ -17,7 +17,6 @@ class Launcher(Settings, ABC, where="launcher"):
 
     def check(self) -> None:
         """Refuse, quickly, what cannot work here (a package that is missing, say). Raises ConfigError."""
-        return None
 
     @abstractmethod
     def open(self, results_dir: Path) -> Pool:

@@ -236,7 +236,12 @@ class PolicyOptimisation(Problem):
     def _episodes(self, x: Tensor, scenes: np.ndarray) -> np.ndarray:
         """The same of a few models, side by side: [r, S - 2]."""
         r, N, continuous = len(x), len(scenes), self.info.continuous
-        running, places = self._testing(r, scenes), range(r)
+        places, key = range(r), (r, scenes.tobytes())
+        if key not in self._tests:  # environments are opened once
+            if len(self._tests) >= _TESTS_KEPT:
+                self._tests.pop(next(iter(self._tests))).close()
+            self._tests[key] = self.env.open_tests(r, scenes)
+        running = self._tests[key]
         chances = np.tile(self.env.test_chances(scenes), (r, 1, 1))
         running.begin(places, chances)
         outputs = self._acting(x, places)
@@ -261,15 +266,6 @@ class PolicyOptimisation(Problem):
             begins = torch.from_numpy(moves.ended).to(self.dtype)
             t += 1
         return np.concatenate([totals.sum(1), np.full((r, 1), float(N))], axis=1)
-
-    def _testing(self, num_models: int, scenes: np.ndarray) -> Running:
-        """The environments of a test, which are opened once."""
-        key = num_models, scenes.tobytes()
-        if key not in self._tests:
-            if len(self._tests) >= _TESTS_KEPT:
-                self._tests.pop(next(iter(self._tests))).close()
-            self._tests[key] = self.env.open_tests(num_models, scenes)
-        return self._tests[key]
 
     def _scale(self) -> Scale:
         """Means and standard deviations of what the random policy sees in all scenes for training: for all workers the

@@ -74,7 +74,12 @@ class Supervised(Problem):
         with seeded(config.seed, "initial model"):
             template = config.model.build(info)
         if torch.distributed.is_initialized():
-            _refuse_synchronized(template, config.model.name)
+            for name, part in template.named_modules():
+                if isinstance(part, torch.nn.SyncBatchNorm):
+                    raise ConfigError(
+                        f"model={config.model.name}: {name} is a SyncBatchNorm, which would mix the batches of "
+                        "different workers: use torch.nn.BatchNorm, or processes=1."
+                    )
         cast(template, self.dtype)
         self.models = WorkerModels(template, len(workers), device)
         self.average = AveragedModel(template, device)
@@ -115,7 +120,7 @@ class Supervised(Problem):
         places = range(len(self.workers)) if workers is None else workers
         began = time.perf_counter()
         if workers is None and (draws == draws[0]).all():
-            inputs, targets = self.next_batch(int(draws[0]))
+            inputs, targets = self.batch_of(None, int(draws[0]))
         else:
             inputs, targets = _together(self._batches(places, draws.tolist()))
         self.data_s += time.perf_counter() - began
@@ -206,9 +211,7 @@ class Supervised(Problem):
         """Buffers, frozen parameters, extra state and attributes of each local worker's module."""
         return self.models.state()
 
-    def state(self) -> list[Any]:
-        """The same."""
-        return self.models.state()
+    state = model_states
 
     def load_state(self, state: list[Any]) -> None:
         """See `Problem.load_state`."""
@@ -249,17 +252,14 @@ class Supervised(Problem):
             stream.close()
         self.data.close()
 
-    def next_batch(self, draw: int) -> Batch:
-        """The batches [k, B, ...] that all local workers draw, equally far; draw by draw they are read ahead."""
-        if None not in self._streams:
-            self._streams[None] = _Stream(lambda start: self.data.train_batches(self.order, self.workers, start, 2**62))
-        return self._streams[None](draw)
+    def batch_of(self, i: int | None, draw: int) -> Batch:
+        """The batch [1, B, ...] that local worker i draws, however far the others are; None: [k, B, ...] of all.
 
-    def batch_of(self, i: int, draw: int) -> Batch:
-        """The batch [1, B, ...] that local worker i draws, however far the others are."""
+        Draw by draw batches are read ahead.
+        """
         if i not in self._streams:
-            order, worker = self.order.of(i), self.workers[i : i + 1]
-            self._streams[i] = _Stream(lambda start: self.data.train_batches(order, worker, start, 2**62))
+            order, workers = (self.order, self.workers) if i is None else (self.order.of(i), self.workers[i : i + 1])
+            self._streams[i] = _Stream(lambda start: self.data.train_batches(order, workers, start, 2**62))
         return self._streams[i](draw)
 
     def _batches(self, places: Sequence[int], draws: Sequence[int]) -> list[Batch]:
@@ -321,15 +321,6 @@ class Supervised(Problem):
         """So many test examples, always the same ones, in their order."""
         generator = torch_generator("cpu", self.seed, "test examples")
         return torch.randperm(self.data.num_test, generator=generator)[:number].sort().values
-
-
-def _refuse_synchronized(module: torch.nn.Module, model: str) -> None:
-    for name, part in module.named_modules():
-        if isinstance(part, torch.nn.SyncBatchNorm):
-            raise ConfigError(
-                f"model={model}: {name} is a SyncBatchNorm, which would mix the batches of different workers: use "
-                "torch.nn.BatchNorm, or processes=1."
-            )
 
 
 def _together(batches: Sequence[Batch]) -> Batch:

@@ -271,15 +271,6 @@ class Translating(Supervised):
         loss = statistics[..., COUNTS] / statistics[..., COUNTS + 1]
         return torch.stack([bleu(statistics[..., :COUNTS]), loss], dim=-1)
 
-    def translated(self, module: nn.Module, source: Tensor) -> list[str]:
-        """What a network in eval mode writes for source [B, S], as text."""
-        task = self.translation
-        if task.beam == 1:
-            found = greedy(module, source, task.extra_length)
-        else:
-            found = beam_search(module, source, task.extra_length, task.beam, task.length_penalty)
-        return [self.data.text.words(tokens) for tokens in found]
-
     def save_tables(self, directory: Path) -> None:
         """partition.csv: how many sentences of each bucket each worker has; buckets.csv: what the buckets are."""
         super().save_tables(directory)
@@ -292,7 +283,7 @@ class Translating(Supervised):
     def _tested(self, modules: dict[str, nn.Module], scope: Scope, part: int, parts: int) -> Tensor:
         """The statistics of this part's batches of the test sentences: [modules, S]."""
         batches = self._test_batches(scope)[part::parts]
-        totals = torch.zeros(len(modules), self.num_statistics, dtype=torch.float64)
+        totals, task = torch.zeros(len(modules), self.num_statistics, dtype=torch.float64), self.translation
         with self.config.evaluation.precision.testing(self.device):
             for number, batch in enumerate(batches):
                 sentences, target = self.data.batch(self.data.test, batch)
@@ -301,7 +292,12 @@ class Translating(Supervised):
                     scope.tell(f"translating with {name}, batch {number + 1} of {len(batches)}")
                     lent = tree_map(Tensor.clone, sentences)
                     self.add_statistics(total, self._outputs(module, lent), target)
-                    found = self.bleu.counts(self.translated(module, lent.source), references)
+                    if task.beam == 1:
+                        written = greedy(module, lent.source, task.extra_length)
+                    else:
+                        settings = task.extra_length, task.beam, task.length_penalty
+                        written = beam_search(module, lent.source, *settings)
+                    found = self.bleu.counts([self.data.text.words(tokens) for tokens in written], references)
                     total[:COUNTS] += torch.tensor(found, dtype=torch.float64)
         return totals
 
