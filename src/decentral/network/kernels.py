@@ -233,7 +233,7 @@ def collect_small(m: Tensor, x: Tensor, pieces: Sequence[slice], nodes: Tensor) 
 
 
 _FEW_ENTRIES = 4096
-_BLOCK_BYTES = 64 << 20
+_PRODUCT_BYTES = 64 << 20  # of the rows that a product works on at once
 
 
 class Product:
@@ -265,7 +265,7 @@ class Product:
     def into(self, x: Tensor, remote: Sequence[Tensor] = ()) -> None:
         """x_i <- sum_j W_ij x_j in place, for the local rows x [k, ..., P'] and those of the others [..., P']."""
         rows = len(x) + len(remote)
-        size = max(1, _BLOCK_BYTES // (rows * x[0, ..., :1].numel() * x.element_size()))
+        size = max(1, _PRODUCT_BYTES // (rows * x[0, ..., :1].numel() * x.element_size()))
         for start in range(0, x.shape[-1], size):
             block = x[..., start : start + size]
             everything = block
