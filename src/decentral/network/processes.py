@@ -24,7 +24,7 @@ from decentral.network.settings import CollectiveChoice, NetworkSettings
 from decentral.network.transports.choose import open_transport
 from decentral.network.transports.signals import note_of
 from decentral.network.transports.transport import Buffer, CutEdge, Expected, Transport
-from decentral.network.windows.pushes import Pushes
+from decentral.network.windows.open import Pushes
 from decentral.topology.delivery import Exchange, Losses, Neighbors
 from decentral.topology.rounds import Rounds, slices
 
