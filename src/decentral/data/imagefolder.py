@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from decentral.data.dataset import DataSet, ImageData, cached
+from decentral.data.decode import open_image, resize_and_crop
 from decentral.errors import ConfigError
 from decentral.host.machine import num_cores
 from decentral.host.processes import carried_out
@@ -23,7 +24,6 @@ from decentral.terminal.display import counted
 
 if TYPE_CHECKING:
     import torch
-    from PIL.Image import Image
 
     from decentral.data.loading.in_memory import InMemory
     from decentral.data.loading.streamed import Streamed
@@ -153,36 +153,6 @@ def find_tree(path: str | None, single_folder: bool = False) -> Tree:
 def _folders(folder: Path) -> list[str]:
     with os.scandir(folder) as entries:
         return sorted(e.name for e in entries if not e.name.startswith(".") and e.is_dir())
-
-
-def open_image(file: Path) -> Image:
-    """The decoded image in RGB. Raises ConfigError that names the file if it is broken."""
-    import PIL.Image
-
-    try:
-        with PIL.Image.open(file) as image:
-            if image.mode.startswith("I;16"):  # converting would clip the 16 bits, not scale them
-                return image.point(lambda value: value / 256).convert("L").convert("RGB")
-            if image.mode in ("I", "F"):
-                raise ValueError(f"images of mode {image.mode} have no defined range")
-            return image.convert("RGB")
-    except Exception as error:  # PIL raises OSError, SyntaxError, ValueError, struct.error ... for broken files
-        raise ConfigError(f"data.path: the image {file} cannot be decoded ({error}): replace or delete it.") from error
-
-
-def resize_and_crop(image: Image, shorter_side: int, size: int) -> Image:
-    """Resize (bilinear, antialiased) so that the shorter side is `shorter_side`, then cut out the central square."""
-    from PIL.Image import Resampling
-
-    width, height = image.size
-    if min(width, height) != shorter_side:
-        scale = shorter_side / min(width, height)
-        width, height = max(shorter_side, int(width * scale)), max(shorter_side, int(height * scale))
-        image = image.resize((width, height), Resampling.BILINEAR)
-    if (width, height) == (size, size):
-        return image
-    left, top = round((width - size) / 2), round((height - size) / 2)
-    return image.crop((left, top, left + size, top + size))
 
 
 CHUNK = 256  # images per task

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from decentral.data.dataset import Loaded
-from decentral.data.imagefolder import open_image, resize_and_crop
+from decentral.data.decode import open_image, resize_and_crop
 from decentral.data.loading.in_memory import Normalise
 from decentral.errors import ConfigError
 from decentral.host.processes import die_with_parent, start_server
