@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bench.traffic import Meter
-from decentral.compression.arithmetic import selection
+from decentral.compression import selection
 from decentral.compression.rows import Address, RowLayout
 from decentral.compression.sparse import TopK
 from decentral.errors import ConfigError

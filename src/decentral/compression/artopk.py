@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from decentral.compression.compressor import Compressor
 from decentral.compression.ratio import Ratio
 from decentral.compression.rows import payload_of
+from decentral.compression.selection import largest
 from decentral.compression.sparse import TopK, check_indices, index_type
+from decentral.host.machine import Lazy
 from decentral.settings import setting
 
 if TYPE_CHECKING:
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from decentral.cluster.links import Prices
     from decentral.compression.rows import RowLayout
     from decentral.network.network import Network
+else:
+    torch = Lazy("torch")
 
 
 class Select(Enum):
@@ -36,8 +40,6 @@ class Statistic(Enum):
 
     def of(self, g: Tensor) -> Tensor:
         """For gradients g [k, P]: [k, 1]."""
-        import torch
-
         return torch.linalg.vector_norm(g, dim=1, keepdim=True) if self is Statistic.norm else g.var(1, keepdim=True)
 
 
@@ -95,11 +97,12 @@ class ARTopK(Ratio, Compressor):
 
     def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `Compressor.combine` and the formula."""
-        import torch
-
         b = t % net.n if self.select is Select.star else self._largest(g, memory, net, t)
         e, k = self.error_fed(g, r), self.count(g.shape[1], t)
-        places = self._broadcast(e, k, b, net, t)
+        kind, own = index_type(self.index_bytes), None
+        if b in net.workers:
+            own = payload_of(indices=largest(e[b - net.workers.start], k, self.scratch).to(kind))
+        places = net.broadcast(own, b, {"indices": (kind, k)}).tensors["indices"].to(torch.int64)  # ascending
         values = self.scratch.take("values", len(e) * k, e).view(len(e), k)
         torch.index_select(e, 1, places, out=values)
         self._measure(e, values, t)
@@ -110,22 +113,8 @@ class ARTopK(Ratio, Compressor):
         g[1:] = g[0]
         return g, r, memory
 
-    def _broadcast(self, e: Tensor, k: int, b: int, net: Network, t: int) -> Tensor:
-        """The places of worker b's k largest entries, ascending, on every process: int64 [k]."""
-        import torch
-
-        from decentral.compression.arithmetic.selection import largest
-
-        kind, own = index_type(self.index_bytes), None
-        if b in net.workers:
-            own = payload_of(indices=largest(e[b - net.workers.start], k, self.scratch).to(kind))
-        told = net.broadcast(own, b, {"indices": (kind, k)}).tensors["indices"]
-        return told.to(torch.int64)
-
     def _largest(self, g: Tensor, memory: Tensor, net: Network, t: int) -> int:
         """The worker whose gradient is largest, smoothed."""
-        import torch
-
         told = net.allgather([payload_of(size=row) for row in self.var_stat.of(g)], {"size": (g.dtype, 1)})
         values = memory.view(self.window_steps, net.n)
         values[1:] = values[:-1].clone()

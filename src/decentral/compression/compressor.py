@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from decentral.compression.gossip import relay, send
 from decentral.compression.rows import AcceptedCompression, Address, RowLayout, Scratch, payload_of
+from decentral.host.machine import Lazy
 from decentral.settings import Settings
 
 if TYPE_CHECKING:
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
     from decentral.network.network import Network
     from decentral.network.payload import Payload, Sizes
-
+else:
+    torch = Lazy("torch")
 
 MEASURED_EVERY = 10
 """How often it is measured what messages leave out, in steps: it takes some passes over memory."""
@@ -250,8 +252,6 @@ class Encoder(Compressor):
 
     def _mean(self, payloads: Sequence[Payload], net: Network) -> Payload:
         """The payload of the mean, by an all-reduce of the one tensor that each of them has."""
-        import torch
-
         name, like = next(iter(payloads[0].tensors.items()))
         rows = self.scratch.take("rows", len(payloads) * len(like), like).view(len(payloads), -1)
         torch.stack([payload.tensors[name] for payload in payloads], out=rows)

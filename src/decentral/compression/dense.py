@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from decentral.compression.compressor import Encoder
+from decentral.compression.quantisation import add_quantised, add_signs, mean_magnitude, pack, quantise
 from decentral.compression.rows import Address, payload_of
+from decentral.compression.selection import block_size
+from decentral.host.machine import Lazy
 from decentral.randomness import torch_generator
 from decentral.settings import setting
 
@@ -16,6 +19,8 @@ if TYPE_CHECKING:
 
     from decentral.network.network import Network
     from decentral.network.payload import Payload, Sizes
+else:
+    torch = Lazy("torch")
 
 
 @dataclass
@@ -80,21 +85,15 @@ class BFloat16(Encoder):
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
         """P numbers of 2 bytes."""
-        import torch
-
         return {"values": (torch.bfloat16, self.layout.num_coordinates)}
 
     def encode(self, e: Tensor, at: Address) -> Payload:
         """bf16(e)."""
-        import torch
-
         values = self.scratch.take(("values", *at.place), len(e), e, torch.bfloat16)
         return payload_of(values=values.copy_(e))
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
         """out <- out + weight * values, block by block in the cache."""
-        from decentral.compression.arithmetic.selection import block_size
-
         size = block_size(out)
         for values, block in zip(payload.tensors["values"].split(size), out.split(size), strict=True):
             block.add_(self.scratch.take("block", len(block), out).copy_(values), alpha=weight)
@@ -124,17 +123,11 @@ class Int8(Encoder):
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
         """P integers of 8 bits and a scale for each block."""
-        import torch
-
         size = self.layout.num_coordinates
         return {"values": (torch.int8, size), "scales": (dtype, -(-size // self.block))}
 
     def encode(self, e: Tensor, at: Address) -> Payload:
         """q and s."""
-        import torch
-
-        from decentral.compression.arithmetic.quantisation import quantise
-
         values = self.scratch.take(("values", *at.place), len(e), e, torch.int8)
         scales = self.scratch.take(("scales", *at.place), -(-len(e) // self.block), e)
         generator = torch_generator(e.device, self.seed, "int8", *at)
@@ -143,8 +136,6 @@ class Int8(Encoder):
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
         """out <- out + weight s_b q."""
-        from decentral.compression.arithmetic.quantisation import add_quantised
-
         add_quantised(payload.tensors["values"], payload.tensors["scales"], self.block, out, weight, self.scratch)
 
 
@@ -169,17 +160,11 @@ class Sign(Encoder):
 
     def sizes(self, step: int, dtype: torch.dtype) -> Sizes:
         """P bits, filled up to bytes, and a scale for each layer."""
-        import torch
-
         size = -(-self.layout.num_coordinates // 8)
         return {"signs": (torch.uint8, size), "scales": (dtype, len(self.layout.shapes))}
 
     def encode(self, e: Tensor, at: Address) -> Payload:
         """Bits (1: not negative) and scales."""
-        import torch
-
-        from decentral.compression.arithmetic.quantisation import mean_magnitude, pack
-
         signs = self.scratch.take(("signs", *at.place), -(-len(e) // 8), e, torch.uint8)
         pack(e, signs, self.scratch)
         scales = self.scratch.take(("scales", *at.place), len(self.layout.shapes), e)
@@ -189,6 +174,4 @@ class Sign(Encoder):
 
     def add_decoded(self, payload: Payload, out: Tensor, at: Address, weight: float = 1.0) -> None:
         """out_l <- out_l + weight s_l sign."""
-        from decentral.compression.arithmetic.quantisation import add_signs
-
         add_signs(payload.tensors["signs"], payload.tensors["scales"], self.layout.slices, out, weight, self.scratch)

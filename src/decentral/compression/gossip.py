@@ -73,7 +73,14 @@ def relay(compressor: Encoder, y: Tensor, m: Tensor, net: Network, t: int) -> Te
     here = [Address(dst[e], t, back[e]) for e in local]
     payloads = [of_edge[e].encode(sums[e], at) for e, at in zip(local, here, strict=True)]
     if compressor.measures(t):
-        measure(compressor, of_edge, payloads, sums, [dst[e] - net.workers.start for e in local], here)
+        senders = [dst[e] - net.workers.start for e in local]
+        squares = {place: [0.0, 0.0, 0.0, 0.0] for place in senders}
+        for part, payload, y_e, place, at in zip(of_edge, payloads, sums, senders, here, strict=True):
+            found = (float(y_e.dot(y_e)), *part.squares_of_sent(payload, y_e, at))
+            shares = (*found, part.density(payload) / senders.count(place))
+            squares[place] = [before + more for before, more in zip(squares[place], shares, strict=True)]
+        for place, of_all in squares.items():
+            compressor.read(place, *of_all)
     sizes = [part.sizes(t, y.dtype) for part in parts]
     came = net.relay_payloads(payloads, t, [each for each in sizes if each is not None])
     for e, payload in zip(local, came, strict=True):
@@ -81,21 +88,3 @@ def relay(compressor: Encoder, y: Tensor, m: Tensor, net: Network, t: int) -> Te
         if payload is not None:
             of_edge[e].add_decoded(payload, row, Address(src[e], t, first + e))
     return m
-
-
-def measure(
-    compressor: Encoder,
-    parts: Sequence[Encoder],
-    payloads: Sequence[Payload],
-    sums: Sequence[Tensor],
-    senders: Sequence[int],
-    here: Sequence[Address],
-) -> None:
-    """Note what the messages C(e) of each sender, a place among the local workers, leave out of all its sums e."""
-    squares = {place: [0.0, 0.0, 0.0, 0.0] for place in senders}
-    for part, payload, e, place, at in zip(parts, payloads, sums, senders, here, strict=True):
-        sent, left = part.squares_of_sent(payload, e, at)
-        found = (float(e.dot(e)), sent, left, part.density(payload) / senders.count(place))
-        squares[place] = [before + more for before, more in zip(squares[place], found, strict=True)]
-    for place, of_all in squares.items():
-        compressor.read(place, *of_all)

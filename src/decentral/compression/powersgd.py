@@ -7,13 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from decentral.compression.compressor import Compressor
+from decentral.host.machine import Lazy
 from decentral.randomness import torch_generator
 from decentral.settings import setting
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from decentral.network.network import Network
+else:
+    torch = Lazy("torch")
 
 
 class _Matrix(NamedTuple):
@@ -79,8 +83,6 @@ class PowerSGD(Compressor):
 
     def memory(self, x: Tensor, num_workers: int) -> Tensor:
         """All Q before step 0, one after the other."""
-        import torch
-
         found = [x.new_zeros(0)]
         for matrix in self._matrices():
             generator = torch_generator("cpu", self.seed, "powersgd", matrix.number)
@@ -90,8 +92,6 @@ class PowerSGD(Compressor):
 
     def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `Compressor.combine` and the formula."""
-        import torch
-
         e, matrices = self.error_fed(g, r), self._matrices()
         p = net.mean(self._left(e, memory, matrices))[0]
         for each in matrices:  # orthonormal columns that span those of P, or more if these are dependent
@@ -121,8 +121,6 @@ class PowerSGD(Compressor):
 
     def _left(self, e: Tensor, memory: Tensor, matrices: list[_Matrix]) -> Tensor:
         """M_i Q of all matrices, then what is sent as it is: [k, M]."""
-        import torch
-
         rest = self._rest(matrices)
         width = max(last.stop for last in (slice(0), *(one.left for one in matrices), *(place for _, place in rest)))
         p = self.scratch.take("left", len(e) * width, e).view(len(e), width)

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from decentral.compression.compressor import Encoder
 from decentral.compression.ratio import Ratio
 from decentral.compression.rows import Address, payload_of
+from decentral.compression.selection import as_integer, at_least, distinct, largest, moments, sampled
 from decentral.errors import ConfigError
+from decentral.host.machine import Lazy
 from decentral.randomness import numpy_generator
 from decentral.settings import setting
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from decentral.cluster.links import Prices
     from decentral.compression.rows import Address, RowLayout
     from decentral.network.payload import Payload, Sizes
+else:
+    torch = Lazy("torch")
 
 
 @dataclass
@@ -47,8 +51,6 @@ class Sparse(Encoder):
 
     def encode(self, e: Tensor, at: Address) -> Payload:
         """The values at these places, [m], and their indices, [m], as integers of `index_bytes`."""
-        import torch
-
         places = self.places(e, at)
         values = self.scratch.take(("values", *at.place), len(places), e)
         indices = self.scratch.take(("indices", *at.place), len(places), e, index_type(self.index_bytes))
@@ -61,8 +63,6 @@ class Sparse(Encoder):
 
     def subtract_sent(self, payload: Payload, e: Tensor, at: Address) -> None:
         """e[index] <- 0 for each pair."""
-        import torch
-
         indices = payload.tensors["indices"]
         e.index_fill_(0, self.scratch.take("wide", len(indices), e, torch.int64).copy_(indices), 0)
 
@@ -86,8 +86,6 @@ def check_indices(layout: RowLayout, index_bytes: int) -> None:
 
 def index_type(index_bytes: int) -> torch.dtype:
     """Integers of so many bytes."""
-    import torch
-
     return torch.int32 if index_bytes == 4 else torch.int64
 
 
@@ -124,8 +122,6 @@ class TopK(SparseRatio):
 
     def places(self, e: Tensor, at: Address) -> Tensor:
         """The largest k."""
-        from decentral.compression.arithmetic.selection import largest
-
         return largest(e, self.count(len(e), at.step), self.scratch)
 
 
@@ -150,10 +146,6 @@ class LayerwiseTopK(SparseRatio):
 
     def places(self, e: Tensor, at: Address) -> Tensor:
         """The largest k_l of every layer, layer by layer."""
-        import torch
-
-        from decentral.compression.arithmetic.selection import largest
-
         counts, start = self._counts(at.step), 0
         found = self.scratch.take("layers", sum(counts), e, torch.int64)
         for part, k in zip(self.layout.slices, counts, strict=True):
@@ -188,8 +180,6 @@ class Threshold(Sparse):
 
     def places(self, e: Tensor, at: Address) -> Tensor:
         """Where |e| reaches the threshold, rounded to the type of e."""
-        from decentral.compression.arithmetic.selection import as_integer, at_least
-
         return at_least(e, as_integer(self.threshold, e.dtype), self.scratch)[0]
 
 
@@ -219,8 +209,6 @@ class MSTopK(SparseRatio):
 
     def places(self, e: Tensor, at: Address) -> Tensor:
         """See the formula."""
-        from decentral.compression.arithmetic.selection import largest, moments, sampled
-
         k = self.count(len(e), at.step)
         mean, most = moments(e, self.scratch)
         if k == len(e) or not (math.isfinite(mean) and math.isfinite(most)):
@@ -268,8 +256,6 @@ class RandomK(Ratio, Encoder):
 
     def encode(self, e: Tensor, at: Address) -> Payload:
         """c e on I, in the order of `places`."""
-        import torch
-
         places = self.places(e, at.step)
         values = self.scratch.take(("values", *at.place), len(places), e)
         torch.index_select(e, 0, places, out=values)
@@ -291,8 +277,6 @@ class RandomK(Ratio, Encoder):
 
     def places(self, like: Tensor, step: int) -> Tensor:
         """I [k], int64, in no order: drawn once in a step, on the CPU, for rows like this one."""
-        from decentral.compression.arithmetic.selection import distinct
-
         size = self.layout.num_coordinates
         k, address = self.count(size, step), (self.seed, "randomk", step)
         return self.scratch.remember(

@@ -7,11 +7,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from decentral.host.machine import Lazy
 from decentral.host.torch_state import default_dtype
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
+else:
+    torch = Lazy("torch")
 
 
 class Precision(Enum):
@@ -31,15 +34,11 @@ class Precision(Enum):
     @property
     def dtype(self) -> torch.dtype:
         """The type of rows, images and evaluation: float64 with fp64, else float32."""
-        import torch
-
         return torch.float64 if self is Precision.fp64 else torch.float32
 
     @property
     def rounding(self) -> float:
         """By how much a product may be off: the distance from 1 to the next number."""
-        import torch
-
         if self is Precision.tf32:
             return 2.0**-10
         return torch.finfo(torch.bfloat16 if self is Precision.bf16 else self.dtype).eps
@@ -53,8 +52,6 @@ class Precision(Enum):
 
     def forward(self, device: torch.device) -> AbstractContextManager[Any]:
         """A context for the forward passes alone, inside of `passes`: with bf16, torch's autocast."""
-        import torch
-
         if self is not Precision.bf16:
             return nullcontext()
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=False)  # copies of all weights would stay
@@ -62,8 +59,6 @@ class Precision(Enum):
     @contextmanager
     def testing(self, device: torch.device) -> Iterator[None]:
         """A context for forward passes without gradients."""
-        import torch
-
         with torch.no_grad(), self.passes(device), self.forward(device):
             yield
 
@@ -74,8 +69,6 @@ def float32(device: torch.device, matrices: str = "ieee") -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    import torch
-
     matmul: Any = torch.backends.cuda.matmul
     convolution: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
     before = matmul.fp32_precision, convolution.fp32_precision
@@ -91,7 +84,5 @@ def cast(module: nn.Module, dtype: torch.dtype) -> None:
 
     A module whose parameters are of it already stays as it is, with buffers of whatever type.
     """
-    import torch
-
     if any(p.dtype != dtype for p in module.parameters() if p.requires_grad):
         module.double() if dtype is torch.float64 else module.float()

@@ -5,14 +5,26 @@ from __future__ import annotations
 import os
 import subprocess
 from glob import glob
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 from decentral.errors import ConfigError
 
 _PROCESSOR = Path("/proc/cpuinfo")
 _BF16 = {"avx512_bf16", "amx_bf16", "bf16", "svebf16"}  # as the kernel names them, on x86 and on Arm
 _share_of_cores: int | None = None
+
+
+class Lazy(ModuleType):
+    """`torch = Lazy("torch")`: a module that is imported when something of it is asked for first."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(import_module(self.__name__), name)
+        setattr(self, name, found)
+        return found
 
 
 def num_cores() -> int:

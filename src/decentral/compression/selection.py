@@ -7,15 +7,21 @@ finite numbers and what is no number above infinity. So such entries are never o
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from decentral.compression.rows import Scratch
+from decentral.host.machine import Lazy
 from decentral.randomness import numpy_generator, torch_generator
 
-_INTEGERS = {torch.float64: torch.int64, torch.float32: torch.int32, torch.bfloat16: torch.int16}
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = Lazy("torch")
+
+_INTEGERS = {8: "int64", 4: "int32", 2: "int16"}  # by bytes
 _BLOCK = 1 << 17  # numbers, so that a block and what is computed from it stay in the cache
 _BLOCK_GPU = 1 << 24
 _SAMPLE = 1 << 16  # of a longer row, to guess where its k-th largest entry is
@@ -24,13 +30,13 @@ _DEVIATIONS = 3  # by how many standard deviations of the sample the guess is on
 
 def as_integers(e: Tensor) -> tuple[Tensor, int]:
     """The bits of e [P] as integers, sharing its memory, and the mask that leaves those of |e|."""
-    bits = e.view(_INTEGERS[e.dtype])
+    bits = e.view(getattr(torch, _INTEGERS[e.dtype.itemsize]))
     return bits, torch.iinfo(bits.dtype).max
 
 
 def as_integer(magnitude: float, dtype: torch.dtype) -> int:
     """The integer for |e| = magnitude, rounded to a number of this type."""
-    return int(torch.tensor(magnitude, dtype=dtype).view(_INTEGERS[dtype]))
+    return int(torch.tensor(magnitude, dtype=dtype).view(getattr(torch, _INTEGERS[dtype.itemsize])))
 
 
 def block_size(e: Tensor) -> int:
@@ -77,7 +83,10 @@ def largest(e: Tensor, k: int, scratch: Scratch) -> Tensor:
     if k == len(e):
         return torch.arange(k, out=chosen)
     if e.device.type != "cpu":
-        return _largest_on_gpu(e, k, scratch, chosen)
+        bits, mask = as_integers(e)
+        magnitudes = torch.bitwise_and(bits, mask, out=scratch.take("magnitudes", len(e), bits))
+        found = torch.topk(magnitudes, k, sorted=False).indices
+        return torch.sort(found, out=(chosen, torch.empty_like(chosen)))[0]
     for floor in floors(e, k, scratch):
         places, magnitudes = at_least(e, floor, scratch)
         if len(places) >= k:
@@ -112,12 +121,6 @@ def kth_largest(magnitudes: Tensor, k: int, scratch: Scratch) -> int:
     copied = scratch.take("partitioned", len(magnitudes), magnitudes).copy_(magnitudes).numpy()
     copied.partition(len(copied) - k)  # in place
     return int(copied[len(copied) - k])
-
-
-def _largest_on_gpu(e: Tensor, k: int, scratch: Scratch, chosen: Tensor) -> Tensor:
-    bits, mask = as_integers(e)
-    magnitudes = torch.bitwise_and(bits, mask, out=scratch.take("magnitudes", len(e), bits))
-    return torch.sort(torch.topk(magnitudes, k, sorted=False).indices, out=(chosen, torch.empty_like(chosen)))[0]
 
 
 def moments(e: Tensor, scratch: Scratch) -> tuple[float, float]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
-from decentral.compression.arithmetic.selection import block_size
 from decentral.compression.rows import Scratch
+from decentral.compression.selection import block_size
+from decentral.host.machine import Lazy
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+else:
+    torch = Lazy("torch")
 
 _LEVELS = 127
 
