@@ -11,7 +11,6 @@ from decentral.config.schema import Config
 from decentral.store import RunStore
 from decentral.store.files import read_json, write_json
 from decentral.store.metrics import read_metrics
-from decentral.training.evaluation import summarized
 from decentral.training.loggers.logger import Guarded
 
 _FILE = "logged.json"
@@ -53,5 +52,7 @@ def _by_step(directory: Path) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
     for row in read_metrics(directory):
         values = found.setdefault(row["step"], {})
-        values |= summarized([row]) | {axis: float(row[axis]) for axis in ("epoch", "bytes_sent") if axis in row}
+        if not isinstance(row["worker"], int):
+            values[f"{row['split']}/{row['metric']}/{row['worker']}"] = row["value"]
+        values |= {axis: float(row[axis]) for axis in ("epoch", "bytes_sent") if axis in row}
     return dict(sorted(found.items()))
