@@ -140,24 +140,27 @@ def evaluate(
         share[0] = own[0]
     else:
         share[0] = problem.average_statistics(mean, part, parts, scope)
+    distances = torch.zeros(len(x), dtype=torch.float64, device=x.device)  # squared, no temporary as large as a model
+    for block in blocks(x.shape[1], len(x), x):
+        distances += (x[:, block] - mean[block]).square().sum(1, dtype=torch.float64)
     some = compression_stats is not None and compression_stats.numel() > 0
     columns = [
         own,
         share,
         train_loss.mean[:, None],
         train_loss.drawn.double()[:, None],
-        squared_distances(x, mean).cpu()[:, None],
+        distances.cpu()[:, None],
         compression_stats
         if some and compression_stats is not None
         else own.new_zeros(len(own), 0, dtype=torch.float64),
     ]
-    statistics, shares, losses, drawn, distances, messages = net.gather(torch.cat(columns, dim=1)).split(
+    statistics, shares, losses, drawn, apart, messages = net.gather(torch.cat(columns, dim=1)).split(
         [column.shape[1] for column in columns], dim=1
     )
     workers, averaged = problem.finish(statistics), problem.finish(shares.sum(0))
     everyone = TrainLosses(losses[:, 0], drawn[:, 0] > 0)
     read = messages if some else None
-    return Evaluation(problem.metrics, workers, averaged, everyone, distances.mean().item(), read)
+    return Evaluation(problem.metrics, workers, averaged, everyone, apart.mean().item(), read)
 
 
 def first_equal(x: Tensor, states: Sequence[dict[str, Any]]) -> list[int]:
@@ -173,11 +176,3 @@ def first_equal(x: Tensor, states: Sequence[dict[str, Any]]) -> list[int]:
             alike.append(i)
         first.append(found)
     return first
-
-
-def squared_distances(x: Tensor, mean: Tensor) -> Tensor:
-    """||x_i - mean||^2 [k], summed in float64 over blocks: no temporary as large as a model."""
-    total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-    for columns in blocks(x.shape[1], len(x), x):
-        total += (x[:, columns] - mean[columns]).square().sum(1, dtype=torch.float64)
-    return total
