@@ -66,7 +66,7 @@ def test_the_number_of_parameters_is_the_published_one(model, shape, num_classes
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        (name, shape)
+        pytest.param(name, shape, marks=[] if name in ("cnn", "mlp", "resnet18") else pytest.mark.slow)
         for name, model in IMAGE_MODELS.items()
         for shape in [(2, 5, 9), (3, 32, 40)]
         if min(shape[1:]) >= model.min_image_size

@@ -43,7 +43,9 @@ def accuracy(module: torch.nn.Module, config) -> float:
     return correct / total
 
 
-@pytest.mark.parametrize("settings", [MLP, NORMED], ids=["mlp", "batch statistics"])
+@pytest.mark.parametrize(
+    "settings", [MLP, pytest.param(NORMED, marks=pytest.mark.slow)], ids=["mlp", "batch statistics"]
+)
 def test_loaded_models_have_the_accuracy_that_the_run_recorded_last(start, settings):
     result, config = start(*settings), compose(settings)
     found = load(result.directory)
@@ -308,6 +310,7 @@ def test_the_averaged_model_has_means_statistics_of_its_own_and_what_worker_0_ha
     assert int(averaged["norm.num_batches_tracked"]) == 1 and int(workers[0]["norm.num_batches_tracked"]) == 6
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_has_the_same_states(start):
     one, two = start(*OWN, directory="one"), start(*OWN, processes=2, directory="two")
     assert_same(stored(one), stored(two))

@@ -64,6 +64,7 @@ def test_the_wheel_holds_every_file_of_conf(installed: Path) -> None:
     assert {f"decentral/published/{file.name}" for file in published} <= names
 
 
+@pytest.mark.slow
 def test_the_wheel_helps_and_refuses_from_any_folder(installed: Path, tmp_path: Path) -> None:
     helped = run(installed, tmp_path, "--help")
     assert (helped.returncode, helped.stderr) == (0, "")

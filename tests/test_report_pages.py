@@ -122,6 +122,7 @@ def test_a_papers_page_has_claim_command_result_departures_and_provenance(result
         assert (results_dir / "relaysum" / link).is_file()
 
 
+@pytest.mark.slow
 def test_a_changed_study_is_a_variant_that_counts_for_nothing(results_dir: Path) -> None:
     report_all(results_dir)
     board = (results_dir / "README.md").read_bytes()
@@ -241,6 +242,7 @@ def results(tmp_path: Path) -> Results:
 
 
 @pytest.mark.parametrize("name", [r"$\frac{", "$x^{2}$"])
+@pytest.mark.slow
 def test_a_name_with_dollars_is_no_formula(tmp_path: Path, name: str) -> None:
     told = {"xlabel": f"x {name}", "ylabel": f"y {name}"}
     report = {"figures": [CURVES | told, SCALING | told]}
@@ -269,6 +271,7 @@ def test_the_same_results_give_the_same_bytes_and_text_that_is_text(results: Res
         assert re.search(rf">[^<]*{re.escape(text)}[^<]*</", svg), text
 
 
+@pytest.mark.slow
 def test_a_report_that_cannot_be_written_leaves_the_old_files(
     results: Results, monkeypatch: pytest.MonkeyPatch
 ) -> None:

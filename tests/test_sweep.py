@@ -310,6 +310,7 @@ def test_the_saved_study_gives_the_same_numbers(swept, capsys, monkeypatch):
         ("results_dir=nowhere --rows algo", "nowhere has no finished runs"),
     ],
 )
+@pytest.mark.slow
 def test_what_has_no_table_is_refused(swept, capsys, monkeypatch, options, says):
     monkeypatch.chdir(swept[0])
     with pytest.raises(SystemExit) as ended:

@@ -122,7 +122,7 @@ def loss_of(module: nn.Module, data: Dataset) -> float:
     return float(F.cross_entropy(outputs(module, data), labels))
 
 
-@each(MODULES)
+@each(MODULES, slow=2)
 def test_one_worker_is_plain_pytorch_and_is_stored_and_evaluated_as_it_is(entry: Entry, tmp_path: Path) -> None:
     module, data = entry.make(), toy(entry.inputs)
     if entry.refused:
