@@ -14,7 +14,6 @@ from decentral.randomness import numpy_generator
 from decentral.registry import components
 from decentral.topology.facts import (
     largest_laplacian_eigenvalue,
-    mean_delay,
     second_largest_eigenvalue_modulus,
     smallest_eigenvalue,
 )
@@ -27,6 +26,7 @@ from decentral.topology.graph import (
     union,
 )
 from decentral.topology.mixing_matrix import MixingMatrix
+from decentral.topology.rounds import mean_delay
 from decentral.topology.static import Direction
 from decentral.topology.topology import Weights
 from decentral.topology.trees import shortest_path_tree
