@@ -31,7 +31,7 @@ from decentral.measurements.advice.methods import METHODS, Case, in_means, predi
 from decentral.registry import components
 from decentral.report.listings import Costs, costs
 from decentral.report.results import read
-from decentral.study.collect import StoredCell, beside
+from decentral.study.collect import StoredCell, stored
 from decentral.training.timing import timed
 from handmade import value, write
 
@@ -252,10 +252,10 @@ def test_what_earlier_commands_have_left_of_other_scenarios_and_methods_is_kept(
     wanted = {'{"method": "D-PSGD", "scenario": "cifar10", "topology": "ring"}': 3}
     write(tmp_path / "own" / "study" / "laptop", rows, {}, labels=names, wanted=wanted)
     composed = [StoredCell({"scenario": "digits", "method": "D-PSGD", "topology": "ring"}, [])]
-    (kept,) = beside(composed, tmp_path / "own" / "study" / "laptop", lambda labels: labels["scenario"] != "gone")
+    _, (kept,) = stored(composed, tmp_path / "own" / "study" / "laptop", lambda labels: labels["scenario"] != "gone")
     assert kept.labels == {"scenario": "cifar10", "method": "D-PSGD", "topology": "ring"} and kept.wanted() == 3
     assert [one.value for one in kept.values()] == [7.0]
-    assert beside(composed, tmp_path, lambda labels: True) == []
+    assert stored(composed, tmp_path, lambda labels: True) == ({}, [])
 
 
 def test_numbers_of_a_scenario_with_other_rules_are_not_shown_beside_those_of_today(tmp_path: Path) -> None:
@@ -347,24 +347,25 @@ def test_every_method_is_predicted_or_says_why_not():
     given = ["num_workers=8", "cluster=slow_network", *MODEL]
     told: list[str] = []
     found = advise(given, None, None, told.append)
-    assert {row.method.title for row in found.rows} | set(found.impossible) == {method.title for method in METHODS}
+    assert {row["method"] for row in found["methods"]} == {method.title for method in METHODS}
     assert len(told) == len(METHODS)
-    assert not found.impossible
-    times = [row.prediction.step_s for row in found.rows]
+    assert not found["impossible"]
+    times = [row["step_s"] for row in found["methods"]]
     assert times == sorted(times) and times[0] >= 0.16
-    assert all(row.prediction.bytes_per_step > 0 for row in found.rows)
-    assert found.layout == layout_of(found.config) and len(found.layout.shapes) > 1
+    assert all(row["bytes_per_step"] > 0 for row in found["methods"])
+    layout = layout_of(compose(["simulate=timeline", "steps=8", *given]))
+    assert found["num_parameters"] == layout.num_coordinates and len(layout.shapes) > 1
 
 
 @pytest.mark.slow
 def test_the_time_of_methods_without_compression_is_that_of_a_timeline():
     found = advise(["num_workers=8", "cluster=slow_network", *MODEL], None, None, lambda _: None)
-    for row in found.rows:
-        if row.method.title.startswith(("D-PSGD on", "WAGMA", "RelaySGD")):
-            words = ["simulate=timeline", "steps=200", "num_workers=8", "cluster=slow_network", *row.method.words]
-            clock = timed(compose(words), 200, found.layout.num_coordinates)
-            assert row.prediction.step_s == pytest.approx(clock.step_s)
-            assert row.prediction.bytes_per_step == pytest.approx(clock.bytes_sent / clock.gradients)
+    for row in found["methods"]:
+        if row["method"].startswith(("D-PSGD on", "WAGMA", "RelaySGD")):
+            words = ["simulate=timeline", "steps=200", "num_workers=8", "cluster=slow_network", *row["settings"]]
+            clock = timed(compose(words), 200, found["num_parameters"])
+            assert row["step_s"] == pytest.approx(clock.step_s)
+            assert row["bytes_per_step"] == pytest.approx(clock.bytes_sent / clock.gradients)
 
 
 # -- the advice --------------------------------------------------------------------------------------------------------
@@ -374,10 +375,10 @@ def test_the_time_of_methods_without_compression_is_that_of_a_timeline():
 def test_where_the_network_is_slow_it_is_not():
     large = ["cluster=slow_network", "cluster.num_parameters=2000000"]
     found = advise([*MODEL, "num_workers=8", *large], None, None, lambda _: None)
-    best, ddp = found.rows[0], found.best_ddp
-    assert not found.use_ddp and best.prediction.step_s < ddp.prediction.step_s / 1.1
-    assert f"'{best.method.title}' is predicted to take" in found.verdict
-    (why,) = found.impossible.values()
+    best, ddp = found["methods"][0], next(row for row in found["methods"] if row["method"].startswith("Distributed"))
+    assert not found["use_ddp"] and best["step_s"] < ddp["step_s"] / 1.1
+    assert f"'{best['method']}' is predicted to take" in found["verdict"]
+    (why,) = found["impossible"].values()
     assert "the shapes of the parameters" in why
 
 

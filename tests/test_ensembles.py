@@ -92,7 +92,7 @@ def test_a_simulation_keeps_the_curve_of_every_tree_and_goes_on_after_a_kill(tmp
     ensemble.advance(12)
     assert [course.errors[-1] for course in courses if course.root == 2] == ensemble.suboptimality()
 
-    lines = simulation.directory / "courses.jsonl"
+    lines = simulation.directory / "lines.jsonl"
     whole = lines.read_bytes()
     lines.write_bytes(whole[: len(whole) // 2])  # a line that was cut short, and an ensemble of which one is missing
     (simulation.directory / "status.json").unlink()

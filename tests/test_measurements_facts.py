@@ -14,7 +14,7 @@ from configure import configure
 from decentral.config.composition import compose
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.measurements.collectives import CROSSOVERS, SCHEMES, Link, crossover
+from decentral.measurements.collectives import CROSSOVERS, crossover, seconds
 from decentral.measurements.consensus import Consensus, starts
 from decentral.measurements.facts import HOPS, PERIOD, REACH
 from decentral.measurements.fish_school import (
@@ -22,13 +22,14 @@ from decentral.measurements.fish_school import (
     School,
     look,
 )
+from decentral.measurements.search import Courses
 from decentral.measurements.straggler import END, MASS_ERROR, P_ERROR, TURNS, Straggler
 from decentral.measurements.values import Labels, Value
 from decentral.scheduling.job import Demand
 from decentral.store import Status
 from decentral.study import catalogue
 from decentral.study.catalogue import study_from
-from decentral.study.kinds.courses import CourseCell
+from decentral.study.measured import MeasuredCell
 from decentral.study.study import Cell, Study
 from decentral.topology.facts import effective_spectral_gap, relay_matrix
 from decentral.topology.groups import group_period, grouping, versions_to_reach_all
@@ -69,12 +70,12 @@ def test_the_gradient_is_that_of_half_the_squared_residual() -> None:
 def test_a_school_is_the_same_again_and_goes_on_after_the_seeds_that_are_done(tmp_path: Path) -> None:
     whole, part = school_job(tmp_path / "whole"), school_job(tmp_path / "part")
     whole.carry_out()
-    text = (whole.directory / "schools.jsonl").read_text()
+    text = (whole.directory / "lines.jsonl").read_text()
     part.directory.mkdir(parents=True)
     (part.directory / "config.yaml").write_text(f"# run {part.id}\n")
-    (part.directory / "schools.jsonl").write_text(text.splitlines()[0] + '\n{"seed": 2, "num')
+    (part.directory / "lines.jsonl").write_text(text.splitlines()[0] + '\n{"seed": 2, "num')
     assert part.carry_out() is Status.done
-    assert (part.directory / "schools.jsonl").read_text() == text
+    assert (part.directory / "lines.jsonl").read_text() == text
     assert len({whole.id, school_job(tmp_path, "nobody").id, school_job(tmp_path, radius=6.0).id}) == 3
 
 
@@ -106,7 +107,7 @@ def test_at_a_crossover_both_cost_the_same_and_below_it_the_first_less(pair: tup
     n, parameters, keep, beta = 16, 1e6, 0.01, 1e-9
     there = crossover(*pair, n) * 4 * parameters * keep * beta
     for factor, sign in ((0.9, -1), (1.0, 0), (1.1, 1)):
-        first, second = (SCHEMES[scheme](n, parameters, keep, Link(factor * there, beta)) for scheme in pair)
+        first, second = (seconds(scheme, n, parameters, keep, factor * there, beta) for scheme in pair)
         difference = (first - second) / second
         assert abs(difference) < 1e-12 if sign == 0 else difference * sign > 1e-3
 
@@ -140,10 +141,11 @@ def test_following_a_contribution_gives_the_formula_for_how_far_it_comes(tmp_pat
     ):
         found = {value.metric: value.value for value in cell.values()}
         assert found == {REACH: versions_to_reach_all(n, size), PERIOD: group_period(n, size), HOPS: n.bit_length() - 1}
-        groups = [curve for curve in cell.curves() if curve.metric == "group"]
+        groups = [line for line in cell.curves() if line["metric"] == "group"]
         for version in range(group_period(n, size)):
             members = grouping(version, n, size).tolist()
-            assert [members[int(curve.points[version].value)].count(int(curve.worker)) for curve in groups] == [1] * n
+            now = [line for line in groups if line["step"] == version]
+            assert [members[int(line["value"])].count(int(line["worker"])) for line in now] == [1] * n
 
 
 @cache
@@ -179,11 +181,14 @@ def test_figure_8_has_the_published_steps_and_draws_half_of_the_rate(tmp_path: P
     assert {key[0]: value.value for key, value in found.items() if key[2] == 0} == {"D2": 65, "RelaySGD": 8}
     own = type(study)(**{**vars(study), "rows": rows})
     (cell, *_) = own.cells([f"results_dir={tmp_path}"])
-    assert isinstance(cell, CourseCell)
-    simulation = cell.simulation()
-    assert simulation is not None
-    assert [member.lr for member in simulation.members] == [0.078125]
+    assert isinstance(cell, MeasuredCell) and isinstance(cell.job, Courses)
+    assert [member.lr for member in cell.job.simulations[0].members] == [0.078125]
     assert cell.values()[0].lr == 2 * 0.078125
+
+
+def test_figure_3_tells_the_trees_apart_and_the_vectors_that_are_sent(tmp_path: Path) -> None:
+    labels = [cell.labels for cell in load("fig3", "smoke").cells([f"results_dir={tmp_path}"])]
+    assert [(one["root"], one["vectors_per_step"]) for one in labels] == [("", 178), ("", 62)]
 
 
 def test_figure_10_has_the_published_plateau_of_relaysgd_grad(tmp_path: Path) -> None:
@@ -317,7 +322,7 @@ def test_a_race_has_the_machine_for_itself_and_goes_on_after_the_heats_that_are_
     job.directory.mkdir(parents=True)
     (job.directory / "config.yaml").write_text(f"# run {job.id}\n")
     line = '{"seed": 5, "slowdown": 5.0, "asynchronous": true, "workers": [], "p_error": 0.5, "mass_error": 0.5}\n'
-    (job.directory / "races.jsonl").write_text(line + '{"seed": 5, "slow')
+    (job.directory / "lines.jsonl").write_text(line + '{"seed": 5, "slow')
     assert job.carry_out() is Status.done
     found = [(line["seed"], line["asynchronous"], line["p_error"] == 0.5) for line in job.found()]
     assert found == [(5, True, True), (5, False, False), (6, True, False), (6, False, False)]
@@ -357,6 +362,4 @@ def test_turns_follow_by_hand_and_sums_are_kept(tmp_path: Path) -> None:
         assert values[push, slowdown, "", P_ERROR] < 1e-13
         assert values[push, slowdown, "", MASS_ERROR] < 1e-13 and values[rounds, slowdown, "", MASS_ERROR] < 1e-13
     assert values[push, 8, "fast workers", END] < values[rounds, 8, "fast workers", END]
-    assert {tuple(point.at) for cell in found for curve in cell.curves() for point in curve.points} == {
-        ("simulated_s",)
-    }
+    assert all("simulated_s" in line and "step" not in line for cell in found for line in cell.curves())

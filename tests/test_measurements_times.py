@@ -53,7 +53,7 @@ def test_a_job_that_was_killed_goes_on_after_the_iterations_that_it_has(tmp_path
     (job,) = throughput_cells(tmp_path)[0].jobs()
     job.directory.mkdir(parents=True)
     line = '{"iteration": 0, "images_per_s": 1.0, "baseline_images_per_s": 2.0}\n'
-    (job.directory / "iterations.jsonl").write_text(line + '{"iteration": 1, "im')
+    (job.directory / "lines.jsonl").write_text(line + '{"iteration": 1, "im')
     (job.directory / "config.yaml").write_text(f"# run {job.id}\n")
     job.carry_out()
     assert [found["iteration"] for found in job.found()] == [0, 1]
@@ -91,7 +91,7 @@ def test_times_of_two_devices_are_not_mixed(tmp_path):
     (job,) = throughput_cells(tmp_path)[0].jobs()
     job.directory.mkdir(parents=True)
     line = '{"iteration": 0, "images_per_s": 1.0, "baseline_images_per_s": 2.0, "device": "NVIDIA TITAN Xp"}\n'
-    (job.directory / "iterations.jsonl").write_text(line)
+    (job.directory / "lines.jsonl").write_text(line)
     (job.directory / "config.yaml").write_text(f"# run {job.id}\n")
     with pytest.raises(ConfigError, match="has times of NVIDIA TITAN Xp, this is"):
         job.carry_out()
@@ -161,9 +161,9 @@ def test_the_numbers_of_one_slow_worker_are_those_that_follow_by_hand(tmp_path: 
 
 def test_seeds_that_are_known_are_not_computed_again_and_more_can_be_added(tmp_path: Path) -> None:
     first = timeline_run(timeline_study(DELAYED, [WAGMA]), tmp_path)
-    files = {path: path.read_bytes() for path in tmp_path.rglob("times.jsonl")}
+    files = {path: path.read_bytes() for path in tmp_path.rglob("lines.jsonl")}
     assert timeline_run(timeline_study(DELAYED, [WAGMA]), tmp_path) == first
-    assert {path: path.read_bytes() for path in tmp_path.rglob("times.jsonl")} == files and len(files) == 1
+    assert {path: path.read_bytes() for path in tmp_path.rglob("lines.jsonl")} == files and len(files) == 1
     both = timeline_run(timeline_study(DELAYED, [WAGMA], seeds=[1, 2]), tmp_path)
     assert [value.value for value in both if value.seed == 1] == [value.value for value in first]
 

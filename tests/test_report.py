@@ -25,7 +25,7 @@ from decentral.config.identity import run_directory
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.network.world import World
-from decentral.report.learning_curves import save_learning_curves
+from decentral.report.run_figures import save_learning_curves
 from decentral.report.series import describe, read_curves
 from decentral.report.summary import summary
 from decentral.store import RunStore, Status

@@ -19,6 +19,7 @@ from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.host import machine
 from decentral.measurements.consensus import Estimation
+from decentral.measurements.search import Courses
 from decentral.published import key as published_key
 from decentral.report.published import numbers
 from decentral.report.spec import parse
@@ -26,7 +27,6 @@ from decentral.store import RunStore, Status
 from decentral.store.files import write_json
 from decentral.study import catalogue
 from decentral.study.kinds.comparison import TunedCell
-from decentral.study.kinds.courses import CourseCell
 from decentral.study.measure import Measure
 from decentral.study.measured import MeasuredCell
 from decentral.study.tuning.rule import Choice, Fixed, Grid, PowersOfTwo
@@ -117,14 +117,9 @@ def published_keys(cell: Any) -> list[str]:
     """The published numbers that the values of a cell are compared with."""
     if isinstance(cell, TunedCell):
         return [cell.published]
-    if isinstance(cell, CourseCell):
-        study, known = cell.study, {"n": cell.config.num_workers, "zeta2": cell.study.zeta2[cell.place]}
-        setting = cell.row.setting or study.setting
-        steps = study.at or [study.steps[cell.place]]
-        return [published_key(cell.row.published, setting, **known, step=step) for step in steps]
     if not isinstance(cell, MeasuredCell):
         return []
-    at = cell.job.at if isinstance(cell.job, Estimation) else [0]
+    at = cell.job.at or [0] if isinstance(cell.job, Estimation | Courses) else [0]
     return [published_key(cell.line, cell.setting, **cell.labels | {"after_steps": step}) for step in at]
 
 
@@ -211,7 +206,7 @@ def test_rows_add_up_to_the_total_for_a_job_of_several_cells_is_counted_once(nam
 
 
 @pytest.mark.slow
-def test_time_follows_from_finished_runs_of_the_kind(given: list[str], tmp_path: Path, capsys):
+def test_time_follows_from_finished_runs(given: list[str], tmp_path: Path, capsys):
     """One run of each method took 40 s."""
     said(capsys, "mine", *given, "progress=false", "study.seeds=[1]", "study.tune={rule: fixed}")
     for run in (tmp_path / "results" / "runs").iterdir():
@@ -220,8 +215,7 @@ def test_time_follows_from_finished_runs_of_the_kind(given: list[str], tmp_path:
     more = ["study.tune={rule: fixed}"]
     plan = said(capsys, "mine", *given, *more, "--plan")
     assert "6 jobs known today (2 done, 4 to do)" in plan
-    assert "Time:     about 2 min 40 s with 1 core, 2 min 40 s of one core." in plan
-    assert "about 1 min 20 s with 2 cores" in said(capsys, "mine", *given, *more, "launcher.slots=2", "--plan")
+    assert "Time:     about 2 min 40 s one after the other." in plan
 
 
 def test_a_plan_of_data_that_are_not_here_loads_nothing(given: list[str], tmp_path: Path, capsys):

@@ -254,7 +254,7 @@ class Step(Verb):
 
 
 class Together(NamedTuple):
-    """What works took that several processes did together; see `decentral.measurements.timing.Together`."""
+    """What works took that several processes did together; see `decentral.measurements.timing.in_group`."""
 
     wall: Times
     cpu: Times
@@ -263,7 +263,7 @@ class Together(NamedTuple):
 
 def in_group(size: int, turns: Sequence[Turns]) -> list[Together]:
     """See `decentral.measurements.timing.in_group`."""
-    return [Together(Times(one.wall), Times(one.cpu), one.sent) for one in timing.in_group(size, turns)]
+    return [Together(Times(one["wall"]), Times(one["cpu"]), one["sent"]) for one in timing.in_group(size, turns)]
 
 
 def ready(num_coordinates: int) -> Oracle:

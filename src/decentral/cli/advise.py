@@ -57,7 +57,7 @@ def _carry_out(arguments: list[str]) -> int:
     from decentral.measurements.advice.advise import advise, text
 
     found = advise(words, processes, options.config_dir, _tell)
-    told = json.dumps(encode(found.facts()), indent=2)
+    told = json.dumps(encode(found), indent=2)
     say(told if options.json else text(found))
     if options.output is not None:
         write_text(options.output, told + "\n")

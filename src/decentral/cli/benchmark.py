@@ -20,11 +20,10 @@ from decentral.report.listings import Ranks
 from decentral.report.make import Made
 from decentral.report.spec import parse
 from decentral.study import catalogue
-from decentral.study.collect import StoredCell, beside, read_facts, stored
+from decentral.study.collect import StoredCell, read_facts, stored
 from decentral.study.kinds import benchmark
 from decentral.study.kinds.benchmark import Benchmark, BenchmarkCell, rules, told
-from decentral.study.plan import plan
-from decentral.study.study import Cell, Unfinished
+from decentral.study.study import Cell, Unfinished, plan
 from decentral.terminal.console import aligned, say
 
 STUDY = "benchmark_methods"
@@ -87,8 +86,7 @@ def _carry_out_command(arguments: list[str]) -> int:
     chosen, cells, selected = _composed(request)
     parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
     if options.plan:
-        launcher = studies.for_this_machine(chosen).launcher
-        say(plan("decentral-benchmark", chosen.scale, selected, launcher))
+        say(plan("decentral-benchmark", chosen.scale, selected))
         return 0
     everything = _with_known(chosen, cells, selected)
     if options.report:
@@ -146,12 +144,15 @@ def _with_known(chosen: ChosenStudy, cells: list[Cell], selected: Sequence[Cell]
     here, published = chosen.directory, Path(PUBLISHED_RESULTS) / chosen.directory.relative_to(chosen.results_dir)
     wanted = {id(cell) for cell in selected}
     absent = [c for c in cells if id(c) not in wanted and not any(job.finished() is not None for job in c.jobs())]
-    own = stored(absent, here, _same_rules(chosen, here))
-    theirs = stored(absent, published, _same_rules(chosen, published)) if published.resolve() != here.resolve() else {}
+    own, _ = stored(absent, here, _same_rules(chosen, here))
+    theirs: dict[int, StoredCell] = {}
+    if published.resolve() != here.resolve():
+        theirs, _ = stored(absent, published, _same_rules(chosen, published))
     if new := theirs.keys() - own.keys():
         say(f"Note:     {len(new)} of {len(cells)} cells are shown as published in {published}.")
     instead = {id(absent[number]): cell for number, cell in {**theirs, **own}.items()}
-    return [*(instead.get(id(cell), cell) for cell in cells), *beside(cells, here, _same_rules(chosen, here))]
+    _, beside = stored(cells, here, _same_rules(chosen, here))
+    return [*(instead.get(id(cell), cell) for cell in cells), *beside]
 
 
 def _same_rules(chosen: ChosenStudy, directory: Path) -> Callable[[Labels], bool]:

@@ -143,7 +143,7 @@ def _of_the_benchmark(key: str, text: str) -> list[str]:
 
     if key == "scale":
         return [f"scale={scale}" for scale in catalogue.scales("benchmark_methods")]
-    names = benchmark.scenario_names() if key == "scenarios" else [one.name for one in benchmark.methods()]
+    names = sorted(benchmark.scenario_files()) if key == "scenarios" else [one.name for one in benchmark.methods()]
     before = text.rpartition(",")[0]
     start = f"{key}={before}," if before else f"{key}=["
     return [f"{start}{name}{end}" for name in names for end in (",", "]")]

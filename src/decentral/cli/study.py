@@ -20,8 +20,7 @@ from decentral.scheduling.board import board
 from decentral.scheduling.scheduler import schedule
 from decentral.study import catalogue, collect
 from decentral.study.collect import StoredCell
-from decentral.study.plan import plan
-from decentral.study.study import Cell, Unfinished
+from decentral.study.study import Cell, Unfinished, plan
 from decentral.terminal.console import FAILED, INTERRUPTED, aligned, say, warn
 
 if TYPE_CHECKING:
@@ -46,8 +45,7 @@ Everything else is passed on to every run, as for decentral-run: device=cuda, da
 launcher=slurm launcher.partition=gpu ... A key of the study itself has study. in front: 'study.seeds=[1,2]'.
 What changes the numbers makes a study of its own, in a folder beside the original.
 
---plan estimates the time from finished runs of the study, of the same kind (method, model and data, as many workers)
-first: give it again when a few are done.
+--plan estimates the time from the finished runs of the study: give it again when a few are done.
 Options: --config-dir FOLDER for studies of your own in FOLDER/study/, and for your own algorithms, models, ... there;
 tab completion: decentral-run --help.
 """
@@ -103,7 +101,7 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         if word:
             warn(word)
     if options.plan:
-        say(plan(chosen.name, chosen.scale, cells, config.launcher))
+        say(plan(chosen.name, chosen.scale, cells))
         if chosen.study.needs:
             say(f"Needs:    {chosen.study.needs}.")
         return 0

@@ -18,7 +18,7 @@ from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
 from decentral.measurements.training_run import TrainingRun, run_command, written
 from decentral.report.run_figures import draw
-from decentral.report.summary import overview, topology_of
+from decentral.report.summary import overview
 from decentral.scheduling.board import board, failure_line
 from decentral.scheduling.pool import Ended
 from decentral.scheduling.scheduler import Fixed, schedule
@@ -209,8 +209,8 @@ def closing_table(runs: Sequence[tuple[str, Path, Ended | None]]) -> str:
     """
     rows = [["run", "topology", "status", "metric", "worst", "mean", "averaged model", "results"]]
     for title, directory, ended in runs:
-        status, *numbers = overview(directory)
-        rows.append([title, topology_of(directory), status if ended is None else ended.status.value, *numbers])
+        topology, status, *numbers = overview(directory)
+        rows.append([title, topology, status if ended is None else ended.status.value, *numbers])
     return aligned(rows)
 
 

@@ -7,10 +7,10 @@ rounded up, as the algorithms do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from decentral.cluster.links import ALL_GATHER, BROADCAST, RABENSEIFNER, RING, STAR, TREE, Collective
 from decentral.errors import ConfigError, suggest
@@ -23,56 +23,31 @@ _DENSE, _HALF = 4.0, 2.0
 """Bytes of a number in float32, and in bfloat16."""
 
 
-class Link(NamedTuple):
-    """alpha in seconds, beta in seconds per byte."""
-
-    alpha: float
-    beta: float
-
-
-Scheme = Callable[[int, float, float, Link], float]
-"""(n workers, P parameters, share of them that is kept, link) -> seconds."""
-
-
-def _alone(collective: Collective, bytes_each: float) -> Scheme:
-    """The collective with rows of so many bytes for each parameter, whatever is kept."""
-
-    def seconds(n: int, parameters: float, keep: float, link: Link) -> float:
-        return collective.seconds(n, bytes_each * parameters, *link, math.log2)
-
-    return seconds
-
-
-def _artopk(all_reduce: Collective) -> Scheme:
-    """AR-Topk: one worker's k = keep P indices to all (4 bytes each), then an all-reduce of k values (4 bytes each)."""
-
-    def seconds(n: int, parameters: float, keep: float, link: Link) -> float:
-        kept = _DENSE * keep * parameters
-        return sum(each.seconds(n, kept, *link, math.log2) for each in (BROADCAST, all_reduce))
-
-    return seconds
-
-
-def _gathered(n: int, parameters: float, keep: float, link: Link) -> float:
-    """AG-Topk: everybody's k values and k indices to all."""
-    return ALL_GATHER.seconds(n, 2 * _DENSE * keep * parameters, *link, math.log2)
-
-
-SCHEMES: dict[str, Scheme] = {
-    "star": _alone(STAR, _DENSE),
-    "ring": _alone(RING, _DENSE),
-    "tree": _alone(TREE, _DENSE),
-    "rabenseifner": _alone(RABENSEIFNER, _DENSE),
-    "allgather": _alone(ALL_GATHER, _DENSE),
-    "broadcast": _alone(BROADCAST, _DENSE),
-    "bf16_ring": _alone(RING, _HALF),
-    "bf16_tree": _alone(TREE, _HALF),
-    "bf16_rabenseifner": _alone(RABENSEIFNER, _HALF),
-    "artopk_ring": _artopk(RING),
-    "artopk_tree": _artopk(TREE),
-    "topk_allgather": _gathered,
+SCHEMES: dict[str, list[tuple[Collective, float, float]]] = {
+    "star": [(STAR, _DENSE, 0)],
+    "ring": [(RING, _DENSE, 0)],
+    "tree": [(TREE, _DENSE, 0)],
+    "rabenseifner": [(RABENSEIFNER, _DENSE, 0)],
+    "allgather": [(ALL_GATHER, _DENSE, 0)],
+    "broadcast": [(BROADCAST, _DENSE, 0)],
+    "bf16_ring": [(RING, _HALF, 0)],
+    "bf16_tree": [(TREE, _HALF, 0)],
+    "bf16_rabenseifner": [(RABENSEIFNER, _HALF, 0)],
+    "artopk_ring": [(BROADCAST, 0, _DENSE), (RING, 0, _DENSE)],
+    "artopk_tree": [(BROADCAST, 0, _DENSE), (TREE, 0, _DENSE)],
+    "topk_allgather": [(ALL_GATHER, 0, 2 * _DENSE)],
 }
-"""Each a way to average n rows of P parameters; `allgather` and `broadcast` are the paper's two other operations."""
+"""Each a way to average n rows of P parameters: its collectives, with their bytes for each parameter, and for each that
+is kept. AR-Topk: one worker's indices to all, then an all-reduce of values. AG-Topk: everybody's values and indices to
+all. `allgather` and `broadcast` are the paper's two other operations."""
+
+
+def seconds(scheme: str, n: int, parameters: float, keep: float, alpha: float, beta: float) -> float:
+    """Of an exchange of n rows of which a share is kept: alpha in seconds, beta in seconds per byte."""
+    parts = SCHEMES[scheme]
+    sizes = [(dense or kept * keep) * parameters for _, dense, kept in parts]
+    return sum(each.seconds(n, size, alpha, beta, math.log2) for (each, _, _), size in zip(parts, sizes, strict=True))
+
 
 PARTS = ("latency", "volume")
 """What `term` can give: how many alpha, and how many times the bytes of a dense row (or of what is kept) beta."""
@@ -87,8 +62,7 @@ CROSSOVERS = {
 
 def term(scheme: str, part: str, n: int) -> float:
     """The factor of alpha (`latency`), or of the bytes of what is sent (M; compressed: Mc) times beta (`volume`)."""
-    link = Link(1.0, 0.0) if part == "latency" else Link(0.0, 1.0)
-    return SCHEMES[scheme](n, 1 / _DENSE, 1.0, link)
+    return seconds(scheme, n, 1 / _DENSE, 1.0, float(part == "latency"), float(part == "volume"))
 
 
 def crossover(first: str, second: str, n: int) -> float:
@@ -110,7 +84,6 @@ class CollectiveFacts(Measurement):
     num_workers: list[int] = setting([], at_least=4, hint="below which a tree is a ring")
 
     folder: ClassVar[str] = "collective_facts"
-    lines: ClassVar[str] = "facts.jsonl"
     row_labels: ClassVar[tuple[str, ...]] = ("method",)
     decides: ClassVar[frozenset[str]] = frozenset({"lr", "num_workers"})
 
@@ -165,7 +138,6 @@ class CollectiveMap(Measurement):
     gbps: list[float] = setting([], above=0)
 
     folder: ClassVar[str] = "collective_map"
-    lines: ClassVar[str] = "seconds.jsonl"
     row_labels: ClassVar[tuple[str, ...]] = ("method",)
     decides: ClassVar[frozenset[str]] = frozenset({"lr", "num_workers"})
     meanings: ClassVar[dict[str, Meaning]] = {SECONDS: Meaning(False, "s")}
@@ -185,20 +157,15 @@ class CollectiveMap(Measurement):
         places = {"keep": self.keep, "gbps": self.gbps, "latency_ms": self.latency_ms}
         return {"scheme": self.scheme, "size": self.num_parameters, "sizes": self.num_workers, **places}
 
-    def parts(self) -> list[dict[str, Any]]:
-        """One line."""
-        return [{}]
-
     def line(self) -> dict[str, Any]:
         """All at once."""
-        return {"seconds": [[self._table(n, keep) for keep in self.keep] for n in self.num_workers]}
-
-    def _table(self, n: int, keep: float) -> list[list[float]]:
-        scheme = SCHEMES[self.scheme]
-        return [
-            [scheme(n, self.num_parameters, keep, Link(1e-3 * latency, 8e-9 / gbps)) for gbps in self.gbps]
-            for latency in self.latency_ms
-        ]
+        size, links = self.num_parameters, [[(1e-3 * ms, 8e-9 / gbps) for gbps in self.gbps] for ms in self.latency_ms]
+        return {
+            "seconds": [
+                [[[seconds(self.scheme, n, size, keep, *link) for link in row] for row in links] for keep in self.keep]
+                for n in self.num_workers
+            ]
+        }
 
     def cells(self) -> list[Labels]:
         """One, whose values say where."""
@@ -209,5 +176,5 @@ class CollectiveMap(Measurement):
         (line,) = self.found()
         flat = [value for n in line["seconds"] for keep in n for latency in keep for value in latency]
         places = self._places()
-        for place, seconds in zip(product(*places.values()), flat, strict=True):
-            yield Value(labels | dict(zip(places, place, strict=True)), seconds, SECONDS, 0)
+        for place, took in zip(product(*places.values()), flat, strict=True):
+            yield Value(labels | dict(zip(places, place, strict=True)), took, SECONDS, 0)

@@ -14,7 +14,7 @@ from decentral.config.identity import component_identity
 from decentral.errors import ConfigError
 from decentral.measurements.measurement import Measurement, check_losses
 from decentral.measurements.training_run import TrainingRun
-from decentral.measurements.values import Curve, Labels, Value, in_steps
+from decentral.measurements.values import Labels, Row, Value, curve
 from decentral.randomness import normal
 from decentral.scheduling.job import Job
 from decentral.store import read_metrics
@@ -44,7 +44,6 @@ class Consensus(Measurement):
     dimension: int = 100
 
     folder: ClassVar[str] = "consensus"
-    lines: ClassVar[str] = "errors.jsonl"
     row_labels: ClassVar[tuple[str, ...]] = ("graph", "averaging")
 
     def __post_init__(self) -> None:
@@ -86,10 +85,10 @@ class Consensus(Measurement):
             for t in self.at:
                 yield Value(labels | {"after_rounds": t}, line["errors"][t], ERROR, line["seed"])
 
-    def curves(self, labels: Labels) -> Iterator[Curve]:
+    def curves(self, labels: Labels) -> Iterator[Row]:
         """The error after every round."""
         for line in self.found():
-            yield Curve(labels, ERROR, "", line["seed"], in_steps(enumerate(line["errors"])))
+            yield from curve(labels, ERROR, line["seed"], enumerate(line["errors"]))
 
 
 def no_gradient(x: Tensor, workers: Sequence[int] | None = None) -> Tensor:
@@ -130,10 +129,6 @@ class Estimation(Measurement):
     folder: ClassVar[str] = "runs"
     decides: ClassVar[frozenset[str]] = frozenset({"num_workers"})
 
-    def parameters(self) -> dict[str, Any]:
-        """The run's configuration says it all."""
-        return {}
-
     @cached_property
     def run(self) -> TrainingRun:
         """The run."""
@@ -154,10 +149,10 @@ class Estimation(Measurement):
             mean = None if self.exact else errors[step]
             yield Value(labels | {"after_steps": step}, errors[step], METRIC, seed, mean=mean)
 
-    def curves(self, labels: Labels) -> Iterator[Curve]:
+    def curves(self, labels: Labels) -> Iterator[Row]:
         """The error over time."""
         points = [(step, error) for step, error in self._errors().items() if step and step % _EVERY == 0]
-        yield Curve(labels, METRIC, "mean", 0 if self.exact else self.config.seed, in_steps(points))
+        yield from curve(labels, METRIC, 0 if self.exact else self.config.seed, points, "mean")
 
     def _errors(self) -> dict[int, float]:
         """Step -> mean over the workers."""

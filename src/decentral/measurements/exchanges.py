@@ -22,7 +22,40 @@ _BYTES_PER_NUMBER = 4  # float32
 
 
 @dataclass
-class ExchangeTimes(Measurement):
+class InTurn(Measurement):
+    """All rows of a column are one job: they take turns in the same processes, one for each worker.
+
+    baseline   the method that each is held against
+    """
+
+    baseline: str = ""
+    column: Sequence[InTurn] = field(default=(), metadata={"inner": True})
+    """All rows with as many workers."""
+
+    one_per_worker: ClassVar[bool] = True
+
+    def check(self) -> None:
+        """Processes on the CPU."""
+        if self.config.device.startswith("cuda"):
+            raise ConfigError(f"device={self.config.device} cannot be used: this is timed on the CPU; leave it out.")
+        if self.n < 2:
+            raise ConfigError(f"num_workers={self.n} has to be at least 2: each has a process of its own.")
+        self.config = replace(self.config, processes=str(self.n))
+
+    def beside(self, column: Sequence[Self]) -> Self:
+        """One job for all of them."""
+        baseline_of(self.baseline, column)
+        return replace(column[0], column=column)
+
+    def methods(self) -> list[dict[str, Any]]:
+        """For the id: every method, and what carries its rows."""
+        return [
+            {"name": each.labels["method"], "transport": each.config.network.transport.name} for each in self.column
+        ]
+
+
+@dataclass
+class ExchangeTimes(InTurn):
     """Times the exchanges of all rows in turn, round after round, so that a slow moment of the machine is slow for all.
 
     There is a process for each worker. A round of an exchange begins when all processes are ready; its wall time ends
@@ -39,51 +72,27 @@ class ExchangeTimes(Measurement):
     name: str = "exchanges"
     verb: Literal["mix", "mean"] = "mix"
     megabytes: list[float] = setting([], above=0)
-    baseline: str = ""
     rounds: int = setting(10, at_least=1)
     warm_up: int = setting(2, at_least=0)
     column: Sequence[ExchangeTimes] = field(default=(), metadata={"inner": True})
-    """All rows with as many workers."""
 
     folder: ClassVar[str] = "exchange_times"
-    lines: ClassVar[str] = "times.jsonl"
     decides: ClassVar[frozenset[str]] = frozenset({"num_workers", "processes"})
     timed: ClassVar[frozenset[str]] = frozenset({"network.transport"})
-    one_per_worker: ClassVar[bool] = True
-
-    def check(self) -> None:
-        """Processes on the CPU."""
-        if self.config.device.startswith("cuda"):
-            raise ConfigError(
-                f"device={self.config.device} cannot be used: exchanges are timed on the CPU; leave it out."
-            )
-        if self.n < 2:
-            raise ConfigError(f"num_workers={self.n} has to be at least 2: each has a process of its own.")
-        self.config = replace(self.config, processes=str(self.n))
-
-    def beside(self, column: Sequence[Self]) -> Self:
-        """One job for all of them."""
-        baseline_of(self.baseline, column)
-        return replace(column[0], column=column)
 
     def parameters(self) -> dict[str, Any]:
         """The exchanges with their topologies and transports, the sizes and the rounds."""
         exchanges = [
-            {
-                "name": each.labels["method"],
+            known
+            | {
                 "verb": each.verb,
                 "topology": component_identity(each.config.topology),
                 "communication": component_identity(each.config.communication),
-                "transport": each.config.network.transport.name,
             }
-            for each in self.column
+            for known, each in zip(self.methods(), self.column, strict=True)
         ]
-        return {
-            "exchanges": exchanges,
-            "megabytes": self.megabytes,
-            "rounds": self.rounds,
-            "warm_up": self.warm_up,
-        }
+        own = {"megabytes": self.megabytes, "rounds": self.rounds, "warm_up": self.warm_up}
+        return {"exchanges": exchanges, **own}
 
     def parts(self) -> list[dict[str, Any]]:
         """One size after the other."""
@@ -94,7 +103,7 @@ class ExchangeTimes(Measurement):
         numbers = round(megabytes * BYTES_PER_MB / _BYTES_PER_NUMBER)
         setups = {str(each.labels["method"]): partial(Verb, each.config, numbers, each.verb) for each in self.column}
         (found,) = in_group(self.n, [Turns(setups, self.rounds, warm_up=self.warm_up)])
-        return {"wall_s": found.wall, "cpu_s": found.cpu}
+        return {"wall_s": found["wall"], "cpu_s": found["cpu"]}
 
     def cells(self) -> list[Labels]:
         """Size by size."""
@@ -119,7 +128,7 @@ BY_CLOCK, ERROR = "time per step by the clock (s)", "clock's time against the me
 
 
 @dataclass
-class SleepingSteps(Measurement):
+class SleepingSteps(InTurn):
     """Real processes with a worker in each, who sleeps for all of what config.cluster says that a gradient takes.
 
     All rows take turns in the same processes, with the same delays, which each seed draws anew. A line for each seed:
@@ -134,43 +143,25 @@ class SleepingSteps(Measurement):
     """
 
     name: str = "sleeping"
-    baseline: str = ""
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
     steps: int = setting(20, at_least=1)
     warm_up: int = setting(10, at_least=1)
     column: Sequence[SleepingSteps] = field(default=(), metadata={"inner": True})
-    """All rows with as many workers."""
 
     folder: ClassVar[str] = "sleeping_steps"
-    lines: ClassVar[str] = "steps.jsonl"
     decides: ClassVar[frozenset[str]] = frozenset({"lr", "num_workers", "processes", "steps"})
-    one_per_worker: ClassVar[bool] = True
 
     def check(self) -> None:
-        """Processes whose time the clock knows, too."""
+        """The clock knows their time, too."""
+        super().check()
         check_losses(self.config)
-        if self.config.device.startswith("cuda"):
-            raise ConfigError(f"device={self.config.device} cannot be used: nothing is computed here; leave it out.")
-        if self.n < 2:
-            raise ConfigError(f"num_workers={self.n} has to be at least 2: each has a process of its own.")
         cluster_of(self.config, sized=True)
-        self.config = replace(self.config, processes=str(self.n))
-
-    def beside(self, column: Sequence[Self]) -> Self:
-        """One job for all of them."""
-        baseline_of(self.baseline, column)
-        return replace(column[0], column=column)
 
     def parameters(self) -> dict[str, Any]:
         """Seeds and steps, and every method with its topology and transport."""
         methods = [
-            {
-                "name": each.labels["method"],
-                "config": identity(each.config),
-                "over": component_identity(each.config.topology),
-                "transport": each.config.network.transport.name,
-            }
-            for each in self.column
+            known | {"config": identity(each.config), "over": component_identity(each.config.topology)}
+            for known, each in zip(self.methods(), self.column, strict=True)
         ]
         return {"seeds": self.seeds, "steps": self.steps, "warm_up": self.warm_up, "methods": methods}
 
@@ -188,23 +179,18 @@ class SleepingSteps(Measurement):
         }
         (found,) = in_group(self.n, [Turns(setups, rounds=1, warm_up=0)])
         return {
-            "measured_s": {name: found.wall[name][0] / self.steps for name in configs},
+            "measured_s": {name: found["wall"][name][0] / self.steps for name in configs},
             "clock_s": {
                 name: timed(config, self.steps, size, after=self.warm_up).step_s for name, config in configs.items()
             },
         }
 
     @property
-    def speed_up(self) -> str:
-        """The name of the metric."""
-        return f"speed-up of {self.baseline}"
-
-    @property
     def meanings(self) -> dict[str, Meaning]:  # type: ignore[override]
         """More of what the baseline is compared by is better for the baseline: neither good nor bad of the row."""
         return {
-            self.speed_up: Meaning(None, "x"),
-            f"{self.speed_up} by the clock": Meaning(None, "x"),
+            f"speed-up of {self.baseline}": Meaning(None, "x"),
+            f"speed-up of {self.baseline} by the clock": Meaning(None, "x"),
             THROUGHPUT: Meaning(True, "1/s"),
             STEP: Meaning(False, "s"),
             BY_CLOCK: Meaning(False, "s"),
@@ -217,8 +203,8 @@ class SleepingSteps(Measurement):
         for line in self.found():
             measured, clock = line["measured_s"], line["clock_s"]
             numbers = {
-                self.speed_up: measured[method] / measured[baseline],
-                f"{self.speed_up} by the clock": clock[method] / clock[baseline],
+                f"speed-up of {baseline}": measured[method] / measured[baseline],
+                f"speed-up of {baseline} by the clock": clock[method] / clock[baseline],
                 THROUGHPUT: 1 / measured[method],
                 STEP: measured[method],
                 BY_CLOCK: clock[method],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from operator import truediv
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from decentral.compression.rows import RowLayout
@@ -11,7 +12,7 @@ from decentral.config.identity import component_identity, identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Measurement, check_losses
-from decentral.measurements.values import Curve, Labels, Point, Value
+from decentral.measurements.values import Labels, Row, Value, curve
 from decentral.topology import facts
 from decentral.topology.groups import GroupSchedule, activation_children, check_groups, dimension, group_period
 from decentral.topology.rounds import Rounds, mean_delay
@@ -38,13 +39,13 @@ class GraphFacts(Measurement):
     metric: str = ""
 
     folder: ClassVar[str] = "facts"
-    lines: ClassVar[str] = "facts.jsonl"
     decides: ClassVar[frozenset[str]] = frozenset({"lr", "num_workers"})
 
     def check(self) -> None:
         """The quantity has to exist."""
-        if self.quantity not in QUANTITIES:
-            raise ConfigError(f"quantity={self.quantity} is unknown.{suggest(self.quantity, QUANTITIES)}")
+        known = [*QUANTITIES, measured_correction.__name__]
+        if self.quantity not in known:
+            raise ConfigError(f"quantity={self.quantity} is unknown.{suggest(self.quantity, known)}")
         check_losses(self.config)
         self.config = replace(self.config, num_workers=self.num_workers[0])
 
@@ -61,7 +62,10 @@ class GraphFacts(Measurement):
 
     def line(self, num_workers: int) -> dict[str, Any]:
         """The number."""
-        return {"value": QUANTITIES[self.quantity](replace(self.config, num_workers=num_workers))}
+        config = replace(self.config, num_workers=num_workers)
+        if self.quantity == measured_correction.__name__:
+            return {"value": measured_correction(config)}
+        return {"value": QUANTITIES[self.quantity](config.rounds())}
 
     def numbers(self) -> dict[int, float]:
         """Number of workers -> value, as far as they are known."""
@@ -102,25 +106,15 @@ def measured_correction(config: Config) -> float:
     raise ArithmeticError(f"the workers do not agree after {_MAX_STEPS} steps of algo={config.algo.name}.")
 
 
-def _effective_gap(rounds: Rounds) -> float:
-    m, p = facts.effective_spectral_gap(facts.relay_matrix(rounds))
-    return m / p
-
-
-def _of_rounds(value: Callable[[Rounds], float]) -> Callable[[Config], float]:
-    return lambda config: value(config.rounds())
-
-
-QUANTITIES: dict[str, Callable[[Config], float]] = {
-    "m_over_p": _of_rounds(_effective_gap),
-    "second_eigenvalue": _of_rounds(lambda one: facts.second_largest_eigenvalue_modulus(one.matrices(0)[0])),
-    "smallest_eigenvalue": _of_rounds(lambda one: facts.smallest_eigenvalue(one.matrices(0)[0])),
-    "relay_second_eigenvalue": _of_rounds(lambda one: facts.second_largest_eigenvalue_modulus(facts.relay_matrix(one))),
-    "correction": _of_rounds(lambda one: 1 + mean_delay(one)),
-    "measured_correction": measured_correction,
-    "half_of_diameter": _of_rounds(lambda one: float(one.hops().max()) / 2),
+QUANTITIES: dict[str, Callable[[Rounds], float]] = {
+    "m_over_p": lambda rounds: truediv(*facts.effective_spectral_gap(facts.relay_matrix(rounds))),
+    "second_eigenvalue": lambda rounds: facts.second_largest_eigenvalue_modulus(rounds.matrices(0)[0]),
+    "smallest_eigenvalue": lambda rounds: facts.smallest_eigenvalue(rounds.matrices(0)[0]),
+    "relay_second_eigenvalue": lambda rounds: facts.second_largest_eigenvalue_modulus(facts.relay_matrix(rounds)),
+    "correction": lambda rounds: 1 + mean_delay(rounds),
+    "half_of_diameter": lambda rounds: float(rounds.hops().max()) / 2,
 }
-"""What can be computed, each from a configuration."""
+"""What follows from the rounds of a topology; beside these there is `measured_correction`, of an algorithm."""
 
 
 # -- groups ------------------------------------------------------------------------------------------------------------
@@ -146,7 +140,6 @@ class GroupFacts(Measurement):
     sizes: list[list[int]] = field(default_factory=list)
 
     folder: ClassVar[str] = "group_facts"
-    lines: ClassVar[str] = "groups.jsonl"
     row_labels: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -188,14 +181,14 @@ class GroupFacts(Measurement):
         for metric, value in ((REACH, line["reach"]), (PERIOD, line["period"]), (HOPS, max(line["hops"]))):
             yield Value(labels, float(value), metric, 0)
 
-    def curves(self, labels: Labels) -> Iterator[Curve]:
+    def curves(self, labels: Labels) -> Iterator[Row]:
         """Of every worker its group in each version, and in which place of the tree it is."""
         line = self._line(labels)
         for i in range(line["num_workers"]):
-            groups = [Point(float(groups[i]), {"step": t}) for t, groups in enumerate(line["groups"])]
-            yield Curve(labels, GROUP, str(i), 0, groups)
+            groups = [(t, float(groups[i])) for t, groups in enumerate(line["groups"])]
+            yield from curve(labels, GROUP, 0, groups, str(i), ["step"])
             for metric, values in ((PARENT, line["parents"]), (HOP, line["hops"])):
-                yield Curve(labels, metric, str(i), 0, [Point(float(values[i]), {"step": 0})])
+                yield from curve(labels, metric, 0, [(0, float(values[i]))], str(i), ["step"])
 
     def _line(self, labels: Labels) -> dict[str, Any]:
         return next(line for line in self.found() if all(line[k] == labels[k] for k in ("num_workers", "group_size")))

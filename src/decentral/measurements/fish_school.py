@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from decentral.measurements.measurement import Measurement, check_losses
-from decentral.measurements.values import Curve, Labels, Value, in_steps
+from decentral.measurements.values import Labels, Row, Value, curve
 from decentral.randomness import normal, uniform
 from decentral.settings import Settings, setting
 from decentral.topology.graph import Graph
@@ -87,7 +87,6 @@ class FishSchool(Measurement):
     pictures: list[int] = field(default_factory=list)
 
     folder: ClassVar[str] = "schools"
-    lines: ClassVar[str] = "schools.jsonl"
     row_labels: ClassVar[tuple[str, ...]] = ("method", "behaviour")
 
     def __post_init__(self) -> None:
@@ -96,11 +95,6 @@ class FishSchool(Measurement):
     def check(self) -> None:
         """No message may get lost."""
         check_losses(self.config)
-
-    def parameters(self) -> dict[str, Any]:
-        """All but the configuration."""
-        own = {"behaviour": self.behaviour, "sharing": self.sharing, "rounds": self.rounds}
-        return {**own, "seeds": self.seeds, "pictures": self.pictures, "school": asdict(self.school)}
 
     def line(self, seed: int) -> dict[str, Any]:
         """The numbers of every round (`measure`), and places, headings and estimates of the rounds that are drawn."""
@@ -139,13 +133,13 @@ class FishSchool(Measurement):
             if self.behaviour == "encircle":
                 yield Value(labels, numbers["gap"][-1], GAP, seed)
 
-    def curves(self, labels: Labels) -> Iterator[Curve]:
+    def curves(self, labels: Labels) -> Iterator[Row]:
         """The numbers of each round, and of the first seed the fish in the rounds that are drawn: places, headings and
         estimates, each a curve; a predator has a place only."""
         lines = self.found()
         for key, metric in CURVES.items():
             for line in lines:
-                yield Curve(labels, metric, "", line["seed"], in_steps(enumerate(line["numbers"][key])))
+                yield from curve(labels, metric, line["seed"], enumerate(line["numbers"][key]))
         series: dict[tuple[str, str], list[tuple[float, float]]] = {}
         for picture in lines[0]["pictures"]:
             fish = zip(picture["x"], picture["heading"], picture["w"], strict=True)
@@ -154,7 +148,7 @@ class FishSchool(Measurement):
                 for metric, number in zip(_PLACES, numbers, strict=False):
                     series.setdefault((metric, worker), []).append((picture["round"], number))
         for (metric, worker), points in series.items():
-            yield Curve(labels, metric, worker, lines[0]["seed"], in_steps(points))
+            yield from curve(labels, metric, lines[0]["seed"], points, worker)
 
 
 def measure(x: np.ndarray, w: np.ndarray, predator: np.ndarray, near: np.ndarray) -> dict[str, float]:

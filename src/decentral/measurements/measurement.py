@@ -9,7 +9,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -21,7 +21,7 @@ from decentral.config.identity import identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.host.interrupt import Interrupt
-from decentral.measurements.values import Curve, Labels, Meaning, Value, title_of
+from decentral.measurements.values import Labels, Meaning, Row, Value, title_of
 from decentral.runtime.launch import in_processes
 from decentral.scheduling.job import Demand, Job
 from decentral.settings import Settings
@@ -56,18 +56,21 @@ class Computation(Job):
 
     folder: ClassVar[str]
     """Below the results directory."""
-    lines: ClassVar[str]
+    lines: ClassVar[str] = "lines.jsonl"
     """The name of the file that the job adds to."""
     one_per_worker: ClassVar[bool] = False
     """Whether something is timed in a process for each worker: nothing else runs meanwhile."""
 
-    @abstractmethod
     def parameters(self) -> dict[str, Any]:
-        """What the result depends on beside the configuration, as JSON values: with it, part of the job's id."""
+        """What the result depends on beside the configuration, as JSON values: part of the job's id. By default all
+        settings."""
+        known = {one.name: getattr(self, one.name) for one in fields(self) if not one.metadata.get("inner")}
+        own = {name: value for name, value in known.items() if name not in ("config", "labels", "name")}
+        return {name: vars(value) if isinstance(value, Settings) else value for name, value in own.items()}
 
     def parts(self) -> list[dict[str, Any]]:
-        """How each line begins that there has to be in the end: by default with each of its seeds."""
-        return [{"seed": seed} for seed in getattr(self, "seeds", [])]
+        """How each line begins that there has to be in the end: by default with each of its seeds, if it has any."""
+        return [{"seed": seed} for seed in self.seeds] if hasattr(self, "seeds") else [{}]
 
     def line(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compute the rest of the line that begins so."""
@@ -126,6 +129,10 @@ class Computation(Job):
     def wall_s(self) -> float:
         """Seconds that it took, all attempts together; 0 if it is not done."""
         return float((RunStore.peek(self.directory) or {}).get("wall_s", 0.0))
+
+    def finished(self) -> Status | None:
+        """done, where the lines are there: version 1 wrote them to other files, and is asked for them anew."""
+        return super().finished() if (self.directory / self.lines).exists() else None
 
     def carry_out(self) -> Status:
         """Compute what is missing; a second attempt goes on after the lines of the first. Returns how it ended.
@@ -289,6 +296,6 @@ class Measurement(Settings, Computation):
         """Those of a cell, when all jobs are done; without the job's id and time, and the published number."""
         raise NotImplementedError
 
-    def curves(self, labels: Labels) -> Iterable[Curve]:
-        """Those of a cell, when all jobs are done."""
+    def curves(self, labels: Labels) -> Iterable[Row]:
+        """The lines of curves.csv of a cell, when all jobs are done."""
         return []

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Self
 
 from decentral.config.parsing import build
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Computation, Measurement, Show, Stop, check_losses
 from decentral.measurements.quadratics.rules import RULES, Member, Outcome, Rated, Rule, Trial, Tuning
-from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value
+from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Row, Value, curve
+from decentral.scheduling.job import Job
 from decentral.store.metrics import LineFile
 from decentral.tasks.convex import Quadratics
 
-if TYPE_CHECKING:
-    pass
-
+SUBOPTIMALITY = "suboptimality"
 _USUAL_TRIALS = 21  # of one member, to show how far the search is
 
 
@@ -49,7 +50,6 @@ class Search(Measurement):
     search: dict[str, Any] = field(default_factory=dict)
 
     folder: ClassVar[str] = "searches"
-    lines: ClassVar[str] = "trials.jsonl"
     decides: ClassVar[frozenset[str]] = frozenset({"lr", "task.zeta2", "task.problem", "task.problem_seed"})
 
     def __post_init__(self) -> None:
@@ -178,7 +178,6 @@ class Simulation(Computation):
     roots: int = 0
 
     folder: ClassVar[str] = "simulations"
-    lines: ClassVar[str] = "courses.jsonl"
 
     def parameters(self) -> dict[str, Any]:
         """Members, steps and roots."""
@@ -226,3 +225,146 @@ class Simulation(Computation):
             if stop():
                 return None
         return [Trajectory(member, root, steps, [row[i] for row in errors]) for i, member in enumerate(self.members)]
+
+
+@dataclass
+class Courses(Measurement):
+    """Curves of f(mean x) - f(x*) with given or tuned learning rates, for a few zeta2.
+
+    zeta2       heterogeneity of each panel
+    seeds       of problem and noise; with task.problem_seed of the noise only, and the first seed's search is for all
+    search      the rule for the rates; without noise unless the base has it
+    steps       of the curves, for each zeta2
+    every       how often to look, for each zeta2
+    at          the steps whose suboptimality is a value; empty: the last one
+    tuned_steps the values are the steps that the search found, not the curve's suboptimality
+    vectors     add a label vectors_per_step: how many vectors all workers together send in a step
+    curve_seeds whose curves are kept: those of the first so many seeds (0: all)
+    lr          the rate; null: what the search finds, times rate_factor, but at most rate_limit
+    run         overrides of the curve's run that its search does not have: noise, other weights
+    roots       so many spanning trees, one curve each; the value is their median (topology=spanning_tree)
+    """
+
+    name: str = "courses"
+    zeta2: list[float] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list)
+    search: dict[str, Any] = field(default_factory=dict)
+    steps: list[int] = field(default_factory=list)
+    every: list[int] = field(default_factory=list)
+    at: list[int] = field(default_factory=list)
+    tuned_steps: bool = False
+    vectors: bool = False
+    curve_seeds: int = 0
+    lr: float | None = None
+    rate_factor: float = 1.0
+    rate_limit: float | None = None
+    run: list[str] = field(default_factory=list)
+    roots: int = 0
+    drawn: Config = field(default=None, metadata={"inner": True})  # type: ignore[assignment]
+    """The configuration of the curve."""
+    rooted: bool = field(default=False, metadata={"inner": True})
+    """Whether a row of the study has roots: then all have that label."""
+
+    folder: ClassVar[str] = "courses"
+    decides: ClassVar[frozenset[str]] = Search.decides
+
+    @classmethod
+    def variants(cls, base: list[str], settings: dict[str, Any]) -> dict[str, list[str]]:
+        """The run of the curve."""
+        return {"drawn": [*base, *settings["run"]]}
+
+    def beside(self, column: Sequence[Self]) -> Self:
+        """Knowing whether others have roots."""
+        self.rooted = any(one.roots for one in column)
+        return self
+
+    def check(self) -> None:
+        """Both have to be ensembles, with a number of steps for each zeta2."""
+        if not len(self.zeta2) == len(self.steps) == len(self.every):
+            raise ConfigError("zeta2, steps and every need the same number of values, one for each panel.")
+        check_ensemble(self.config)
+        check_ensemble(self.drawn)
+
+    @cached_property
+    def searching(self) -> Search | None:
+        """The search for the rates, where they are not given; those of problems of their own are searched for each."""
+        if self.lr is not None:
+            return None
+        seeds = self.seeds if self.drawn.task.problem_seed is None else self.seeds[:1]
+        labels = self.labels | {"tuning": ""}
+        return Search(self.config, labels, seeds=seeds, zeta2=self.zeta2, search=self.search)
+
+    @cached_property
+    def simulations(self) -> list[Simulation]:
+        """One for each zeta2, where a rate is known for some seed; none before the search is over."""
+        if self.searching is not None and self.searching.finished() is None:
+            return []
+        found = []
+        for zeta2, steps, every in zip(self.zeta2, self.steps, self.every, strict=True):
+            members = [Rated(seed, zeta2, lr) for seed in self.seeds if (lr := self._rate(seed, zeta2)) is not None]
+            labels = self.labels | {"zeta2": zeta2}
+            found.append(Simulation(self.drawn, labels, members, steps, every, self.roots))
+        return found
+
+    def _rate(self, seed: int, zeta2: float) -> float | None:
+        """Of a curve; None where the search has found none."""
+        if self.searching is None:
+            return self.lr
+        searched = self.searching.seeds
+        found = self.searching.tuned().get(Member(seed if seed in searched else searched[0], zeta2))
+        if found is None:
+            return None
+        rate = found.lr * self.rate_factor
+        return rate if self.rate_limit is None else min(rate, self.rate_limit)
+
+    def jobs(self) -> list[Job]:
+        """The search, and the simulations as soon as their rates are known."""
+        if not self.simulations:
+            del self.simulations  # look again
+        search = [] if self.searching is None else [self.searching]
+        return [*search, *(one for one in self.simulations if one.members)]
+
+    def cells(self) -> list[Labels]:
+        """One for each zeta2."""
+        more: Labels = {"after_steps": ""} if self.at else {}
+        if self.rooted:
+            more["root"] = ""
+        if self.vectors:
+            more["vectors_per_step"] = len(self.drawn.rounds().mixing(0)[0]) - self.n
+        return [self.labels | {"zeta2": zeta2} | more for zeta2 in self.zeta2]
+
+    @property
+    def meanings(self) -> dict[str, Meaning]:  # type: ignore[override]
+        """Those of the search."""
+        return {} if self.searching is None else self.searching.meanings
+
+    def values(self, labels: Labels) -> Iterator[Value]:
+        """The suboptimality after the wanted steps (median over the trees), or the tuned steps.
+
+        Not a number for a seed for which no rate was good enough.
+        """
+        if self.tuned_steps and self.searching is not None:
+            yield from self.searching.values(labels)
+            return
+        simulation = self._at(labels)
+        rates = {member.seed: member.lr for member in simulation.members}
+        courses = simulation.trajectories()
+        for seed in self.seeds:
+            own = [dict(zip(one.steps, one.errors, strict=True)) for one in courses if one.member.seed == seed]
+            for step in self.at or [simulation.steps]:
+                value = statistics.median(errors[step] for errors in own) if own else math.nan
+                status = "done" if math.isfinite(value) else "diverged" if own else NOT_REACHED
+                value = value if math.isfinite(value) else math.nan
+                place = labels | ({"after_steps": step} if self.at else {})
+                yield Value(place, value, SUBOPTIMALITY, seed, rates.get(seed), status=status, run=simulation.id)
+
+    def curves(self, labels: Labels) -> Iterator[Row]:
+        """The suboptimality of the averaged model; a curve for each tree."""
+        for one in self._at(labels).trajectories():
+            if one.member.seed in self.seeds[: self.curve_seeds or None]:
+                own = labels if one.root is None else labels | {"root": one.root}
+                points = zip(one.steps, one.errors, strict=True)
+                yield from curve(own, SUBOPTIMALITY, one.member.seed, points, "averaged")
+
+    def _at(self, labels: Labels) -> Simulation:
+        return next(one for one in self.simulations if one.labels["zeta2"] == labels["zeta2"])

@@ -17,7 +17,7 @@ from decentral.errors import ConfigError
 from decentral.measurements.consensus import starts
 from decentral.measurements.measurement import InProcesses, Measurement, check_losses
 from decentral.measurements.timeline import cluster_of
-from decentral.measurements.values import NOT_REACHED, Curve, Labels, Point, Value
+from decentral.measurements.values import NOT_REACHED, Labels, Row, Value, curve
 from decentral.network.settings import Carrier
 from decentral.settings import setting
 
@@ -57,7 +57,6 @@ class Race(Measurement):
     target: float = setting(1e-6, above=0)
     dimension: int = 1000
 
-    lines: ClassVar[str] = "races.jsonl"
     row_labels: ClassVar[tuple[str, ...]] = ("topology",)
     decides: ClassVar[frozenset[str]] = frozenset({"lr", "processes", "device"})
     timed: ClassVar[frozenset[str]] = frozenset({"network.transport"})
@@ -110,7 +109,7 @@ class Race(Measurement):
                 yield Value(labels, line["p_error"], P_ERROR, seed)
                 yield Value(labels, min(one["smallest_p"] for one in line["workers"]), SMALLEST_P, seed)
 
-    def curves(self, labels: Labels) -> Iterator[Curve]:
+    def curves(self, labels: Labels) -> Iterator[Row]:
         """The error of the worst of the fast workers, and of the straggler, over seconds."""
         times = [self.duration_s * number / _POINTS for number in range(1, _POINTS + 1)]
         for line in self._of(labels):
@@ -120,8 +119,8 @@ class Race(Measurement):
                     taken = [bisect_right(one["seconds"], t) for one in workers]
                     if all(taken):  # each has had a turn by then
                         worst = max(one["errors"][count - 1] for one, count in zip(workers, taken, strict=True))
-                        points.append(Point(worst, {self.axis: t}))
-                yield Curve(labels | {"who": who}, ERROR, "", line["seed"], points)
+                        points.append((t, worst))
+                yield from curve(labels | {"who": who}, ERROR, line["seed"], points, axes=[self.axis])
 
     def _of(self, labels: Labels) -> list[dict[str, Any]]:
         """The lines of a cell, by seed."""

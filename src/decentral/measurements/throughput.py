@@ -22,8 +22,6 @@ from decentral.scheduling.job import Demand
 from decentral.settings import setting
 
 if TYPE_CHECKING:
-    import torch
-
     from decentral.network.world import World
     from decentral.training.assemble import Run
 
@@ -55,7 +53,6 @@ class Throughput(Measurement, InProcesses):
     """The baseline."""
 
     folder: ClassVar[str] = "throughput"
-    lines: ClassVar[str] = "iterations.jsonl"
     one_per_worker: ClassVar[bool] = False
     decides: ClassVar[frozenset[str]] = frozenset()
     timed: ClassVar[frozenset[str]] = frozenset({"device", "processes", "network.transport"})
@@ -117,7 +114,10 @@ class Throughput(Measurement, InProcesses):
 
     @contextmanager
     def opened(self, config: Config, world: World, known: list[dict[str, Any]]) -> Iterator[tuple[Run, Run]]:
-        """The baseline and the run, warmed up. Raises ConfigError if another device did some of the iterations."""
+        """The baseline and the run, warmed up; on a GPU cuDNN chooses its algorithms by their times, as in the thesis.
+        Raises ConfigError if another device did some of the iterations."""
+        import torch
+
         from decentral.training.assemble import assemble
 
         here = _where(config, world)["device"]
@@ -128,13 +128,17 @@ class Throughput(Measurement, InProcesses):
                 f"there, or delete {self.directory} to measure all of them here."
             )
         assert self.held_against is not None
-        with cudnn_by_times(world.device):
+        cudnn = torch.backends.cudnn
+        before, cudnn.benchmark = cudnn.benchmark, cudnn.benchmark or world.device.type == "cuda"
+        try:
             runs = assemble(self.held_against, world), assemble(config, world)
             for run in runs:
                 timed(run, self.warm_up)
             yield runs
             for run in runs:
                 run.close()
+        finally:
+            cudnn.benchmark = before
 
     def part(self, world: World, opened: tuple[Run, Run], iteration: int) -> dict[str, Any]:
         """First one, then the other; in the next iteration the other way around."""
@@ -157,19 +161,6 @@ class Throughput(Measurement, InProcesses):
                 ratio = speed / baseline if baseline > 0 else math.nan
                 value = speed if metric == IMAGES else ratio
                 yield Value(labels, value, metric, int(line["iteration"]), lr=self.config.lr)
-
-
-@contextmanager
-def cudnn_by_times(device: torch.device) -> Iterator[None]:
-    """On a GPU, let cuDNN choose its algorithms by their times, as the thesis did. Puts back what was before."""
-    import torch
-
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = before or device.type == "cuda"
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 def _arithmetic(config: Config, kind: str) -> dict[str, Any]:

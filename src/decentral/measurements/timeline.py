@@ -14,7 +14,7 @@ from decentral.config.identity import component_identity
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Computation, Measurement, check_losses
-from decentral.measurements.values import Curve, Labels, Meaning, Point, Value
+from decentral.measurements.values import Labels, Meaning, Row, Value, curve
 from decentral.scheduling.job import Job
 from decentral.settings import setting
 from decentral.store.files import csv_text, write_text
@@ -49,7 +49,6 @@ class Timeline(Measurement):
     """The baseline at the same column."""
 
     folder: ClassVar[str] = "simulated_time"
-    lines: ClassVar[str] = "times.jsonl"
 
     def check(self) -> None:
         """Time has to be known, and the size of messages."""
@@ -162,7 +161,6 @@ class TimelineMap(Measurement):
     steps: int = setting(100, at_least=1)
 
     folder: ClassVar[str] = "times_over_links"
-    lines: ClassVar[str] = "times.jsonl"
     decides: ClassVar[frozenset[str]] = frozenset({"lr", "cluster.stragglers.slowdown", "cluster.links.bandwidth_gbps"})
     meanings: ClassVar[dict[str, Meaning]] = {STEP: Meaning(False, "s")}
 
@@ -184,16 +182,19 @@ class TimelineMap(Measurement):
 
     def line(self, seed: int) -> dict[str, Any]:
         """As above."""
-        return {"step_s": [[self._step_s(seed, slowdown, gbps) for gbps in self.gbps] for slowdown in self.slowdowns]}
-
-    def _step_s(self, seed: int, slowdown: float, gbps: float) -> float:
         from decentral.training.timing import timed
 
         cluster = self.config.cluster
         assert isinstance(cluster, Machines) and cluster.num_parameters is not None
-        stragglers = replace(cluster.stragglers, slowdown=slowdown)
-        changed = replace(cluster, stragglers=stragglers, links=replace(cluster.links, bandwidth_gbps=gbps))
-        return timed(replace(self.config, seed=seed, cluster=changed), self.steps, cluster.num_parameters).step_s
+        rows = []
+        for slowdown in self.slowdowns:
+            rows.append(row := list[float]())
+            for gbps in self.gbps:
+                stragglers = replace(cluster.stragglers, slowdown=slowdown)
+                changed = replace(cluster, stragglers=stragglers, links=replace(cluster.links, bandwidth_gbps=gbps))
+                config = replace(self.config, seed=seed, cluster=changed)
+                row.append(timed(config, self.steps, cluster.num_parameters).step_s)
+        return {"step_s": rows}
 
     def cells(self) -> list[Labels]:
         """One, whose values say where."""
@@ -216,14 +217,6 @@ class SimulatedTimeline(Computation):
 
     folder: ClassVar[str] = "timelines"
     lines: ClassVar[str] = "timeline.jsonl"
-
-    def parameters(self) -> dict[str, Any]:
-        """Nothing beside the configuration."""
-        return {}
-
-    def parts(self) -> list[dict[str, Any]]:
-        """One line."""
-        return [{}]
 
     def line(self) -> dict[str, Any]:
         """At once: a timeline takes seconds."""
@@ -270,15 +263,10 @@ class GradientTimes(Measurement):
     steps: int = setting(1000, at_least=1)
 
     folder: ClassVar[str] = "gradient_times"
-    lines: ClassVar[str] = "quantiles.jsonl"
 
     def check(self) -> None:
         """There has to be a cluster."""
         cluster_of(self.config)
-
-    def parameters(self) -> dict[str, Any]:
-        """Seeds and steps."""
-        return {"seeds": self.seeds, "steps": self.steps}
 
     def line(self, seed: int) -> dict[str, Any]:
         """As above."""
@@ -296,11 +284,11 @@ class GradientTimes(Measurement):
                 yield Value(labels, line["quantiles"][percent], metric, line["seed"])
             yield Value(labels, line["mean"], "mean (s)", line["seed"])
 
-    def curves(self, labels: Labels) -> Iterator[Curve]:
+    def curves(self, labels: Labels) -> Iterator[Row]:
         """The share that takes no longer, over seconds."""
         for line in self.found():
-            points = [Point(float(p), {"simulated_s": seconds}) for p, seconds in enumerate(line["quantiles"])]
-            yield Curve(labels, SHARE, "", line["seed"], points)
+            points = [(seconds, float(p)) for p, seconds in enumerate(line["quantiles"])]
+            yield from curve(labels, SHARE, line["seed"], points, axes=["simulated_s"])
 
 
 def _measured(config: Config, passes: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from decentral.cluster.cluster import VirtualCluster
 from decentral.config.composition import compose
@@ -53,9 +53,12 @@ class Work(ABC):
     def __call__(self) -> None:
         """Once."""
 
+    net: Any = None
+    """What it sends through, which counts what it has sent from this process, unless it stays in it."""
+
     def sent(self) -> tuple[int, int]:
         """Bytes and messages that this process has sent to others so far, where it counts them."""
-        return 0, 0
+        return getattr(self.net, "wire_bytes", 0), getattr(self.net, "wire_messages", 0)
 
     def close(self) -> None:
         """Release what is held."""
@@ -74,20 +77,11 @@ class Turns:
     warm_up: int = 2
 
 
-class Together(NamedTuple):
-    """What the works took.
-
-    `wall` is the time until the last process is done, `cpu` the sum over all of them, in seconds, a number per round;
-    `sent` the bytes and messages of all processes. All of them for one call.
-    """
-
-    wall: dict[str, list[float]]
-    cpu: dict[str, list[float]]
-    sent: dict[str, tuple[float, float]]
-
-
-def in_group(size: int, turns: Sequence[Turns]) -> list[Together]:
+def in_group(size: int, turns: Sequence[Turns]) -> list[dict[str, dict[str, Any]]]:
     """Time works in `size` new gloo processes with one thread each; one group of works after the other.
+
+    Of each group, by the names of its works, for one call: `wall`, the time until the last process is done, and `cpu`,
+    the sum over all of them, in seconds, a number per round; `sent`, the bytes and messages of all processes.
 
     Raises `failures.RunFailed` if one of the processes fails, ConfigError if one of them refuses its part.
     """
@@ -96,10 +90,8 @@ def in_group(size: int, turns: Sequence[Turns]) -> list[Together]:
         in_processes(config, Path(folder), partial(take_turns, turns=list(turns)))
         found = read_json(Path(folder) / _TIMES)
     assert found is not None
-    return [
-        Together(one["wall"], one["cpu"], {name: tuple(both) for name, both in one["sent"].items()})
-        for one in found["turns"]
-    ]
+    groups: list[dict[str, dict[str, Any]]] = found["turns"]
+    return groups
 
 
 def host(algo: str, topology: str) -> list[str]:
@@ -128,7 +120,7 @@ def take_turns(config: Config, world: World, directory: Path, turns: Sequence[Tu
 
 
 def in_turn_together(world: World, works: Mapping[str, Work], turns: Turns) -> dict[str, Any]:
-    """`wall`, `cpu` and `sent` of each work, as in `Together`; the order turns from round to round."""
+    """`wall`, `cpu` and `sent` of each work, as in `in_group`; the order turns from round to round."""
     import torch
     import torch.distributed as dist
 
@@ -160,24 +152,15 @@ class Stepping(Work):
     """A run that takes a step at each call."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
+        self.run, self.net = run, run.net
 
     def __call__(self) -> None:
         """One step of all workers."""
         self.run.stepper.step()
 
-    def sent(self) -> tuple[int, int]:
-        """See `Work`."""
-        return _sent_by(self.run.net)
-
     def close(self) -> None:
         """See `Work`."""
         self.run.close()
-
-
-def _sent_by(net: Any) -> tuple[int, int]:
-    """The bytes and messages that a network has sent from this process; (0, 0) of one that stays in it."""
-    return getattr(net, "wire_bytes", 0), getattr(net, "wire_messages", 0)
 
 
 # -- works: a verb, a step, steps of workers that sleep ----------------------------------------------------------------
@@ -206,10 +189,6 @@ class Verb(Work):
             self.m = self.net.relay(self.x, self.m, self.t)
             self.out = self.net.collect(self.m, self.x, out=self.out)
         self.t += 1
-
-    def sent(self) -> tuple[int, int]:
-        """See `Work`."""
-        return _sent_by(self.net)
 
     def close(self) -> None:
         """See `Work`."""

@@ -68,14 +68,6 @@ class TrainingRun(Job):
         return Demand(processes, config.device)
 
     @property
-    def kind(self) -> str:
-        """By its method, its network, its data and its length."""
-        c = self.config
-        parts = (c.task, c.data, c.model, c.algo, c.topology)
-        names = [getattr(part, "name", "") for part in parts]
-        return " ".join(map(str, [*names, c.num_workers, c.batch_size, c.steps, c.epochs]))
-
-    @property
     def modules(self) -> tuple[str, ...]:
         """PyTorch, and what comes afterwards: it draws."""
         if self.afterwards is None:

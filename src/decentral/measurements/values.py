@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 Labels = dict[str, str | float | int]
 """What tells a cell from the others, for example {'method': 'RelaySGD', 'topology': 'dbt', 'alpha': 0.1}."""
+
+Row = dict[str, Any]
+"""A line of curves.csv: labels, metric, worker, seed, value, and where it is on the axes that are known."""
 
 NOT_REACHED = "not reached"
 """Status of a value where no rate, or no time, led to the target."""
@@ -53,24 +56,17 @@ class Meaning(NamedTuple):
     """What guessing gives."""
 
 
-class Point(NamedTuple):
-    """A value, and where it is on the axes that are known: see `store.AXES`."""
+def curve(
+    labels: Labels,
+    metric: str,
+    seed: int,
+    points: Iterable[tuple[float, float]],
+    worker: str = "",
+    axes: Sequence[str] = ("step", "epoch"),
+) -> list[Row]:
+    """Rows of curves.csv: a number over time in one run, as (place, value); the place is the same on all `axes`.
 
-    value: float
-    at: Mapping[str, float]
-
-
-def in_steps(values: Iterable[tuple[float, float]]) -> list[Point]:
-    """Points from (step, value), where a step is an epoch."""
-    return [Point(value, {"step": step, "epoch": step}) for step, value in values]
-
-
-class Curve(NamedTuple):
-    """One number over time in one run: lines of curves.csv."""
-
-    labels: Labels
-    metric: str
-    worker: str
-    """'worst', 'mean', 'averaged', a worker's number, or '' where there is no such thing."""
-    seed: int
-    points: Sequence[Point]
+    `worker` is 'worst', 'mean', 'averaged', a worker's number, or '' where there is no such thing.
+    """
+    head = {**labels, "metric": metric, "worker": worker, "seed": seed}
+    return [{**head, **dict.fromkeys(axes, place), "value": value} for place, value in points]

@@ -92,6 +92,9 @@ class Claim(ABC):
     """Keys that say which cells it is about."""
 
     def __post_init__(self) -> None:
+        across: dict[str, list[Any]] | None = getattr(self, "across", None)
+        if across is not None and (len(across) != 1 or any(len(values) < 2 for values in across.values())):
+            raise ConfigError(f"the claim '{self.says}' needs `across` with one label and at least two of its values.")
         for key in self.needs:
             if not getattr(self, key):
                 raise ConfigError(f"the claim '{self.says}' needs `{key}`, the labels of a cell.")
@@ -180,21 +183,13 @@ class Order(Claim):
         return Finding(MET if held else NOT_MET, gap, error, tolerance, why)
 
 
-class _Change(NamedTuple):
-    """From the level of `low` up to that of `high`: infinite where one is not known, and never below zero."""
-
-    low: Entry
-    high: Entry
-    size: float
-    ratio: float
-
-    @classmethod
-    def between(cls, low: Entry, high: Entry, larger_is_better: bool) -> _Change:
-        """The difference and the ratio of two means."""
-        least, most = low.level(larger_is_better), high.level(larger_is_better)
-        finite = math.isfinite(least) and math.isfinite(most)
-        ratio = max(1.0, most / least) if finite and least > 0 else math.inf
-        return cls(low, high, max(0.0, most - least) if finite else math.inf, ratio)
+def _change(low: Entry, high: Entry, larger_is_better: bool) -> tuple[float, float]:
+    """From the level of `low` up to that of `high`, as a difference and a ratio: infinite where one is not known, and
+    never down."""
+    least, most = low.level(larger_is_better), high.level(larger_is_better)
+    finite = math.isfinite(least) and math.isfinite(most)
+    ratio = max(1.0, most / least) if finite and least > 0 else math.inf
+    return max(0.0, most - least) if finite else math.inf, ratio
 
 
 @dataclass
@@ -208,18 +203,18 @@ class _Limited(Claim):
         super().__post_init__()
         self._need_one_of("within", "factor")
 
-    def held(self, change: _Change, why: str, always: bool, larger_is_better: bool) -> Finding:
+    def held(self, low: Entry, high: Entry, why: str, always: bool, larger_is_better: bool) -> Finding:
         """Whether a change is within the limit; `why` says more if it is `always` known how sure that is."""
-        low, high = change.low, change.high
+        size, ratio = _change(low, high, larger_is_better)
         if self.within is not None:
-            held, tolerance, times = at_most(change.size, self.within), f"within {self.within:g}", 1.0
-            margin = self.within - change.size
+            held, tolerance, times = at_most(size, self.within), f"within {self.within:g}", 1.0
+            margin = self.within - size
         else:
             times = self.factor or 1.0
-            held, tolerance = at_most(change.ratio, times), f"within a factor of {times:g}"
+            held, tolerance = at_most(ratio, times), f"within a factor of {times:g}"
             margin = times * low.level(larger_is_better) - high.level(larger_is_better)
         error = combined((1, high), (-times, low))
-        if math.isfinite(change.size) and always:
+        if math.isfinite(size) and always:
             why = weighed(why, margin, error, [low, high], always=False)
         return Finding(MET if held else NOT_MET, None, error, tolerance, why)
 
@@ -237,12 +232,12 @@ class Close(_Limited):
         """Compare the two means; a cell whose runs have no value is close to nothing."""
         first, second = cells.find(self.says, self.first, self.second)
         low, high = sorted((first, second), key=lambda entry: entry.level(larger_is_better))
-        change = _Change.between(low, high, larger_is_better)
-        ours = change.ratio if self.within is None else change.size
+        size, ratio = _change(low, high, larger_is_better)
+        ours = ratio if self.within is None else size
         why = f"{told(first)} against {told(second)}"
-        if math.isfinite(change.size):
+        if math.isfinite(size):
             why += f": {ours:.4g} times" if self.within is None else f": a difference of {ours:.4g}"
-        found = self.held(change, why, True, larger_is_better)
+        found = self.held(low, high, why, True, larger_is_better)
         return found._replace(ours=ours if math.isfinite(ours) else None)
 
 
@@ -258,17 +253,14 @@ class Steady(_Limited):
     across: dict[str, list[Any]] = field(default_factory=dict)
     loss: bool = False
 
-    def __post_init__(self) -> None:
-        _check_across(self)
-        super().__post_init__()
-
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
         """Look at the change of the mean over seeds."""
-        change, words = _along(cells, self.cell, self, larger_is_better)
-        why = f"{words}: a {'loss' if self.loss else 'change'} of {change.size:.4g}"
+        low, high, words = _along(cells, self.cell, self, larger_is_better)
+        size, _ = _change(low, high, larger_is_better)
+        why = f"{words}: a {'loss' if self.loss else 'change'} of {size:.4g}"
         # a gain, where a loss is asked for, is beyond doubt
-        found = self.held(change, why, change.size > 0, larger_is_better)
-        return found._replace(ours=change.size if math.isfinite(change.size) else None)
+        found = self.held(low, high, why, size > 0, larger_is_better)
+        return found._replace(ours=size if math.isfinite(size) else None)
 
 
 @dataclass
@@ -282,18 +274,15 @@ class Steadier(Claim):
     loss: bool = False
     needs: ClassVar = ("first", "second")
 
-    def __post_init__(self) -> None:
-        _check_across(self)
-        super().__post_init__()
-
     def check(self, cells: Cells, larger_is_better: bool) -> Finding:
         """Compare the two changes."""
-        first, ours = _along(cells, self.first, self, larger_is_better)
-        second, theirs = _along(cells, self.second, self, larger_is_better)
-        signs = (1, second.high), (-1, second.low), (-1, first.high), (1, first.low)
-        gap, error, noun = second.size - first.size, combined(*signs), "loss" if self.loss else "change"
-        why = f"a {noun} of {first.size:.4g} ({ours}) against {second.size:.4g} ({theirs})"
-        if not math.isfinite(first.size):
+        low, high, ours = _along(cells, self.first, self, larger_is_better)
+        least, most, theirs = _along(cells, self.second, self, larger_is_better)
+        size, other = (_change(*pair, larger_is_better)[0] for pair in ((low, high), (least, most)))
+        signs = (1, most), (-1, least), (-1, high), (1, low)
+        gap, error, noun = other - size, combined(*signs), "loss" if self.loss else "change"
+        why = f"a {noun} of {size:.4g} ({ours}) against {other:.4g} ({theirs})"
+        if not math.isfinite(size):
             gap = -math.inf
         if math.isfinite(gap):
             why = weighed(why, gap, error, [entry for _, entry in signs])
@@ -301,14 +290,11 @@ class Steadier(Claim):
         return Finding(MET if gap > 0 else NOT_MET, shown, error, f"a smaller {noun}", why)
 
 
-def _check_across(claim: Steady | Steadier) -> None:
-    if len(claim.across) != 1 or any(len(values) < 2 for values in claim.across.values()):
-        raise ConfigError(f"the claim '{claim.says}' needs `across` with one label and at least two of its values.")
-
-
-def _along(cells: Cells, cell: dict[str, Any], claim: Steady | Steadier, larger_is_better: bool) -> tuple[_Change, str]:
-    """How a cell changes along `across`: the largest mean against the smallest, or the first against the worst of the
-    others; and all means in words."""
+def _along(
+    cells: Cells, cell: dict[str, Any], claim: Steady | Steadier, larger_is_better: bool
+) -> tuple[Entry, Entry, str]:
+    """Between which entries a cell changes along `across`: the smallest mean and the largest, or the first and the
+    worst of the others; and all means in words."""
     ((label, values),) = claim.across.items()
     found = cells.find(claim.says, *[{**cell, label: value} for value in values])
     levels = [entry.level(larger_is_better) for entry in found]
@@ -318,7 +304,7 @@ def _along(cells: Cells, cell: dict[str, Any], claim: Steady | Steadier, larger_
         worst = levels.index(min(others) if larger_is_better else max(others), 1)
         low, high = (worst, 0) if larger_is_better else (0, worst)
     words = ", ".join(f"{told(entry)} at {label}={plain(value)}" for value, entry in zip(values, found, strict=True))
-    return _Change.between(found[low], found[high], larger_is_better), words
+    return found[low], found[high], words
 
 
 # -- how sure it is ----------------------------------------------------------------------------------------------------

@@ -74,11 +74,6 @@ class Entry:
         """Standard error of the mean; None if it is not known."""
         return None if self.std is None else self.std / math.sqrt(len(self.values))
 
-    @property
-    def where(self) -> str:
-        """As `where` says it."""
-        return where(self.labels)
-
 
 class Search(NamedTuple):
     """A cell of which no run that counts has ended, but runs of the search for its learning rate."""
@@ -116,16 +111,20 @@ Wanted = list[tuple[dict[str, str], int]]
 
 
 def group(values: pandas.DataFrame, labels: list[str], of: str, wanted: Wanted) -> list[Entry]:
-    """Runs as cells, in the order in which they first appear. `of`: value, worst, mean or averaged."""
+    """Runs as cells, in the order in which they first appear. `of`: value, worst, mean or averaged.
+
+    A cell's values may have further labels than the cell that is wanted, such as the step, or say what it leaves open,
+    such as a bandwidth.
+    """
     found: dict[tuple[str, ...], list[Any]] = {}
     for row in values.to_dict("records"):
         found.setdefault((*[row[name] for name in labels], row["metric"]), []).append(row)
-    known = {frozenset(own.items()): number for own, number in wanted}
+    closed = [({name: word for name, word in own.items() if word}, number) for own, number in wanted]
     entries = []
     for (*key, metric), rows in found.items():
         own = dict(zip(labels, key, strict=True))
-        number = known.get(frozenset(own.items()))
-        entries.append(_entry(own, metric, rows, of, _wanted(own, wanted) if number is None else number))
+        fitting = [(len(cell), number) for cell, number in closed if cell.items() <= own.items()]
+        entries.append(_entry(own, metric, rows, of, max(fitting, default=(0, 0))[1]))
     return entries
 
 
@@ -140,20 +139,6 @@ def searches(values: pandas.DataFrame, labels: list[str]) -> list[Search]:
             search = found.setdefault(key, Search({name: row[name] for name in labels}, {}))
             search.rates.setdefault(row["rate"], []).append(row["value"])
     return list(found.values())
-
-
-def _wanted(labels: dict[str, str], wanted: Wanted) -> int:
-    """Of the cell that these are the labels of.
-
-    A cell's values may have further ones, such as the step, or, if there is no such cell, say what it leaves open, such
-    as a bandwidth.
-    """
-    closed = [({name: word for name, word in own.items() if word}, number) for own, number in wanted]
-    for cells in (wanted, closed):
-        fitting = [(len(own), number) for own, number in cells if own.items() <= labels.items()]
-        if fitting:
-            return max(fitting)[1]
-    return 0
 
 
 def _entry(labels: dict[str, str], metric: str, rows: list[Any], of: str, wanted: int) -> Entry:

@@ -37,7 +37,6 @@ class Made(Run):
     def summary(self) -> str:
         """The first table and what it is about, the verdicts counted, and where everything is, for a terminal."""
         results, facts = self.results, self.results.facts
-        scale = f", scale={results.scale}" * bool(results.scale) + " (changed)" * bool(results.changes)
         lines = []
         for kind, words in (("number", "Numbers:  "), ("reference", "Computed: "), ("claim", "Claims:   ")):
             if counts := self.count(kind):
@@ -49,6 +48,7 @@ class Made(Run):
                 lines.append(f"{words}{told}")
         lines += [f"Note:     {remark}" for remark in self.remarks]
         lines += [f"Results:  {results.directory}", *(f"Figure:   {path}" for path in self.figures)]
+        scale = f", scale={results.scale}" * bool(results.scale) + " (changed)" * bool(results.changes)
         head = f"{results.study}{scale}: {facts.get('title') or facts.get('item') or ''}".rstrip(": ")
         blocks = [head, textwrap.fill(tables.about(results), 100), tables.as_text(results), "\n".join(lines)]
         return "\n\n".join(block for block in blocks if block)
@@ -89,11 +89,8 @@ def make(directory: Path, output: Output = SCREEN) -> Made:
         write_json(directory / CAPTIONS, captions)
     write_text(directory / "verdicts.csv", verdicts.as_csv(found))
     remarks += results.tried()
-    if extra := verdicts.unknown_keys(results):
-        item = results.spec.published.item if results.spec.published else ""
-        remarks.append(f"{len(extra)} of our cells have no number in {item}, for example '{extra[0]}'.")
     missed = {one.what for one in found if one.kind == "claim" and one.verdict == verdicts.NOT_MET}
-    for says in (says for says in results.reasons if says not in missed):
+    for says in sorted(results.reasons.keys() - missed):
         remarks.append(f"reasons.yaml says why '{says}' is not met, but there is no such claim, or it is met.")
     return Made(results, found, [*files, directory / "verdicts.csv"], remarks)
 

@@ -66,9 +66,10 @@ class Studies:
         figures = {one.file: one for one in results.spec.figures}
         if not figures:
             return Text(f"**{study}** has no figure at scale={results.scale}.")
-        if name and name not in figures:
+        chosen = name or next(iter(figures))
+        if chosen not in figures:
             raise ConfigError(f"{study} has no figure '{name}'.{suggest(name, figures)}")
-        return self.draw(study, figures[name or next(iter(figures))])
+        return self.draw(study, figures[chosen])
 
     def draw(self, study: str, wanted: StudyFigure) -> Picture | Text:
         """Any figure of a study's numbers, for example Scaling(x='num_workers', lines=['method'])."""
@@ -83,9 +84,7 @@ class Studies:
             plain(wanted.draw(results, lines)).savefig(data, format="png", dpi=110)
         from PIL import Image
 
-        smaller = (
-            BytesIO()
-        )  # with at most 256 colours: a third of the size, in notebooks that are kept with their outputs
+        smaller = BytesIO()  # at most 256 colours: a third of the size, in notebooks that are kept with their outputs
         with Image.open(data) as picture:
             few = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
         few.save(smaller, format="png", optimize=True)

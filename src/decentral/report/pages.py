@@ -41,12 +41,6 @@ class Run:
         """Its directory, as seen from the page of its paper."""
         return "/".join(self.results.directory.parts[-2:])
 
-    @property
-    def command(self) -> str:
-        """The one that carries it out, in one line."""
-        usual = f"decentral-study {self.results.study} scale={self.results.scale}"
-        return " ".join(str(self.results.facts.get("command") or usual).replace("```", "").split())
-
     @cached_property
     def captions(self) -> dict[str, Any]:
         """Of its figures, as far as they are known."""
@@ -164,6 +158,7 @@ def report_pages(results_dir: Path, made: Iterable[Run] = ()) -> tuple[list[Item
     with alone(results_dir):
         items, skipped = gather(results_dir, {run.results.directory: run for run in made})
         papers = {paper: [item for item in items if item.paper == paper] for paper in {item.paper: 0 for item in items}}
+        pages: dict[Path, str] = {}
         for paper, own in papers.items():
             check_name(paper, "paper")
             folder = results_dir / paper
@@ -176,15 +171,13 @@ def report_pages(results_dir: Path, made: Iterable[Run] = ()) -> tuple[list[Item
                 "table": _table(own, above=""),
                 "missing": ", ".join(f"{name} ({count})" for name, count in uncompared(own, paper).items()),
             }
-            _write(folder / "README.md", templates.get_template("paper.md.j2").render(items=own, **facts))
+            pages[folder / "README.md"] = templates.get_template("paper.md.j2").render(items=own, **facts)
         tables = [(paper, paper_of(paper).title, _table(own, above=f"{paper}/")) for paper, own in papers.items()]
         page = templates.get_template("scoreboard.md.j2")
-        _write(results_dir / "README.md", page.render(totals=totals(items), skipped=skipped, papers=tables))
+        pages[results_dir / "README.md"] = page.render(totals=totals(items), skipped=skipped, papers=tables)
+        for path, markdown in pages.items():
+            write_text(path, harmless(re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n"))
     return items, skipped
-
-
-def _write(path: Path, markdown: str) -> None:
-    write_text(path, harmless(re.sub(r"\n{3,}", "\n\n", markdown).strip() + "\n"))
 
 
 def gather(results_dir: Path, known: dict[Path, Run]) -> tuple[list[Item], list[str]]:
@@ -205,7 +198,7 @@ def gather(results_dir: Path, known: dict[Path, Run]) -> tuple[list[Item], list[
             runs.append(known.get(path) or Run(results, verdicts.judge(results)))
         except ConfigError as error:
             skipped.append(skip(path, error))
-    for run in sorted(runs, key=lambda one: _place(one.results.scale)):
+    for run in sorted(runs, key=lambda one: [*MOST_TELLING_FIRST, one.results.scale].index(one.results.scale)):
         results, facts = run.results, run.results.facts
         item = Item(
             results.study,
@@ -238,10 +231,6 @@ def uncompared(items: list[Item], paper: str) -> dict[str, int]:
         return {}
     compared = {item.spec.published.item for item in items if item.spec.published}
     return {name: len(published.numbers(paper, name)) for name in published.items(paper) if name not in compared}
-
-
-def _place(scale: str) -> int:
-    return MOST_TELLING_FIRST.index(scale) if scale in SCALES else len(SCALES)
 
 
 def totals(items: list[Item]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import NamedTuple
 
 from decentral.errors import ConfigError, suggest
 from decentral.published import key
@@ -15,8 +16,7 @@ from decentral.published import key
 NUMBER, REFERENCE, EXCLUDED = "number", "reference", "excluded"
 
 
-@dataclass(frozen=True)
-class Paper:
+class Paper(NamedTuple):
     """A paper, as pages and figures call it."""
 
     short: str
@@ -52,7 +52,7 @@ def paper(name: str) -> Paper:
 @cache
 def papers() -> dict[str, Paper]:
     """The papers that there are numbers of, by the name of their folder in results/."""
-    return {row["paper"]: Paper(row["short"], row["title"]) for row in _read("papers.csv")}
+    return {row["paper"]: Paper(row["short"], row["title"]) for row in _rows("papers")}
 
 
 def numbers(paper: str, item: str, keys: Sequence[str] = ()) -> list[PublishedNumber]:
@@ -79,19 +79,19 @@ def items(paper: str) -> list[str]:
 
 @cache
 def _rows(paper: str) -> list[dict[str, str]]:
-    if paper not in papers():
+    if paper != "papers" and paper not in papers():
         raise ConfigError(f"there are no published numbers of paper={paper}.{suggest(paper, papers())}")
-    return _read(f"{paper}.csv")
-
-
-def _read(name: str) -> list[dict[str, str]]:
-    text = resources.files("decentral.published").joinpath(name).read_text(encoding="utf-8")
+    text = resources.files("decentral.published").joinpath(f"{paper}.csv").read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
 
 
 def _number(row: dict[str, str]) -> PublishedNumber:
-    is_number = re.fullmatch(r"[-+0-9.eE]+", row["value"]) is not None
-    value = float(row["value"]) if is_number else None
-    spread = float(row["spread"]) if row["spread"] else None
-    name = key(f"{row['algorithm']}|{row['topology']}", row["setting"])
-    return PublishedNumber(name, row["metric"], value, row["value"], row["unit"], spread, row["note"])
+    return PublishedNumber(
+        key=key(f"{row['algorithm']}|{row['topology']}", row["setting"]),
+        metric=row["metric"],
+        value=float(row["value"]) if re.fullmatch(r"[-+0-9.eE]+", row["value"]) else None,
+        text=row["value"],
+        unit=row["unit"],
+        spread=float(row["spread"]) if row["spread"] else None,
+        note=row["note"],
+    )

@@ -80,26 +80,18 @@ class Results:
             raise ConfigError(f"{path} has to hold lines such as 'what a claim says: a sentence'.")
         return found
 
+    def meaning(self, metric: str = "") -> dict[str, Any]:
+        """What study.json has of a metric, by default the first, as far as the runs said it: its direction
+        (`larger_is_better`), `unit`, and `chance`, what guessing gives."""
+        found: dict[str, Any] = (self.facts.get("metrics") or {}).get(metric or self.metric, {})
+        return found
+
     def larger_is_better(self, metric: str = "") -> bool | None:
         """The direction of a metric, by default the first: as the report says of that one, or as the runs said; None
         if it is not known."""
-        said, wanted = self._meaning(metric).get("larger_is_better"), self.spec.larger_is_better
+        said, wanted = self.meaning(metric).get("larger_is_better"), self.spec.larger_is_better
         decided = metric in ("", self.metric) and wanted is not None
         return wanted if said is None or decided else bool(said)
-
-    def chance(self, metric: str = "") -> float | None:
-        """What guessing gives of a metric, by default the first, in its unit; None if the runs did not say it."""
-        said = self._meaning(metric).get("chance")
-        return None if said is None else float(said)
-
-    def unit(self, metric: str) -> str:
-        """The unit of a metric, as far as the runs said it."""
-        return str(self._meaning(metric).get("unit", ""))
-
-    def _meaning(self, metric: str) -> dict[str, Any]:
-        """What study.json has of a metric, by default the first."""
-        found: dict[str, Any] = (self.facts.get("metrics") or {}).get(metric or self.metric, {})
-        return found
 
     @property
     def changes(self) -> list[str]:
@@ -167,16 +159,11 @@ class Results:
 
     @cached_property
     def curves(self) -> pandas.DataFrame:
-        """curves.csv or curves.csv.gz: labels and worker as text; axes without a place are nan; empty if there is none.
-
-        In results of kind=straggler that are older than the axis `wall_s`, seconds stand in the place of steps.
-        """
+        """curves.csv or curves.csv.gz: labels and worker as text, axes without a place nan; empty if there is none."""
         for name in ("curves.csv", "curves.csv.gz"):
             path = self.directory / name
             if path.is_file():
                 table = _read(path, [*self.labels, *_CURVE_COLUMNS])
-                if self.facts.get("kind") == "straggler" and "wall_s" not in table.columns:
-                    table = table.assign(wall_s=table["step"])
                 known = {axis: _numbers(table[axis]) if axis in table.columns else math.nan for axis in AXES}
                 seed = _numbers(table["seed"])
                 if seed.isna().any():

@@ -9,18 +9,19 @@ import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from decentral.cluster.timeline import Span, read_spans
 from decentral.registry import components
-from decentral.report import learning_curves, style
-from decentral.report.series import Curves, describe, read_config, read_curves
+from decentral.report import style
+from decentral.report.series import CONSENSUS, Curves, Rows, describe, read_config, read_curves
 from decentral.store import RunStore
 from decentral.store.files import replacing
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FIGURE = "learning_curves.png"
@@ -33,6 +34,14 @@ KINDS = {
 """What a worker does -> in words, and the colour."""
 _STEPS, _MOST_WORKERS = 12, 32
 _MOST_BARS = 40
+_LINE_STYLES = ("-", "--", ":", "-.")
+_MARKERS_PER_LINE = 9
+_MAX_METRICS = 6
+_LOG_FROM_RATIO = 10.0
+_WIDTH, _HEIGHT, _HEAD = 10.0, 3.6, 0.4  # inches: of the figure, of a row of panels, of the title
+_WIDER = 13.0  # with three panels above
+_TIMES = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+_BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def draw(run_dir: Path, curves: Curves | None = None) -> None:
@@ -42,7 +51,7 @@ def draw(run_dir: Path, curves: Curves | None = None) -> None:
     A figure that cannot be drawn costs a warning: the run is what its metrics say.
     """
     try:
-        learning_curves.save_learning_curves(run_dir, curves or read_curves(run_dir))
+        save_learning_curves(run_dir, curves or read_curves(run_dir))
         if (run_dir / "partition.csv").exists():
             draw_partition(run_dir)
         ages = (RunStore.peek(run_dir) or {}).get("staleness") or {}
@@ -191,3 +200,148 @@ def _sheet(width: float, height: float, title: str) -> Figure:
 def _store(figure: Figure, path: Path) -> None:
     with replacing(path) as file:
         style.plain(figure).savefig(file, format=path.suffix[1:], dpi=150)
+
+
+# -- learning curves ---------------------------------------------------------------------------------------------------
+
+
+class Scale(NamedTuple):
+    """The x axis of a panel: `axis` of the metrics, in units of `unit`."""
+
+    axis: str
+    label: str
+    unit: float = 1.0
+
+    def of(self, rows: Rows) -> list[float]:
+        """The places of rows, in its unit."""
+        return [row.get(self.axis, math.nan) / self.unit for row in rows]
+
+
+def save_learning_curves(run_dir: Path, curves: Curves) -> Path:
+    """Draw `run_dir/learning_curves.png` from the metrics and return its path.
+
+    Above, what the run is judged by, over epochs with every worker's own line, and beside it over the bytes that a
+    worker has sent; with simulated time over that first. Below, a panel for each other metric, over simulated time if
+    there is any. Without any metric yet the figure says so.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    first, *others = list(dict.fromkeys(metric for _, metric in curves.series))[:_MAX_METRICS] or [""]
+    scales = _scales(curves) if first else []
+    simulated = bool(scales) and scales[0].axis == "simulated_s"
+    height = _HEAD + _HEIGHT * (2 if others else 1)
+    figure = Figure(figsize=(_WIDER if simulated else _WIDTH, height), dpi=130, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    figure.suptitle(describe(run_dir), fontsize=11, x=0.01, ha="left", fontweight="bold")
+    if first:
+        above, *below = figure.subfigures(2 if others else 1, 1, squeeze=False)[:, 0]
+        ratios = [6, *[5] * (len(scales) - 1)]
+        panels = above.subplots(1, len(scales), squeeze=False, sharey=True, width_ratios=ratios)[0]
+        for panel, scale in zip(panels, scales, strict=True):
+            _draw(panel, curves, first, scale, every_worker=True, legend=panel is panels[0])
+        for row in below:
+            for panel, metric in zip(row.subplots(1, len(others), squeeze=False)[0], others, strict=True):
+                _draw(panel, curves, metric, scales[0])
+    else:
+        figure.text(0.5, 0.5, "no metrics yet", ha="center", fontsize=12)
+    style.plain(figure)
+    path = run_dir / "learning_curves.png"
+    with replacing(path) as file:
+        canvas.print_png(file)
+    return path
+
+
+def _scales(curves: Curves) -> list[Scale]:
+    """Simulated time, where time is simulated; epochs (tasks without epochs count steps as epochs); and bytes for each
+    worker on average, where something was sent. Where time is simulated, bytes come before epochs. Units give short
+    numbers."""
+    in_steps = all(row["step"] == row["epoch"] for row in curves.places)
+    scales = [Scale("step", "steps") if in_steps else Scale("epoch", "epochs")]
+    workers = len({row["worker"] for row in curves.rows if isinstance(row["worker"], int)}) or 1
+    seconds = max(row.get("simulated_s", 0.0) for row in curves.places)
+    sent = max(row["bytes_sent"] for row in curves.places) / workers
+    if sent > 0:
+        size, name = next((one for one in _BYTES if sent >= one[0]), _BYTES[-1])
+        scales.insert(
+            0 if seconds > 0 else 1, Scale("bytes_sent", f"{name} sent by a worker, on average", workers * size)
+        )
+    if seconds > 0:
+        size, name = next((one for one in _TIMES if seconds >= 2 * one[0]), _TIMES[-1])
+        scales.insert(0, Scale("simulated_s", f"simulated {name}", size))
+    return scales
+
+
+def _draw(
+    panel: Axes, curves: Curves, metric: str, scale: Scale, every_worker: bool = False, legend: bool = True
+) -> None:
+    """Worst, mean and averaged model of each split that has the metric, and with `every_worker` a thin line for each
+    worker, all of them at once, since there may be thousands."""
+    from matplotlib.collections import LineCollection
+    from matplotlib.ticker import PercentFormatter
+
+    keys = [key for key in curves.series if key[1] == metric]
+    drawn: list[float] = []
+    for key, dashes in zip(keys, _LINE_STYLES, strict=False):
+        lines = curves.series[key]
+        if workers := curves.workers(*key) if every_worker else []:
+            each = [list(zip(scale.of(lines[one]), _values(lines[one]), strict=True)) for one in workers]
+            drawn += [y for line in each for _, y in line]
+            look: dict[str, Any] = {
+                "linestyles": dashes,
+                "linewidths": 0.7,
+                "zorder": 1,
+                "alpha": 0.5,
+            }
+            panel.add_collection(LineCollection(each, colors=style.GREY, label=f"each of {len(each)} workers", **look))
+            panel.autoscale_view()
+        for worker, (words, colour, marker) in style.WORKERS.items():
+            # at step 0 all models agree: what is recorded there is rounding
+            y = _values(lines.get(worker, []), skip_start=metric == CONSENSUS)
+            if any(math.isfinite(value) for value in y):
+                prefix = f"{key[0]}, " if len(keys) > 1 else ""
+                label = f"{prefix}{words}: {curves.metrics[key].format(curves.last(key, worker), digits=4)}"
+                look = {"marker": marker, "markevery": max(1, len(y) // _MARKERS_PER_LINE), "ms": 4}
+                look |= {"lw": 1.7, "zorder": 3, "color": colour, "linestyle": dashes, "label": label}
+                panel.plot(scale.of(lines[worker]), y, **look)
+                drawn += y
+    _frame(panel, curves, keys, scale)
+    if curves.metrics[keys[0]].percent:
+        panel.yaxis.set_major_formatter(PercentFormatter(1.0))
+    elif not curves.metrics[keys[0]].larger_is_better and _spans_decades(drawn):
+        panel.set_yscale("log", nonpositive="mask")
+    if not any(math.isfinite(value) for value in drawn):
+        panel.text(0.5, 0.5, "nothing to draw yet", transform=panel.transAxes, ha="center", fontsize=10)
+    elif legend:
+        panel.legend(fontsize=7, framealpha=0.8, edgecolor="none", handlelength=3.2)
+
+
+def _values(rows: Rows, skip_start: bool = False) -> list[float]:
+    """Huge and non-finite values leave a gap, and so does step 0 if asked."""
+    hidden = [abs(row["value"]) >= style.LARGEST_DRAWN or (skip_start and row["step"] == 0) for row in rows]
+    return [math.nan if gap else row["value"] for row, gap in zip(rows, hidden, strict=True)]
+
+
+def _spans_decades(values: list[float]) -> bool:
+    """Whether a logarithmic axis shows more: nothing negative, and zero only now and then (models agree at first)."""
+    finite = [value for value in values if math.isfinite(value)]
+    positive = [value for value in finite if value > 0]
+    return (
+        min(finite, default=-1.0) >= 0
+        and len(positive) > len(finite) / 2
+        and max(positive) > _LOG_FROM_RATIO * min(positive)
+    )
+
+
+def _frame(panel: Axes, curves: Curves, keys: list[tuple[str, str]], scale: Scale) -> None:
+    """Title, name of the x axis, and the same limits in all panels that have it, however early a series ends."""
+    panel.set_xlabel(scale.label, fontsize=9)
+    metric = curves.metrics[keys[0]]
+    alone = [split for split, _ in keys] in (["test"], ["train"])
+    unit = "" if metric.percent or not metric.unit else f" ({metric.unit})"
+    panel.set_title((metric.words if alone else metric.name.replace("_", " ")) + unit, fontsize=10, loc="left")
+    style.tidy(panel)
+    panel.tick_params(which="minor", labelsize=7)
+    places = scale.of([row for row in curves.places if scale.axis in row])
+    margin = 0.02 * (max(places) - min(places)) or 0.5
+    panel.set_xlim(min(places) - margin, max(places) + margin)

@@ -107,6 +107,9 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         speed = f"throughput ({frame['speed_unit'].iloc[0]})"
         beside = {"value": frame["speed"], "at_edge": False, "worst": "", "mean": "", "averaged": ""}
         values = pandas.concat([values, values.assign(metric=speed, **beside)])
+    size = frame["value"].abs().median()  # nan where no run has a value
+    plain_form = "scientific" if size < 0.01 else "plain"
+    form = "percent" if metrics[metric]["unit"] == "%" else plain_form
     facts = {
         "study": directory.name,
         "scale": "",
@@ -115,7 +118,7 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
         "layout": asdict(layout),
         "metrics": metrics,
         "report": {
-            "table": {"rows": list(layout.rows), "columns": layout.columns, "format": _format(frame, metrics[metric])},
+            "table": {"rows": list(layout.rows), "columns": layout.columns, "format": form},
             "figures": _figures(frame, layout, metric),
             "repeats": layout.over or "run",
         },
@@ -123,7 +126,13 @@ def collect_runs(source: Path | Sequence[Path], layout: Layout, directory: Path)
     directory.mkdir(parents=True, exist_ok=True)
     write_text(directory / "values.csv", values.to_csv(index=False))
     if "directory" in frame:
-        write_text(directory / "curves.csv", _curves(frame, layout, metric).to_csv(index=False))
+        lines = []
+        for run in frame[frame["chosen"]].to_dict("records"):
+            labels = {label: run[label] for label in layout.labels}
+            lines += run["measure"].curves(run["directory"], [layout.worker], labels, run["seed"])
+        columns = [*layout.labels, "metric", "worker", "seed", *AXES, "value"]
+        curves = pandas.DataFrame(lines, columns=columns).assign(metric=metric)
+        write_text(directory / "curves.csv", curves.to_csv(index=False))
     write_json(directory / "study.json", facts)
 
 
@@ -238,9 +247,8 @@ def _study_frame(folder: Path, layout: Layout) -> tuple[pandas.DataFrame, dict[s
     if layout.worker in ("worst", "mean", "averaged"):
         frame = frame.assign(value=frame[layout.worker].fillna(frame["value"]))
     frame = frame[[_wanted(dict(row), layout.where) for _, row in frame.iterrows()]]
-    meaning = {
-        "larger_is_better": found.larger_is_better(metric), "unit": found.unit(metric), "chance": found.chance(metric),
-    }  # fmt: skip
+    meaning = {"unit": "", "chance": None} | found.meaning(metric)
+    meaning["larger_is_better"] = found.larger_is_better(metric)
     return (frame[frame["chosen"]] if layout.best == "lr" else frame), {metric: meaning}
 
 
@@ -295,13 +303,6 @@ def _refuse_mixed_cells(chosen: pandas.DataFrame, layout: Layout) -> None:
                 )
 
 
-def _format(frame: pandas.DataFrame, meaning: dict[str, Any]) -> str:
-    values = frame["value"].abs().dropna()
-    if meaning["unit"] == "%":
-        return "percent"
-    return "scientific" if len(values) and values.median() < 0.01 else "plain"
-
-
 def _figures(frame: pandas.DataFrame, layout: Layout, metric: str) -> list[dict[str, Any]]:
     """The values over the columns, where these are numbers, and the metric over epochs."""
     common: dict[str, Any] = {"lines": list(layout.rows), "spread": "std", "metric": metric, "ylabel": metric}
@@ -314,14 +315,3 @@ def _figures(frame: pandas.DataFrame, layout: Layout, metric: str) -> list[dict[
         curves = {"kind": "curves", "worker": layout.worker, "x": "epoch", "panels": layout.columns}
         found.append({"name": "curves", **curves, **common})
     return found
-
-
-def _curves(frame: pandas.DataFrame, layout: Layout, metric: str) -> pandas.DataFrame:
-    """A line for each evaluation of the chosen runs."""
-    rows = []
-    for run in frame[frame["chosen"]].to_dict("records"):
-        labels = {label: run[label] for label in layout.labels}
-        for curve in run["measure"].curves(run["directory"], [layout.worker], labels, run["seed"]):
-            head = {**labels, "metric": metric, "worker": curve.worker, "seed": run["seed"]}
-            rows += [{**head, **point.at, "value": point.value} for point in curve.points]
-    return pandas.DataFrame(rows, columns=[*layout.labels, "metric", "worker", "seed", *AXES, "value"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 from pathlib import Path
@@ -17,39 +16,20 @@ from decentral.store import Metric, RunStore, read_metadata, read_metrics
 CONSENSUS = "consensus_distance"
 
 Worker = int | str
-
-
-@dataclass
-class Series:
-    """One metric of one worker (or of the worst, their mean, or the averaged model) over time."""
-
-    rows: list[dict[str, Any]] = field(default_factory=list)
-
-    @property
-    def values(self) -> list[float]:
-        """All values, by step."""
-        return [row["value"] for row in self.rows]
-
-    @property
-    def last(self) -> float:
-        """The final value."""
-        return self.rows[-1]["value"]
-
-    def at(self, axis: str) -> list[float]:
-        """Places of the values on one of the axes (`store.AXES`)."""
-        return [row.get(axis, math.nan) for row in self.rows]
+Rows = list[dict[str, Any]]
+"""Of metrics.jsonl, by step."""
 
 
 @dataclass
 class Curves:
-    """Everything a run measured: (split, metric) -> worker -> series, what it is judged by first."""
+    """Everything a run measured: (split, metric) -> worker -> rows, what it is judged by first."""
 
-    series: dict[tuple[str, str], dict[Worker, Series]]
+    series: dict[tuple[str, str], dict[Worker, Rows]]
     metrics: dict[tuple[str, str], Metric]
-    rows: list[dict[str, Any]]
+    rows: Rows
 
     @cached_property
-    def places(self) -> list[dict[str, Any]]:
+    def places(self) -> Rows:
         """A row of each step: where it is on the axes."""
         return list({row["step"]: row for row in self.rows}.values())
 
@@ -57,16 +37,17 @@ class Curves:
         """The numbers of the workers that were measured one by one."""
         return sorted(worker for worker in self.series[split, metric] if isinstance(worker, int))
 
+    def last(self, metric: tuple[str, str], worker: Worker) -> float:
+        """The final value."""
+        return float(self.series[metric][worker][-1]["value"])
+
 
 def read_curves(run_dir: Path) -> Curves:
     """The metrics of a run, by step."""
     rows = sorted(read_metrics(run_dir), key=lambda row: row["step"])
-    series: dict[tuple[str, str], dict[Worker, Series]] = {}
+    series: dict[tuple[str, str], dict[Worker, Rows]] = {}
     for row in rows:
-        lines = series.setdefault((row["split"], row["metric"]), {})
-        if row["worker"] not in lines:
-            lines[row["worker"]] = Series()
-        lines[row["worker"]].rows.append(row)
+        series.setdefault((row["split"], row["metric"]), {}).setdefault(row["worker"], []).append(row)
     metrics = read_metadata(run_dir, series)
     return Curves({key: series[key] for key in metrics if key in series}, metrics, rows)
 
@@ -107,16 +88,15 @@ def compression_words(compress: Any) -> str:
         return ""
     cls: Any = components("compression").get(_name(compress))
     usual = vars(cls()) if cls is not None else {}
-    told = {key: value for key, value in compress.items() if key != "name" and _plain(usual.get(key)) != value}
-    return " ".join([f"compress={_name(compress)}", *(f"{key}={_shown(value)}" for key, value in told.items())])
-
-
-def _plain(value: Any) -> Any:
-    return value.name if isinstance(value, Enum) else value
-
-
-def _shown(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+    words = [f"compress={_name(compress)}"]
+    for key, value in compress.items():
+        own = usual.get(key)
+        if key != "name" and value != (own.name if isinstance(own, Enum) else own):
+            shown = (
+                str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else value
+            )
+            words.append(f"{key}={shown}")
+    return " ".join(words)
 
 
 def cluster_words(cluster: Any) -> str:

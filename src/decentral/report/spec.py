@@ -13,7 +13,7 @@ from decentral.report.figures.figure import StudyFigure
 from decentral.store.files import check_name
 
 if TYPE_CHECKING:
-    from decentral.report.listings import Listing
+    pass
 
 Format = Literal["percent", "steps", "scientific", "plain"]
 
@@ -102,19 +102,14 @@ def parse(section: dict[str, Any] | None, study: str) -> ReportSpec:
         raise ConfigError(f"{where} should be keys with values, not {section!r}.")
     section = dict(section or {})
     try:
-        figures = _components("report.figures", section, "figures", where)
-        listings: list[Listing] = _components("report.listings", section, "listings", where)
-        claims = [
-            _component("report.claims", one, f"{where}.claims[{number}]")
-            for number, one in enumerate(_list(section.pop("claims", None), f"{where}.claims"))
-        ]
+        found: dict[str, list[Any]] = {key: _components(section.pop(key, None), key, where) for key in _LISTS}
         spec: ReportSpec = build(ReportSpec, section, where)
     except ConfigError as error:
         text = str(error)
         raise ConfigError(text if text.startswith("study ") else f"{where}: {text}") from None
-    spec.figures, spec.claims, spec.listings = figures, claims, listings
-    for key, named, taken in (("figures", figures, []), ("listings", listings, [*_TABLES])):
-        for one in named:
+    spec.figures, spec.claims, spec.listings = found["figures"], found["claims"], found["listings"]
+    for key, taken in (("figures", []), ("listings", [*_TABLES])):
+        for one in found[key]:
             check_name(one.file, f"{where}.{key}: name")
             if one.file.casefold() in taken:
                 raise ConfigError(f"{where}.{key}: two are called '{one.file}': give each its own name.")
@@ -126,25 +121,19 @@ _TABLES = ("table", "values", "curves", "verdicts")
 """What a study has without listings."""
 
 
-def _components(package: str, section: dict[str, Any], key: str, where: str) -> list[Any]:
-    """Figures or listings, whose `name` in the YAML is that of their files."""
-    return [
-        _component(package, {**one, "file": one.get("name", f"{key[:-1]}{number}")}, f"{where}.{key}[{number}]")
-        for number, one in enumerate(_list(section.pop(key, None), f"{where}.{key}"))
-    ]
+_LISTS = ("figures", "listings", "claims")
 
 
-def _component(package: str, values: dict[str, Any], where: str) -> Any:
-    kinds = components(package)
-    kind = values.get("kind")
-    if kind not in kinds:
-        raise ConfigError(f"{where}.kind={kind} does not exist.{suggest(str(kind), kinds)}")
-    return build(kinds[kind], {key: value for key, value in values.items() if key not in ("kind", "name")}, where)
-
-
-def _list(values: Any, where: str) -> list[dict[str, Any]]:
-    if values is None:
-        return []
-    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise ConfigError(f"{where} should be a list, each item keys with values.")
-    return values
+def _components(values: Any, key: str, where: str) -> list[Any]:
+    """What `kind` of each chooses; the `name` of figures and listings in the YAML is that of their files."""
+    if not isinstance(values, list | None) or not all(isinstance(value, dict) for value in values or []):
+        raise ConfigError(f"{where}.{key} should be a list, each item keys with values.")
+    found = []
+    for number, one in enumerate(values or []):
+        kinds = components(f"report.{key}")  # listings need pandas: only where there are some
+        own, place = dict(one), f"{where}.{key}[{number}]"
+        kind, name = own.pop("kind", None), own.pop("name", f"{key[:-1]}{number}")
+        if kind not in kinds:
+            raise ConfigError(f"{place}.kind={kind} does not exist.{suggest(str(kind), kinds)}")
+        found.append(build(kinds[kind], own if key == "claims" else own | {"file": name}, place))
+    return found

@@ -148,17 +148,18 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
     canonical = [_canonical(method) for method in methods]
     further = _places(sorted({name for name, _ in canonical if name not in _ALGORITHMS}))
     different = {_squeeze(topology) for topology in topologies if topology}
-    runs = {
-        name
+    # a method that is not known, on no topology, where others are on one
+    references = [
+        name not in _ALGORITHMS and bool(topologies) and not topologies[number]
         for number, (name, _) in enumerate(canonical)
-        if name in _ALGORITHMS or not _is_reference(topologies, number)
-    }
+    ]
+    runs = {name for (name, _), reference in zip(canonical, references, strict=True) if not reference}
     alone = len(runs) == 1 and len(different) > 1
     found: list[Look] = []
     owners: dict[tuple[str, str, bool], str] = {}
     for number, (name, variant) in enumerate(canonical):
         topology = _squeeze(topologies[number]) if topologies else ""
-        if name not in _ALGORITHMS and _is_reference(topologies, number):
+        if references[number]:
             found.append(REFERENCE)
             continue
         colour, marker = _ALGORITHMS.get(name) or (_FURTHER[further[name]], _FURTHER_MARKERS[further[name]])
@@ -173,11 +174,6 @@ def looks(methods: Sequence[str], topologies: Sequence[str] = ()) -> list[Look]:
         owners[colour, line, variant] = owner
         found.append(Look(colour, shape, line, variant))
     return found
-
-
-def _is_reference(topologies: Sequence[str], number: int) -> bool:
-    """Of a method that is not known: whether it is on no topology, where others are on one."""
-    return bool(topologies) and not topologies[number]
 
 
 def ordered_looks(count: int) -> list[Look]:

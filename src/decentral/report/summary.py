@@ -33,69 +33,54 @@ def summary(run_dir: Path, curves: Curves | None = None) -> str:
     blocks = [describe(run_dir)]
     if facts.get("reason") not in (None, "", facts.get("status")):
         blocks[0] += f" ({facts['reason']})"
-    blocks.append(_table(curves) if curves.series else "No metrics were recorded.")
-    notes = [f"Note:     {note}" for note in [*facts.get("notes", []), *facts.get("suspects", [])]]
-    blocks.append("\n".join([*notes, *_costs(curves, facts), *_how(run_dir), *_places(run_dir), _next(run_dir, facts)]))
-    return "\n\n".join(blocks)
-
-
-def _table(curves: Curves) -> str:
     rows = [["metric", "worst", "mean", "averaged model", "best worker"]]
     for metric in curves.series:
         best = _best(curves, metric)
-        rows.append([*_cells(curves, metric), _MISSING if best is None else _shown(curves, metric, best)])
-    return aligned(rows)
-
-
-def topology_of(run_dir: Path) -> str:
-    """The topology of a run; 'none' where its algorithm uses none."""
-    config = read_config(run_dir)
-    algo, topology = ((config.get(key) or {}).get("name", "") for key in ("algo", "topology"))
-    known = components("algorithms").get(str(algo))
-    return str(topology) if getattr(known, "uses_topology", True) else "none"
+        rows.append([*_cells(curves, metric), _MISSING if best is None else curves.metrics[metric].format(best, 4)])
+    blocks.append(aligned(rows) if curves.series else "No metrics were recorded.")
+    lines = [f"Note:     {note}" for note in [*facts.get("notes", []), *facts.get("suspects", [])]]
+    lines += _costs(curves, facts) if curves.rows else []
+    blocks.append("\n".join([*lines, *_how(run_dir), *_places(run_dir), f"Next:     {_next(run_dir, facts)}"]))
+    return "\n\n".join(blocks)
 
 
 def overview(run_dir: Path) -> list[str]:
-    """Status, first metric, its final value for the worst worker, their mean and the averaged model, and the
-    directory."""
-    status = str((RunStore.peek(run_dir) or {}).get("status", "unknown"))
+    """Topology ('none' where the algorithm uses none), status, first metric, its final value for the worst worker,
+    their mean and the averaged model, and the directory."""
+    config = read_config(run_dir)
+    algo, topology = ((config.get(key) or {}).get("name", "") for key in ("algo", "topology"))
+    used = getattr(components("algorithms").get(str(algo)), "uses_topology", True)
+    head = [str(topology) if used else "none", str((RunStore.peek(run_dir) or {}).get("status", "unknown"))]
     try:
         curves = read_curves(run_dir)
     except ConfigError:
-        return [status, "metrics are damaged", *[_MISSING] * 3, str(run_dir)]
-    if not curves.series:
-        return [status, *[_MISSING] * 4, str(run_dir)]
-    return [status, *_cells(curves, next(iter(curves.series))), str(run_dir)]
+        return [*head, "metrics are damaged", *[_MISSING] * 3, str(run_dir)]
+    cells = _cells(curves, next(iter(curves.series))) if curves.series else [_MISSING] * 4
+    return [*head, *cells, str(run_dir)]
 
 
-def _cells(curves: Curves, metric: tuple[str, str]) -> list[str]:
+def _cells(curves: Curves, key: tuple[str, str]) -> list[str]:
     """A metric's name, and its final values: of the worst worker, their mean, and the averaged model."""
-    lines = curves.series[metric]
+    lines, metric = curves.series[key], curves.metrics[key]
     workers: tuple[Worker, ...] = ("worst", "mean", "averaged")
-    values = [_shown(curves, metric, lines[worker].last) if worker in lines else _MISSING for worker in workers]
-    return [curves.metrics[metric].words, *values]
-
-
-def _shown(curves: Curves, metric: tuple[str, str], value: float) -> str:
-    return curves.metrics[metric].format(value, digits=4)
+    values = [metric.format(curves.last(key, worker), 4) if worker in lines else _MISSING for worker in workers]
+    return [metric.words, *values]
 
 
 def _best(curves: Curves, metric: tuple[str, str]) -> float | None:
     """The final value of the best worker: where the direction is not known, the far end from the worst."""
-    lines = curves.series[metric]
-    values = [lines[worker].last for worker in curves.workers(*metric)]
-    if not values or "worst" not in lines:
+    values = [curves.last(metric, worker) for worker in curves.workers(*metric)]
+    if not values or "worst" not in curves.series[metric]:
         return None
     larger_is_better = curves.metrics[metric].larger_is_better
     if larger_is_better is None:
-        larger_is_better = lines["worst"].last <= min(values)
+        larger_is_better = curves.last(metric, "worst") <= min(values)
     return max(values) if larger_is_better else min(values)
 
 
 def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
-    """Steps, time and bytes: of the last evaluation, or of the checkpoint after which an interrupted run goes on."""
-    if not curves.rows:
-        return []
+    """Steps, time (with the share of each kind of work) and bytes: of the last evaluation, or of the checkpoint after
+    which an interrupted run goes on."""
     workers = {row["worker"] for row in curves.rows if isinstance(row["worker"], int)}
     last = max(curves.rows, key=lambda row: row["step"])
     step, wall_s, sent = last["step"], max(row["wall_s"] for row in curves.rows), last["bytes_sent"]
@@ -103,49 +88,42 @@ def _costs(curves: Curves, facts: dict[str, Any]) -> list[str]:
     if facts.get("status") == "interrupted" and facts.get("step", 0) > step:
         how_far = f"{facts['step']} (evaluated after {step})"
         wall_s, sent = facts.get("wall_s", wall_s), facts.get("bytes_sent", sent)  # unknown if it was killed meanwhile
-    return [
-        f"Steps:    {how_far} in {duration(wall_s)}",
-        *_times(facts),
-        *simulated(facts, step),
-        *_chosen(facts),
-        f"Sent:     {in_bytes(sent / max(1, len(workers)))} by a worker, on average",
-    ]
-
-
-def _times(facts: dict[str, Any]) -> list[str]:
-    """The share of each kind of work in the whole time, the steps' and that beside them."""
+    lines = [f"Steps:    {how_far} in {duration(wall_s)}"]
     parts = {name: float(value) for name, value in (facts.get("times_s") or {}).items()}
     total = sum(parts.values())
-    if total <= 0:
-        return []
-    words = ", ".join(f"{name} {100 * value / total:.0f} %" for name, value in parts.items())
-    return [f"Time:     {duration(total)} in all: {words}"]
+    if total > 0:
+        words = ", ".join(f"{name} {100 * value / total:.0f} %" for name, value in parts.items())
+        lines.append(f"Time:     {duration(total)} in all: {words}")
+    each = in_bytes(sent / max(1, len(workers)))
+    return [*lines, *simulated(facts, step), *_chosen(facts), f"Sent:     {each} by a worker, on average"]
 
 
 _PARTS = {"compute": "computing", "wait": "waiting", "exchange": "exchange"}
 
 
 def simulated(facts: dict[str, Any], steps: int) -> list[str]:
-    """What `steps` steps took in simulated time, on what workers spent it, and how old what they had of each other was.
+    """What `steps` steps took in simulated time, on what workers spent it, and how old what they had of each other was,
+    where that is known: in a virtual cluster and between processes.
 
     A step is a gradient of each worker, or where workers go on by themselves as many gradients as there are workers.
     """
+    lines = []
     shares = facts.get("simulated_shares") or {}
     total = sum(float(mean) for mean, _, _ in shares.values())
-    if not steps or total <= 0:
-        return _staleness(facts)
-    seconds = float(facts["simulated_s"])
-    words = []
-    for part, (mean, least, most) in shares.items():
-        told = f"{_PARTS.get(part, part)} {100 * mean / total:.0f} %"
-        if part == "wait" and facts.get("waits_least") is not None:
-            between = " to ".join(f"{100 * value / total:.0f}" for value in (least, most))
-            told += f" ({between} %, worker {facts['waits_least']} the least)"
-        words.append(told)
-    return [
-        f"Simulated: {duration(seconds)}; per step {short(seconds / steps)}: {', '.join(words)}",
-        *_staleness(facts),
-    ]
+    if steps and total > 0:
+        words = []
+        for part, (mean, least, most) in shares.items():
+            told = f"{_PARTS.get(part, part)} {100 * mean / total:.0f} %"
+            if part == "wait" and facts.get("waits_least") is not None:
+                between = " to ".join(f"{100 * value / total:.0f}" for value in (least, most))
+                told += f" ({between} %, worker {facts['waits_least']} the least)"
+            words.append(told)
+        seconds = float(facts["simulated_s"])
+        lines.append(f"Simulated: {duration(seconds)}; per step {short(seconds / steps)}: {', '.join(words)}")
+    if ages := staleness(facts):
+        critical = _critical(facts)
+        lines.append(f"Staleness: {staleness_words(ages)}{critical and f'; {critical}'}")
+    return lines
 
 
 def _chosen(facts: dict[str, Any]) -> list[str]:
@@ -173,12 +151,6 @@ def _last(words: list[str]) -> str:
     """The last few of them; how many others there were is said."""
     others = len(words) - _RATIOS_TOLD
     return f"{others} others, " * (others > 0) + ", ".join(words[-_RATIOS_TOLD:])
-
-
-def _staleness(facts: dict[str, Any]) -> list[str]:
-    """How old contributions were, where that is known: in a virtual cluster and between processes."""
-    ages, critical = staleness(facts), _critical(facts)
-    return [f"Staleness: {staleness_words(ages)}{critical and f'; {critical}'}"] if ages else []
 
 
 def _critical(facts: dict[str, Any]) -> str:
@@ -220,25 +192,21 @@ def _places(run_dir: Path) -> list[str]:
         if (run_dir / f"{name}.png").exists():
             lines.append(f"{words}{run_dir / f'{name}.png'}{more}")
     if (run_dir / "models.safetensors").exists():
-        folder = _config_dir(list(_provenance(run_dir).get("command_line") or []))
+        folder = ""  # of the user's configurations
+        given = list((read_json(run_dir / "provenance.json") or {}).get("command_line") or [])
+        for word, following in zip(given, [*given[1:], ""], strict=True):
+            if word in ("--config-dir", "-cd"):
+                folder = following
+            elif word.startswith("--config-dir="):
+                folder = word.partition("=")[2]
         own = f', config_dir="{folder}"' if folder else ""
         lines.append(f'Models:   {run_dir / "models.safetensors"}  (in Python: decentral.load("{run_dir}"{own}))')
     return lines
 
 
-def _config_dir(words: list[str]) -> str:
-    """The user's folder of configurations on a command line; '' for none."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word in ("--config-dir", "-cd"):
-            return following
-        if word.startswith("--config-dir="):
-            return word.partition("=")[2]
-    return ""
-
-
 def _how(run_dir: Path) -> list[str]:
     """In how many processes the run was carried out, what carried its rows, and how gradients were computed."""
-    facts = _provenance(run_dir)
+    facts = read_json(run_dir / "provenance.json") or {}
     if "processes" not in facts:
         return []
     number = facts["processes"]
@@ -252,32 +220,27 @@ def _how(run_dir: Path) -> list[str]:
     return lines
 
 
-def _provenance(run_dir: Path) -> dict[str, Any]:
-    return read_json(run_dir / "provenance.json") or {}
-
-
 def _next(run_dir: Path, facts: dict[str, Any]) -> str:
     """The command that resumes the run if it is not finished, else the one that repeats it with another seed."""
-    arguments = list(_provenance(run_dir).get("command_line") or [])[1:]
+    arguments = list((read_json(run_dir / "provenance.json") or {}).get("command_line") or [])[1:]
+    why = "goes on from the newest checkpoint"
     if facts.get("status") in ("done", "diverged"):
         seed = read_config(run_dir).get("seed")
-        kept = [word for word in arguments if not word.startswith(("seed=", "run_dir=", "progress="))]
+        arguments = [word for word in arguments if not word.startswith(("seed=", "run_dir=", "progress="))]
         if facts.get("suspects"):
-            return f"Next:     {_command(kept)}  (with examples that are finite)"
-        if facts.get("status") == "diverged":
+            why = "with examples that are finite"
+        elif facts.get("status") == "diverged":
             lr = min(read_config(run_dir).get("lr", Config.lr) / 4, Config.lr)  # a quarter of 1e6 is no better
-            kept = [word for word in kept if not word.startswith("lr=")]
-            return f"Next:     {_command([*kept, f'lr={lr:g}'])}  (a smaller learning rate)"
-        return f"Next:     {_command([*kept, f'seed={seed + 1 if isinstance(seed, int) else 1}'])}  (another seed)"
-    return f"Next:     {_command(arguments)}  (goes on from the newest checkpoint)"
-
-
-def _command(arguments: list[str]) -> str:
+            arguments = [*(word for word in arguments if not word.startswith("lr=")), f"lr={lr:g}"]
+            why = "a smaller learning rate"
+        else:
+            arguments.append(f"seed={seed + 1 if isinstance(seed, int) else 1}")
+            why = "another seed"
     beside = Path(sys.executable).with_name("decentral-run")
     name = "decentral-run" if shutil.which("decentral-run") or not beside.exists() else str(beside)
     if name.startswith(f"{os.getcwd()}/"):
         name = os.path.relpath(name)
-    return shlex.join([name, *arguments])
+    return f"{shlex.join([name, *arguments])}  ({why})"
 
 
 # -- simulate=timeline -------------------------------------------------------------------------------------------------
@@ -315,7 +278,5 @@ def timeline_text(directory: Path) -> str:
 
 def timeline_facts(directory: Path) -> dict[str, Any]:
     """The line of a timeline that is done."""
-    from decentral.measurements.timeline import SimulatedTimeline
-
-    found: dict[str, Any] = read_lines(directory / SimulatedTimeline.lines)[-1]
+    found: dict[str, Any] = read_lines(directory / "timeline.jsonl")[-1]
     return found

@@ -12,7 +12,7 @@ from typing import Any
 from decentral.errors import ConfigError, suggest
 from decentral.report import style
 from decentral.report.claims import combined, noise
-from decentral.report.entries import Entry, number_of
+from decentral.report.entries import Entry, number_of, where
 from decentral.report.published import PublishedNumber, numbers
 from decentral.report.results import Results
 from decentral.report.spec import Table
@@ -119,7 +119,7 @@ def _grid(heading: str, entries: list[Entry], table: Table, results: Results) ->
     if len(known) == len(columns) and known not in (sorted(known), sorted(known, reverse=True)):
         columns.sort(key=float)  # numbers that neither rise nor fall
     best: set[Place] = set()
-    larger, chance = results.larger_is_better(entries[0].metric), results.chance(entries[0].metric)
+    larger, chance = results.larger_is_better(entries[0].metric), results.meaning(entries[0].metric).get("chance")
     if table.bold and larger is not None:
         spreads = any(entry.std is not None for entry in entries)
         for column in columns:
@@ -185,8 +185,10 @@ def texts(results: Results) -> dict[str, str]:
     """The table's files by their names; none if the report has no table."""
     if results.spec.table is None:
         return {}
-    latex = "\n".join(_environment(grid, results) for grid in grids(results))
-    latex = f"% Needs \\usepackage{{booktabs}}\n{latex}" if latex else ""
+    found = grids(results)
+    latex = "\n".join(
+        ["% Needs \\usepackage{booktabs}", *(_environment(grid, results) for grid in found)] if found else []
+    )
     return {"table.csv": as_csv(results), "table.md": as_markdown(results), "table.tex": latex}
 
 
@@ -266,7 +268,7 @@ def notes(results: Results, found: list[Grid]) -> list[str]:
         shown = "Learning rates were chosen by the numbers shown here (nothing is held out for that)"
         parts.append(f"{shown}, with {named}{also}.")
     blocks = [" ".join(parts)]
-    if edge := sorted({entry.where for entry in entries if entry.at_edge}):
+    if edge := sorted({where(entry.labels) for entry in entries if entry.at_edge}):
         blocks.append(f"\\* The best learning rate lies at the edge of the grid that was searched: {'; '.join(edge)}.")
     return blocks
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass, fields, replace
 
 from decentral.report.claims import MET, NOT_MET, NOT_RUN, WITHIN_NOISE, Cells, Finding, NotRun, at_most
-from decentral.report.entries import Entry
+from decentral.report.entries import Entry, where
 from decentral.report.published import EXCLUDED, PublishedNumber, numbers
 from decentral.report.results import Results
 from decentral.report.spec import Published, Tolerance
@@ -40,8 +40,17 @@ class Verdict:
 
 
 def judge(results: Results) -> list[Verdict]:
-    """All verdicts of a study at one scale: numbers first, then claims."""
-    return [*judge_numbers(results), *judge_claims(results)]
+    """All verdicts of a study at one scale: a number of the paper each, then the claims."""
+    spec = results.spec.published
+    if spec is None:
+        return judge_claims(results)
+    theirs = numbers(str(results.facts.get("paper", "")), spec.item, spec.keys)
+    if not results.comparable:
+        return [*(_not_run(one, spec, results.incomparable) for one in theirs), *judge_claims(results)]
+    ours: dict[str, list[Entry]] = {}
+    for entry in results.entries():
+        ours.setdefault(entry.published, []).append(entry)
+    return [*(_judge(one, ours.get(one.key, []), results) for one in theirs), *judge_claims(results)]
 
 
 def count(verdicts: Iterable[Verdict], kind: str) -> Counter[str]:
@@ -81,29 +90,6 @@ def judge_claims(results: Results) -> list[Verdict]:
     return found
 
 
-def judge_numbers(results: Results) -> list[Verdict]:
-    """A verdict for each number of the item that the study compares itself with."""
-    spec = results.spec.published
-    if spec is None:
-        return []
-    theirs = numbers(str(results.facts.get("paper", "")), spec.item, spec.keys)
-    if not results.comparable:
-        return [_not_run(one, spec, results.incomparable) for one in theirs]
-    ours: dict[str, list[Entry]] = {}
-    for entry in results.entries():
-        ours.setdefault(entry.published, []).append(entry)
-    return [_judge(one, ours.get(one.key, []), results) for one in theirs]
-
-
-def unknown_keys(results: Results) -> list[str]:
-    """Keys in values.csv that the item has no number for: not published, or misspelt in the study."""
-    spec = results.spec.published
-    if spec is None or not results.comparable:
-        return []
-    theirs = {one.key for one in numbers(str(results.facts.get("paper", "")), spec.item)}
-    return sorted({entry.published for entry in results.entries()} - theirs - {""})
-
-
 def not_run(paper: str, published: Published, why: str) -> list[Verdict]:
     """The verdicts on the numbers of an item of which nothing was run."""
     return [_not_run(one, published, why) for one in numbers(paper, published.item, published.keys)]
@@ -123,7 +109,7 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], results: Results) -> Verd
         why = "the study has not run it" + (f"; it needs {needs}" if needs else "")
         return _not_run(theirs, spec, unfinished[0] if unfinished else why)
     if theirs.value is None:
-        return replace(none, **_judge_failure(ours, results.chance()))
+        return replace(none, **_judge_failure(ours, results.meaning().get("chance")))
     value = theirs.value
     entry = max(ours, key=lambda e: abs(e.mean - value) if e.values else math.inf)
     none = replace(none, published=_text(value), tolerance=_told(spec.tolerance, theirs), verdict=NOT_MET)
@@ -134,7 +120,7 @@ def _judge(theirs: PublishedNumber, ours: list[Entry], results: Results) -> Verd
         f"{len(entry.values)} run{'s' * (len(entry.values) != 1)}",
     ]
     notes += [f"{entry.diverged} of {entry.runs} diverged"] if entry.diverged else []
-    notes += [f"the furthest of {len(ours)} cells: {entry.where}"] if len(ours) > 1 else []
+    notes += [f"the furthest of {len(ours)} cells: {where(entry.labels)}"] if len(ours) > 1 else []
     notes += ["the learning rate lies at the edge of its grid"] if entry.at_edge else []
     notes += [f"theirs: {theirs.note}"] if theirs.note else []
     verdict = MET if _within(entry.mean, theirs, spec.tolerance) else NOT_MET
@@ -179,10 +165,10 @@ def _told(tolerance: Tolerance, theirs: PublishedNumber) -> str:
 
 
 def _not_run(theirs: PublishedNumber, spec: Published, why: str) -> Verdict:
-    excluded = Verdict(theirs.kind, theirs.key, published=theirs.text, verdict=NOT_COMPARED, why=theirs.note)
+    line = Verdict(theirs.kind, theirs.key, published=theirs.text)
     if theirs.kind == EXCLUDED:
-        return excluded
-    return replace(excluded, tolerance=_told(spec.tolerance, theirs), verdict=NOT_RUN, why=why)
+        return replace(line, verdict=NOT_COMPARED, why=theirs.note)
+    return replace(line, tolerance=_told(spec.tolerance, theirs), why=why)
 
 
 def _text(value: float | None) -> str:

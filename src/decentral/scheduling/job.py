@@ -63,11 +63,6 @@ class Job(ABC):
         return Demand()
 
     @property
-    def kind(self) -> str:
-        """Jobs of one kind take about as long as each other."""
-        return type(self).__name__
-
-    @property
     def modules(self) -> tuple[str, ...]:
         """What takes long to import: the process from which jobs are started has it in memory."""
         return ("decentral.runtime.worker",)

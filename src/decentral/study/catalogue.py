@@ -60,7 +60,6 @@ def settings(name: str, scale: str, config_dir: str | None = None) -> list[str]:
 
 
 def _value(key: str, text: str) -> Any:
-    import yaml
 
     try:
         return yaml.safe_load(text)
@@ -84,19 +83,14 @@ def _read(name: str, config_dir: str | None) -> dict[str, Any]:
     if file is None:
         raise ConfigError(f"there is no study {name}.{suggest(name, names(config_dir))}")
     values = read_mapping(file)
-    model = values.pop("like", None)
-    return _merged(_read(str(model), config_dir), values) if model else values
-
-
-def _merged(model: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """A study like another one: only the scales that it names itself, if it names any."""
-    scales, theirs = own.get("scales"), model.get("scales") or {}
-    known = (
-        theirs
-        if scales is None
-        else {scale: {**(theirs.get(scale) or {}), **(scales[scale] or {})} for scale in scales}
-    )
-    return {**model, **own, "scales": known}
+    name_of_model = values.pop("like", None)
+    if not name_of_model:
+        return values
+    model = _read(str(name_of_model), config_dir)
+    scales, theirs = values.get("scales"), model.get("scales") or {}
+    if scales is not None:  # only those that it names itself
+        theirs = {scale: {**(theirs.get(scale) or {}), **(own or {})} for scale, own in scales.items()}
+    return {**model, **values, "scales": theirs}
 
 
 def reserved(overrides: Sequence[str], key: str) -> tuple[str | None, list[str]]:

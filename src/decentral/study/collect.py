@@ -34,7 +34,6 @@ _VALUE_COLUMNS = (
     "run",
     "wall_s",
 )
-_CURVE_COLUMNS = ("metric", "worker", "seed")
 _COMPRESS_FROM_BYTES = 500_000
 _WORDS = ("title", "paper", "item", "departures", "needs", "report")
 """Keys of a study that change no run and no value."""
@@ -196,12 +195,8 @@ def _digests(directory: Path, names: Iterable[str]) -> dict[str, str]:
 
 def _described(study: Study) -> dict[str, Any]:
     keys = ("title", "paper", "item", "base", "departures", "needs", "report")
-    return {
-        "kind": study.name,
-        **{key: getattr(study, key) for key in keys},
-        **study.described(),
-        **study.further_facts(),
-    }
+    own = {key: getattr(study, key) for key in keys}
+    return {"kind": study.name, **own, **study.described(), **study.further_facts()}
 
 
 def _write_values(path: Path, labels: list[str], values: Iterable[Value]) -> None:
@@ -215,15 +210,13 @@ def _write_values(path: Path, labels: list[str], values: Iterable[Value]) -> Non
 
 def _write_curves(directory: Path, labels: list[str], cells: Iterable[Cell]) -> None:
     """A column for every axis on which some value has a place."""
-    curves = [curve for cell in cells for curve in cell.curves()]
-    axes = [axis for axis in AXES if any(axis in point.at for curve in curves for point in curve.points)]
-    rows = []
-    for curve in curves:
-        head = [*(curve.labels.get(label, "") for label in labels), curve.metric, curve.worker, curve.seed]
-        rows += [[*head, *(_cell(point.at.get(axis)) for axis in axes), _cell(point.value)] for point in curve.points]
+    lines = [line for cell in cells for line in cell.curves()]
+    axes = [axis for axis in AXES if any(axis in line for line in lines)]
+    heads, places = [*labels, "metric", "worker", "seed"], [*axes, "value"]
+    rows = ([*(line.get(key, "") for key in heads), *(_cell(line.get(key)) for key in places)] for line in lines)
     plain, packed = directory / "curves.csv", directory / "curves.csv.gz"
-    text = csv_text([*labels, *_CURVE_COLUMNS, *axes, "value"], rows)
-    if not rows:
+    text = csv_text([*heads, *places], rows)
+    if not lines:
         written = None
     elif len(text) >= _COMPRESS_FROM_BYTES:
         write_bytes(packed, gzip.compress(text.encode(), mtime=0))
@@ -266,71 +259,57 @@ class StoredCell(Cell):
         return self._wanted
 
 
-def beside(cells: Sequence[Cell], directory: Path, belongs: Callable[[Labels], bool]) -> list[StoredCell]:
-    """What `directory` has collected of other cells than these, which have the same names of labels: of those that
-    still belong to the study. Empty where there is nothing that can be read."""
-    found = _collected(list(cells[0].labels) if cells else [], directory)
-    known = {_key(cell.labels) for cell in cells}
-    return [cell for key, cell in found.items() if key not in known and belongs(cell.labels)]
+def stored(
+    cells: Sequence[Cell], directory: Path, belongs: Callable[[Labels], bool]
+) -> tuple[dict[int, StoredCell], list[StoredCell]]:
+    """What `directory` has collected and still belongs to the study: number of a cell -> the same one, and others than
+    these, which have the same names of labels.
 
-
-def stored(cells: Sequence[Cell], directory: Path, belongs: Callable[[Labels], bool]) -> dict[int, StoredCell]:
-    """Number of a cell -> the same one with what `directory` has collected of it, of those that still belong to it.
-
-    Only where all its jobs that are known today are among the runs there, by their ids: those are hashes of the whole
-    configuration, so that it is the same computation. Nothing where there is no values.csv, or one that cannot be read.
+    A cell is the same where all its jobs that are known today are among the runs there, by their ids: those are hashes
+    of the whole configuration, so that it is the same computation. Nothing where there is no values.csv, or one that
+    cannot be read.
     """
-    found = _collected(list(cells[0].labels) if cells else [], directory)
-    pairs = ((number, cell, found.get(_key(cell.labels))) for number, cell in enumerate(cells))
-    return {
-        number: there
-        for number, cell, there in pairs
-        if there is not None
-        and belongs(cell.labels)
-        and {job.id for job in cell.jobs()} <= {value.run for value in there.values()}
-    }
-
-
-def _key(labels: Labels) -> tuple[str, ...]:
-    return tuple(str(word) for word in labels.values())
-
-
-def _collected(names: Sequence[str], directory: Path) -> dict[tuple[str, ...], StoredCell]:
-    """The cells that `directory` has collected, by the values of these labels."""
-    rows_of: dict[tuple[str, ...], list[dict[str, str]]] = {}
+    if not cells:
+        return {}, []
+    names = list(cells[0].labels)
+    found: dict[tuple[str, ...], StoredCell] = {}
     try:
         with open(directory / "values.csv", newline="", encoding="utf-8") as file:
             for row in csv.DictReader(file):
-                rows_of.setdefault(tuple(row[name] for name in names), []).append(row)
-        facts = read_json(directory / "study.json") or {}
-        wanted = {tuple(json.loads(labels).values()): number for labels, number in facts.get("wanted", {}).items()}
-        found = {}
-        for key, rows in rows_of.items():
-            labels: Labels = dict(zip(names, key, strict=True))
-            number = wanted.get(tuple(labels[name] for name in sorted(names)), 0)
-            found[key] = StoredCell(labels, [_value(labels, row) for row in rows], number)
-        return found
+                labels: Labels = {name: row[name] for name in names}
+                cell = found.setdefault(tuple(map(str, labels.values())), StoredCell(labels, []))
+                cell._values.append(_value(labels, row))
+        for key, number in ((read_json(directory / "study.json") or {}).get("wanted") or {}).items():
+            own = json.loads(key)
+            if (place := tuple(str(own.get(name)) for name in names)) in found:
+                found[place]._wanted = number
     except (OSError, KeyError, ValueError):
-        return {}
+        return {}, []
+    found = {key: cell for key, cell in found.items() if belongs(cell.labels)}
+    same = {}
+    for number, own_cell in enumerate(cells):
+        there = found.pop(tuple(map(str, own_cell.labels.values())), None)
+        if there is not None and {job.id for job in own_cell.jobs()} <= {value.run for value in there.values()}:
+            same[number] = there
+    return same, list(found.values())
 
 
 def _value(labels: Labels, row: dict[str, str]) -> Value:
+    def number(key: str) -> float:
+        return float(row[key]) if row[key] else math.nan
+
     return Value(
         labels=labels,
-        value=_number(row["value"]),
+        value=number("value"),
         metric=row["metric"],
         seed=int(row["seed"]),
-        lr=_number(row["rate"]),
+        lr=number("rate"),
         chosen=row["chosen"] == "True",
         at_edge=row["at_edge"] == "True",
         status=row["status"],
         run=row["run"],
-        worst=_number(row["worst"]),
-        mean=_number(row["mean"]),
-        averaged=_number(row["averaged"]),
-        wall_s=_number(row["wall_s"]),
+        worst=number("worst"),
+        mean=number("mean"),
+        averaged=number("averaged"),
+        wall_s=number("wall_s"),
     )
-
-
-def _number(text: str) -> float:
-    return float(text) if text else math.nan

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from decentral.errors import ConfigError, suggest
-from decentral.measurements.values import NOT_REACHED, Curve, Labels, Meaning, Point
+from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Row
 from decentral.store import AXES, RunStore, Status, read_metadata, read_metrics
 
 DAMAGED = "damaged"
@@ -95,19 +95,20 @@ class Measure:
         unreached = self.to_reach is not None and math.isnan(measured.value)
         return measured._replace(status=NOT_REACHED) if unreached else measured
 
-    def curves(self, directory: Path, workers: list[str], labels: Labels, seed: int) -> list[Curve]:
-        """The metric over time for some of 'worst', 'mean', 'averaged', numbers, 'each' (every single worker), and
-        'counted' (whoever counts)."""
+    def curves(self, directory: Path, workers: list[str], labels: Labels, seed: int) -> list[Row]:
+        """Lines of curves.csv: the metric over time for some of 'worst', 'mean', 'averaged', numbers, 'each' (every
+        single worker), and 'counted' (whoever counts)."""
         own, _ = replace(self, to_reach=None)._in(directory)
-        lines: dict[str, list[Point]] = {}
+        lines: dict[str, list[Row]] = {}
         for row in sorted(own._rows(read_metrics(directory)), key=lambda row: row["step"]):
             worker = str(row["worker"])
             names = [worker] if worker in workers or ("each" in workers and isinstance(row["worker"], int)) else []
             names += ["counted"] if "counted" in workers and worker == self.worker else []
+            at = {axis: row[axis] for axis in AXES if axis in row}
             for name in names:
-                at = {axis: row[axis] for axis in AXES if axis in row}
-                lines.setdefault(name, []).append(Point(own._shown(row["value"]), at))
-        return [Curve(labels, own._label(), worker, seed, points) for worker, points in lines.items()]
+                head = {**labels, "metric": own._label(), "worker": name, "seed": seed}
+                lines.setdefault(name, []).append({**head, **at, "value": own._shown(row["value"])})
+        return [line for of_worker in lines.values() for line in of_worker]
 
     def _in(self, directory: Path) -> tuple[Measure, float | None]:
         """With what a run says of its metric where this leaves it open; and what guessing gives."""
@@ -145,7 +146,10 @@ class Measure:
         every = read_metrics(directory)
         last = max((row["step"] for row in every), default=steps)
         rows = self._rows(every)
-        missing = _workers_at(min, rows) - _workers_at(max, rows)
+        at: dict[int, set[Any]] = {}
+        for row in rows:
+            at.setdefault(row["step"], set()).add(row["worker"])
+        missing = at[min(at)] - at[max(at)] if at else set()
         if missing or (steps is not None and last is not None and last < steps):
             raise ConfigError(
                 f"{directory / 'metrics.jsonl'} has lost its end: it goes to step {last} of {steps}"
@@ -190,12 +194,6 @@ class Measure:
             return float(min(good, key=lambda row: row["step"])[self.axis]) if good else math.nan
 
         return _by_worker(rows, first)
-
-
-def _workers_at(end: Callable[[Iterable[int]], int], rows: Rows) -> set[Any]:
-    """Whose rows there are at the first step, or the last one."""
-    step = end([row["step"] for row in rows]) if rows else 0
-    return {row["worker"] for row in rows if row["step"] == step}
 
 
 def _by_worker(rows: Rows, number: Callable[[Rows], float]) -> dict[Any, float]:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from statistics import fmean
 from typing import Any, ClassVar
 
-from decentral.measurements.values import Curve, Labels, Meaning, Value
+from decentral.measurements.values import Labels, Meaning, Value
+from decentral.measurements.values import Row as Line
 from decentral.scheduling.job import Job
 from decentral.settings import Settings
+from decentral.store import RunStore
+from decentral.terminal.console import aligned, duration
+
+_LISTED = 60
+"""More cells than that are only counted in a plan."""
 
 
 class Cell(ABC):
@@ -37,8 +44,8 @@ class Cell(ABC):
     def values(self) -> list[Value]:
         """What came out so far."""
 
-    def curves(self) -> list[Curve]:
-        """Numbers over time of the chosen runs, if the study draws them."""
+    def curves(self) -> list[Line]:
+        """Numbers over time of the chosen runs, if the study draws them: lines of curves.csv."""
         return []
 
     def meanings(self) -> dict[str, Meaning]:
@@ -82,6 +89,41 @@ class Unfinished:
         if job.id not in self.finished and job.finished() is not None:
             self.finished.add(job.id)
         return job.id in self.finished
+
+
+def plan(name: str, scale: str, cells: Sequence[Cell]) -> str:
+    """A line for each cell and sentences on the whole; a job of several cells is counted in the first of them."""
+    source = Unfinished(cells)
+    pending = source.pending()
+    seen: set[str] = set()
+    known = [_not_seen(cell.jobs(), seen) for cell in cells]
+    later = [_not_seen(cell.to_come(), seen) for cell in cells]
+    labels = list(dict.fromkeys(label for cell in cells for label in cell.labels))
+    rows = [[*labels, "jobs known", "done", "to come"]]
+    totals = [0, 0, 0]
+    for cell, own, to_come in zip(cells, known, later, strict=True):
+        counts = (len(own), sum(job.id in source.finished for job in own), len(to_come))
+        rows.append([*(str(cell.labels.get(label, "")) for label in labels), *map(str, counts)])
+        totals = [total + count for total, count in zip(totals, counts, strict=True)]
+    rows.append(["total", *[""] * (len(labels) - 1), *map(str, totals)])
+    lines = [] if len(cells) > _LISTED else [aligned(rows, left=len(labels)), ""]
+    more = f", and {totals[2]} to come when searches for learning rates are over; these may ask for more as they go"
+    lines.append(
+        f"{name} at scale={scale}: {len(cells)} cells, {totals[0]} jobs known today ({totals[1]} done, {len(pending)} "
+        f"to do){more if totals[2] else ''}."
+    )
+    if left := len(pending) + totals[2]:
+        took = [float((RunStore.peek(source.jobs[id].directory) or {}).get("wall_s", 0.0)) for id in source.finished]
+        told = f"about {duration(fmean(took) * left)} one after the other" if took else "not known before a job is done"
+        lines.append(f"Time:     {told}.")
+    return "\n".join(lines)
+
+
+def _not_seen(jobs: Iterable[Job], seen: set[str]) -> list[Job]:
+    """Those that are new, which are seen from now on."""
+    new = {job.id: job for job in jobs if job.id not in seen}
+    seen.update(new)
+    return list(new.values())
 
 
 @dataclass

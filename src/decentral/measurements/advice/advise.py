@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from decentral.cluster.cluster import VirtualCluster
-from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose, compose_each
-from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.host.machine import num_cores
 from decentral.measurements.advice.machine import Machine, check_passes, layout_of, measure
@@ -30,79 +28,12 @@ _ASSUMED_BACKWARD = 2 / 3
 _STEPS, _LEAST_STEPS, _GRADIENTS = 200, 40, 20_000
 
 
-class Row(NamedTuple):
-    """A method, and what was predicted."""
+def advise(words: Sequence[str], processes: int | None, config_dir: str | None, tell: Tell) -> dict[str, Any]:
+    """Of the overrides of a model, data and perhaps a cluster: the methods by predicted time, those that are impossible
+    with the reason, and what it was worked out from, for JSON; seconds and bytes.
 
-    method: Method
-    prediction: Prediction
-
-
-class Advice(NamedTuple):
-    """The methods by predicted time, those that are impossible with the reason, and what it was worked out from."""
-
-    config: Config
-    layout: RowLayout
-    gradient_s: float
-    """What a gradient takes in the cluster, stragglers included, by its first ones."""
-    backward: float
-    cluster: str | None
-    """As the user calls it; None: this machine."""
-    rows: list[Row]
-    impossible: dict[str, str]
-    machine: Machine | None
-
-    @property
-    def best_ddp(self) -> Row:
-        """The faster one of the two."""
-        return next(row for row in self.rows if row.method.is_ddp)
-
-    @property
-    def use_ddp(self) -> bool:
-        """Whether nothing is faster by more than a tenth."""
-        return self.best_ddp.prediction.step_s <= CLOSE * self.rows[0].prediction.step_s
-
-    @property
-    def verdict(self) -> str:
-        """A sentence."""
-        best, ddp = self.rows[0], self.best_ddp
-        if self.use_ddp:
-            how = "" if "compress=bf16" not in ddp.method.words else " with a bf16 gradient hook"
-            return f"Use DistributedDataParallel{how}: no method here is predicted to be more than 10 % faster."
-        share = best.prediction.step_s / ddp.prediction.step_s
-        return (
-            f"A step of '{best.method.title}' is predicted to take {100 * share:.0f} % of the time of the best "
-            f"all-reduce ('{ddp.method.title}')."
-        )
-
-    def facts(self) -> dict[str, Any]:
-        """All of it, for JSON. Seconds and bytes."""
-        machine, measured = self.machine, None
-        if machine is not None:
-            measured = {"processes": machine.num_processes, **machine.links._asdict()}
-        return {
-            "model": self.config.model.name if "model" in self.config.task.uses else self.config.task.name,
-            "num_workers": self.config.num_workers,
-            "num_parameters": self.layout.num_coordinates,
-            "cluster": self.cluster,
-            "gradient_s": self.gradient_s,
-            "backward_share": self.backward,
-            "measured": measured,
-            "methods": [
-                {"method": row.method.title, "settings": list(row.method.words), **row.prediction._asdict()}
-                for row in self.rows
-            ],
-            "impossible": self.impossible,
-            "use_ddp": self.use_ddp,
-            "verdict": self.verdict,
-            "caution": CAUTION,
-        }
-
-
-def advise(words: Sequence[str], processes: int | None, config_dir: str | None, tell: Tell) -> Advice:
-    """Of the overrides of a model, data and perhaps a cluster; without one this machine is measured, with so many
-    processes (None: one per core, at least two).
-
-    Raises ConfigError for what cannot be.
+    Without a cluster this machine is measured, with so many processes (None: one per core, at least two). Raises
+    ConfigError for what cannot be.
     """
     timeline, machine = [*words, "simulate=timeline", f"steps={_STEPS}"], None
     if not has_cluster(words):
@@ -119,7 +50,7 @@ def advise(words: Sequence[str], processes: int | None, config_dir: str | None, 
         raise ConfigError(f"num_workers={n} has nobody to talk to: use at least 2.")
     layout, backward = layout_of(config), machine.backward if machine else _ASSUMED_BACKWARD
     num_steps = max(_LEAST_STEPS, min(_STEPS, _GRADIENTS // n)) // 8 * 8
-    rows, impossible = list[Row](), dict[str, str]()
+    rows, impossible = list[tuple[Method, Prediction]](), dict[str, str]()
     found = compose_each([[*timeline, *method.words] for method in METHODS], config_dir)
     for method, each in zip(METHODS, found, strict=True):
         tell(f"predicting: {method.title}")
@@ -128,13 +59,33 @@ def advise(words: Sequence[str], processes: int | None, config_dir: str | None, 
                 raise each
             if method.needs_shapes and len(layout.shapes) == 1:
                 raise ConfigError("it needs the shapes of the parameters, of which only the number is known.")
-            rows.append(Row(method, method.predict(Case(each, layout, backward, num_steps))))
+            rows.append((method, method.predict(Case(each, layout, backward, num_steps))))
         except ConfigError as error:
             impossible[method.title] = str(error)
-    rows.sort(key=lambda row: row.prediction.step_s)
+    rows.sort(key=lambda row: row[1].step_s)
+    (best, fastest), (ddp, its) = rows[0], next(row for row in rows if row[0].is_ddp)
+    use_ddp = its.step_s <= CLOSE * fastest.step_s
+    how = "" if "compress=bf16" not in ddp.words else " with a bf16 gradient hook"
+    advised = f"Use DistributedDataParallel{how}: no method here is predicted to be more than 10 % faster."
+    share = f"{100 * fastest.step_s / its.step_s:.0f} % of the time of the best all-reduce ('{ddp.title}')"
     cluster = None if machine else next((word.partition("=")[2] for word in words if word.startswith("cluster=")), None)
-    gradient_s = mean_seconds(virtual.gradient_times(n, config.seed))
-    return Advice(config, layout, gradient_s, backward, cluster, rows, impossible, machine)
+    return {
+        "model": config.model.name if "model" in config.task.uses else config.task.name,
+        "num_workers": n,
+        "num_parameters": layout.num_coordinates,
+        "cluster": cluster,  # as the user calls it; null: this machine
+        "gradient_s": mean_seconds(virtual.gradient_times(n, config.seed)),  # stragglers included, by its first ones
+        "backward_share": backward,
+        "measured": {"processes": machine.num_processes, **machine.links._asdict()} if machine else None,
+        "methods": [
+            {"method": method.title, "settings": list(method.words), **prediction._asdict()}
+            for method, prediction in rows
+        ],
+        "impossible": impossible,
+        "use_ddp": use_ddp,
+        "verdict": advised if use_ddp else f"A step of '{best.title}' is predicted to take {share}.",
+        "caution": CAUTION,
+    }
 
 
 def has_cluster(words: Sequence[str]) -> bool:
@@ -163,27 +114,28 @@ def _measured_machine(
 # -- as a person reads it ----------------------------------------------------------------------------------------------
 
 
-def text(advice: Advice) -> str:
+def text(facts: dict[str, Any]) -> str:
     """What it is about, the ranked table, what is impossible, the verdict and the caution."""
-    config, machine, facts = advice.config, advice.machine, advice.facts()
-    gradient = f"A gradient takes {_seconds(advice.gradient_s)}, {100 * advice.backward:.0f} % of it backwards"
-    lines = [f"{facts['model']}: {facts['num_parameters']:,} parameters, {config.num_workers} workers"]
-    if machine is None:
-        lines.append(f"{gradient} (as cluster={advice.cluster} says; the share is assumed).")
+    links = facts["measured"]
+    gradient = (
+        f"A gradient takes {_seconds(facts['gradient_s'])}, {100 * facts['backward_share']:.0f} % of it backwards"
+    )
+    lines = [f"{facts['model']}: {facts['num_parameters']:,} parameters, {facts['num_workers']} workers"]
+    if links is None:
+        lines.append(f"{gradient} (as cluster={facts['cluster']} says; the share is assumed).")
         lines.append("Links as the cluster says; encoding and decoding measured on this machine.")
     else:
-        links = machine.links
-        lines.append(f"{gradient} (measured, {machine.num_processes} processes).")
+        lines.append(f"{gradient} (measured, {links['processes']} processes).")
         lines.append(
-            f"Links measured between {machine.num_processes} processes: latency {_seconds(links.latency_s)}, "
-            f"{links.bandwidth_gbps:.3g} Gbit/s; their all-reduce is most like '{links.collective}'."
+            f"Links measured between {links['processes']} processes: latency {_seconds(links['latency_s'])}, "
+            f"{links['bandwidth_gbps']:.3g} Gbit/s; their all-reduce is most like '{links['collective']}'."
         )
     table = [["", "method", "time per step", "encoding in it", "sent per worker and step"]]
-    for place, (method, found) in enumerate(advice.rows, start=1):
-        coding = _seconds(found.coding_s) if found.coding_s else "-"
-        table.append([str(place), method.title, _seconds(found.step_s), coding, in_bytes(found.bytes_per_step)])
-    impossible = [f"not possible: {title}: {why}" for title, why in advice.impossible.items()]
-    return "\n".join([*lines, "", aligned(table, left=2), "", *impossible, advice.verdict, CAUTION])
+    for place, one in enumerate(facts["methods"], start=1):
+        coding = _seconds(one["coding_s"]) if one["coding_s"] else "-"
+        table.append([str(place), one["method"], _seconds(one["step_s"]), coding, in_bytes(one["bytes_per_step"])])
+    impossible = [f"not possible: {title}: {why}" for title, why in facts["impossible"].items()]
+    return "\n".join([*lines, "", aligned(table, left=2), "", *impossible, facts["verdict"], CAUTION])
 
 
 def _seconds(value: float) -> str:

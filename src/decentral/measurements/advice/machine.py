@@ -119,7 +119,7 @@ def measure(config: Config, ring: Config, size: int) -> Machine:
     rounds = max(1, min(_MOST_PASSES, int(_PASSES_S / (2 * pass_s)) - 1))
     works: dict[str, Setup] = {"pass": partial(Pass, config, True), "forward": partial(Pass, config, False)}
     (found,) = in_group(size, [Turns(works, rounds, warm_up=int(rounds > 1))])
-    whole_s, forward_s = median(found.wall["pass"]), median(found.wall["forward"])
+    whole_s, forward_s = median(found["wall"]["pass"]), median(found["wall"]["forward"])
     return Machine(whole_s, min(max(1 - forward_s / whole_s, 0.0), 1.0), _measured_links(ring, size), size)
 
 
@@ -132,7 +132,7 @@ def _measured_links(ring: Config, size: int) -> MeasuredLinks:
             for what, numbers in (("small", _SMALL), ("large", large)):
                 works[f"{verb} {what}"] = partial(Verb, ring, numbers, verb)
         (found,) = in_group(size, [Turns(works, _ROUNDS, repeats=_EXCHANGES, warm_up=1)])
-        seconds = {name: median(found.wall[name]) for name in works}
+        seconds = {name: median(found["wall"][name]) for name in works}
         if seconds["mix large"] > _TELLING * seconds["mix small"]:
             break
     return fitted(seconds, size, _BYTES * large)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,20 +106,14 @@ class Ensemble:
         assert workers is None, "the workers of an ensemble go together"
         g = self.stack.gradient(x)
         noise = self.config.task.noise
-        if noise:
-            g += self._noise(self.draws) * (noise / math.sqrt(self.stack.x0.shape[1]))
+        if noise:  # that of task=quadratics for the members' seeds
+            d = self.stack.x0.shape[1]
+            where = self.draws, np.arange(self.net.n)[:, None], np.arange(d)
+            drawn = {seed: normal(seed, "gradient noise", *where) for seed in set(self.seeds)}
+            normals = torch.from_numpy(np.concatenate([drawn[seed] for seed in self.seeds], axis=1))
+            g += normals * (noise / math.sqrt(d))
         self.draws += 1
         return g
-
-    def _noise(self, draw: int) -> Tensor:
-        """Standard normal numbers [n, B d], those of task=quadratics for the members' seeds."""
-        worker, coordinate = np.arange(self.net.n)[:, None], np.arange(self.stack.x0.shape[1])
-        drawn = {seed: normal(seed, "gradient noise", draw, worker, coordinate) for seed in self._distinct_seeds}
-        return torch.from_numpy(np.concatenate([drawn[seed] for seed in self.seeds], axis=1))
-
-    @cached_property
-    def _distinct_seeds(self) -> list[int]:
-        return sorted(set(self.seeds))
 
     def models(self) -> Tensor:
         """The models x_i of all members: [n, B d]."""
@@ -140,7 +133,6 @@ class Ensemble:
         self.stack, self.lr = self.stack.select(index), self.lr[index]
         self._rates = self._of_coordinates(self.lr)
         self.seeds = [self.seeds[i] for i in members]
-        self.__dict__.pop("_distinct_seeds", None)
 
 
 def _columns(part: Any, columns: Tensor, width: int) -> Any:

@@ -94,14 +94,19 @@ class Rule(ABC):
         """How a trial ends at this step (its lr left nan), or None if it goes on; `errors` are all seen up to here."""
 
     def _ended(self, step: int, errors: Sequence[float], best_step: int | None, tolerance: float) -> Trial | None:
-        """Too late to be the best, failed, or on a plateau flatter than `tolerance`."""
+        """Too late to be the best; diverged; rising though it is above the target; or on a plateau: the last points are
+        within `tolerance` of their mean."""
+        error, last = errors[-1], errors[-_PLATEAU_POINTS:]
+        level = sum(last) / _PLATEAU_POINTS
         if best_step is not None and step > 10 * best_step:
-            return Trial(math.nan, Outcome.late, step, errors[-1])
-        failed = _failed(step, errors, self.target)
-        if failed:
-            return failed
-        level = _plateau(errors, tolerance)
-        return None if level is None else Trial(math.nan, Outcome.plateau, step, level)
+            return Trial(math.nan, Outcome.late, step, error)
+        if math.isnan(error) or error > errors[0]:
+            return Trial(math.nan, Outcome.diverged, step, error)
+        if len(errors) > 1 and error > errors[-2] and error > self.target:
+            return Trial(math.nan, Outcome.rising, step, error)
+        if len(last) == _PLATEAU_POINTS and all(abs(one - level) < tolerance for one in last):
+            return Trial(math.nan, Outcome.plateau, step, level)
+        return None
 
     def grid(self) -> list[int]:
         """The steps that are looked at."""
@@ -212,22 +217,3 @@ class Tuning:
 
 
 RULES: dict[str, type[Rule]] = {"fastest": Fastest, "plateau": Plateau}
-
-
-def _failed(step: int, errors: Sequence[float], may_rise_below: float) -> Trial | None:
-    """Diverged, or rising to more than `may_rise_below`."""
-    error = errors[-1]
-    if math.isnan(error) or error > errors[0]:
-        return Trial(math.nan, Outcome.diverged, step, error)
-    if len(errors) > 1 and error > errors[-2] and error > may_rise_below:
-        return Trial(math.nan, Outcome.rising, step, error)
-    return None
-
-
-def _plateau(errors: Sequence[float], tolerance: float) -> float | None:
-    """The mean of the last points if none of them is further from it than the tolerance."""
-    if len(errors) < _PLATEAU_POINTS:
-        return None
-    last = errors[-_PLATEAU_POINTS:]
-    mean = sum(last) / _PLATEAU_POINTS
-    return mean if all(abs(error - mean) < tolerance for error in last) else None

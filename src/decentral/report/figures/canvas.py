@@ -116,7 +116,7 @@ def draw(figure: StudyFigure, results: Results, lines: list[Line] | None = None,
             if line.panel == panel and (panel, line.key) in looks:
                 ax.plot(line.x, line.y, **_ring(looks[panel, line.key].colour, sizes))
         alone = {line.key for line in here}.pop() if not entries and figure.panels and here else ()
-        parts = [style.pretty(figure.panels, panel) if figure.panels and panel else "", _words(figure, alone)]
+        parts = [style.pretty(figure.panels, panel) if figure.panels and panel else "", said(figure, alone, "")]
         _frame(ax, figure, here, ", ".join(part for part in parts if part), sizes)
         if number < len(panels) - columns and _share_x(panels, lines):
             ax.set_xlabel("")
@@ -207,13 +207,10 @@ def colours(figure: StudyFigure, lines: list[Line]) -> dict[Key, str]:
     return {key: look.colour for key, look in _looks(figure, lines).items()}
 
 
-def said(figure: StudyFigure, key: tuple[str, ...]) -> str:
+def said(figure: StudyFigure, key: tuple[str, ...], usual: str = "ours") -> str:
     """What a line is, as the legend says it, for example 'RelaySGD, chain'."""
-    return _words(figure, key) or "ours"
-
-
-def _words(figure: StudyFigure, key: tuple[str, ...]) -> str:
-    return ", ".join(style.pretty(label, value) for label, value in zip(figure.lines, key, strict=False) if value)
+    pairs = zip(figure.lines, key, strict=False)
+    return ", ".join(style.pretty(label, value) for label, value in pairs if value) or usual
 
 
 def heads(figure: StudyFigure, results: Results, lines: list[Line]) -> tuple[str, str]:

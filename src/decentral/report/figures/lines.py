@@ -186,6 +186,7 @@ class ThreeAxes(LineFigure):
         drawn = canvas.draw(self, results, lines, output)
         if self.target is None:
             return drawn
+        colours = canvas.colours(self, lines)
         for panel, ax in zip(dict.fromkeys(line.panel for line in lines), drawn.axes, strict=False):
             low, _ = ax.get_ylim()
             ax.set_ylim(bottom=low)
@@ -193,7 +194,7 @@ class ThreeAxes(LineFigure):
             words = [(f"lines are at {self.target:g}:", "#555555")]
             here = [line for line in lines if line.panel == panel]
             for line in here:
-                place, colour = reached(line, self.target), canvas.colours(self, lines)[panel, line.key]
+                place, colour = reached(line, self.target), colours[panel, line.key]
                 words.append((f"{canvas.said(self, line.key)}: {_shown(place)}", colour))
                 if place is not None:
                     ax.plot([place, place], [low, self.target], color=colour, lw=0.9, ls=":", zorder=2)
@@ -282,15 +283,12 @@ class Agreement(StudyFigure):
         from matplotlib.patches import Patch
 
         colours = canvas.colours(self, lines)
-        marks: dict[tuple[str, ...], Artist] = {}
-        for line in lines:
-            look: dict[str, Any] = {"color": colours[line.panel, line.key], "label": canvas.said(self, line.key)}
-            marks[line.key] = Line2D([], [], ls="none", marker="o", ms=5, **look)
-        around: list[Artist] = [
-            Line2D([], [], color="#555555", lw=0.8, label="both agree"),
-            Patch(facecolor=style.GREY, alpha=0.35, lw=0, label=f"within {100 * self.band:g} %"),
-        ]
-        legends: list[Sequence[Artist]] = [list(marks.values()), around]
+        inks = {line.key: colours[line.panel, line.key] for line in lines}
+        dot: dict[str, Any] = {"ls": "none", "marker": "o", "ms": 5}
+        marks = [Line2D([], [], color=ink, label=canvas.said(self, key), **dot) for key, ink in inks.items()]
+        agree = Line2D([], [], color="#555555", lw=0.8, label="both agree")
+        within = Patch(facecolor=style.GREY, alpha=0.35, lw=0, label=f"within {100 * self.band:g} %")
+        legends: list[Sequence[Artist]] = [marks, [agree, within]]
         drawn = canvas.blank(output.width or 6.0, 5.0, canvas.heads(self, results, lines), legends, output)
         ax = drawn.subplots()
         values = [value for line in lines for value in (*line.x, *line.y) if math.isfinite(value)]
@@ -299,8 +297,7 @@ class Agreement(StudyFigure):
         ax.fill_between(ends, low, high, color=style.GREY, alpha=0.35, lw=0, zorder=1)
         ax.plot(ends, ends, color="#555555", lw=0.8, zorder=2)
         for line in lines:
-            colour = colours[line.panel, line.key]
-            ax.plot(line.x, line.y, ls="none", marker="o", ms=5, mec="white", mew=0.4, color=colour, zorder=3)
+            ax.plot(line.x, line.y, mec="white", mew=0.4, color=colours[line.panel, line.key], zorder=3, **dot)
         scales = {"xscale": "log" if self.logx else "linear", "yscale": "log" if self.logy else "linear"}
         ax.set(xlim=ends, ylim=ends, xlabel=self.xlabel or self.x, ylabel=self.ylabel or self.metric, **scales)
         return drawn

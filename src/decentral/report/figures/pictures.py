@@ -84,37 +84,30 @@ class Strip(StudyFigure):
         return 1
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
-        """A panel for each row and step, all with the same axes; where it is narrow, steps go down, not across."""
+        """A panel for each row and step, all with the same axes."""
         rows = list(dict.fromkeys(line.panel for line in lines))
         of_row = {row: sorted({line.key[1] for line in lines if line.panel == row}, key=float) for row in rows}
         steps = max(map(len, of_row.values()))
         across = output.width or steps * 2.2 + 0.7
-        down = (across - 0.7) / steps < 1.0
-        side = (across - 0.7) / (len(rows) if down else steps)
+        side = (across - 0.7) / steps
         letters = (5.5, 6.0) if output.small else (7.0, 8.5)  # points, of ticks and of headings
         width, height = (float(last or 0) - float(first or 0) for first, last in (self.xlim, self.ylim))
         legends: list[Sequence[Artist]] = [self._legend(), canvas.notes(self, results, lines, output)]
-        below = (steps if down else len(rows)) * (side * height / width + 0.28) + 0.4
+        below = len(rows) * (side * height / width + 0.28) + 0.4
         drawn = canvas.blank(across, below, canvas.heads(self, results, lines), legends, output)
-        shape = (steps, len(rows)) if down else (len(rows), steps)
-        axes = drawn.subplots(*shape, squeeze=False, sharex=True, sharey=True)
-        for row, panels in zip(rows, axes.T if down else axes, strict=True):
+        axes = drawn.subplots(len(rows), steps, squeeze=False, sharex=True, sharey=True)
+        for row, panels in zip(rows, axes, strict=True):
             for ax, step in zip(panels, of_row[row], strict=False):
                 here = {line.key[0]: line for line in lines if line.panel == row and line.key[1] == step}
                 self._fill(ax, here)
                 ax.tick_params(labelsize=letters[0], length=2)
                 outside = self._outside(here[_ESTIMATE], "" if output.small else " estimates")
-                title = f"{self.xlabel} {step}{outside}".strip()
-                title = f"{style.pretty(self.panels, row)}, {title}" if down else title
-                ax.set_title(title, fontsize=letters[1], loc="left")
+                ax.set_title(f"{self.xlabel} {step}{outside}".strip(), fontsize=letters[1], loc="left")
             for unused in panels[len(of_row[row]) :]:
                 unused.set_visible(False)
-            if not down:
-                panels[0].set_ylabel(f"{style.pretty(self.panels, row)}\n{self.unit}".strip())
+            panels[0].set_ylabel(f"{style.pretty(self.panels, row)}\n{self.unit}".strip())
         for ax in axes[-1]:
             ax.set_xlabel(self.unit)
-        for ax in axes[:, 0] if down else ():
-            ax.set_ylabel(self.unit)
         return drawn
 
     def _fill(self, ax: Axes, here: dict[str, Line]) -> None:

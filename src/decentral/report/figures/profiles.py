@@ -54,14 +54,18 @@ class Profile(StudyFigure):
 
     def draw(self, results: Results, lines: list[Line], output: Output = SCREEN) -> Figure:
         """One panel, logarithmic in tau; names to the right, apart from each other."""
-        looks, small = self._looks(lines), output.small
-        colours = {key: look.colour for key, look in looks.items()}
+        # the first lines have the colours of their methods, two of a colour different dashes; the others are grey
+        small, known, colours, dashed = output.small, canvas.colours(self, lines), dict[Any, str](), dict[Any, Any]()
+        for number, line in enumerate(lines):
+            colour = known["", line.key] if number < self.coloured else style.GREY
+            dashed[line.key] = _DASHES[list(colours.values()).count(colour) % len(_DASHES)]
+            colours[line.key] = colour
         drawn = canvas.blank(output.width or 8.4, 3.2 if small else 4.9, canvas.heads(self, results, []), [], output)
         ax = drawn.subplots()
         for number, line in reversed(list(enumerate(lines))):
             strong = number < self.coloured
             drawing: dict[str, Any] = {"lw": 2.0 if strong else 1.0, "zorder": 4 if strong else 2}
-            dashes: dict[str, Any] = {"color": colours[line.key], "linestyle": looks[line.key].line if strong else "-"}
+            dashes: dict[str, Any] = {"color": colours[line.key], "linestyle": dashed[line.key] if strong else "-"}
             ax.plot(line.x, line.y, drawstyle="steps-post", **dashes, **drawing)
         ax.set_xscale("log")
         ax.set_xlim(1, max(line.x[-1] for line in lines))
@@ -85,16 +89,6 @@ class Profile(StudyFigure):
             letters: dict[str, Any] = {"fontsize": 6 if small else 8, "va": "center"}
             ax.text(1.046, height, canvas.said(self, line.key), **letters, **look)
         return drawn
-
-    def _looks(self, lines: list[Line]) -> dict[tuple[str, ...], style.Look]:
-        """Of the first lines those that their methods have everywhere, two of a colour with different dashes; the
-        others are grey."""
-        found: dict[tuple[str, ...], style.Look] = {}
-        for number, line in enumerate(lines):
-            colour = canvas.colours(self, lines)["", line.key] if number < self.coloured else style.GREY
-            alike = sum(look.colour == colour for look in found.values())
-            found[line.key] = style.Look(colour, "", _DASHES[alike % len(_DASHES)])
-        return found
 
 
 def _apart(heights: list[float], gap: float) -> list[float]:

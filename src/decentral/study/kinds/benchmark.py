@@ -118,15 +118,10 @@ def methods(names: list[str] | None = None, mine: bool = True) -> list[Method]:
     return found
 
 
-def scenario_names() -> list[str]:
-    """The scenarios that there are, ours and one's own."""
-    return sorted(_files())
-
-
 def scenarios(names: list[str]) -> list[Scenario]:
     """The scenarios with these names, then those in one's own folder. Raises ConfigError for one that does not exist,
     or whose file is wrong."""
-    files, mine = _files(), plugins.folder()
+    files, mine = scenario_files(), plugins.folder()
     theirs = [name for name, path in files.items() if mine is not None and mine in path.parents]
     found = []
     for name in dict.fromkeys([*names, *theirs]):
@@ -136,7 +131,8 @@ def scenarios(names: list[str]) -> list[Scenario]:
     return found
 
 
-def _files() -> dict[str, Path]:
+def scenario_files() -> dict[str, Path]:
+    """The scenarios that there are, ours and one's own."""
     return {path.stem: path for folder in _folders() for path in sorted((folder / "scenario").glob("*.yaml"))}
 
 

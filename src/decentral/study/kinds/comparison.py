@@ -12,7 +12,8 @@ from decentral.config.parsing import build
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.training_run import TrainingRun, run_command
-from decentral.measurements.values import NOT_REACHED, Curve, Labels, Meaning, Value, title_of
+from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value, title_of
+from decentral.measurements.values import Row as Line
 from decentral.published import key as published_key
 from decentral.registry import components
 from decentral.scheduling.job import Job
@@ -91,7 +92,7 @@ class TunedCell(Cell):
         """The seeds."""
         return len(self.study.seeds)
 
-    def curves(self) -> list[Curve]:
+    def curves(self) -> list[Line]:
         """Of the chosen runs."""
         _, choice = self._search()
         if choice is None or not self.study.curves:
@@ -100,7 +101,8 @@ class TunedCell(Cell):
         drawn.pop((self.measure.split, self.measure.metric), None)
         found = []
         for job in self._counting(choice.lr):
-            if self._status(job) in (Status.done, NOT_REACHED):
+            result = self._result(job)
+            if result is not None and result.status in (Status.done, NOT_REACHED):
                 for own in (self.measure, *drawn.values()):
                     found += own.curves(job.directory, self.study.curves, self.labels, job.config.seed)
         return found
@@ -131,9 +133,10 @@ class TunedCell(Cell):
             if not searches or not self.study.retreat:
                 return jobs, choice
             counting = self._counting(choice.lr)
-            if all(self._status(job) != Status.diverged for job in counting):
+            ended = [job for job in counting if self._result(job) is not None]
+            if all(self._measured[job.id].status != Status.diverged for job in ended):
                 return jobs, choice
-            jobs += [job for job in counting if self._result(job) is not None]
+            jobs += ended
             tried[choice.lr] = math.nan
 
     def _runs(self, tuning: bool, lr: float, seeds: list[int]) -> list[TrainingRun]:
@@ -168,27 +171,11 @@ class TunedCell(Cell):
         """Larger is better."""
         return result.score
 
-    def _status(self, job: TrainingRun) -> str | None:
-        found = self._result(job)
-        return found.status if found is not None else None
-
     def _value(self, job: TrainingRun, found: Measured, chosen: bool, at_edge: bool) -> Value:
-        return Value(
-            labels=self.labels,
-            value=found.value,
-            metric=found.label,
-            seed=job.config.seed,
-            lr=job.config.lr,
-            chosen=chosen,
-            at_edge=at_edge,
-            status=found.status,
-            worst=found.worst,
-            mean=found.mean,
-            averaged=found.averaged,
-            published=self.published if chosen else "",
-            run=job.id,
-            wall_s=found.wall_s,
-        )
+        config, key = job.config, self.published if chosen else ""
+        aspects = {name: getattr(found, name) for name in ("worst", "mean", "averaged", "wall_s", "status")}
+        value = Value(self.labels, found.value, found.label, config.seed, config.lr, chosen, at_edge, **aspects)
+        return value._replace(published=key, run=job.id)
 
 
 @dataclass
@@ -252,7 +239,11 @@ class Comparison(Study):
 
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Row by row, column by column."""
-        rule = self._rule()
+        values, rules = dict(self.tune), components("study.tuning")
+        name = values.pop("rule", "fixed")
+        if name not in rules:
+            raise ConfigError(f"tune.rule={name} does not exist.{suggest(str(name), rules)}")
+        rule: Any = build(rules[name], values, f"tune.rule={name}")
         wrong = next((one for one in self.curves if one not in _CURVES and not str(one).isdigit()), None)
         if wrong is not None:
             raise ConfigError(f"curves={self.curves} has {wrong}.{suggest(str(wrong), _CURVES)} Or a worker's number.")
@@ -278,13 +269,6 @@ class Comparison(Study):
             )
             for (row, point), counting, searching in zip(settings, final, tuning, strict=True)
         ]
-
-    def _rule(self) -> Any:
-        values = dict(self.tune)
-        rules, name = components("study.tuning"), values.pop("rule", "fixed")
-        if name not in rules:
-            raise ConfigError(f"tune.rule={name} does not exist.{suggest(str(name), rules)}")
-        return build(rules[name], values, f"tune.rule={name}")
 
     def _rate(self, row: ComparisonRow, point: dict[str, Any]) -> float | None:
         if not row.lrs:
@@ -319,13 +303,8 @@ class RateCell(TunedCell):
         config = self.final.config
         assert config.num_workers is not None
         dilution = config.algo.dilution(config.rounds())
-        common = first._replace(
-            worst=None,
-            mean=None,
-            averaged=None,
-            status="diverged" if all_diverged else "done",
-            wall_s=sum(run.wall_s for run in runs),
-        )
+        status, wall_s = "diverged" if all_diverged else "done", sum(run.wall_s for run in runs)
+        common = first._replace(worst=None, mean=None, averaged=None, status=status, wall_s=wall_s)
         return [
             common._replace(metric=RATE, value=lr),
             common._replace(metric=EFFECTIVE, value=lr / dilution, published=""),
@@ -334,10 +313,6 @@ class RateCell(TunedCell):
     def wanted(self) -> int:
         """A rate."""
         return 1
-
-    def curves(self) -> list[Curve]:
-        """None."""
-        return []
 
 
 @dataclass

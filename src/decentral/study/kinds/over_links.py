@@ -16,7 +16,7 @@ from decentral.cluster.stragglers import Mode
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.measurements.measurement import Computation, without_seed_and_rate
-from decentral.measurements.values import Labels, Meaning, Value
+from decentral.measurements.values import Meaning, Value
 from decentral.scheduling.job import Job
 from decentral.settings import setting
 from decentral.store import Status
@@ -66,11 +66,17 @@ class LinkCell(TunedCell):
         for value in [value for value in found if value.chosen]:
             own = replace(self.measure, axis="simulated_s").of(by_id[value.run].directory)
             for gbps, latency_ms, seconds in self._times(value.value, own.value, known):
-                place: Labels = {BANDWIDTH: gbps, LATENCY: latency_ms}
-                nothing: dict[str, Any] = {"worst": None, "mean": None, "averaged": None, "wall_s": 0.0}
+                place = value.labels | {BANDWIDTH: gbps, LATENCY: latency_ms}
                 found.append(
-                    value._replace(
-                        labels=value.labels | place, value=seconds, metric=own.label, at_edge=False, **nothing
+                    Value(
+                        place,
+                        seconds,
+                        own.label,
+                        value.seed,
+                        value.lr,
+                        run=value.run,
+                        status=value.status,
+                        published=value.published,
                     )
                 )
         return found
@@ -157,15 +163,10 @@ class LinkFactors(Computation):
     """
 
     folder: ClassVar[str] = "link_factors"
-    lines: ClassVar[str] = "factors.jsonl"
 
     def parameters(self) -> dict[str, Any]:
         """How many steps are looked at."""
         return {"steps": _STEPS}
-
-    def parts(self) -> list[dict[str, Any]]:
-        """One line."""
-        return [{}]
 
     def line(self) -> dict[str, Any]:
         """A few steps with zeros for gradients."""
