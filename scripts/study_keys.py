@@ -9,7 +9,7 @@ import typing
 from collections.abc import Collection
 from pathlib import Path
 
-from decentral.cli.choices import settings_of
+from decentral.cli.help import settings_of
 from decentral.measurements.measurement import Measurement
 from decentral.registry import components
 from decentral.report.spec import Published, ReportSpec, Table, Tolerance

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from decentral.cli.run import main
-from decentral.config.files import dump
 from decentral.config.identity import run_id
+from decentral.config.parsing import dump
 from decentral.store import RunStore, Status, read_metrics
 
 if TYPE_CHECKING:

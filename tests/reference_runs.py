@@ -15,7 +15,7 @@ import torch
 import reference
 from decentral.config.checks import resolve
 from decentral.config.composition import compose
-from decentral.config.files import from_dict, plain
+from decentral.config.parsing import from_dict, plain
 from decentral.network.world import World
 from decentral.randomness import numpy_generator
 from reference import SGD, Adam, Setting

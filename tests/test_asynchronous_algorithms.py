@@ -27,6 +27,7 @@ from decentral.network.world import World
 from decentral.registry import components
 from decentral.report.summary import summary
 from decentral.store import RunStore
+from decentral.store.checkpoints import load_part
 from decentral.topology.delivery import Losses
 from decentral.topology.rounds import Rounds
 from decentral.topology.topology import Weights
@@ -406,6 +407,6 @@ def test_a_checkpoint_holds_all_shares_and_a_run_goes_on_from_it(start, worlds):
     store = RunStore.view(crashed.directory)
     checkpoint = store.newest_checkpoint()
     assert checkpoint is not None and checkpoint.step == 20
-    parts = [store.load_part(checkpoint, name) for name in checkpoint.parts]
+    parts = [load_part(checkpoint, name) for name in checkpoint.parts]
     assert sum(float(part["rows"]["p"].sum()) for part in parts) == pytest.approx(5, rel=1e-12)
     assert start(*overrides, processes=2).status == "done"

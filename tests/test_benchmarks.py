@@ -21,7 +21,7 @@ from bench.page import load_all, write_page
 from bench.traffic import CASES, Meter, count
 from decentral.cli import advise as cli
 from decentral.cli import benchmark as benchmark_command
-from decentral.cli.study_arguments import ChosenStudy, chosen_studies
+from decentral.cli.study import ChosenStudy, chosen_studies
 from decentral.cluster.links import CollectiveName
 from decentral.compression.rows import RowLayout
 from decentral.config.composition import compose

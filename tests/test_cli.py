@@ -21,8 +21,9 @@ from decentral.cli.command import guarded
 from decentral.cli.completion import candidates
 from decentral.cli.run import main
 from decentral.cli.study import main as study
-from decentral.config.composition import compose, conf_directory
+from decentral.config.composition import compose
 from decentral.config.overrides import CHOICES, checked, options
+from decentral.config.parsing import conf_directory
 from decentral.config.schema import NODES, Config
 from decentral.errors import ConfigError
 from decentral.registry import find
@@ -385,9 +386,9 @@ def test_a_bad_command_line_is_refused_in_one_helpful_sentence(
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("alpha: 0.5\n", ""), ("# @package _global_\nalpha: [\n", ""), ("# @package _global_\nalpha: much\n", "alpha"),
+    [("# @package _global_\nalpha: [\n", ""), ("# @package _global_\nalpha: much\n", "alpha"),
      ("# @package _global_\nalhpa: 0.5\n", "'alpha'")],
-    ids=["without its first line", "no YAML", "wrong type", "misspelled"],
+    ids=["no YAML", "wrong type", "misspelled"],
 )  # fmt: skip
 def test_an_experiment_that_cannot_be_read_is_refused_in_one_sentence(
     text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

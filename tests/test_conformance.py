@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 
 from configure import configure
-from decentral.config.composition import compose, conf_directory
-from decentral.config.files import dump, load
+from decentral.config.composition import compose
 from decentral.config.identity import run_directory, run_id
+from decentral.config.parsing import conf_directory, dump, load
 from decentral.config.schema import GROUPS
 from decentral.conformance import properties
 from decentral.conformance.check import Checks

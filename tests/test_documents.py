@@ -24,9 +24,10 @@ from PIL import Image
 import decentral
 from decentral import __version__
 from decentral.cli.run import main, parser
-from decentral.cli.study_arguments import chosen_studies
-from decentral.config.composition import compose, conf_directory, folders_of
+from decentral.cli.study import chosen_studies
+from decentral.config.composition import compose
 from decentral.config.overrides import checked, options
+from decentral.config.parsing import conf_directory, folders_of
 from decentral.config.schema import GROUPS
 from decentral.registry import components
 from decentral.study import catalogue

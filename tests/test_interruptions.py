@@ -19,8 +19,8 @@ import pytest
 from PIL import Image
 
 from decentral.config.composition import compose
-from decentral.config.files import dump
 from decentral.config.identity import run_id
+from decentral.config.parsing import dump
 from decentral.host import interrupt
 from decentral.host.interrupt import ask_to_stop
 from decentral.runtime import supervise

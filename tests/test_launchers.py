@@ -16,9 +16,9 @@ import fake_slurm
 from configure import configure
 from decentral.errors import ConfigError
 from decentral.measurements.training_run import TrainingRun
+from decentral.scheduling.job import Ended, Pool
 from decentral.scheduling.launchers.ray import Ray
 from decentral.scheduling.launchers.slurm import Slurm, Where
-from decentral.scheduling.pool import Ended, Pool
 from decentral.store import RunStore, find_runs, read_metrics
 from decentral.store.files import read_json
 from punisher import command

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from configure import configure
-from decentral.config.files import dump
+from decentral.config.parsing import dump
 from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.attempt import carry_out
-from decentral.scheduling.job import Demand
+from decentral.scheduling.job import Demand, Ended, ended_without_report, seen_in_directory
 from decentral.scheduling.local_pool import LocalPool, Slots
-from decentral.scheduling.pool import Ended, ended_without_report, seen_in_directory
 from decentral.store import RunStore, Status
 from table import ALGORITHMS
 from toy_jobs import Counting, Toy

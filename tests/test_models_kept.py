@@ -82,7 +82,7 @@ def test_where_all_would_take_too_much_the_worst_and_the_average_are_kept(start,
     result = start(*MLP)
     worst = min(range(4), key=lambda i: result.last("accuracy", i))
     kept = load_models(result.directory)
-    assert kept.facts["worst"] == str(worst) and set(kept.models) == {"averaged", f"worker{worst}"}
+    assert stored_facts(result.directory)["worst"] == str(worst) and set(kept) == {"averaged", f"worker{worst}"}
     (model,) = load(result.directory).models
     assert accuracy(model, compose(MLP)) == result.last("accuracy", "worst")
 

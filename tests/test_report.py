@@ -28,7 +28,7 @@ from decentral.network.world import World
 from decentral.report.run_figures import save_learning_curves
 from decentral.report.series import describe, read_curves
 from decentral.report.summary import summary
-from decentral.store import RunStore, Status
+from decentral.store import Metric, RunStore, Status
 from decentral.store.metrics import read_lines
 from decentral.terminal import progress as progress_module
 from decentral.terminal.progress import progress
@@ -90,6 +90,8 @@ def diverged_rows(step: int) -> list[dict]:
 def make_run(path: Path, rows, status: Status = Status.done, **facts) -> Path:
     with RunStore.open(path, "aaa", CONFIG) as store:
         store.write_provenance({"command_line": ["/bin/decentral-run", "algo=relaysgd", "seed=4", "run_dir=x"]})
+        if rows is image_rows:
+            store.describe([Metric("test", "accuracy", larger_is_better=True, unit="%")])
         for step in (0, 10, 20):
             store.append(rows(step))
         store.set_status(status, step=20, epoch=2.0, **facts)

@@ -15,8 +15,8 @@ from typing import Any
 import matplotlib
 import pytest
 
-from decentral.config.files import load
 from decentral.config.identity import run_id
+from decentral.config.parsing import load
 from decentral.errors import ConfigError
 from decentral.measurements.values import NOT_REACHED, Meaning
 from decentral.report.make import make
@@ -239,18 +239,6 @@ def test_what_the_run_says_decides_order_unit_and_best_worker(tmp_path):
     assert overview(run)[1:4] == ["done", "test success rate", "50.00 %"]
 
 
-def test_a_run_that_is_older_is_read_as_it_was_then(tmp_path):
-    accuracy = {0: 0.5, 1: 0.75, "worst": 0.5, "mean": 0.625, "averaged": 0.7}
-    values = {("model", "consensus_distance"): {"mean": 1.0}, ("train", "loss"): {"mean": 2.0}}
-    values |= {("test", "loss"): VALUES["test", "perplexity"], ("test", "accuracy"): accuracy}
-    run = make_run(tmp_path / "run", values, None)
-    assert not (run / "metrics.json").exists()
-    order = [("test", "accuracy"), ("test", "loss"), ("train", "loss"), ("model", "consensus_distance")]
-    assert list(read_curves(run).series) == order
-    assert "75.00 %" in summary(run)
-    assert next(line for line in summary(run).splitlines() if "test loss" in line).split()[-1] == "20"
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -264,7 +252,7 @@ def test_a_run_that_is_older_is_read_as_it_was_then(tmp_path):
 )
 def test_a_file_that_cannot_be_read_is_as_good_as_none(tmp_path, content):
     (tmp_path / "metrics.json").write_text(content)
-    assert read_metadata(tmp_path, [("test", "accuracy")])["test", "accuracy"].percent
+    assert read_metadata(tmp_path, [("test", "accuracy")])["test", "accuracy"].larger_is_better is None
 
 
 # What a study measures
@@ -278,6 +266,7 @@ ACCURACIES = {0: (0.1, 0.5, 0.8, 0.95), 1: (0.1, 0.7, 0.9, 0.91)}
 def run(tmp_path: Path) -> Path:
     """An epoch is 10 steps of 2 s, in which 1 kB is sent."""
     with RunStore.open(tmp_path / "run", "aaa", "seed: 1\n") as store:
+        store.describe([Metric("test", "accuracy", larger_is_better=True, unit="%")])
         for number in range(4):
             both = [ACCURACIES[worker][number] for worker in (0, 1)]
             aggregates = {"worst": min(both), "mean": sum(both) / 2, "averaged": max(both)}

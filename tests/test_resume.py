@@ -243,7 +243,7 @@ def test_8_every_flipped_bit_and_every_cut_is_noticed(stopped):
             damaged[place] ^= 1 << choice.randrange(8)
             file.write_bytes(content[:place] if damage % 3 == 0 else damaged)
             found = store.newest_checkpoint()
-            assert found is not None and found.step < whole.step and len(found.rejected) == 1
+            assert found is not None and found.step < whole.step and len(store.rejected_checkpoints) == 1
             file.write_bytes(content)
 
 

@@ -14,10 +14,9 @@ import pytest
 from decentral.errors import ConfigError
 from decentral.scheduling import scheduler
 from decentral.scheduling.board import Board, board
-from decentral.scheduling.job import Demand, Job
+from decentral.scheduling.job import Demand, Ended, Job, NoRoom, Pool, Seen
 from decentral.scheduling.launchers.launcher import Launcher
 from decentral.scheduling.local_pool import Seat, Slots
-from decentral.scheduling.pool import Ended, NoRoom, Pool, Seen
 from decentral.scheduling.scheduler import Fixed, Tally, schedule
 from decentral.store import RunStore, Status
 from decentral.store.files import try_lock

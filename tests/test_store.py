@@ -22,6 +22,7 @@ import torch
 import decentral
 from decentral.errors import ConfigError
 from decentral.store import RunStore, Status, find_runs, read_metrics
+from decentral.store.checkpoints import load_part
 from decentral.store.files import write_text
 from decentral.store.run_store import DirectoryLost
 from punisher import files_limited_to
@@ -130,7 +131,7 @@ def test_a_view_needs_no_lock_and_cannot_write_what_the_writer_writes(store: Run
     view = RunStore.view(store.path)
     written = view.save_checkpoint_part(1, "rank1", {"x": 1})
     store.commit_checkpoint(1, {"rank1": written}, {})
-    assert view.load_part(view.newest_checkpoint(), "rank1") == {"x": 1}
+    assert load_part(view.newest_checkpoint(), "rank1") == {"x": 1}
     for forbidden in (lambda: view.append([row(1)]), lambda: view.set_status(Status.done), view.remove_checkpoints):
         with pytest.raises(AssertionError, match="holds the lock"):
             forbidden()
@@ -265,8 +266,8 @@ def test_a_checkpoint_comes_back_as_it_was_saved(store: RunStore) -> None:
     written = store.save_checkpoint_part(7, "rank0", saved)
     store.commit_checkpoint(7, {"rank0": written}, {"wall_s": 1.5})
     found = store.newest_checkpoint()
-    assert (found.step, found.parts, found.meta, found.rejected) == (7, ("rank0",), {"wall_s": 1.5}, [])
-    loaded = store.load_part(found, "rank0")
+    assert (found.step, found.parts, found.meta) == (7, ("rank0",), {"wall_s": 1.5})
+    loaded = load_part(found, "rank0")
     assert torch.equal(loaded.pop("x"), rows[1:3])
     assert loaded == {key: value for key, value in saved.items() if key != "x"}
 
@@ -376,8 +377,8 @@ def test_damage_is_noticed_and_the_checkpoint_before_is_used(store: RunStore, na
     damage(store.path / "checkpoints/2" / name)
     found = store.newest_checkpoint()
     assert found.step == 1
-    assert torch.equal(store.load_part(found, "rank1")["state"]["x"], torch.ones(3, 1000))
-    assert len(found.rejected) == 1 and re.search("step 2 is damaged", found.rejected[0])
+    assert torch.equal(load_part(found, "rank1")["state"]["x"], torch.ones(3, 1000))
+    assert len(store.rejected_checkpoints) == 1 and "step 2 is damaged" in store.rejected_checkpoints[0]
 
 
 def test_a_damaged_checkpoint_does_not_count_among_the_two_that_are_kept(path: Path) -> None:
@@ -416,7 +417,7 @@ while True:
     with RunStore.open(path, "aaa", CONFIG) as store:
         found = store.newest_checkpoint()
         assert found is not None and found.step >= 3
-        assert store.load_part(found, "rank0")["x"][-1] == found.step
+        assert load_part(found, "rank0")["x"][-1] == found.step
 
 
 def test_an_unrestricted_unpickler_is_used_nowhere() -> None:

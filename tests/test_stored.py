@@ -19,11 +19,11 @@ import pytest
 import torch
 
 from decentral.cli.run import main
+from decentral.cli.study import ChosenStudy, chosen_studies
 from decentral.cli.study import main as study_main
-from decentral.cli.study_arguments import ChosenStudy, chosen_studies
 from decentral.config.composition import compose_all, compose_each
-from decentral.config.files import load
 from decentral.config.identity import run_id
+from decentral.config.parsing import load
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.network.settings import NetworkSettings

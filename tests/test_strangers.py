@@ -17,8 +17,7 @@ from torch import nn
 import decentral
 from decentral.cli import study as study_command
 from decentral.config.composition import compose
-from decentral.config.files import read
-from decentral.config.parsing import read_yaml
+from decentral.config.parsing import read, read_yaml
 from decentral.errors import ConfigError
 from decentral.report.make import make
 from decentral.report.make import report_all as make_all

@@ -23,7 +23,7 @@ from decentral.measurements.search import Courses
 from decentral.published import key as published_key
 from decentral.report.published import numbers
 from decentral.report.spec import parse
-from decentral.store import RunStore, Status
+from decentral.store import Metric, RunStore, Status
 from decentral.store.files import write_json
 from decentral.study import catalogue
 from decentral.study.kinds.comparison import TunedCell
@@ -238,6 +238,7 @@ def cells_of(tmp_path, **values):
 def finish(job, *accuracies: float, diverged: bool = False, epoch: float = 1.0):
     """Record a run as if it had been carried out: the workers' test accuracies."""
     with RunStore.open(job.directory, job.id, "") as store:
+        store.describe([Metric("test", "accuracy", larger_is_better=True, unit="%")])
         place = {
             "step": int(epoch),
             "epoch": epoch,

@@ -18,7 +18,7 @@ import pytest
 
 from decentral.cli import study as command
 from decentral.cli.report import main as report_command
-from decentral.cli.study_arguments import chosen_studies
+from decentral.cli.study import chosen_studies
 from punisher import below
 
 STUDY = """

@@ -24,9 +24,9 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import decentral
 from decentral.cli.single import carry_out
 from decentral.config.composition import compose
-from decentral.config.files import dump, load
 from decentral.config.identity import run_directory
 from decentral.config.overrides import literal
+from decentral.config.parsing import dump, load
 from decentral.errors import ConfigError
 from decentral.store import read_metrics
 

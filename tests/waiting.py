@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from decentral.scheduling.pool import Ended, Pool
+from decentral.scheduling.job import Ended, Pool
 
 PATIENCE_S = 120.0
 

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from bench.baselines import PlainTraining, model_and_batch
 from bench.harness import Effort, Findings, Table, Target, Times, alone, benchmark, in_turn
 from decentral.config.checks import resolve
-from decentral.config.files import from_dict
 from decentral.config.identity import run_id
+from decentral.config.parsing import from_dict
 from decentral.config.schema import Config
 from decentral.host.machine import num_gpus
 from decentral.network.world import World

@@ -14,10 +14,10 @@ import yaml
 from docstrings import cell, escaped, fence, markdown, settings_table
 from drawings import draw
 
-from decentral.cli.choices import Choice, choice, settings_of, show
+from decentral.cli.help import Choice, choice, settings_of, show
 from decentral.compression.compressor import AcceptedCompression
-from decentral.config.composition import conf_directory
 from decentral.config.overrides import options
+from decentral.config.parsing import conf_directory
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.topology.facts import told
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from decentral.cli.choices import Setting
+    from decentral.cli.help import Setting
 
 _SPAN = re.compile(r"`[^`]+`")
 _SETTING = re.compile(r"\w+  +\S")

@@ -9,11 +9,10 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from decentral.cli import study as studies
 from decentral.cli.command import Options, guarded
-from decentral.cli.study_arguments import PUBLISHED_RESULTS, ChosenStudy, chosen_studies
+from decentral.cli.study import PUBLISHED_RESULTS, ChosenStudy, chosen_studies
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.values import Labels
 from decentral.report.listings import Ranks
@@ -59,17 +58,6 @@ front: cifar10.data.path=FOLDER. What is finished is never run again.
 """
 
 
-class _Request(NamedTuple):
-    """What the command line asks for."""
-
-    scale: str
-    methods: list[str] | None
-    """None: all."""
-    scenarios: list[str] | None
-    rest: list[str]
-    config_dir: str | None
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of `decentral-benchmark`. Exit status: 0 done, 1 some run failed, 2 refused, 130 interrupted."""
     guarded("decentral-benchmark", _carry_out_command, arguments)
@@ -82,8 +70,7 @@ def _carry_out_command(arguments: list[str]) -> int:
     if options.list:
         say(_listing(options.config_dir))
         return 0
-    request = _request(options)
-    chosen, cells, selected = _composed(request)
+    chosen, cells, selected = _composed(options)
     parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
     if options.plan:
         say(plan("decentral-benchmark", chosen.scale, selected))
@@ -91,42 +78,44 @@ def _carry_out_command(arguments: list[str]) -> int:
     everything = _with_known(chosen, cells, selected)
     if options.report:
         return _report_again(chosen, everything, len(cells))
-    began = time.monotonic()
-    source = Unfinished(selected)
-    tally = studies.schedule_jobs(source, studies.for_this_machine(chosen), chosen) if source.pending() else None
-    if tally is None:
-        say("All that is asked for had been finished; nothing was computed.")
-    studies.collect_results(chosen, everything, Unfinished(everything), began, tally, in_parts=True)
-    say(_summary(studies.reported(chosen), chosen))
-    return studies.said_how_it_ended(chosen, tally)
+    return studies.carry_out(chosen, Unfinished(selected), everything, _summary, in_parts=True)
 
 
-def _composed(request: _Request) -> tuple[ChosenStudy, list[Cell], list[BenchmarkCell]]:
+def _composed(options: argparse.Namespace) -> tuple[ChosenStudy, list[Cell], list[BenchmarkCell]]:
     """The study, all its cells, and those that are asked for."""
-    if request.scale not in (scales := catalogue.scales(STUDY)):
-        raise ConfigError(f"scale={request.scale} does not exist here.{suggest(request.scale, scales)}")
-    known = {one.name for one in _study(request.scale, request.config_dir).scenarios}
-    (chosen,) = chosen_studies([STUDY, f"scale={request.scale}", *request.rest], request.config_dir)
+    bare = next((word for word in options.words if "=" not in word), None)
+    if bare is not None:
+        raise ConfigError(f"{bare} is no setting: write methods=[{bare}] or scenarios=[{bare}], or see --list.")
+    given, rest = catalogue.reserved(options.words, "scale")
+    scale, words = given or "small", rest
+    methods, rest = _names("methods", rest)
+    wanted, rest = _names("scenarios", rest)
+    if scale not in (scales := catalogue.scales(STUDY)):
+        raise ConfigError(f"scale={scale} does not exist here.{suggest(scale, scales)}")
+    known = {one.name for one in _study(scale, options.config_dir).scenarios}
+    (chosen,) = chosen_studies([STUDY, f"scale={scale}", *rest], options.config_dir)
     study = chosen.study
     assert isinstance(study, Benchmark)
     mine = {one.name for one in study.methods}
-    study.methods += benchmark.methods([name for name in request.methods or [] if name not in mine], mine=False)
-    for name in request.scenarios or []:
+    study.methods += benchmark.methods([name for name in methods or [] if name not in mine], mine=False)
+    for name in wanted or []:
         if name not in known:
-            raise ConfigError(f"scenarios=[{name}] is none of scale={request.scale}.{suggest(name, known)}")
-    chosen = chosen._replace(command=_command(request))
+            raise ConfigError(f"scenarios=[{name}] is none of scale={scale}.{suggest(name, known)}")
+    folder = ["--config-dir", options.config_dir] if options.config_dir else []
+    command = shlex.join(["decentral-benchmark", f"scale={scale}", *words, *folder]).replace("'", "")
+    chosen = chosen._replace(command=command)
     scenarios = study.scenarios
-    if request.scenarios is not None:  # what needs data that nobody has given is not asked for them
-        given = {*request.scenarios, *(word.partition(".")[0] for word in request.rest)}
-        study.scenarios = [one for one in scenarios if not one.needs or one.name in given]
+    if wanted is not None:  # what needs data that nobody has given is not asked for them
+        named = {*wanted, *(word.partition(".")[0] for word in rest)}
+        study.scenarios = [one for one in scenarios if not one.needs or one.name in named]
     cells = studies.checked_cells(chosen)
     study.scenarios = scenarios
     selected = [
         cell
         for cell in cells
         if isinstance(cell, BenchmarkCell)
-        and (request.methods is None or cell.method in request.methods)
-        and (request.scenarios is None or cell.labels["scenario"] in request.scenarios)
+        and (methods is None or cell.method in methods)
+        and (wanted is None or cell.labels["scenario"] in wanted)
     ]
     return chosen, cells, selected
 
@@ -170,11 +159,11 @@ def _report_again(chosen: ChosenStudy, cells: Sequence[Cell], composed: int) -> 
     source.pending()
     if source.finished or any(isinstance(cell, StoredCell) for cell in cells[:composed]):
         studies.collect_results(chosen, cells, source, time.monotonic(), None, in_parts=True)
-    say(_summary(studies.reported(chosen), chosen))
+    say(_summary(studies.reported(chosen)))
     return 0
 
 
-def _summary(made: Made, chosen: ChosenStudy) -> str:
+def _summary(made: Made) -> str:
     """The ranks, and where everything is."""
     results = made.results
     title = str(results.facts.get("title") or "")
@@ -185,14 +174,6 @@ def _summary(made: Made, chosen: ChosenStudy) -> str:
     lines = [f"Note:     {remark}" for remark in made.remarks]
     lines += [f"Page:     {results.directory.parents[1] / 'README.md'}", f"Results:  {results.directory}"]
     return "\n\n".join([*blocks, "\n".join([*lines, *(f"Figure:   {path}" for path in made.figures)])])
-
-
-def _command(request: _Request) -> str:
-    words = [f"scale={request.scale}"]
-    words += [f"methods=[{','.join(request.methods)}]"] if request.methods is not None else []
-    words += [f"scenarios=[{','.join(request.scenarios)}]"] if request.scenarios is not None else []
-    folder = ["--config-dir", request.config_dir] if request.config_dir else []
-    return shlex.join(["decentral-benchmark", *words, *request.rest, *folder]).replace("'", "")
 
 
 def _listing(config_dir: str | None) -> str:
@@ -210,27 +191,17 @@ def _listing(config_dir: str | None) -> str:
     return f"{aligned(rows, left=3)}\n\n{aligned(lines, left=3)}\n\ndecentral-benchmark --help says more."
 
 
-def _request(options: argparse.Namespace) -> _Request:
-    bare = next((word for word in options.words if "=" not in word), None)
-    if bare is not None:
-        raise ConfigError(f"{bare} is no setting: write methods=[{bare}] or scenarios=[{bare}], or see --list.")
-    scale, rest = catalogue.reserved(options.words, "scale")
-    methods, rest = catalogue.reserved(rest, "methods")
-    scenarios, rest = catalogue.reserved(rest, "scenarios")
-    names = _names("methods", methods), _names("scenarios", scenarios)
-    return _Request(scale or "small", *names, rest, options.config_dir)
-
-
-def _names(key: str, text: str | None) -> list[str] | None:
-    """The names in '[a,b]' or 'a,b'."""
+def _names(key: str, words: Sequence[str]) -> tuple[list[str] | None, list[str]]:
+    """The names in '[a,b]' or 'a,b' that are given for the key, if it is among the words; and the others of these."""
+    text, rest = catalogue.reserved(words, key)
     if text is None:
-        return None
+        return None, rest
     names = [name.strip(" '\"") for name in text.strip("[] ").split(",")]
     if not all(re.fullmatch(r"[\w-]+", name) for name in names):
         raise ConfigError(
             f"{key}={text} is no list of names: write {key}=[{'relaysgd,dpsgd' if key == 'methods' else 'quadratic'}]."
         )
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(names)), rest
 
 
 if __name__ == "__main__":

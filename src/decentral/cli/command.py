@@ -8,20 +8,18 @@ import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
 from decentral.cli.completion import complete
-from decentral.config.composition import folders_of
-from decentral.config.files import dump
 from decentral.config.identity import run_directory, run_id
+from decentral.config.parsing import dump, folders_of
 from decentral.config.schema import Config
 from decentral.errors import ConfigError, suggest
 from decentral.host.interrupt import end_at_once, raise_once, was_raised
 from decentral.registry import plugins
 from decentral.store import RunStore
-from decentral.store.failures import advice, classify, describe
+from decentral.store.failures import ADVICE, classify, describe
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, is_leader, report_error, say
 
 SETTINGS = frozenset(field.name for field in dataclasses.fields(Config))
@@ -49,10 +47,10 @@ class Options(argparse.ArgumentParser):
         if options.help and help:
             say(help.rstrip())
             return None
-        options.folders = folders_of(options.config_dir or _completed_folder(options))
         if options.shell_completion:
             complete(options.words, self.prog)
             return None
+        options.folders = folders_of(options.config_dir)
         return options
 
     def error(self, message: str) -> NoReturn:
@@ -65,14 +63,6 @@ class Options(argparse.ArgumentParser):
             raise ConfigError(f"{wrong} is no option: settings have no dashes, write {key}=... instead.")
         known = [option for option in self._option_string_actions if option.startswith("--")]
         raise ConfigError(f"{wrong} is no option.{suggest(wrong, known)}")
-
-
-def _completed_folder(options: argparse.Namespace) -> str | None:
-    """The --config-dir of a line that is being completed, if it is a folder by now."""
-    words = os.environ.get("COMP_LINE", "").split() if options.shell_completion else []
-    given = [word for before, word in pairwise(words) if before in ("--config-dir", "-cd")]
-    given += [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
-    return given[-1] if given and Path(given[-1]).is_dir() else None
 
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096 - 256  # of what Linux takes, less what lies below a run's folder
@@ -158,5 +148,5 @@ def _status(command: str, carry_out: Callable[[list[str]], int], arguments: list
             report_error(f"{where}. Choose another one, or change its permissions.", command)
             return REFUSED
 
-        report_error(f"{describe(error)}. {advice(classify(error))}.", command)
+        report_error(f"{describe(error)}. {ADVICE[classify(error)]}.", command)
         return FAILED

@@ -7,12 +7,13 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from decentral.cli.choices import choice, default, usual
-from decentral.config.composition import folders_of
+from decentral.cli.help import choice, default, usual
 from decentral.config.overrides import CHOICES, options
+from decentral.config.parsing import folders_of
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError
 from decentral.study import SCALES
@@ -77,9 +78,10 @@ def candidates(line: str, program: str) -> list[str]:
 
 def _folders(words: Sequence[str]) -> list[Path]:
     """Ours, and the one that `--config-dir` names, if there is one."""
-    places = [number for number, word in enumerate(words[:-1]) if word in ("-cd", "--config-dir")]
+    given = [word for before, word in pairwise(words) if before in ("-cd", "--config-dir")]
+    given += [word.partition("=")[2] for word in words if word.startswith("--config-dir=")]
     try:
-        return folders_of(words[places[-1] + 1] if places else None)
+        return folders_of(given[-1] if given else None)
     except ConfigError:
         return folders_of(None)
 
@@ -124,29 +126,14 @@ def _values(word: str, before: Sequence[str], folders: Sequence[Path], program: 
     key, _, text = word.partition("=")
     several = program == _RUN and ("-m" in before or "--multirun" in before) and "," in text
     start = f"{key}={text.rpartition(',')[0]}," if several else f"{key}="
-    if key == "scale" and program == _STUDY:
-        return [start + scale for scale in SCALES]
-    if program == _BENCHMARK and key in ("scale", "methods", "scenarios"):
-        return _of_the_benchmark(key, text)
+    if key == "scale" and program in (_STUDY, _BENCHMARK):
+        return [start + scale for scale in SCALES if program == _STUDY or scale != "paper"]
     if key in CHOICES:
         return [start + name for name in options(key, folders)]
     head, point, name = key.partition(".")
     known = _settings(head, before, folders) if point else {f.name: f for f in dataclasses.fields(Config)}
     wanted = name if point else head
     return [start + value for value in (_few(known[wanted]) if wanted in known else [])]
-
-
-def _of_the_benchmark(key: str, text: str) -> list[str]:
-    """The scales, or lists that the last name of `text` can end with."""
-    from decentral.study import catalogue
-    from decentral.study.kinds import benchmark
-
-    if key == "scale":
-        return [f"scale={scale}" for scale in catalogue.scales("benchmark_methods")]
-    names = sorted(benchmark.scenario_files()) if key == "scenarios" else [one.name for one in benchmark.methods()]
-    before = text.rpartition(",")[0]
-    start = f"{key}={before}," if before else f"{key}=["
-    return [f"{start}{name}{end}" for name in names for end in (",", "]")]
 
 
 def _few(f: dataclasses.Field[Any]) -> list[str]:

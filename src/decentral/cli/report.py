@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decentral.cli.command import Options, check_writable, guarded
-from decentral.cli.study_arguments import OWN_RESULTS, PUBLISHED_RESULTS
+from decentral.cli.study import OWN_RESULTS, PUBLISHED_RESULTS
 from decentral.errors import ConfigError, suggest
 from decentral.report.figures.figure import KEYS as FIGURES
 from decentral.report.figures.figure import output

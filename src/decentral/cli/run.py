@@ -9,7 +9,6 @@ from decentral import __version__
 from decentral.cli.command import Options, guarded
 from decentral.cli.help import print_help
 from decentral.cli.single import carry_out
-from decentral.config.composition import as_yaml, compose
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
 from decentral.terminal.console import say
@@ -46,6 +45,9 @@ def _carry_out_command(arguments: list[str]) -> int:
         return 0
     if options.resolve and not options.cfg:
         raise ConfigError("--resolve belongs to --cfg job, which prints the configuration.")
+
+    from decentral.config.composition import as_yaml, compose
+
     if options.cfg:
         say(as_yaml(options.words, options.config_dir, options.resolve), end="")
         return 0

@@ -18,7 +18,7 @@ from decentral.report.summary import summary
 from decentral.runtime.devices import slow_precision
 from decentral.runtime.launch import launch
 from decentral.store import RunStore, Status
-from decentral.store.failures import advice, classify, describe
+from decentral.store.failures import ADVICE, classify, describe
 from decentral.store.files import read_json
 from decentral.store.provenance import collect
 from decentral.terminal.console import FAILED, INTERRUPTED, is_leader, report_error, say, warn
@@ -47,13 +47,14 @@ def carry_out(config: Config) -> int:
         if os.environ.get("DECENTRAL_TRACEBACK") or was_raised():
             raise
         what, directory = describe(error).rstrip("."), run_directory(config)
-        report_error(f"the run failed: {what}. {advice(classify(error))}. What it had computed is in {directory}.")
+        report_error(f"the run failed: {what}. {ADVICE[classify(error)]}. What it had computed is in {directory}.")
         return FAILED
     if is_leader():
         if outcome.done_before:
             say(f"This run was done before{_by_other_code(outcome.directory)}; nothing was computed.")
-            if kept := _kept_otherwise(config, outcome.directory):
-                say(kept)
+            then = read_config(outcome.directory).get("save", config.save.name)
+            if then != config.save.name:
+                say(f"Its models are those of save={then}: rerun=true computes it again with save={config.save.name}.")
             if config.record_operations and not (outcome.directory / OPERATIONS).exists():
                 say("It kept no operations: rerun=true computes it again with record_operations=true.")
             if told := log_stored(config, outcome.directory):
@@ -63,14 +64,6 @@ def carry_out(config: Config) -> int:
             draw(outcome.directory, curves)
         say(summary(outcome.directory, curves))
     return INTERRUPTED if outcome.status is Status.interrupted else 0
-
-
-def _kept_otherwise(config: Config, directory: Path) -> str:
-    """A sentence if the finished run kept other models than are asked for."""
-    then = read_config(directory).get("save")
-    if then in (None, config.save.name):
-        return ""
-    return f"Its models are those of save={then}: rerun=true computes it again with save={config.save.name}."
 
 
 def _by_other_code(directory: Path) -> str:

@@ -3,29 +3,174 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import fnmatch
+import hashlib
 import json
+import re
+import shlex
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decentral.cli.command import Options, check_writable, guarded
-from decentral.cli.study_arguments import ChosenStudy, chosen_studies
-from decentral.config.composition import compose
-from decentral.config.schema import Config
-from decentral.errors import ConfigError
+from decentral.config.schema import GROUPS, Config
+from decentral.errors import ConfigError, suggest
 from decentral.measurements.training_run import TrainingRun
+from decentral.network.settings import NetworkSettings
+from decentral.registry import components
 from decentral.report.spec import parse
 from decentral.runtime.devices import slow_precision
 from decentral.scheduling.board import board
 from decentral.scheduling.scheduler import schedule
-from decentral.study import catalogue, collect
+from decentral.store.files import at_home
+from decentral.study import SCALES, catalogue, collect
 from decentral.study.collect import StoredCell
-from decentral.study.study import Cell, Unfinished, plan
+from decentral.study.study import Cell, Study, Unfinished, plan
 from decentral.terminal.console import FAILED, INTERRUPTED, aligned, say, warn
 
 if TYPE_CHECKING:
     from decentral.report.make import Made
     from decentral.scheduling.scheduler import Tally
+
+
+_HERE_ONLY = [
+    *("results_dir", "device", "processes", "progress", "checkpoint_every_s", "restarts", "max_combinations"),
+    *("launcher", "logger", "rerun"),
+]
+"""Keys that say where and how something is computed, not what."""
+_CHANGES = ("seeds=[1,2]", "num_workers=[8,16]", "columns={...}")
+"""Of studies that have such a key: what a refusal suggests."""
+
+OWN_RESULTS = "results/own"
+"""Where studies and their reports go if nothing else is said: git ignores it."""
+PUBLISHED_RESULTS = "results"
+"""Where the results that are committed are, and those of versions that had no other folder."""
+
+
+class ChosenStudy(NamedTuple):
+    """One study of the command line."""
+
+    name: str
+    scale: str
+    study: Study
+    overrides: list[str]
+    """For every run."""
+    changed: list[str]
+    """Those, and changes of the study itself, that make it another study than the one in conf/."""
+    results_dir: Path
+    directory: Path
+    """Where its values, tables and figures are kept."""
+    command: str
+    """What starts it again."""
+    config_dir: str | None = None
+
+    @property
+    def earlier(self) -> str:
+        """A line on results in the folder of the published ones, where its own has none yet; else ''."""
+        folder = Path(PUBLISHED_RESULTS)
+        there = folder / self.directory.relative_to(self.results_dir)
+        if self.results_dir != Path(OWN_RESULTS) or self.directory.exists() or not (there / "values.csv").exists():
+            return ""
+        if not (folder / "runs").is_dir():
+            return (
+                f"{there} has the published results of this study; this carries it out anew, into {self.results_dir}."
+            )
+        return f"{there} has results of this study; results_dir={folder} goes on from them and from the runs there."
+
+    @property
+    def definition(self) -> dict[str, Any]:
+        """The study as plain values."""
+        return dataclasses.asdict(self.study)
+
+
+def chosen_studies(words: Sequence[str], config_dir: str | None = None) -> list[ChosenStudy]:
+    """The studies that the names among the words mean, with the `key=value` overrides there. Raises ConfigError."""
+    overrides = [word for word in words if "=" in word]
+    given, rest = catalogue.reserved(overrides, "scale")
+    scale = "small" if given is None else given
+    named = [word for word in words if "=" not in word]
+    return [_chosen(name, scale, rest, config_dir) for name in _matching(named, scale, config_dir)]
+
+
+def _matching(words: Sequence[str], scale: str, config_dir: str | None) -> list[str]:
+    """The studies that are meant, each once; of a pattern those that have the scale."""
+    known = catalogue.names(config_dir)
+    found: dict[str, None] = {}
+    for word in words:
+        fitting = fnmatch.filter(known, word)
+        if not fitting:
+            raise ConfigError(f"there is no study {word}.{suggest(word, known)}")
+        for name in fitting:
+            scales = catalogue.scales(name, config_dir)
+            if name == word or scale not in SCALES or scale in scales:
+                found[name] = None
+            else:
+                say(f"{name} is left out: it has no scale={scale}, only {', '.join(scales)}.")
+    return list(found)
+
+
+def _chosen(name: str, scale: str, rest: list[str], config_dir: str | None) -> ChosenStudy:
+    own = [word.removeprefix("study.") for word in rest if word.startswith("study.")]
+    study = catalogue.load(name, scale, config_dir, own)
+    overrides = [word for word in rest if not word.startswith("study.")]
+    paper = [word for word in overrides if word.startswith("figures.")]
+    if paper:
+        raise ConfigError(
+            f"{paper[0]} is a setting of decentral-report, which draws what is stored: "
+            f"decentral-report {name} {paper[0]}."
+        )
+    _refuse_decided(name, study, overrides)
+    if not re.fullmatch(r"[\w-]+", study.paper):
+        raise ConfigError(f"study {name}: paper={study.paper!r} has to be a word, the name of a folder in results/.")
+    results_dir, _ = catalogue.reserved(overrides, "results_dir")
+    mattering = [override for override in overrides if _matters(study.for_runs(override), study.timed)]
+    original, values = catalogue.load(name, scale, config_dir), dataclasses.asdict(study)
+    different = [key for key in values if getattr(study, key) != getattr(original, key)]
+    changed = sorted({*(f"study.{key}={json.dumps(values[key], sort_keys=True)}" for key in different), *mattering})
+    suffix = f"-{hashlib.sha256(' '.join(changed).encode()).hexdigest()[:6]}" if changed else ""
+    path, folder = at_home(results_dir or OWN_RESULTS), ["--config-dir", config_dir] if config_dir else []
+    return ChosenStudy(
+        name,
+        scale,
+        study,
+        overrides if results_dir is not None else [*overrides, f"results_dir={OWN_RESULTS}"],
+        changed,
+        path,
+        path / study.paper / name / f"{scale}{suffix}",
+        shlex.join(["decentral-study", name, f"scale={scale}", *rest, *folder]),
+        config_dir,
+    )
+
+
+def _refuse_decided(name: str, study: Study, overrides: Iterable[str]) -> None:
+    decided = study.decided_keys()
+    for override in overrides:
+        key = study.for_runs(override).lstrip("+").partition("=")[0]
+        if key in decided:
+            known = {field.name for field in dataclasses.fields(study)}
+            possible = [f"'study.{change}'" for change in _CHANGES if change.partition("=")[0] in known]
+            change = f", or change the study, for example with {' or '.join(possible)}" if possible else ""
+            raise ConfigError(
+                f"{override} cannot be set, because {name} itself sets {key} for each of its runs: "
+                f"leave it out{change}."
+            )
+
+
+def _matters(override: str, timed: Collection[str]) -> bool:
+    """Whether the override changes what is computed: paths of data, devices, loggers and the like do not, unless they
+    are among the keys whose times a study takes."""
+    key = override.lstrip("+").partition("=")[0]
+    if key in timed:
+        return True
+    group, _, field = key.partition(".")
+    if group in _HERE_ONLY:
+        return False
+    classes = components(GROUPS[group]).values() if group in GROUPS else [NetworkSettings] if group == "network" else []
+    known = [f.metadata for cls in classes for f in dataclasses.fields(cls) if f.name == field]
+    return not any(one.get("volatile") or (group == "data" and one.get("content")) for one in known)
+
 
 _HELP = """\
 decentral-study NAME ... [scale=smoke|small|laptop|paper] [key=value ...]
@@ -84,7 +229,6 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         check_writable("results_dir", str(chosen.results_dir), chosen.directory)
         return _report_again(chosen)
     parse(chosen.study.report, chosen.name)  # what is wrong with it should not come out in the end
-    began = time.monotonic()
     cells = checked_cells(chosen)
     source = Unfinished(cells)
     pending = source.pending()
@@ -96,7 +240,6 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
             say(f"Results:  {chosen.directory}\nNext:     {chosen.command} --report  (make the report again)")
             return 0
         say("Its results are collected from them.")
-    config = for_this_machine(chosen)
     for word in dict.fromkeys(slow_precision(job.config) for job in pending if isinstance(job, TrainingRun)):
         if word:
             warn(word)
@@ -105,7 +248,7 @@ def _one(chosen: ChosenStudy, options: argparse.Namespace) -> int:
         if chosen.study.needs:
             say(f"Needs:    {chosen.study.needs}.")
         return 0
-    return carry_out(chosen, cells, source, config, began)
+    return carry_out(chosen, source, cells, lambda made: made.summary())
 
 
 def checked_cells(chosen: ChosenStudy) -> list[Cell]:
@@ -148,16 +291,23 @@ def _report_again(chosen: ChosenStudy) -> int:
     return 0
 
 
-def carry_out(chosen: ChosenStudy, cells: Sequence[Cell], source: Unfinished, config: Config, began: float) -> int:
-    """Run what is left, collect, report; returns the exit status."""
-    tally = schedule_jobs(source, config, chosen) if source.pending() else None
-    collect_results(chosen, cells, source, began, tally)
-    say(reported(chosen).summary())
-    return said_how_it_ended(chosen, tally)
-
-
-def said_how_it_ended(chosen: ChosenStudy, tally: Tally | None) -> int:
-    """The exit status of the jobs that were carried out, and a line on it where not all are done."""
+def carry_out(
+    chosen: ChosenStudy,
+    source: Unfinished,
+    cells: Sequence[Cell],
+    summary: Callable[[Made], str],
+    in_parts: bool = False,
+) -> int:
+    """Carry out what is left of the source, and report on the cells; returns the exit status. See `collect_results`."""
+    began, config, tally = time.monotonic(), for_this_machine(chosen), None
+    if source.pending():
+        config.launcher.check()
+        with board(f"{chosen.name} scale={chosen.scale}", config.progress) as shown:
+            tally = schedule(source, config.launcher, chosen.results_dir, shown)
+    elif in_parts:
+        say("All that is asked for had been finished; nothing was computed.")
+    collect_results(chosen, cells, Unfinished(cells) if in_parts else source, began, tally, in_parts)
+    say(summary(reported(chosen)))
     if tally is None or not (tally.interrupted or tally.failed):
         return 0
     number = len(tally.failed)
@@ -165,13 +315,6 @@ def said_how_it_ended(chosen: ChosenStudy, tally: Tally | None) -> int:
     say("Interrupted; what is done is kept." if tally.interrupted else failed)
     say(f"Next:     {chosen.command}  (goes on)")
     return INTERRUPTED if tally.interrupted else FAILED
-
-
-def schedule_jobs(source: Unfinished, config: Config, chosen: ChosenStudy) -> Tally:
-    """Carry out what is left, with the launcher of the configuration; returns what became of it."""
-    config.launcher.check()
-    with board(f"{chosen.name} scale={chosen.scale}", config.progress) as shown:
-        return schedule(source, config.launcher, chosen.results_dir, shown)
 
 
 def collect_results(
@@ -235,7 +378,6 @@ def reported(chosen: ChosenStudy) -> Made:
 
 
 def _listing(config_dir: str | None) -> str:
-
     rows = [["study", "item", "scales", "title"]]
     for name in catalogue.names(config_dir):
         scales = catalogue.scales(name, config_dir)
@@ -247,6 +389,8 @@ def _listing(config_dir: str | None) -> str:
 
 def for_this_machine(chosen: ChosenStudy) -> Config:
     """How jobs are started and where results go. Raises ConfigError for what cannot be."""
+    from decentral.config.composition import compose
+
     kept = ("launcher", "progress", "results_dir")
     words = [word for word in chosen.overrides if word.partition("=")[0].partition(".")[0] in kept]
     config = compose(words, chosen.config_dir)

@@ -6,13 +6,19 @@ import math
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, RangeSweep
 
 from decentral.cli.command import check_directory
 from decentral.cli.single import carry_out, work_out
-from decentral.config.composition import compose, compose_each, conf_directory, folders_of
+from decentral.config.composition import compose, compose_each
 from decentral.config.identity import run_directory
 from decentral.config.overrides import checked
+from decentral.config.parsing import conf_directory, folders_of
 from decentral.config.schema import Config, Simulate
 from decentral.errors import ConfigError
 from decentral.host.torchrun import under_torchrun
@@ -20,17 +26,13 @@ from decentral.measurements.training_run import TrainingRun, run_command, writte
 from decentral.report.run_figures import draw
 from decentral.report.summary import overview
 from decentral.scheduling.board import board, failure_line
-from decentral.scheduling.pool import Ended
+from decentral.scheduling.job import Ended
 from decentral.scheduling.scheduler import Fixed, schedule
 from decentral.store.failures import Failure
 from decentral.store.files import at_home
 from decentral.study.catalogue import write_study
 from decentral.terminal.console import FAILED, INTERRUPTED, REFUSED, aligned, is_leader, report_error, say
 from decentral.training.loggers.stored import log_stored
-
-if TYPE_CHECKING:
-    from hydra.core.override_parser.types import Override
-
 
 _LISTED = 12  # runs, up to which each has a line beside the table of means
 
@@ -106,7 +108,10 @@ def _carry_out(combinations: Sequence[Combination], config_dir: str | None) -> l
 
 def _schedule(combinations: Sequence[Combination], config_dir: str | None) -> list[int]:
     """The exit status of each run, carried out by the launcher."""
-    runs = [_job(one, shown, config_dir) for one, shown in zip(combinations, _varying(combinations), strict=True)]
+    runs = []
+    for (words, config), title in zip(combinations, _varying(combinations), strict=True):
+        command, stale = run_command(words, config_dir), written(run_directory(config))
+        runs.append(TrainingRun(config, name=title, afterwards=draw, command=command, stale=stale))
     unfinished = [run for run in runs if run.finished() is None]
     before = len(runs) - len(unfinished)
     config = combinations[0].config
@@ -174,13 +179,6 @@ def _table(combinations: Sequence[Combination]) -> str:
     return f"{made.summary()}\nNext:     {again}  (--metric, --worker, --where: any other table)"
 
 
-def _job(one: Combination, title: str, config_dir: str | None) -> TrainingRun:
-
-    command = run_command(one.words, config_dir)
-    stale = written(run_directory(one.config))
-    return TrainingRun(one.config, name=title, afterwards=draw, command=command, stale=stale)
-
-
 def _one_by_one(combinations: Sequence[Combination]) -> list[int]:
     """The same under torchrun, whose processes carry out every run together."""
     statuses: list[int] = []
@@ -241,10 +239,6 @@ def _combinations(overrides: Sequence[str]) -> list[list[str]]:
     Raises ConfigError if these are more than `max_combinations`, of which none is made, and for values that others for
     the same key would hide.
     """
-    from hydra import initialize_config_dir
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
     most = Config.max_combinations
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):  # for patterns such as glob(*)
         parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
@@ -276,8 +270,6 @@ def _words(override: Override) -> list[str]:
 
 def _number_of_values(override: Override) -> int:
     """How many values it has; those of a range, shuffled or not, are not made for that: they may be endlessly many."""
-    from hydra.core.override_parser.types import RangeSweep
-
     values = override.value()
     if not isinstance(values, RangeSweep):
         return len(_words(override))

@@ -35,7 +35,12 @@ def resolve(config: Config) -> Config:
     suit the algorithm, data that is missing or cannot be split over the workers, a model that is too large for the
     images, ...
     """
-    _check_evaluation(config)
+    every_epochs, every_s = config.evaluation.every_epochs, config.evaluation.every_simulated_s
+    if every_epochs is not None and every_s is not None:
+        raise ConfigError(
+            f"evaluation.every_epochs={every_epochs:g} and evaluation.every_simulated_s={every_s:g} contradict each "
+            "other: give one of them, and set the other one to null."
+        )
     config = dataclasses.replace(
         config,
         num_workers=config.task.resolve_num_workers(config),
@@ -96,16 +101,6 @@ def resolve(config: Config) -> Config:
     return config
 
 
-def _check_evaluation(config: Config) -> None:
-    """Raise ConfigError if both epochs and simulated time are to say when models are evaluated."""
-    every_epochs, every_s = config.evaluation.every_epochs, config.evaluation.every_simulated_s
-    if every_epochs is not None and every_s is not None:
-        raise ConfigError(
-            f"evaluation.every_epochs={every_epochs:g} and evaluation.every_simulated_s={every_s:g} contradict each "
-            "other: give one of them, and set the other one to null."
-        )
-
-
 def _check_precision_of_tests(config: Config) -> None:
     """Raise ConfigError where nothing is tested on data by a network, or all is in float64."""
     precision = config.evaluation.precision
@@ -161,8 +156,8 @@ def check_time(config: Config) -> None:
     """Raise ConfigError for what asks for simulated time where there is none, or for steps where there are none."""
     if config.simulate is Simulate.timeline:
         _check_timeline(config)
-    _check_measured(config)
-    _check_changes(config)
+    if isinstance(config.cluster, VirtualCluster) and config.num_workers is not None:
+        _check_cluster(config, config.cluster, config.num_workers)
     asked = {
         "stop_after_simulated_s": config.stop_after_simulated_s,
         "evaluation.every_simulated_s": config.evaluation.every_simulated_s,
@@ -197,26 +192,21 @@ def check_time(config: Config) -> None:
         )
 
 
-def _check_measured(config: Config) -> None:
-    """Raise ConfigError for times that are measured where a run begins, if nothing is trained in one process."""
-    if not isinstance(config.cluster, VirtualCluster) or config.num_workers is None:
-        return
-    times = config.cluster.gradient_times(config.num_workers, config.seed)
+def _check_cluster(config: Config, cluster: VirtualCluster, n: int) -> None:
+    """Raise ConfigError for times that are measured where a run begins, if nothing is trained in one process; for links
+    that change where there are no steps that all take, or no epochs."""
+    times = cluster.gradient_times(n, config.seed)
     if times.passes and not (is_virtual(config) and config.simulate is Simulate.training):
         times.seconds(0, 1)
-
-
-def _check_changes(config: Config) -> None:
-    """Raise ConfigError for links that change where there are no steps that all take, or no epochs."""
-    if not isinstance(config.cluster, VirtualCluster) or config.num_workers is None or not config.cluster.changes:
+    if not cluster.changes:
         return
     if goes_by_itself(config) or not has_clock(config):
         raise ConfigError(
-            f"{config.cluster.changes} is for methods in rounds: with algo={config.algo.name} workers go on by "
+            f"{cluster.changes} is for methods in rounds: with algo={config.algo.name} workers go on by "
             "themselves; leave it out."
         )
     epochs = None if config.simulate is Simulate.timeline else 1.0
-    config.cluster.changing(config.num_workers, config.seed, epochs)
+    cluster.changing(n, config.seed, epochs)
 
 
 def check_lengths(config: Config) -> None:
@@ -287,8 +277,6 @@ def check_compression(config: Config) -> None:
 
 def check_compressor(algo: Algorithm, compress: Compressor) -> None:
     """Raise ConfigError if the algorithm cannot send what this compressor makes of rows."""
-    if isinstance(compress, NoCompression):
-        return
     if compress.suits(algo.takes):
         if algo.takes is not AcceptedCompression.means and not compress.error_feedback:
             raise ConfigError(

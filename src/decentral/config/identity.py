@@ -12,7 +12,7 @@ from typing import Any
 from decentral.algorithms.algorithm import RevisionOf
 from decentral.cluster.cluster import VirtualCluster
 from decentral.compression.dense import NoCompression
-from decentral.config.files import plain
+from decentral.config.parsing import plain
 from decentral.config.schema import Config
 from decentral.host.torchrun import place, under_torchrun
 from decentral.registry import component, sources
@@ -127,12 +127,15 @@ def component_identity(component: Any) -> dict[str, Any]:
 
 
 def _value_identity(f: dataclasses.Field[Any], value: Any) -> Any:
-    """What counts of a field's value."""
+    """What counts of a field's value: of a path the bytes of a file, or the names and bytes of all files below."""
     if dataclasses.is_dataclass(value):
         return component_identity(value)
-    if f.metadata.get("content") and value:
-        return _content(at_home(value))
-    return plain(value)
+    if not (f.metadata.get("content") and value):
+        return plain(value)
+    path = at_home(value)
+    if path.is_dir():
+        return folder_digest(path, files_below(path))
+    return file_digest(path) if path.exists() else hashlib.sha256().hexdigest()[:16]
 
 
 def _counts(f: dataclasses.Field[Any], value: Any) -> bool:
@@ -140,10 +143,3 @@ def _counts(f: dataclasses.Field[Any], value: Any) -> bool:
     if f.metadata.get("volatile"):
         return False
     return "older" not in f.metadata or value not in (f.metadata["older"], *f.metadata.get("the_same", ()))
-
-
-def _content(path: Path) -> str:
-    """A digest of a file's bytes, or of the names and bytes of all files below a folder."""
-    if path.is_dir():
-        return folder_digest(path, files_below(path))
-    return file_digest(path) if path.exists() else hashlib.sha256().hexdigest()[:16]

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from decentral.config.parsing import read_yaml, words
+from decentral.config.parsing import read_mapping, words
 from decentral.config.schema import GROUPS, NODES, Config
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component, components
@@ -114,7 +114,9 @@ def with_usual(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     """The overrides, and what is usual for their task and algorithm where neither they nor their experiment say
     anything of it: settings of the task (`Task.usual`), and the topology of the algorithm."""
     said = {override.partition("=")[0]: override.partition("=")[2] for override in overrides}
-    known = _said_by_experiment(said.get("experiment", "null").strip("'\""), folders)
+    experiment = _choice("experiment", said, {})
+    choices, layers = read_experiment(experiment, folders) if experiment not in ("", "null") else ({}, [])
+    known = {str(key): "" for layer in layers for key in layer} | choices
     before, after = [], []
     task = components(GROUPS["task"]).get(_choice("task", said, known))
     tasks: Mapping[str, str] = getattr(task, "usual", {})
@@ -146,19 +148,30 @@ def _choice(group: str, said: Mapping[str, str], known: Mapping[str, str]) -> st
     return said.get(group, known.get(group, "")).strip("'\"")
 
 
-def _said_by_experiment(experiment: str, folders: Sequence[Path]) -> dict[str, str]:
-    """Key -> value ("" for what is no choice of a group), as the file of the experiment has them; what is wrong with
-    it Hydra says."""
-    file = next((path for f in reversed(folders) if (path := f / "experiment" / f"{experiment}.yaml").is_file()), None)
-    try:
-        found = read_yaml(file) if file else {}
-    except ConfigError:
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    words = [one for one in found.get("defaults") or [] if isinstance(one, dict)]
-    choices = {str(key).rpartition("/")[2].split()[-1]: str(value) for one in words for key, value in one.items()}
-    return {str(key): "" for key in found} | choices
+def read_choice(file: Path) -> tuple[Any, list[Any]]:
+    """What the file of a choice or an experiment sets, and its defaults. Raises ConfigError."""
+    from omegaconf import OmegaConf
+
+    read_mapping(file)
+    values: Any = OmegaConf.load(file)  # reads 1e-3 as a number, too
+    return values, list(values.pop("defaults", None) or [])
+
+
+def read_experiment(name: str, folders: Sequence[Path]) -> tuple[dict[str, str], list[Any]]:
+    """Group -> choice, and what else is set, by an experiment and those that it builds on. Raises ConfigError."""
+    file = next((path for f in folders if (path := f / "experiment" / f"{name}.yaml").is_file()), None)
+    if file is None:
+        raise ConfigError(f"experiment={name} does not exist.{suggest(name, options('experiment', folders))}")
+    values, defaults = read_choice(file)
+    choices: dict[str, str] = {}
+    layers: list[Any] = []
+    for one in defaults:
+        if isinstance(one, str) and one != "_self_":
+            more, others = read_experiment(one, folders)
+            choices, layers = choices | more, layers + others
+        elif not isinstance(one, str):
+            choices |= {str(key).rpartition("/")[2].split()[-1]: str(value) for key, value in one.items()}
+    return choices, [*layers, values]
 
 
 def _check_key(override: str, folders: Sequence[Path]) -> None:
@@ -172,8 +185,6 @@ def _check_key(override: str, folders: Sequence[Path]) -> None:
         raise ConfigError(_bare_word(override, folders))
     if not key or key.strip() != key:
         raise ConfigError(f"'{override}' has no name: write key=value without spaces, for example lr=0.1.")
-    if "@" in key:
-        raise ConfigError(f"{key}: a choice cannot be put elsewhere: write {key.partition('@')[0]}=... instead.")
     if head not in (*_KEYS, "experiment"):
         raise ConfigError(f"there is no setting '{key}'.{suggest(head, (*_KEYS, 'experiment'))}")
     if parts and head not in (*GROUPS, *NODES):
@@ -225,7 +236,7 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
         cause = cause.__cause__ or cause.__context__ or cause
     first = " ".join((str(cause) or str(error)).strip().split("\n")[0].split()).rstrip(".:")
     if not isinstance(cause, OmegaConfBaseException) or not cause.full_key:
-        reason = " ".join(str(error).split()).partition(" Config search path")[0]
+        reason = " ".join(str(error).split())
         return f"the configuration cannot be composed: {reason.rstrip('.')}."
     key = re.sub(r"\[\d+\]$", "", cause.full_key)
     override = next((o for o in reversed(overrides) if o.partition("=")[0] == key), None)
@@ -247,8 +258,6 @@ def explain(error: Exception, overrides: Sequence[str]) -> str:
 def _unknown(key: str, error: Any) -> str:
     """A key that its part of the configuration does not have."""
     group, _, name = key.rpartition(".")
-    if key == "experiment":
-        return "the file of this experiment is no experiment: its first line has to be '# @package _global_'."
     if not group:
         return f"there is no setting '{key}'.{suggest(key, _KEYS)}"
     known = [f.name for f in dataclasses.fields(error.object_type) if f.name != "name"]

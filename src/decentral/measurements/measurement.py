@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import yaml
 
-from decentral.config.files import dump
 from decentral.config.identity import identity
+from decentral.config.parsing import dump
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.host.interrupt import Interrupt

@@ -14,7 +14,8 @@ from decentral.config.checks import in_one_process
 from decentral.config.identity import run_directory, run_id
 from decentral.config.schema import Config
 from decentral.scheduling.job import Demand, Job
-from decentral.store import RunStore, Status
+from decentral.store import Status
+from decentral.store.checkpoints import newest_step
 
 
 def run_command(overrides: Sequence[str], config_dir: str | None = None) -> str:
@@ -94,7 +95,7 @@ class TrainingRun(Job):
     def _stored(self, facts: dict[str, Any]) -> float:
         """Up to its newest checkpoint; the status says how many steps an epoch has."""
         with suppress(OSError, TypeError, ValueError, ZeroDivisionError):
-            step = RunStore.view(self.directory).newest_step()
+            step = newest_step(self.directory / "checkpoints")
             if step and self.config.steps:
                 return min(1.0, step / self.config.steps)
             if step:

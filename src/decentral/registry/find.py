@@ -58,12 +58,6 @@ def components(package: str) -> dict[str, type]:
     return _components(package, plugins.folder())
 
 
-def own_components(package: str) -> dict[str, type]:
-    """Only those of one's own."""
-    known = ours(package)
-    return {name: cls for name, cls in components(package).items() if name not in known}
-
-
 def component(package: str, name: str) -> type | None:
     """The component with this name, or what stands for the plain class `module:Name`; None if there is no such thing.
 

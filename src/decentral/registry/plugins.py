@@ -9,7 +9,6 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -86,13 +85,6 @@ def search(place: str) -> None:
     known = _read()
     if place not in known["path"]:
         _write(known | {"path": [*known["path"], place]})
-
-
-def roots() -> Iterator[Path]:
-    """The folders that hold code of one's own."""
-    known = _read()
-    yield from map(Path, [known["folder"]] if known["folder"] else [])
-    yield from map(Path, known["path"])
 
 
 def expect(module: str, digest: str, file: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import pandas
 
-from decentral.config.files import run_settings
+from decentral.config.parsing import run_settings
 from decentral.errors import ConfigError, suggest
 from decentral.registry import component
 from decentral.report.entries import plain

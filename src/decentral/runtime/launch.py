@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from decentral.config.files import dump
 from decentral.config.identity import run_directory, run_id
+from decentral.config.parsing import dump
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
-from decentral.host.machine import num_gpus
+from decentral.host.machine import num_gpus, without_garbage_collection
 from decentral.host.processes import no_silent_end
 from decentral.host.torch_state import keep_freed_memory
 from decentral.host.torchrun import place, under_torchrun
@@ -22,7 +24,7 @@ from decentral.store.run_store import id_in_config
 from decentral.terminal.console import is_leader
 
 if TYPE_CHECKING:
-    from decentral.runtime.entry import Part
+    from decentral.runtime.supervise import Part
 
 
 class Outcome(NamedTuple):
@@ -76,11 +78,15 @@ def in_processes(config: Config, directory: Path, part: Part | None = None) -> S
 
 
 def _here(config: Config, directory: Path, threads: int, part: Part | None) -> Status:
-    import torch
+    first = "torch" not in sys.modules
+    with without_garbage_collection():
+        import torch
 
-    from decentral.network.world import World
-    from decentral.training.run import run
+        from decentral.network.world import World
+        from decentral.training.run import run
 
+        if first:
+            gc.freeze()  # nor later among these
     torch.set_num_threads(threads)
     keep_freed_memory()
     kind = device_kind(config)

@@ -46,11 +46,6 @@ def serve_store(size: int, timeout_s: float, address: str = "127.0.0.1", port: i
         )
 
 
-def find_store(port: int, size: int, timeout_s: float) -> dist.TCPStore:
-    """The store that another process of this machine serves."""
-    return dist.TCPStore("127.0.0.1", port, size, is_master=False, timeout=timedelta(seconds=timeout_s))
-
-
 def store_of_torchrun(rank: int, size: int, timeout_s: float) -> dist.TCPStore:
     """The store at MASTER_ADDR and MASTER_PORT, which rank 0 serves unless torchrun does.
 

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import forkserver, util
 from multiprocessing.connection import Connection, wait
@@ -24,18 +24,49 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from decentral.config.files import dump
 from decentral.config.identity import run_id
+from decentral.config.parsing import dump
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.host.interrupt import as_keyboard_interrupt
 from decentral.host.processes import NO_STATUS, signal_of, start_server
-from decentral.runtime.entry import Place, worker_main
+from decentral.registry import plugins
 from decentral.store import RunStore, Status
+from decentral.store.checkpoints import newest_step
 from decentral.store.failures import RESTARTED, Failure, RunFailed, record
 
 if TYPE_CHECKING:
-    from decentral.runtime.entry import Part
+    from decentral.network.world import World
+
+    Part = Callable[[Config, World, Path], Status]
+    """What every process of a group does, together with the others: the run itself, unless a job has another. It can
+    be pickled."""
+
+
+class Place(NamedTuple):
+    """Process `rank` of `size`, in the run's attempt number `attempt`, counted from 0."""
+
+    rank: int
+    size: int
+    attempt: int
+
+
+def worker_main(
+    config: str, directory: str, place: Place, pipe: Connection, environment: dict[str, str], part: Part | None = None
+) -> None:
+    """Begin as a fork of the fork server: take over this environment and no other, then join the group and do the part.
+
+    `config` is the configuration's YAML, `directory` the run's. What happens is reported through the pipe; see
+    `worker.work`, which does the rest and whose imports are heavy.
+    """
+    for name in set(os.environ) - set(environment):  # what the fork server, which may be older, was started with
+        del os.environ[name]
+    os.environ.update(environment)
+    plugins.mount()
+    from decentral.runtime.worker import work
+
+    work(config, directory, place, pipe, part)
+
 
 _SAID = (Status.done, Status.diverged, Status.interrupted)
 _PATIENCE_S = 1.0  # for what the other processes have to say, and for the exit status of a dead one
@@ -199,7 +230,7 @@ def _announce(config: Config, directory: Path, error: RunFailed, attempt: int) -
         contextlib.suppress(ConfigError, OSError),  # the next attempt will say it
         RunStore.open(directory, run_id(config), dump(config)) as store,
     ):
-        step = store.newest_step()
+        step = newest_step(store.checkpoints)
         store.set_status(Status.running, restarts=store.restarts + 1, reason=str(error))
     with contextlib.suppress(OSError, ValueError):
         if sys.stdout.isatty():

@@ -7,21 +7,24 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decentral.config.files import load
+from torch.distributed import TCPStore
+
 from decentral.config.identity import run_id
+from decentral.config.parsing import load
 from decentral.errors import ConfigError
 from decentral.host.processes import die_with_parent
 from decentral.host.torch_state import keep_freed_memory
-from decentral.runtime.process_group import find_store, joined, serve_store, stay_on_this_machine
+from decentral.runtime.process_group import joined, serve_store, stay_on_this_machine
 from decentral.store.failures import classify, describe
 from decentral.training.run import run
 
 if TYPE_CHECKING:
-    from decentral.runtime.entry import Part, Place
+    from decentral.runtime.supervise import Part, Place
 
 _START_S = 10.0  # more than a message takes: for process 0 to begin, on a busy machine
 
@@ -41,7 +44,8 @@ def work(config_text: str, directory: str, place: Place, pipe: Connection, part:
         else:
             if not pipe.poll(_START_S + config.network.timeout_s):
                 raise TimeoutError("process 0 did not say where it waits for the others")
-            store = find_store(pipe.recv(), place.size, config.network.timeout_s)
+            timeout = timedelta(seconds=config.network.timeout_s)
+            store = TCPStore("127.0.0.1", pipe.recv(), place.size, is_master=False, timeout=timeout)
         with joined(config, place.rank, place.size, place.rank, place.attempt, run_id(config), store) as world:
             status = (part or run)(config, world, Path(directory))
         pipe.send(("status", status.value))

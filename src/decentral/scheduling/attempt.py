@@ -15,13 +15,12 @@ import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import FrameType
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from decentral.host import machine
 from decentral.host.processes import die_with_parent
 from decentral.runtime.devices import set_threads
-from decentral.scheduling.job import Job
-from decentral.scheduling.pool import Ended
+from decentral.scheduling.job import Ended, Job
 from decentral.store import DirectoryTaken, RunStore, Status
 from decentral.store.failures import Failure, classify, describe
 from decentral.store.files import is_locked, try_lock
@@ -30,20 +29,8 @@ from decentral.store.run_store import LOCK, LOG
 _LONGEST_BYTES = 1 << 20  # a log that is longer begins anew with the next attempt
 
 
-class Report(NamedTuple):
-    """How a job ended, as the process that carried it out says."""
-
-    status: str
-    failure: str | None = None
-    reason: str = ""
-
-    def of(self, job: Job) -> Ended:
-        """The same as a pool tells it to the scheduler."""
-        return Ended(job, Status(self.status), self.failure, self.reason)
-
-
 def attempt_main(job: Job, processes: int, cores: int, pipe: Connection, environment: dict[str, str]) -> None:
-    """Carry the job out with `processes` processes on `cores` cores, and send a Report.
+    """Carry the job out with `processes` processes on `cores` cores, and send how it has ended (`Ended` less the job).
 
     The process leads a group of its own, with which whatever it starts can be killed; it dies with the launcher.
     SIGTERM asks the job to stop.
@@ -55,35 +42,35 @@ def attempt_main(job: Job, processes: int, cores: int, pipe: Connection, environ
     threads = set_threads(processes, worth_threads=True)
     if "torch" in sys.modules:  # since before the environment was set
         sys.modules["torch"].set_num_threads(threads)
-    pipe.send(attempt(job))
+    pipe.send(attempt(job)[1:])
 
 
-def attempt(job: Job) -> Report:
+def attempt(job: Job) -> Ended:
     """Carry the job out unless it is finished, or somebody else is at it; what it prints goes to its log."""
     try:
         log = claim_log(job.directory)
     except OSError as error:
         failure = Failure.refused if isinstance(error, PermissionError | FileExistsError) else classify(error)
-        return Report(Status.failed, failure.value, describe(error))
+        return Ended(job, Status.failed, failure.value, describe(error))
     if log is None:
-        return Report(Status.running, None, "another launcher is at it")
+        return Ended(job, Status.running, None, "another launcher is at it")
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(log, 1)  # of this process and its children
     os.dup2(log, 2)
     finished = job.finished()
-    report = Report(finished) if finished else carry_out(job)
+    ended = Ended(job, finished) if finished else carry_out(job)
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
         sys.stderr.flush()
         if os.fstat(log).st_size == 0:  # removed while it is still locked, and the directory if nothing else is in it
             (job.directory / LOG).unlink()
             job.directory.rmdir()
-    return report
+    return ended
 
 
-def carry_out(job: Job) -> Report:
-    """Carry the job out in this process; whatever happens becomes a report. SIGTERM asks it to stop.
+def carry_out(job: Job) -> Ended:
+    """Carry the job out in this process; whatever happens, it has ended. SIGTERM asks it to stop.
 
     A run writes a checkpoint and stops at the first SIGTERM; where nothing waits for the signal, the job is broken off.
     """
@@ -92,19 +79,19 @@ def carry_out(job: Job) -> Report:
     try:
         status = job.carry_out()
     except KeyboardInterrupt:
-        return Report(Status.interrupted)
+        return Ended(job, Status.interrupted)
     except DirectoryTaken as error:
-        return Report(Status.running, None, str(error))
+        return Ended(job, Status.running, None, str(error))
     except Exception as error:
         print(traceback.format_exc(), file=sys.stderr, flush=True)
-        return Report(Status.failed, classify(error).value, describe(error))
+        return Ended(job, Status.failed, classify(error).value, describe(error))
     finally:
         if before is not None:
             signal.signal(signal.SIGTERM, before)
     if status is Status.failed:
         facts = RunStore.peek(job.directory) or {}
-        return Report(status, facts.get("failure", Failure.error.value), str(facts.get("reason", "")))
-    return Report(status)
+        return Ended(job, status, facts.get("failure", Failure.error.value), str(facts.get("reason", "")))
+    return Ended(job, status)
 
 
 def is_taken(directory: Path) -> bool:

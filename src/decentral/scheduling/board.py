@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TextIO
 
-from decentral.scheduling.job import Job
-from decentral.scheduling.pool import Ended, Seen
+from decentral.scheduling.job import Ended, Job, Seen
 from decentral.store import Status
-from decentral.store.failures import Failure, advice
+from decentral.store.failures import ADVICE, Failure
 from decentral.store.run_store import LOG
 from decentral.terminal.display import Display, Row, clock, display
 
@@ -150,7 +149,7 @@ def failure_line(ended: Ended) -> str:
     job = ended.job
     kind = Failure(ended.failure or Failure.error)
     log = job.directory / LOG
-    words = [f"failed    {job.title} (run {job.id}): {kind}: {ended.reason.rstrip('.')}. {advice(kind)}."]
+    words = [f"failed    {job.title} (run {job.id}): {kind}: {ended.reason.rstrip('.')}. {ADVICE[kind]}."]
     words += [f"Log: {log}"] if log.exists() else []
     words += [f"Again: {job.command}"] if job.command else []
     return "  ".join(words)

@@ -1,7 +1,9 @@
-"""What a scheduler carries out: a piece of work with a directory of its own."""
+"""What a scheduler carries out, and where: the contracts of jobs, and of what runs them, such as a machine."""
 
 from __future__ import annotations
 
+import json
+import os
 from abc import ABC, abstractmethod
 from importlib import import_module
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any, NamedTuple
 
 from decentral.registry import plugins
 from decentral.store import RunStore, Status
+from decentral.store.failures import Failure
 
 
 def _unpickled(passport: str, module: str, name: str) -> Any:
@@ -90,3 +93,128 @@ class Job(ABC):
         """That share, by what the status of the job says: its `fraction`."""
         fraction = facts.get("fraction")
         return min(1.0, max(0.0, fraction)) if isinstance(fraction, int | float) else 0.0
+
+
+_TAIL_BYTES = 1 << 13
+
+
+class Ended(NamedTuple):
+    """A job that is not running any more."""
+
+    job: Job
+    status: Status
+    """`running` if somebody else is carrying it out: it was left alone."""
+    failure: str | None = None
+    """Why it failed, one of `failures.Failure`; None if it did not fail."""
+
+    reason: str = ""
+    """One sentence for the user."""
+
+
+class NoRoom(Exception):
+    """`Pool.start` could not take the job now, though `has_room` said so: it is tried again when another one ends."""
+
+
+class Seen(NamedTuple):
+    """How far a running job is."""
+
+    job: Job
+    place: str
+    """For example 'cpu', '2 cores', 'cuda:0', 'slurm 4711', or 'waiting for slurm 4711'."""
+
+    fraction: float | None = None
+    """Of its steps that are done, from 0 to 1."""
+
+    text: str = ""
+    """For example 'epoch 12.0  worst 81.2 %'."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether it does not run yet, but waits in a queue."""
+        return self.place.startswith("waiting")
+
+
+class Pool(ABC):
+    """Used by one thread: the scheduler's. A context manager: leaving it stops whatever still runs, at once."""
+
+    shares_devices: bool = False
+    """Whether jobs share the memory of a device, so that one that ran out of it may have enough of it alone."""
+
+    def expect(self, jobs: int) -> None:
+        """How many jobs wait to be started, the next one included: a pool may share its cores out between them."""
+
+    @abstractmethod
+    def has_room(self, job: Job) -> bool:
+        """Whether `start` can take this job now; one that needs more cores than there are fits an empty pool.
+
+        Raises ConfigError for a job that would never fit.
+        """
+
+    def started_before(self, job: Job) -> bool:
+        """Whether the job runs already, left by an earlier launcher, and `start` would only watch it from now on."""
+        return False
+
+    @abstractmethod
+    def start(self, job: Job) -> None:
+        """Begin to carry the job out, in a process group of its own. May raise NoRoom while other jobs run."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> list[Ended]:
+        """The jobs that ended since the last call; waits for one, but no longer than `timeout_s`."""
+
+    @abstractmethod
+    def look(self) -> list[Seen]:
+        """The jobs that run (or wait in a cluster's queue)."""
+
+    @abstractmethod
+    def interrupt(self, grace_s: float) -> None:
+        """Ask all jobs to write a checkpoint and stop; after `grace_s` kill what is left. `wait` then reports them."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Kill what is left and release everything."""
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def ended_without_report(job: Job, reason: str, stopped: bool = False) -> Ended:
+    """How a job ended whose process is gone without a report; `stopped` if it had been told to stop."""
+    finished = job.finished()
+    if finished is not None:
+        return Ended(job, finished)
+    if stopped:
+        return Ended(job, Status.interrupted)
+    return Ended(job, Status.failed, Failure.killed, reason)
+
+
+def seen_in_directory(job: Job, place: str) -> Seen:
+    """How far the job is, from its run directory: this works wherever the directory can be read.
+
+    A job may say it in its status (`fraction`, `text`); else it is seen from the steps and epochs of a run's status, or
+    of its last evaluation.
+    """
+    facts = RunStore.peek(job.directory) or {}
+    if "fraction" in facts:
+        return Seen(job, place, min(1.0, facts["fraction"]), str(facts.get("text", "")))
+    row = _last_row(job.directory / "metrics.jsonl")
+    step, epoch = (max(facts.get(key) or 0, row.get(key) or 0) for key in ("step", "epoch"))
+    config: Any = getattr(job, "config", None)
+    fraction = None
+    if config is not None:
+        fraction = min(1.0, step / config.steps if config.steps else epoch / config.epochs)
+    return Seen(job, place, fraction, f"epoch {epoch:.1f}" if row else "")
+
+
+def _last_row(path: Path) -> dict[str, Any]:
+    """The last whole line of a metrics.jsonl, of which the end alone is read; {} if there is none."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            row = json.loads(file.read().split(b"\n")[-2])
+        return row if isinstance(row, dict) else {}
+    except (OSError, ValueError, IndexError):
+        return {}

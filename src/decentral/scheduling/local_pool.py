@@ -22,9 +22,8 @@ from decentral.host import machine
 from decentral.host.processes import NO_STATUS, signal_of
 from decentral.runtime.devices import kind_of
 from decentral.runtime.supervise import prepare_server, start
-from decentral.scheduling.attempt import Report, attempt_main
-from decentral.scheduling.job import Demand, Job
-from decentral.scheduling.pool import Ended, Pool, Seen, ended_without_report
+from decentral.scheduling.attempt import attempt_main
+from decentral.scheduling.job import Demand, Ended, Job, Pool, Seen, ended_without_report
 from decentral.store import Status
 from decentral.store.failures import Failure
 from decentral.terminal.progress import ADDRESS
@@ -171,7 +170,7 @@ class _Running:
     taken: Taken
     process: ForkServerProcess
     pipe: Connection
-    report: Report | None = None
+    report: Ended | None = None
     kill_at: float | None = None
     interrupted: bool = False
     fraction: float | None = None
@@ -277,7 +276,7 @@ class LocalPool(Pool):
         one.pipe.close()
         self._slots.free(one.taken)
         if one.report is not None:
-            return one.report.of(one.job)
+            return one.report
         code = one.process.exitcode or 0
         if code == 0 or (code > 0 and code != NO_STATUS):
             return Ended(one.job, Status.failed, Failure.error, f"its process ended with status {code}")
@@ -290,7 +289,7 @@ class LocalPool(Pool):
             return
         with contextlib.suppress(EOFError, OSError):
             if one.pipe.poll():
-                one.report = one.pipe.recv()
+                one.report = Ended(one.job, *one.pipe.recv())
                 one.kill_at = time.monotonic() + _EXIT_S
                 return
             return

@@ -12,9 +12,8 @@ from decentral.errors import ConfigError
 from decentral.host.interrupt import Interrupt
 from decentral.scheduling.attempt import is_taken
 from decentral.scheduling.board import Board
-from decentral.scheduling.job import Job
+from decentral.scheduling.job import Ended, Job, NoRoom, Pool
 from decentral.scheduling.launchers.launcher import Launcher
-from decentral.scheduling.pool import Ended, NoRoom, Pool
 from decentral.store import Status
 from decentral.store.failures import OUTSIDE, Failure, classify, describe
 
@@ -186,13 +185,10 @@ class _Work:
         self.board.ended(ended, again)
         if ended.failure == Failure.disk_full and not self.stopping:
             self._stop(pool, "the disk is full: no more runs are started. Free some space; the same command goes on")
-        elif self._all_refused_alike() and not self.stopping:
+        kinds = {(one.failure, one.reason) for one in self.over.values()}
+        alike = len(self.over) >= _ALIKE and len(kinds) == 1 and ended.failure == Failure.refused  # data missing, say
+        if alike and not self.stopping:
             self._stop(pool, f"the first {_ALIKE} were refused for the same reason: the others are not started")
-
-    def _all_refused_alike(self) -> bool:
-        """Whether nothing but the same refusal has happened so far, several times: data that are missing, say."""
-        kinds = {(ended.failure, ended.reason) for ended in self.over.values()}
-        return len(self.over) >= _ALIKE and len(kinds) == 1 and kinds.pop()[0] == Failure.refused
 
     def _try_again(self, ended: Ended, shares_devices: bool) -> bool:
         job = ended.job

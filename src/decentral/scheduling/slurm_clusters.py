@@ -19,8 +19,8 @@ from typing import Any
 from decentral.errors import ConfigError
 from decentral.host import machine
 from decentral.host.interrupt import ask_to_stop
-from decentral.scheduling.attempt import Report, attempt
-from decentral.scheduling.job import Job
+from decentral.scheduling.attempt import attempt
+from decentral.scheduling.job import Ended, Job
 from decentral.store import Status
 from decentral.store.failures import Failure
 from decentral.store.files import write_json
@@ -228,20 +228,20 @@ class Submission:
         number = signal.Signals[f"SIG{JobEnvironment.USR_SIG}"]
         requeue: Any = signal.signal(number, self._announce)
         machine.share_cores(self._cores)
-        report = attempt(self.job)
-        if report.status not in (Status.done, Status.diverged):
+        ended = attempt(self.job)
+        if ended.status not in (Status.done, Status.diverged):
             deadline = time.monotonic() + _LINGER_S
-            while report.status == Status.interrupted and not self._requeue and time.monotonic() < deadline:
+            while ended.status == Status.interrupted and not self._requeue and time.monotonic() < deadline:
                 time.sleep(0.05)
             if self._requeue:
                 try:
                     requeue(number, None)  # ends this process, unless submitit refuses
                 except UncompletedJobError as error:
                     told = f"{error} Raise launcher.time_minutes or .requeues."
-                    report = Report(Status.failed, Failure.killed, told)
-            if report.status == Status.interrupted:
+                    ended = Ended(self.job, Status.failed, Failure.killed, told)
+            if ended.status == Status.interrupted:
                 sys.exit(_STOPPED)
-        write_json(self._path, report._asdict())
+        write_json(self._path, {"report": ended[1:]})
 
     def checkpoint(self) -> Any:
         """What submitit calls next time: the same, since the run's directory knows how far it is."""

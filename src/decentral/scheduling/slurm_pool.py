@@ -11,9 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from decentral.errors import ConfigError
-from decentral.scheduling.attempt import Report
-from decentral.scheduling.job import Job
-from decentral.scheduling.pool import Ended, NoRoom, Pool, Seen, ended_without_report, seen_in_directory
+from decentral.scheduling.job import Ended, Job, NoRoom, Pool, Seen, ended_without_report, seen_in_directory
 from decentral.scheduling.slurm_clusters import SlurmCluster, report_path
 from decentral.store import Status
 from decentral.store.failures import Failure, describe
@@ -118,7 +116,9 @@ class SlurmPool(Pool):
         """The jobs that reported, or disappeared without a report."""
         deadline = time.monotonic() + timeout_s
         while True:
-            self._kill_in_time()
+            if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                self._cluster.kill(self._numbers())
+                self._kill_at = float("inf")
             self._ask_cluster()
             ended = [found for active in list(self._active.values()) if (found := self._ended(active)) is not None]
             left = deadline - time.monotonic()
@@ -200,10 +200,10 @@ class SlurmPool(Pool):
 
     def _report(self, active: _Active) -> Ended | None:
         """What the job left when it was over; None if there is nothing yet, or its directory does not confirm it."""
-        facts = read_json(report_path(self._folder, active.job))
-        if facts is None:
+        report = (read_json(report_path(self._folder, active.job)) or {}).get("report")
+        if report is None:
             return None
-        ended = Report(**facts).of(active.job)
+        ended = Ended(active.job, Status(report[0]), *report[1:])
         unconfirmed = ended.status in (Status.done, Status.diverged) and active.job.finished() is None
         return None if unconfirmed else ended
 
@@ -222,8 +222,3 @@ class SlurmPool(Pool):
 
     def _log(self, active: _Active) -> Path:
         return self._folder / f"{active.number}_0_log.err"
-
-    def _kill_in_time(self) -> None:
-        if self._kill_at is not None and time.monotonic() >= self._kill_at:
-            self._cluster.kill(self._numbers())
-            self._kill_at = float("inf")

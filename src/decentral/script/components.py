@@ -56,19 +56,7 @@ def algorithm_from(algo: object, settings: dict[str, Any] | None) -> Algorithm:
         ConfigError: a name, a setting or a value that does not exist, settings for an object; an algorithm that does
             not train, or has no steps.
     """
-    if settings is not None and not isinstance(settings, dict):
-        raise ConfigError(f"algo_settings has to be a dict, such as {{'fill': 'previous'}}, not {settings!r}.")
-    if isinstance(algo, str):
-        algorithm = cast(Algorithm, _by_name("algorithms", algo, dict(settings or {}), ()))
-    elif not isinstance(algo, Algorithm):
-        raise ConfigError(
-            f"algo has to be the name of an algorithm or a decentral.algorithms.algorithm.Algorithm, not "
-            f"{type(algo).__name__}."
-        )
-    elif settings:
-        raise ConfigError("algo_settings belong to the name of an algorithm; here algo is an object, with its own.")
-    else:
-        algorithm = algo
+    algorithm = cast(Algorithm, _chosen("algorithms", algo, Algorithm, _as_dict("algo", settings), ()))
     if algorithm.needs_samples:
         raise ConfigError(
             f"algo='{algorithm.name}' averages samples and trains nothing, so that there is no optimizer to wrap: "
@@ -100,30 +88,15 @@ def compression_from(compress: object, settings: dict[str, Any] | None) -> Compr
         ConfigError: a name, a setting or a value that does not exist, settings for an object or for nothing,
             `warmup_epochs` without `steps_per_epoch`.
     """
-    if settings is not None and not isinstance(settings, dict):
-        raise ConfigError(f"compress_settings has to be a dict, such as {{'keep': 0.01}}, not {settings!r}.")
-    own = dict(settings or {})
+    own = _as_dict("compress", settings)
     if compress is None and own:
         raise ConfigError("compress_settings are those of a compressor: give compress= too, such as compress='topk'.")
     seed = convert(int, own.pop("seed", 0), "compress.seed")
     steps_per_epoch = convert(float, own.pop("steps_per_epoch", math.nan), "compress.steps_per_epoch")
     if steps_per_epoch <= 0:
         raise ConfigError(f"compress.steps_per_epoch={steps_per_epoch:g} has to be a number of steps above 0.")
-    if compress is None:
-        compressor: Compressor = NoCompression()
-    elif isinstance(compress, str):
-        compressor = cast(Compressor, _by_name("compression", compress, own, ("seed", "steps_per_epoch")))
-    elif not isinstance(compress, Compressor):
-        raise ConfigError(
-            "compress has to be the name of a compressor or a decentral.compression.compressor.Compressor, not "
-            f"{type(compress).__name__}."
-        )
-    elif own:
-        raise ConfigError(
-            "compress_settings belong to the name of a compressor; here compress is an object, with its own."
-        )
-    else:
-        compressor = compress
+    given = NoCompression() if compress is None else compress
+    compressor = cast(Compressor, _chosen("compression", given, Compressor, own, ("seed", "steps_per_epoch")))
     if getattr(compressor, "warmup_epochs", 0.0) and math.isnan(steps_per_epoch):
         raise ConfigError(
             "warmup_epochs counts epochs, of which an optimizer in a script knows nothing: say how many steps one has, "
@@ -133,6 +106,27 @@ def compression_from(compress: object, settings: dict[str, Any] | None) -> Compr
 
 
 _KEYS = {"topology": "topology", "algorithms": "algo", "compression": "compress"}
+
+
+def _as_dict(key: str, settings: object) -> dict[str, Any]:
+    if settings is not None and not isinstance(settings, dict):
+        raise ConfigError(f"{key}_settings has to be a dict, such as {{'setting': 1}}, not {settings!r}.")
+    return dict(settings or {})
+
+
+def _chosen(package: str, given: object, base: type, settings: dict[str, Any], others: Sequence[str]) -> object:
+    """The component of this name with these settings, or the one that is given. Raises ConfigError if it is neither."""
+    key = _KEYS[package]
+    if isinstance(given, str):
+        return _by_name(package, given, settings, others)
+    if not isinstance(given, base):
+        raise ConfigError(
+            f"{key} has to be a name (decentral-run --help {key}) or a {base.__module__}.{base.__name__}, not "
+            f"{type(given).__name__}."
+        )
+    if settings:
+        raise ConfigError(f"{key}_settings belong to a name; here {key} is an object, with its own.")
+    return given
 
 
 def _by_name(package: str, name: str, settings: dict[str, Any], others: Sequence[str]) -> object:

@@ -69,10 +69,11 @@ class Turn:
         if self.over:
             raise RuntimeError(f"{verb} {self.over}")
         refuse_a_fork(self.process, verb)
-        if self._by_thread not in (None, threading.current_thread()):
+        here = threading.current_thread()
+        if self._by_thread and self._by_thread is not here:
             raise RuntimeError(
-                f"{verb} in {_quoted(threading.current_thread())}, but {self._what} belongs to "
-                f"{_quoted(self._by_thread)}: join and call all verbs in one thread, as ranks pair calls by their order"
+                f"{verb} in thread '{here.name}', but {self._what} belongs to thread '{self._by_thread.name}': join "
+                "and call all verbs in one thread, as ranks pair calls by their order"
             )
         if not self._lock.acquire(blocking=False):
             raise RuntimeError(f"{verb} while another thread uses {self._what}: call its verbs in one thread")
@@ -94,10 +95,6 @@ def refuse_a_fork(process: int, what: str) -> None:
             f"{what} in process {os.getpid()}, which was forked from process {process} after decentral.join: "
             "the connections belong to that process alone, so call it there"
         )
-
-
-def _quoted(thread: threading.Thread | None) -> str:
-    return f"thread '{thread.name}'" if thread else ""
 
 
 def guarded(method: Callable[P, R]) -> Callable[P, R]:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from decentral.config.composition import folders_of
-from decentral.config.files import read, run_settings
+from decentral.config.parsing import folders_of, read, run_settings
 from decentral.errors import ConfigError
 from decentral.gradients.precision import Precision, cast
 from decentral.host.torch_state import left_as_found
@@ -119,7 +118,7 @@ def found_in(directory: Path, maker: Callable[[Mapping[str, Any]], Callable[[], 
     task: Any = component("tasks", str(settings.get("task")))
     if status != "done" or settings.get("save") == "none" or (task is not None and "model" not in task.uses):
         return Trained(directory, status, settings, metrics, [], None)
-    stored = load_models(directory, recorded_id(directory)).models
+    stored = load_models(directory, recorded_id(directory))
     workers = sorted((name for name in stored if name != AVERAGED), key=lambda name: int(name[len("worker") :]))
     precision = Precision.fp64 if settings.get("precision") == "fp64" else Precision.fp32
     with left_as_found():

@@ -14,7 +14,7 @@ from decentral.network.settings import Carrier, NetworkSettings
 from decentral.network.world import World
 from decentral.script import calls
 from decentral.script.agreement import Proposal, agree, heard_by_all
-from decentral.script.calls import Bundle, Named, Values, Weights, read
+from decentral.script.calls import Named, Values, Weights, read
 from decentral.script.group import Group
 from decentral.script.handle import Handle, guarded, verb
 from decentral.topology.communication import Communication
@@ -24,64 +24,6 @@ from decentral.topology.rounds import Rounds
 from decentral.topology.topology import Topology
 
 _SHAPES_IN_SHARED_MEMORY = 64
-
-
-class Networks:
-    """A network for each kind of device, opened at its first use, by all ranks at once.
-
-    The first time that rows of a length and dtype come, all ranks compare them: later mistakes end in an error, too.
-
-    Shared memory keeps a place for every length of rows that it has seen, so rows of more than a few different lengths
-    go through torch.distributed.
-    """
-
-    def __init__(self, world: World, topology: Topology, schedule: Rounds, timeout_s: float) -> None:
-        self.world, self.topology, self.timeout_s = world, topology, timeout_s
-        self._schedules = {1: schedule}
-        self._networks: dict[tuple[int, str, Carrier], ProcessNetwork] = {}
-        self._shapes: set[tuple[int, torch.dtype]] = set()
-        self._compared: set[tuple[int, torch.dtype]] = set()
-
-    def begin(self, verb: str, bundle: Bundle, round: int, workers_per_machine: int) -> Handle:
-        """x_i <- sum_j W_ij x_j with W of this round, or with W (x) J / L of the topology for machines of L ranks."""
-        mixings = [self._network(verb, x, workers_per_machine).begin_mix(x[None], round) for x in bundle.writable()]
-        return Handle(verb, None, lambda: bundle.restore([mixing()[0] for mixing in mixings]))
-
-    def close(self) -> None:
-        """Close all networks."""
-        for network in self._networks.values():
-            network.close()
-        self._networks = {}
-
-    def _network(self, verb: str, x: torch.Tensor, workers_per_machine: int) -> ProcessNetwork:
-        carrier, shape = Carrier.auto, (x.numel(), x.dtype)
-        if shape not in self._compared:
-            for network in self._networks.values():
-                network.transport.tell_of_something_new()
-            agree(self.world, Proposal(verb, f"{shape[0]} numbers of {shape[1]}", (), ()))
-            self._compared.add(shape)
-        if len(self._shapes) < _SHAPES_IN_SHARED_MEMORY:
-            self._shapes.add(shape)
-        if shape not in self._shapes:
-            carrier = Carrier.torch
-        key = workers_per_machine, x.device.type, carrier
-        if key not in self._networks:
-            settings = NetworkSettings(timeout_s=self.timeout_s, transport=carrier)
-            self._networks[key] = join_network(
-                self._schedule(workers_per_machine),
-                Losses(0.0, seed=0),
-                x.device,
-                self.world.rank,
-                self.world.size,
-                settings,
-            )
-        return self._networks[key]
-
-    def _schedule(self, workers_per_machine: int) -> Rounds:
-        if workers_per_machine not in self._schedules:
-            machines = Communication(workers_per_machine=workers_per_machine)
-            self._schedules[workers_per_machine] = machines.schedule(self.topology, self.world.size)
-        return self._schedules[workers_per_machine]
 
 
 class Peers(Group):
@@ -117,7 +59,10 @@ class Peers(Group):
         super().__init__(world, check, leaves)
         self.topology, self.schedule, self.timeout_s = topology, schedule, timeout_s
         self.communication = communication or Communication()
-        self._networks = Networks(world, topology, schedule, timeout_s)
+        self._schedules = {1: schedule}
+        self._networks: dict[tuple[int, str, Carrier], ProcessNetwork] = {}
+        self._shapes: set[tuple[int, torch.dtype]] = set()
+        self._compared: set[tuple[int, torch.dtype]] = set()
 
     def __repr__(self) -> str:
         return f"Peers(rank {self.rank} of {self.size}, topology={self.topology.name}, {self.communication})"
@@ -279,8 +224,40 @@ class Peers(Group):
         if checked:
             content = f"{bundle.content} in round {round}{calls.of_machines(workers_per_machine)}"
             agree(self.world, Proposal(name, content, (), ()))
-        return self._networks.begin(name, bundle, int(round), workers_per_machine)
+        rows = bundle.writable()
+        mixings = [self._network(name, x, workers_per_machine).begin_mix(x[None], int(round)) for x in rows]
+        return Handle(name, None, lambda: bundle.restore([mixing()[0] for mixing in mixings]))
+
+    def _network(self, verb: str, x: torch.Tensor, workers_per_machine: int) -> ProcessNetwork:
+        """A network for each kind of device, and for machines of so many ranks, opened at its first use by all at once.
+
+        The first time that rows of a length and dtype come, all ranks compare them: later mistakes end in an error,
+        too. Shared memory keeps a place for every length of rows that it has seen, so rows of more than a few different
+        lengths go through torch.distributed.
+        """
+        carrier, shape = Carrier.auto, (x.numel(), x.dtype)
+        if shape not in self._compared:
+            for network in self._networks.values():
+                network.transport.tell_of_something_new()
+            agree(self.world, Proposal(verb, f"{shape[0]} numbers of {shape[1]}", (), ()))
+            self._compared.add(shape)
+        if len(self._shapes) < _SHAPES_IN_SHARED_MEMORY:
+            self._shapes.add(shape)
+        if shape not in self._shapes:
+            carrier = Carrier.torch
+        if workers_per_machine not in self._schedules:
+            machines = Communication(workers_per_machine=workers_per_machine)
+            self._schedules[workers_per_machine] = machines.schedule(self.topology, self.size)
+        key = workers_per_machine, x.device.type, carrier
+        if key not in self._networks:
+            schedule = self._schedules[workers_per_machine]
+            settings = NetworkSettings(timeout_s=self.timeout_s, transport=carrier)
+            certain = Losses(0.0, seed=0)
+            self._networks[key] = join_network(schedule, certain, x.device, self.rank, self.size, settings)
+        return self._networks[key]
 
     def _release(self) -> None:
-        self._networks.close()
+        for network in self._networks.values():
+            network.close()
+        self._networks = {}
         super()._release()

@@ -16,10 +16,10 @@ import numpy as np
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from decentral.config.composition import compose, folders_of
-from decentral.config.files import plain
+from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.config.overrides import literal
+from decentral.config.parsing import folders_of, plain
 from decentral.config.schema import Config
 from decentral.data.plain import PlainData, Sets
 from decentral.errors import ConfigError

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -33,7 +33,6 @@ class Checkpoint:
     path: Path
     parts: tuple[str, ...]
     meta: dict[str, Any]
-    rejected: list[str] = field(default_factory=list)  # one sentence for each newer checkpoint that is damaged
 
 
 class Written(NamedTuple):
@@ -180,7 +179,7 @@ def newest(root: Path, run_id: str | None, metrics: LineFile | None) -> tuple[Ch
     for step in _steps(root):
         found = validate(root, step, run_id, metrics)
         if isinstance(found, Checkpoint):
-            return Checkpoint(found.step, found.path, found.parts, found.meta, rejected), rejected
+            return found, rejected
         if found is not None:
             rejected.append(found)
     return None, rejected
@@ -200,8 +199,10 @@ def validate(root: Path, step: int, run_id: str | None, metrics: LineFile | None
     if not (directory / _MANIFEST).exists():
         return None
     manifest = read_json(directory / _MANIFEST) or {}
-    written = manifest.pop("sha256", None)
-    if written is None or written != _digest(manifest) or not _complete(manifest):
+    written, parts = manifest.pop("sha256", None), manifest.get("parts")
+    described = isinstance(parts, dict) and parts and all(isinstance(part, dict) for part in parts.values())
+    whole = written == _digest(manifest) and described and isinstance(manifest.get("meta"), dict)
+    if not whole:
         return f"The checkpoint of step {step} is damaged ({_MANIFEST} is not what was written)."
     if foreign := _foreign(manifest, step, run_id, metrics):
         return f"The checkpoint of step {step} is not used ({foreign})."
@@ -214,12 +215,6 @@ def validate(root: Path, step: int, run_id: str | None, metrics: LineFile | None
             pass
         return f"The checkpoint of step {step} is damaged ({file.name} is not what was written)."
     return Checkpoint(step, directory, tuple(manifest["parts"]), manifest["meta"])
-
-
-def _complete(manifest: dict[str, Any]) -> bool:
-    parts = manifest.get("parts")
-    described = isinstance(parts, dict) and parts and all(isinstance(part, dict) for part in parts.values())
-    return bool(described) and isinstance(manifest.get("meta"), dict)
 
 
 def _foreign(manifest: dict[str, Any], step: int, run_id: str | None, metrics: LineFile | None) -> str | None:

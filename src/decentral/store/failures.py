@@ -28,7 +28,7 @@ OUTSIDE = frozenset({Failure.killed, Failure.lost, Failure.out_of_memory})
 RESTARTED = OUTSIDE - {Failure.out_of_memory}
 """Failures after which a run on one machine starts its processes again by itself."""
 
-_ADVICE = {
+ADVICE = {
     Failure.killed: "If the machine ran out of memory, use fewer processes; the same command goes on from the last "
     "checkpoint",
     Failure.lost: "If a process was only slow, raise network.timeout_s; the same command goes on from the last "
@@ -64,11 +64,6 @@ def classify(error: BaseException) -> Failure:
             return known
         one = one.__cause__
     return Failure.error
-
-
-def advice(failure: Failure) -> str:
-    """What the user can do about it: a sentence or two, without the last full stop."""
-    return _ADVICE[failure]
 
 
 def describe(error: BaseException) -> str:

@@ -213,59 +213,21 @@ def write_metadata(run_dir: Path, metrics: Iterable[Metric]) -> None:
 
 
 def read_metadata(run_dir: Path, measured: Iterable[tuple[str, str]] = ()) -> dict[tuple[str, str], Metric]:
-    """(split, name) -> metric: those of the run's file, in its order, then all others of `measured`.
-
-    Runs that are older than the file have none, see `_without_file`. Never raises.
-    """
+    """(split, name) -> metric: those of the run's file, in its order, then all others of `measured`, of which nothing
+    else is known. Never raises."""
     keys = {field.name for field in fields(Metric)}
     listed = (read_json(run_dir / _FILE) or {}).get("metrics")
-    known = [
-        Metric(**{key: value for key, value in one.items() if key in keys})
-        for one in (listed if isinstance(listed, list) else [])
-        if isinstance(one, dict) and isinstance(one.get("split"), str) and isinstance(one.get("name"), str)
-    ]
-    found = {(metric.split, metric.name): metric for metric in known}
-    older = sorted((_without_file(*key) for key in measured if key not in found), key=_importance)
-    return found | {(metric.split, metric.name): metric for metric in older}
+    found = {}
+    for one in listed if isinstance(listed, list) else []:
+        if isinstance(one, dict) and isinstance(one.get("split"), str) and isinstance(one.get("name"), str):
+            found[one["split"], one["name"]] = Metric(**{key: one[key] for key in keys & one.keys()})
+    return found | {key: Metric(*key, larger_is_better=None) for key in measured if key not in found}
 
 
-_JUDGING, _LOSSES, _DESCRIBING = ("accuracy", "suboptimality"), ("loss",), ("consensus_distance",)
-_SPLITS = ("test", "objective", "validation", "train", "model")
-
-
-def _without_file(split: str, name: str) -> Metric:
-    """What was taken for granted before runs had a metrics.json: accuracies are fractions, and larger is better; of
-    anything else the direction is not known."""
-    accuracy = name.endswith("accuracy")
-    return Metric(split, name, larger_is_better=True if accuracy else None, unit="%" if accuracy else "")
-
-
-def _importance(metric: Metric) -> tuple[int, str, int, str]:
-    """The order in which such metrics are reported: what a run is judged by, others, losses, what only describes."""
-    groups = (_JUDGING, (), _LOSSES, _DESCRIBING)
-    group = next((number for number, names in enumerate(groups) if metric.name in names), 1)
-    split = _SPLITS.index(metric.split) if metric.split in _SPLITS else len(_SPLITS)
-    return group, metric.name, split, metric.split
-
-
-_ALWAYS = ("step", "epoch", "worker", "split", "metric", "value")
-COLUMNS = tuple(dict.fromkeys((*_ALWAYS, *AXES)))
+ALWAYS = ("step", "epoch", "worker", "split", "metric", "value")
+COLUMNS = tuple(dict.fromkeys((*ALWAYS, *AXES)))
 """Keys of a row, in their order. A row need not have a place on each of the axes, but on those of step and epoch."""
-
-
-_READ = frozenset(_ALWAYS) - {"epoch"}
-
-
-class MetricsFile(LineFile):
-    """The writing end, for rows with keys of COLUMNS."""
-
-    def append_rows(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Write the rows of an evaluation at once, a line each; see `append`."""
-        lines = []
-        for row in rows:
-            assert set(_ALWAYS) <= row.keys() <= set(COLUMNS), f"a row has the keys {COLUMNS}, not {tuple(row)}"
-            lines.append({key: row[key] for key in COLUMNS if key in row})
-        self.append(*lines)
+_READ = frozenset(ALWAYS) - {"epoch"}
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -65,15 +65,6 @@ def unpacked(value: Any) -> Any:
     if kind in _MAPPINGS:
         return _MAPPINGS[kind]((unpacked(key), unpacked(one)) for key, one in rest[0])
     return _SEQUENCES[kind](map(unpacked, rest[0]))
-
-
-class Models(NamedTuple):
-    """What is in the file: the tensors of each model, and what is known of them all."""
-
-    models: dict[str, dict[str, Any]]
-    """`averaged`, `worker0`, ... -> name -> tensor, or extra state."""
-    facts: dict[str, str]
-    """run_id, step, and what else the writer knew."""
 
 
 def save_models(directory: Path, models: Mapping[str, Mapping[str, Any]], facts: Mapping[str, object]) -> None:
@@ -158,8 +149,8 @@ def stored_facts(directory: Path) -> dict[str, str]:
         return {}
 
 
-def load_models(directory: Path, run_id: str | None = None) -> Models:
-    """What `save_models` wrote.
+def load_models(directory: Path, run_id: str | None = None) -> dict[str, dict[str, Any]]:
+    """What `save_models` wrote: `averaged`, `worker0`, ... -> name -> tensor, or extra state.
 
     Raises ConfigError if there is no such file, if it cannot be read, is damaged, or belongs to another run than
     `run_id`.
@@ -186,7 +177,7 @@ def load_models(directory: Path, run_id: str | None = None) -> Models:
         raise ConfigError(f"{path} is damaged ({error}): {_HINT}.") from None
 
 
-def _models(tensors: dict[str, Tensor], header: dict[str, str]) -> Models:
+def _models(tensors: dict[str, Tensor], header: dict[str, str]) -> dict[str, dict[str, Any]]:
     """The inverse of `_flattened`."""
     import torch
 
@@ -206,4 +197,4 @@ def _models(tensors: dict[str, Tensor], header: dict[str, str]) -> Models:
         models.setdefault(model, {})[name] = value
     if AVERAGED not in models:
         raise ValueError("there is no averaged model")
-    return Models(models, header)
+    return models

@@ -18,6 +18,7 @@ import decentral
 
 _PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "omegaconf")
 _TIMEOUT_S = 10.0
+_GPUS = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
 
 
 def collect(devices: list[str], processes: int) -> dict[str, Any]:
@@ -41,7 +42,7 @@ def collect(devices: list[str], processes: int) -> dict[str, Any]:
         "cores": lambda: len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "processes": lambda: processes,
         "devices": lambda: list(devices),
-        "gpus": lambda: _gpus() if gpu else [],
+        "gpus": lambda: _output(_GPUS).splitlines() if gpu else [],  # all of the host
         "cuda_visible_devices": lambda: os.environ.get("CUDA_VISIBLE_DEVICES"),
     }
     return {name: _known_or_none(fact) for name, fact in facts.items()}
@@ -72,11 +73,6 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _gpus() -> list[str]:
-    """The names of all GPUs of the host; `cuda_visible_devices` says which of them were used."""
-    return _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]).splitlines()
 
 
 def _output(command: list[str], environment: dict[str, str] | None = None) -> str:

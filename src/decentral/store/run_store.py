@@ -16,7 +16,7 @@ from decentral.errors import ConfigError
 from decentral.store import checkpoints, files
 from decentral.store.checkpoints import Checkpoint, Written
 from decentral.store.files import is_leftover, is_locked, read_json, try_lock, write_json, write_text
-from decentral.store.metrics import Metric, MetricsFile, write_metadata
+from decentral.store.metrics import ALWAYS, COLUMNS, LineFile, Metric, write_metadata
 
 LOCK = "run.lock"
 LOG = "log.txt"  # what a launcher of many runs opens before the run begins
@@ -118,11 +118,12 @@ class RunStore:
 
     def __init__(self, path: Path, run_id: str | None, lock: int | None) -> None:
         self.path = path
+        self.checkpoints = path / "checkpoints"
         self.run_id = run_id
         self.rejected_checkpoints: list[str] = []  # what the last call of `newest_checkpoint` found damaged
         self.new = False  # whether `open` has made it this run's
         self._lock = lock
-        self._metrics = None if lock is None else MetricsFile(path / "metrics.jsonl")
+        self._metrics = None if lock is None else LineFile(path / "metrics.jsonl")
         self._valid_steps: set[int] = set()  # checkpoints that this process has hashed
         before = self.peek(path) or {}
         self._place = {key: before.get(key, 0) for key in _CARRIED}
@@ -280,7 +281,11 @@ class RunStore:
         `value` may be nan or infinite. Raises OSError if the disk is full; all whole rows before stay readable.
         """
         assert self._metrics is not None, "only the process that holds the lock writes metrics"
-        self._metrics.append_rows(rows)
+        lines = []
+        for row in rows:
+            assert set(ALWAYS) <= row.keys() <= set(COLUMNS), f"a row has the keys {COLUMNS}, not {tuple(row)}"
+            lines.append({key: row[key] for key in COLUMNS if key in row})
+        self._metrics.append(*lines)
 
     def save_checkpoint_part(self, step: int, part: str, tensors: dict[str, Any]) -> Written:
         """Write one process's part of the checkpoint of `step`; see `checkpoints.save_part`.
@@ -288,7 +293,7 @@ class RunStore:
         Raises DirectoryLost if the process that holds the lock finds another directory than the one it opened.
         """
         with self.in_place() if self._metrics is not None else nullcontext():
-            return checkpoints.save_part(self._checkpoints, step, part, tensors)
+            return checkpoints.save_part(self.checkpoints, step, part, tensors)
 
     def commit_checkpoint(self, step: int, parts: Mapping[str, Written], meta: dict[str, Any]) -> None:
         """Make the parts of `step` a checkpoint, once all of them are written; keep the one before it, too.
@@ -301,36 +306,23 @@ class RunStore:
         assert self._metrics is not None, "only the process that holds the lock commits a checkpoint"
         with self.in_place():
             self._metrics.sync()
-            checkpoints.commit(self._checkpoints, step, parts, meta, self.run_id, self._metrics.extent)
+            checkpoints.commit(self.checkpoints, step, parts, meta, self.run_id, self._metrics.extent)
         self._valid_steps.add(step)
-        checkpoints.prune(self._checkpoints, step, self._valid_steps, self.run_id)
+        checkpoints.prune(self.checkpoints, step, self._valid_steps, self.run_id)
 
     def newest_checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint of this run whose every part validates, and whose metrics are all there.
 
-        Newer ones that are not are named in its `rejected`, and in `rejected_checkpoints` even if none is left.
+        What is wrong with newer ones is in `rejected_checkpoints`.
         """
-        found, self.rejected_checkpoints = checkpoints.newest(self._checkpoints, self.run_id, self._metrics)
+        found, self.rejected_checkpoints = checkpoints.newest(self.checkpoints, self.run_id, self._metrics)
         return found
-
-    def newest_step(self) -> int:
-        """The step of the newest checkpoint, which may yet turn out to be damaged; 0 if there is none."""
-        return checkpoints.newest_step(self._checkpoints)
-
-    def checkpoint_at(self, step: int) -> Checkpoint:
-        """The checkpoint that the process with the lock found valid, for the others. OSError if it cannot be seen
-        here."""
-        return checkpoints.at(self._checkpoints, step)
-
-    def load_part(self, checkpoint: Checkpoint, part: str) -> dict[str, Any]:
-        """What one process had saved, on the CPU."""
-        return checkpoints.load_part(checkpoint, part)
 
     def remove_checkpoints(self) -> None:
         """Delete all checkpoints, for example of a run that is done."""
         assert self._lock is not None, "only the process that holds the lock removes checkpoints"
         self._valid_steps.clear()
-        checkpoints.remove(self._checkpoints)
+        checkpoints.remove(self.checkpoints)
 
     def close(self) -> None:
         """Give the lock back. Harmless when called twice."""
@@ -344,10 +336,6 @@ class RunStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def _checkpoints(self) -> Path:
-        return self.path / "checkpoints"
 
 
 class FoundRun(NamedTuple):

@@ -9,8 +9,7 @@ from typing import Any
 
 import yaml
 
-from decentral.config.composition import folders_of
-from decentral.config.parsing import build, read_mapping
+from decentral.config.parsing import build, folders_of, read_mapping
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Measurement
 from decentral.registry import components

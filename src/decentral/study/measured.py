@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, make_dataclass
 from functools import cache
 from typing import Any, ClassVar, get_type_hints
 
-from decentral.config.composition import compose_all
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import Measurement, without_seed_and_rate
 from decentral.measurements.values import Labels, Meaning, Row, Value
@@ -52,6 +51,8 @@ class MeasuredStudy(Study):
 
     def cells(self, overrides: Sequence[str], config_dir: str | None = None) -> list[Cell]:
         """Row by row, column by column."""
+        from decentral.config.composition import compose_all
+
         rows = self.rows or ([] if self.measurement.row_labels else [row_class(self.measurement)()])
         places = [(row, point) for row in rows for point in points(self.columns, row.only)]
         commands, names = [], []

@@ -59,10 +59,6 @@ class Display:
     broken = False
     """Whether something has gone wrong with the terminal."""
 
-    def fits(self, columns: int) -> bool:
-        """Whether a row of so many columns is shown in full."""
-        return True
-
     def line(self, text: str) -> None:
         """A line that stays."""
 
@@ -97,10 +93,6 @@ class _Table(Display):
 
         self._live = Live(console=Console(file=stream), auto_refresh=False)
         self._live.start()
-
-    def fits(self, columns: int) -> bool:
-        """By the width of the terminal."""
-        return self._live.console.width >= columns
 
     @_unless_broken
     def line(self, text: str) -> None:

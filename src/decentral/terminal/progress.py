@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TextIO
 
 from decentral.terminal.display import Display, Row, clock, display
@@ -21,32 +20,6 @@ _REPORT_PERIOD_S = 0.5
 LINE_PERIOD_S = 5.0
 """How often there is a line where there is no terminal; besides, there are those of the evaluations."""
 _MILESTONES = 20  # evaluations that get a line of their own where there is no terminal
-_BESIDE_TITLE = 100  # columns that the bar and its numbers take
-
-
-@dataclass
-class _Shown:
-    """What is known of the run, as it is shown."""
-
-    step: int = 0
-    epoch: float = 0.0
-    loss: str = ""
-    worst: str = ""
-    averaged: str = ""
-    simulated: str = ""
-    doing: str = ""
-
-    def words(self, brief: bool = False) -> str:
-        """For example 'epoch 3.0  loss 0.41  worst 81.2 %  averaged 83.0 %'; what is not known yet is left out."""
-        pairs = (("loss", self.loss), ("worst", self.worst), ("avg" if brief else "averaged", self.averaged))
-        return "  ".join(
-            [
-                f"{'ep' if brief else 'epoch'} {self.epoch:.1f}",
-                *([f"{'sim' if brief else 'simulated'} {self.simulated}"] if self.simulated else []),
-                *(f"{name} {text}" for name, text in pairs if text),
-                *([self.doing] if self.doing else []),
-            ]
-        )
 
 
 class Messenger:
@@ -85,32 +58,23 @@ class Progress:
         self._title = title
         self._display = shown
         self._messenger = messenger
-        self._shown = _Shown()
+        self._step, self._epoch, self._known = 0, 0.0, dict.fromkeys(("simulated", "loss", "worst", "averaged"), "")
         self._first: tuple[int, float] | None = None  # step and time of the first update, for the speed
         self._next_milestone = 0.0
         self._period_s = float("inf") if shown.silent else _LIVE_PERIOD_S if shown.live else LINE_PERIOD_S
         self._due = time.monotonic() + self._period_s
         if messenger is not None:
             self._period_s, self._due = _REPORT_PERIOD_S, 0.0
-        self._row_title = title
-        if not shown.fits(len(title) + _BESIDE_TITLE):
-            self._row_title = ""
-            shown.line(title)
+        if shown.live:
+            shown.line(title)  # above the bar, for which there may be few columns
 
-    def update(
-        self,
-        step: int,
-        epoch: float | None = None,
-        loss: str = "",
-        worst: str = "",
-        averaged: str = "",
-        simulated: str = "",
-    ) -> None:
-        """`step` steps are done. The rest, formatted by the caller, stays as it was where it is empty.
+    def update(self, step: int, epoch: float | None = None, **known: str) -> None:
+        """`step` steps are done. What is known of loss, worst, averaged and simulated time, formatted by the caller,
+        stays as it was where it is empty.
 
-        Costs well under a microsecond when nothing is due to be shown.
+        Costs about a microsecond when nothing is due to be shown.
         """
-        self._take(step, epoch, loss, worst, averaged, simulated)
+        self._take(step, epoch, known)
         now = time.monotonic()
         if now >= self._due:
             self._due = now + self._period_s
@@ -124,9 +88,7 @@ class Progress:
         now = time.monotonic()
         if now >= self._due:
             self._due = now + self._period_s
-            self._shown.doing = text
-            self._show()
-            self._shown.doing = ""
+            self._show(text)
 
     def due(self) -> bool:
         """Whether the next `update` will be shown: time to find out what costs something to know, such as the loss."""
@@ -136,26 +98,24 @@ class Progress:
         """Show a line of text now, and keep it."""
         self._display.line(text if self._display.live else f"[{self._title}] {text}")
 
-    def milestone(
-        self, text: str, step: int, epoch: float, loss: str, worst: str, averaged: str, simulated: str = ""
-    ) -> None:
+    def milestone(self, text: str, step: int, epoch: float, **known: str) -> None:
         """What an evaluation found after `step` steps: an `update`, or where there is no bar a line, `text`, at most
         about 20 times in a run. Never both: they say the same.
 
         What was found before the first step is said in that line alone: beside later steps it would pass for theirs.
         """
         if step == 0:
-            worst = averaged = ""
+            known |= {"worst": "", "averaged": ""}
         now = time.monotonic()
         if self._messenger is not None:  # at the next chance
             self._due = min(self._due, now + _LIVE_PERIOD_S)
         elif not self._display.live and (step >= self._next_milestone or step >= self._total_steps):
-            self._take(step, epoch, loss, worst, averaged, simulated)
+            self._take(step, epoch, known)
             self._next_milestone = step + self._total_steps / _MILESTONES
             self._due = now + self._period_s
             self.line(text)
             return
-        self.update(step, epoch, loss, worst, averaged, simulated)
+        self.update(step, epoch, **known)
 
     def close(self) -> None:
         """Show the last state and leave the terminal as it was."""
@@ -165,35 +125,34 @@ class Progress:
             self._messenger.close()
         self._display.close()
 
-    def _take(self, step: int, epoch: float | None, loss: str, worst: str, averaged: str, simulated: str) -> None:
+    def _take(self, step: int, epoch: float | None, known: dict[str, str]) -> None:
         """Remember what is known; what is empty stays as it was."""
-        shown = self._shown
-        shown.step = step
+        self._step = step
         if epoch is not None:
-            shown.epoch = epoch
-        shown.loss, shown.worst, shown.averaged = loss or shown.loss, worst or shown.worst, averaged or shown.averaged
-        shown.simulated = simulated or shown.simulated
+            self._epoch = epoch
+        self._known |= {name: text for name, text in known.items() if text}
         if self._first is None:
             self._first = (step, time.monotonic())
 
-    def _show(self) -> None:
-        shown, fraction = self._shown, min(1.0, self._shown.step / max(1, self._total_steps))
-        count = f"{shown.step}/{self._total_steps}"
+    def _show(self, doing: str = "") -> None:
+        fraction, count = min(1.0, self._step / max(1, self._total_steps)), f"{self._step}/{self._total_steps}"
+        known = [f"{name} {text}" for name, text in self._known.items() if text]
+        words = "  ".join([f"epoch {self._epoch:.1f}", *known, doing]).rstrip()
+        left = "" if doing else self._time_left()  # how long an evaluation goes on does not follow from the steps
         if self._messenger is not None:
             with contextlib.suppress(OSError):  # the launcher is gone
-                self._messenger.tell(fraction, shown.words())
+                self._messenger.tell(fraction, words)
         elif self._display.live:
-            self._display.draw([Row(self._row_title, count, fraction, shown.words(brief=True), self._time_left())])
+            self._display.draw([Row("", count, fraction, words, left)])
         else:
-            self.line(f"step {count}  {shown.words()}  {self._time_left()}".rstrip())
+            self.line(f"step {count}  {words}  {left}".rstrip())
 
     def _time_left(self) -> str:
-        """For example '1:02:03 left', from the steps of this process alone; '' before there is a speed, and in what is
-        no step: how long an evaluation goes on does not follow from them."""
-        if self._shown.doing or self._first is None or self._shown.step <= self._first[0]:
+        """For example '1:02:03 left', from the steps of this process alone; '' before there is a speed."""
+        if self._first is None or self._step <= self._first[0]:
             return ""
-        per_step_s = (time.monotonic() - self._first[1]) / (self._shown.step - self._first[0])
-        return f"{clock(per_step_s * max(0, self._total_steps - self._shown.step))} left"
+        per_step_s = (time.monotonic() - self._first[1]) / (self._step - self._first[0])
+        return f"{clock(per_step_s * max(0, self._total_steps - self._step))} left"
 
 
 @contextmanager

@@ -143,7 +143,7 @@ def assemble(config: Config, world: World) -> Run:
         problem = Accumulated(problem, config.accumulate)
     x0 = problem.init()
     if config.init is not None:
-        x0 = problem.begin_with(load_models(init_directory(config)).models[AVERAGED])
+        x0 = problem.begin_with(load_models(init_directory(config))[AVERAGED])
     x = x0.repeat(len(net.workers), 1)
     total_steps = config.steps or max(1, round(config.epochs * problem.steps_per_epoch))
     shape, trace = (total_steps + 1, net.n, x.shape[-1]), None

@@ -15,8 +15,8 @@ import numpy as np
 
 from decentral.cluster.timeline import write_spans
 from decentral.config.checks import has_clock
-from decentral.config.files import dump, plain
 from decentral.config.identity import run_id
+from decentral.config.parsing import dump, plain
 from decentral.config.schema import Config
 from decentral.errors import ConfigError
 from decentral.network.world import World

@@ -15,7 +15,7 @@ from decentral.config.schema import Config
 from decentral.host.interrupt import Interrupt
 from decentral.host.torch_state import left_as_found
 from decentral.network.world import World
-from decentral.store import RunStore, Status
+from decentral.store import RunStore, Status, checkpoints
 from decentral.store.checkpoints import Written
 from decentral.tasks.task import Scope
 from decentral.terminal.progress import Progress
@@ -116,7 +116,7 @@ def loop(r: Run, recorder: Recorder, progress: Progress, interrupt: Interrupt) -
             stepper.flush()
             trace(r, t + 1)
         loss, simulated = (f"{oracle.recent_loss():.3g}", r.simulated) if progress.due() else ("", "")
-        progress.update(t + 1, (t + 1) / r.problem.steps_per_epoch, loss, simulated=simulated)
+        progress.update(t + 1, (t + 1) / r.problem.steps_per_epoch, loss=loss, simulated=simulated)
     raise AssertionError("a run ends within its steps")
 
 
@@ -159,8 +159,8 @@ def restore(r: Run, store: RunStore, world: World) -> None:
     if step < 0:
         return
     if checkpoint is None:
-        checkpoint = store.checkpoint_at(step)
-    parts = [store.load_part(checkpoint, name) for name in checkpoint.parts]
+        checkpoint = checkpoints.at(store.checkpoints, step)
+    parts = [checkpoints.load_part(checkpoint, name) for name in checkpoint.parts]
     from_parts(parts, checkpoint.step, r.stepper.state, r.problem, r.oracle, r.net)
     r.stepper.go_on_from(checkpoint.step, parts[0])
     r.start, r.evaluated_s = checkpoint.step, float(checkpoint.meta.get("evaluated_s", 0.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from decentral.scheduling.pool import Pool
+from decentral.scheduling.job import Pool
 from decentral.settings import Settings
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from decentral.errors import ConfigError
+from decentral.scheduling.job import Pool
 from decentral.scheduling.launchers.launcher import Launcher
-from decentral.scheduling.pool import Pool
 from decentral.settings import setting
 
 

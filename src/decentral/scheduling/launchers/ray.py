@@ -16,10 +16,9 @@ from typing import Any
 from decentral.errors import ConfigError
 from decentral.host import machine
 from decentral.host.machine import require
-from decentral.scheduling.attempt import Report, attempt
-from decentral.scheduling.job import Job
+from decentral.scheduling.attempt import attempt
+from decentral.scheduling.job import Ended, Job, Pool, Seen, ended_without_report, seen_in_directory
 from decentral.scheduling.launchers.launcher import Launcher
-from decentral.scheduling.pool import Ended, Pool, Seen, ended_without_report, seen_in_directory
 from decentral.settings import setting
 from decentral.store import RunStore, Status
 from decentral.store.failures import Failure
@@ -162,8 +161,7 @@ class RayPool(Pool):
         job, _ = self._active.pop(reference)
         exceptions = self._ray.exceptions
         try:
-            report: Report = self._ray.get(reference)
-            return report.of(job)
+            return Ended(job, *self._ray.get(reference))
         except exceptions.TaskCancelledError:
             return ended_without_report(job, "", stopped=True)
         except exceptions.RayTaskError as error:
@@ -173,15 +171,15 @@ class RayPool(Pool):
             return ended_without_report(job, reason, stopped=self._kill_at is not None)
 
 
-def _work(job: Job, cores: int, folder: str, threads: str | None) -> Report:
-    """Carry the job out in a Ray worker, where relative paths mean what they meant to the user."""
+def _work(job: Job, cores: int, folder: str, threads: str | None) -> tuple[Any, ...]:
+    """How the job has ended, carried out in a Ray worker, where relative paths mean what they meant to the user."""
     if Path(folder).is_dir():
         os.chdir(folder)
     os.environ.pop("OMP_NUM_THREADS", None)  # Ray has set it, for one process
     if threads is not None:
         os.environ["OMP_NUM_THREADS"] = threads
     machine.share_cores(cores)
-    return attempt(job)
+    return attempt(job)[1:]
 
 
 def _connect(ray: Any, address: str) -> None:

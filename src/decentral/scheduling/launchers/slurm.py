@@ -9,8 +9,8 @@ from pathlib import Path
 
 from decentral.errors import ConfigError
 from decentral.host.machine import require
+from decentral.scheduling.job import Pool
 from decentral.scheduling.launchers.launcher import Launcher
-from decentral.scheduling.pool import Pool
 from decentral.settings import setting
 from decentral.store.files import at_home
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from decentral.config.composition import compose_all, conf_directory
-from decentral.config.parsing import build, read_mapping
+from decentral.config.composition import compose_all
+from decentral.config.parsing import build, conf_directory, read_mapping
 from decentral.errors import ConfigError, suggest
 from decentral.measurements.training_run import TrainingRun
 from decentral.measurements.values import Meaning, Value

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from decentral.config.files import plain
 from decentral.config.identity import run_id
+from decentral.config.parsing import plain
 from decentral.config.schema import Config
 from decentral.store import RunStore
 from decentral.store.files import read_json, write_json
