@@ -135,7 +135,7 @@ def test_a_run_starts_from_the_averaged_model_of_another(start):
     first = start(*MLP)
     init = f"init={first.directory}"
     second = start(*MLP, init, "trace=true", directory="second")
-    averaged = load_models(first.directory).models["averaged"]
+    averaged = load_models(first.directory)["averaged"]
     names = [name for name, _ in load(first.directory).averaged.named_parameters()]
     x0 = torch.cat([averaged[name].reshape(-1) for name in names])
     assert all((row == x0.numpy()).all() for row in second.iterates[0])
@@ -282,7 +282,7 @@ def start(tmp_path: Path, worlds: Callable[[int], Any]) -> Callable[..., Result]
 
 
 def stored(result: Any) -> dict[str, dict[str, Any]]:
-    return load_models(result.directory).models
+    return load_models(result.directory)
 
 
 def assert_same(one: Any, other: Any) -> None:

@@ -265,7 +265,7 @@ def test_two_processes_give_what_one_gives(name: str, worlds: Any, tmp_path: Pat
             ours,
             theirs,
         )
-    ours, theirs = (load_models(result.directory).models for result in (two, one))
+    ours, theirs = (load_models(result.directory) for result in (two, one))
     for model, tensors in theirs.items():
         for key, value in tensors.items():
             torch.testing.assert_close(ours[model][key], value, rtol=0, atol=1e-12)
