@@ -164,7 +164,7 @@ def model_and_batch(config: Config, world: World) -> tuple[nn.Module, Tensor, Te
     assert config.num_workers is not None
     workers = split_workers(config.num_workers, world.size)[world.rank]
     problem = config.task.open(config, workers, world.device)
-    images, labels = problem.next_batch(0)
+    images, labels = problem.batch_of(None, 0)
     module = config.model.build(config.data.inspect()).to(world.device)
     problem.close()
     return module, images.flatten(0, 1), labels.flatten()

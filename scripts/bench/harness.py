@@ -170,7 +170,7 @@ def passes(run: Run) -> Callable[[], None]:
     less.
     """
     config, problem = run.config, run.problem
-    inputs, targets = problem.next_batch(0)  # type: ignore[attr-defined]
+    inputs, targets = problem.batch_of(None, 0)  # type: ignore[attr-defined]
     minimised = problem.loss  # type: ignore[attr-defined]
     template = config.model.build(config.data.inspect())
     models = [deepcopy(template) for _ in inputs]

@@ -197,7 +197,7 @@ def gradients_by_way(run: Run, x: Tensor) -> dict[str, Gradients]:
     """The plain loop and each way that does not refuse the model, on the run's first batch, at the models x [n, P]."""
     problem, config = run.problem, run.config
     assert isinstance(problem, Classification)
-    images, labels = problem.next_batch(0)
+    images, labels = problem.batch_of(None, 0)
     batch_shape = config.data.inspect().batch_shape(config.batch_size)
     work = Workload(problem.models, batch_shape, config.precision, problem.loss)
     found: dict[str, Gradients] = {_PLAIN: partial(PlainLoop(problem.models.modules[0], x), images, labels)}

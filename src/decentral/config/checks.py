@@ -83,13 +83,19 @@ def resolve(config: Config) -> Config:
     check_time(config)
     check_compression(config)
     check_communication(config.algo, config.communication)
+    weights_given = config.algo.uses_topology and config.topology.weights_given()
+    check(config.rounds(), config.algo.needs, config.algo.name, config.topology.name, weights_given)
+    _check_losses(config)
+    config.logger.check()
+    return config
+
+
+def _check_losses(config: Config) -> None:
     if config.network.drop_probability and config.communication != Communication(every=config.communication.every):
         raise ConfigError(
             f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
             f"communication.{_first_key(config.communication)}: what machines and all workers do together is reliable."
         )
-    weights_given = config.algo.uses_topology and config.topology.weights_given()
-    check(config.rounds(), config.algo.needs, config.algo.name, config.topology.name, weights_given)
     if config.network.drop_probability and not config.algo.survives_loss:
         raise ConfigError(
             f"network.drop_probability={config.network.drop_probability:g} cannot be used with "
@@ -97,8 +103,6 @@ def resolve(config: Config) -> Config:
             + ("it needs every message" if config.algo.uses_topology else "an all-reduce is reliable")
             + "; message loss is for algorithms with a rule for it, such as relaysgd or dpsgd."
         )
-    config.logger.check()
-    return config
 
 
 def _check_precision_of_tests(config: Config) -> None:
