@@ -56,10 +56,10 @@ evidence: $(VENV)/.installed  ## the results that are committed: a study into re
 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist worksteal
 
-test: $(VENV)/.installed-dev  ## the tests, less those that take long and rarely break (about four minutes on 2 cores)
+test: $(VENV)/.installed-dev  ## the tests, less those that take long and rarely break (about three minutes on 2 cores)
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.installed-dev  ## all tests (about 17 minutes on 2 cores)
+test-all: $(VENV)/.installed-dev  ## all tests (about 15 minutes on 2 cores)
 	$(PYTEST)
 
 test-matrix: $(VENV)/.installed-dev  ## Python 3.11 to 3.13 with the lowest and the newest torch, as far as this machine has them
