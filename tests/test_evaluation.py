@@ -17,6 +17,7 @@ from decentral.cli.single import carry_out as carry_out_command
 from decentral.config.composition import compose
 from decentral.config.identity import identity, run_id
 from decentral.errors import ConfigError
+from decentral.network import kernels
 from decentral.network.local import LocalNetwork
 from decentral.network.processes import join
 from decentral.network.settings import NetworkSettings
@@ -117,6 +118,14 @@ def test_metrics_by_hand():
     assert all(row["step"] == 7 for row in found.rows(step=7))
     assert found.summary()["test/cost/worst"] == 36
     assert not [key for key in found.summary() if key.endswith(("/0", "/1", "/2"))]
+
+
+def test_the_consensus_distance_is_of_all_coordinates_however_they_are_cut_into_blocks(monkeypatch):
+    models = torch.arange(15, dtype=torch.float64).view(3, 5) ** 2
+    monkeypatch.setattr(kernels, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(kernels, "_LEAST_COLUMNS", 2)
+    apart = (models - models.mean(0)).square().sum() / 3
+    assert evaluated(models).consensus == pytest.approx(float(apart))
 
 
 def test_a_worker_that_has_drawn_nothing_has_no_training_loss_and_has_not_diverged():

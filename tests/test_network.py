@@ -12,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from configure import configure
 from decentral.errors import ConfigError
+from decentral.network import kernels
 from decentral.network.local import LocalNetwork
 from decentral.network.network import Network
 from decentral.network.processes import join
@@ -209,6 +210,29 @@ def test_many_workers_are_mixed_alike_in_one_process_and_two(worlds, name, n):
     torch.testing.assert_close(LocalNetwork(rounds, CERTAIN).mix(x.clone(), 0), expected, rtol=0, atol=1e-9)
     for found in worlds(2).call(mixed_in_processes, name, n, x):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_a_product_with_a_matrix_takes_long_rows_in_blocks_the_last_of_which_is_shorter(monkeypatch):
+    n, columns, in_a_block = 100, 200, 60
+    monkeypatch.setattr(kernels, "_PRODUCT_BYTES", in_a_block * n * 8)
+    rounds, x = components("topology")["complete"]().schedule(n), whole_numbers(n, columns)
+    mixed = LocalNetwork(rounds, CERTAIN).mix(x.clone(), 0)
+    torch.testing.assert_close(mixed, x.mean(0).expand(n, columns), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["ring", "dbt", "star"])
+def test_in_blocks_of_columns_the_last_of_which_is_shorter_the_verbs_do_the_same(monkeypatch, build, name):
+    def found() -> dict[str, Tensor]:
+        net, x = local(build(name), 5), whole_numbers(5, 2, P)
+        relayed = relay_three_times(net, x) if TOPOLOGIES[name].tree else {}
+        return use_every_verb(net, x) | relayed | {"mean": net.mean(x.clone())}
+
+    expected = found()
+    monkeypatch.setattr(kernels, "_LIMIT_NUMBERS", 0)  # as if the rows were long
+    monkeypatch.setattr(kernels, "_BLOCK_BYTES", 1)
+    monkeypatch.setattr(kernels, "_LEAST_COLUMNS", 3)
+    for verb, rows in found().items():
+        torch.testing.assert_close(rows, expected[verb], rtol=0, atol=1e-10, msg=verb)
 
 
 STEPS, N, BYTES = 3, 16, 8  # float64

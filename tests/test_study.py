@@ -347,6 +347,16 @@ def test_the_worst_worker_is_the_worst_of_their_means_over_the_last_epochs(tmp_p
     assert missing.status == "damaged" and "2 workers" in missing.remark
 
 
+def test_a_run_that_diverged_has_no_number_unless_the_study_gives_it_one(tmp_path):
+    cell, *_ = cells_of(tmp_path)
+    job = cell.jobs()[0]
+    finish(job, 0.5, 0.9, diverged=True)
+    for measure, number in ((Measure(), math.nan), (Measure(when_diverged=10.0), 10.0)):
+        found = measure.of(job.directory)
+        assert found.status == "diverged"
+        assert (found.value, found.worst, found.mean, found.averaged) == pytest.approx([number] * 4, nan_ok=True)
+
+
 def test_the_chosen_rate_is_the_value_of_a_study_of_rates_and_comes_with_the_effective_one(tmp_path):
     row = {"method": "RelaySGD", "topology": "chain", "base": ["algo=relaysgd", "topology=chain"], "lr": 0.2}
     base = ["model=mlp", "num_workers=4", "steps=4"]
