@@ -20,6 +20,7 @@ from conftest import Result
 from decentral.config.composition import compose
 from decentral.config.identity import run_id
 from decentral.errors import ConfigError
+from decentral.network import kernels
 from decentral.network.world import World
 from decentral.script.loading import load, runs
 from decentral.store import RunStore
@@ -315,6 +316,20 @@ def test_any_number_of_processes_has_the_same_states(start):
     one, two = start(*OWN, directory="one"), start(*OWN, processes=2, directory="two")
     assert_same(stored(one), stored(two))
     assert [row["value"] for row in one.rows] == pytest.approx([row["value"] for row in two.rows], rel=1e-9)
+
+
+def in_blocks(world: World, *arguments: Any) -> str:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "_BLOCK_BYTES", 1)
+        patch.setattr(kernels, "_LEAST_COLUMNS", 1000)  # of some thousand
+        return carry_out(world, *arguments)
+
+
+def test_models_that_processes_send_in_blocks_are_kept_whole(start, worlds, tmp_path):
+    settings = [*MLP, "precision=fp64"]
+    config = compose([*settings, "progress=false", "device=cpu", f"run_dir={tmp_path / 'two'}"])
+    assert worlds(2).call(in_blocks, config, -1, -1) == ["done"] * 2
+    assert_same(load_models(tmp_path / "two"), stored(start(*settings)))
 
 
 @pytest.mark.parametrize("processes", [1, 2])

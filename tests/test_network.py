@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -220,19 +221,39 @@ def test_a_product_with_a_matrix_takes_long_rows_in_blocks_the_last_of_which_is_
     torch.testing.assert_close(mixed, x.mean(0).expand(n, columns), rtol=0, atol=1e-9)
 
 
+def in_blocks(patch: pytest.MonkeyPatch) -> None:
+    """As if the rows were long."""
+    patch.setattr(kernels, "_LIMIT_NUMBERS", 0)
+    patch.setattr(kernels, "_BLOCK_BYTES", 1)
+    patch.setattr(kernels, "_LEAST_COLUMNS", 3)
+
+
+def over_processes_in_blocks(world: World, *arguments: Any):
+    with pytest.MonkeyPatch.context() as patch:
+        in_blocks(patch)
+        return over_processes(world, *arguments)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("name", ["ring", "dbt", "star"])
-def test_in_blocks_of_columns_the_last_of_which_is_shorter_the_verbs_do_the_same(monkeypatch, build, name):
+def test_in_blocks_of_columns_the_last_of_which_is_shorter_the_verbs_do_the_same(
+    worlds, monkeypatch, build, name, processes
+):
+    topology, tree, x = build(name), TOPOLOGIES[name].tree, whole_numbers(5, 2, P)
+
     def found() -> dict[str, Tensor]:
-        net, x = local(build(name), 5), whole_numbers(5, 2, P)
-        relayed = relay_three_times(net, x) if TOPOLOGIES[name].tree else {}
-        return use_every_verb(net, x) | relayed | {"mean": net.mean(x.clone())}
+        net = local(topology, 5)
+        verbs = use_every_verb(net, x) | (relay_three_times(net, x) if tree else {})
+        return verbs | {"mean": net.mean(x.clone())}
 
     expected = found()
-    monkeypatch.setattr(kernels, "_LIMIT_NUMBERS", 0)  # as if the rows were long
-    monkeypatch.setattr(kernels, "_BLOCK_BYTES", 1)
-    monkeypatch.setattr(kernels, "_LEAST_COLUMNS", 3)
-    for verb, rows in found().items():
-        torch.testing.assert_close(rows, expected[verb], rtol=0, atol=1e-10, msg=verb)
+    if processes == 1:
+        in_blocks(monkeypatch)
+        ours = found()
+    else:
+        (ours, *_), *_ = worlds(processes).call(over_processes_in_blocks, topology, 5, tree, x, CERTAIN, SHARED)
+    for verb, rows in expected.items():
+        torch.testing.assert_close(ours[verb], rows, rtol=0, atol=1e-10, msg=verb)
 
 
 STEPS, N, BYTES = 3, 16, 8  # float64
