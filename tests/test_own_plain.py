@@ -231,6 +231,10 @@ def test_examples_are_read_the_same_way_whoever_reads_them(module: str) -> None:
     assert torch.equal(torch.get_rng_state(), state)
     for (both, _), (one, labels) in zip(together[1:], alone, strict=True):
         assert torch.equal(both[1:], one) and labels.shape == (1, 2)
+    same = [x for x, _ in data.train_batches(lambda step: torch.tensor([[1], [1]]), range(2), 0, 2)]
+    data.seed = 4
+    same += [x for x, _ in data.train_batches(lambda step: torch.tensor([[1], [1]]), range(2), 0, 2)]
+    assert len(torch.cat(same).flatten(1).unique(dim=0)) == 8, "each worker, step and seed has noise of its own"
     first, again = (torch.cat([x for x, _ in data.test_batches(size)]) for size in (8, 5))
     assert torch.equal(first, again) and data.num_classes == 5
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections import Counter
+from itertools import product
 from pathlib import Path
 
 import pandas
@@ -21,9 +22,11 @@ from decentral.cli.run import main
 from decentral.cli.run import main as run_main
 from decentral.cli.study import main as study
 from decentral.config.composition import compose
+from decentral.config.identity import run_directory, run_id
+from decentral.config.parsing import dump
 from decentral.measurements.training_run import TrainingRun
 from decentral.scheduling.scheduler import Tally
-from decentral.store import RunStore, find_runs, read_metrics
+from decentral.store import Metric, RunStore, Status, find_runs, read_metrics
 from decentral.study.catalogue import study_from
 from waiting import PATIENCE_S, alive, stands_still, until
 
@@ -280,6 +283,20 @@ def test_a_sweep_ends_with_the_mean_over_seeds_at_the_best_rate_of_each_cell(swe
     assert set(found["runs"]) == {2}
     for mean in found["mean"]:
         assert re.search(rf"\b{re.escape(f'{mean:.3f}')} ± ", printed) or f"{mean:.1e}" in printed
+
+
+def test_the_best_rate_is_the_one_with_the_highest_mean_where_larger_is_better(tmp_path):
+    found = {0.1: (0.6, 0.7), 0.2: (0.9, 0.8), 0.4: (0.95, 0.5)}
+    for lr, seed in product(found, (0, 1)):
+        config = compose(["data=digits", "model=mlp", f"lr={lr}", f"seed={seed}", "results_dir=results"])
+        with RunStore.open(run_directory(config), run_id(config), dump(config)) as store:
+            store.describe([Metric("test", "accuracy", larger_is_better=True, unit="%")])
+            row = {"step": 1, "epoch": 1.0, "split": "test", "metric": "accuracy", "value": found[lr][seed]}
+            store.append([row | {"worker": worker} for worker in (0, "worst", "mean", "averaged")])
+            store.set_status(Status.done, step=1)
+    line, _ = decentral.table("results", rows="algo", best="lr").to_dict("records")  # and the throughput
+    assert (line["rates"], line["runs"], line["at_edge"]) == (0.2, 2, False)
+    assert line["mean"] == pytest.approx(85.0)
 
 
 @pytest.mark.slow
