@@ -23,6 +23,7 @@ from decentral.gradients.precision import Precision
 from decentral.network.world import World
 from decentral.registry import components
 from decentral.training.assemble import assemble
+from decentral.training.oracle import Accumulated
 from table import ALGORITHMS
 
 # -- Every way to compute the gradients gives the same ones; `auto` chooses by a rule; precisions ----------------------
@@ -235,6 +236,27 @@ def test_gradients_that_are_wrong_in_the_first_batch_are_computed_one_by_one(
     assert note in json.loads((found.directory / "status.json").read_text())["notes"]
     with pytest.raises(ConfigError, match=f"execution=batched .* since its layers {told}"):
         start(*settings, "execution=batched", directory="batched")
+
+
+class Numbered:
+    """Draw d has loss d and gradient d^2 x, in memory that it uses again."""
+
+    steps_per_epoch = 12.0
+
+    def gradient(self, x: torch.Tensor, draws: np.ndarray, workers: Sequence[int] | None = None):
+        if not hasattr(self, "losses"):
+            self.losses, self.g = x.new_empty(len(x)), torch.empty_like(x)
+        self.losses.copy_(torch.from_numpy(draws))
+        return self.losses, torch.mul(x, self.losses[:, None] ** 2, out=self.g)
+
+
+def test_an_accumulated_gradient_is_the_mean_of_its_draws_each_of_which_is_another():
+    problem, x = Accumulated(Numbered(), 3), torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert problem.steps_per_epoch == 4
+    for _ in range(2):
+        losses, g = problem.gradient(x, np.array([0, 2]))  # draws 0, 1, 2 of one worker, and 6, 7, 8 of the other
+        torch.testing.assert_close(losses, torch.tensor([1.0, 7.0]))
+        torch.testing.assert_close(g, x * torch.tensor([[5 / 3], [149 / 3]]))
 
 
 def test_they_are_compared_after_an_interruption_too(start, monkeypatch):

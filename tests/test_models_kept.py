@@ -66,13 +66,13 @@ def test_a_task_without_modules_keeps_none(start, accumulate):
 
 
 def test_the_best_are_those_of_the_evaluation_that_was_best_for_the_worst_worker(start):
-    settings = (*MLP, "steps=60", "lr=0.3", "evaluation.every_epochs=0.2")
+    settings = (*MLP, "steps=26", "lr=0.3", "evaluation.every_epochs=0.2")
     result = start(*settings, "save=best")
     by_step = {row["step"]: row["value"] for row in result.rows
                if (row["metric"], row["worker"]) == ("accuracy", "worst") and row["step"] > 0}  # fmt: skip
     best = max(by_step, key=lambda step: (by_step[step], -step))
-    assert int(stored_facts(result.directory)["step"]) == best
-    crashed = start(*settings, "save=best", "checkpoint_every_s=0", directory="crashed", interrupt_at=50)
+    assert int(stored_facts(result.directory)["step"]) == best < 20, "a run that goes on has to know of it"
+    crashed = start(*settings, "save=best", "checkpoint_every_s=0", directory="crashed", interrupt_at=20)
     assert crashed.status == "interrupted"
     resumed = start(*settings, "save=best", "checkpoint_every_s=0", directory="crashed")
     assert int(stored_facts(resumed.directory)["step"]) == best
