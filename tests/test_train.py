@@ -384,6 +384,7 @@ def seeding() -> nn.Sequential:
     random.seed(3)
     np.random.seed(3)
     torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(torch.get_num_threads() + 1)
     return small()
 
 
