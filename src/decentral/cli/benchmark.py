@@ -105,7 +105,7 @@ def _composed(options: argparse.Namespace) -> tuple[ChosenStudy, list[Cell], lis
     command = shlex.join(["decentral-benchmark", f"scale={scale}", *words, *folder]).replace("'", "")
     chosen = chosen._replace(command=command)
     scenarios = study.scenarios
-    if wanted is not None:  # what needs data that nobody has given is not asked for them
+    if wanted is not None:  # scenarios that need data are left out unless named
         named = {*wanted, *(word.partition(".")[0] for word in rest)}
         study.scenarios = [one for one in scenarios if not one.needs or one.name in named]
     cells = studies.checked_cells(chosen)

@@ -71,7 +71,7 @@ class Choice:
         return {name: settings_of(node, self.values.get(name)) for name, node in nested.items()}
 
     def rounds(self, num_workers: int) -> Rounds | None:
-        """Of a topology with its usual settings; None where it does not exist for so many workers."""
+        """Of a topology with default settings; None if it does not exist for this number of workers."""
         assert self.cls is not None
         try:
             made: Rounds = self.cls(**{k: v for k, v in self.values.items() if k != "name"}).schedule(num_workers)

@@ -32,7 +32,7 @@ def conf_directory() -> Path:
 def folders_of(config_dir: str | None) -> list[Path]:
     """Where choices are looked for: ours, then the user's. From now on, components in the user's folder are found, too.
 
-    Raises ConfigError if that is no folder, or a file in it cannot be a YAML file.
+    Raises ConfigError if the path is not a folder, or if a file in it is not valid YAML.
     """
     if config_dir is None:
         return [conf_directory()]
