@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
+from decentral.cluster.links import Collective, CollectiveName
 from decentral.cluster.timeline import Timeline
 from decentral.network.local import LocalNetwork
 from decentral.optim.optimizer import LocalRule
@@ -36,14 +38,22 @@ class Table:
 class Costs:
     """What messages cost, in seconds, whatever their size."""
 
-    all_reduce: float = 0.0
+    mean: float = 0.0
     hop: float = 0.0
     message: float = 0.0
     pair: float = 0.0
     copy: float = 0.0
+    ways: int = 1
+    devices: None = None
 
-    def all_reduce_s(self, num_workers: int, num_bytes: float) -> float:
-        return self.all_reduce
+    def all_reduce(self, num_workers: int, num_bytes: float, begins: float) -> tuple[CollectiveName, float]:
+        return CollectiveName.recursive_doubling, self.mean
+
+    def collective_s(self, collective: Collective, num_workers: int, num_bytes: float) -> float:
+        return self.mean
+
+    def sends(self, collective: Collective, num_workers: int) -> tuple[float, float]:
+        return collective.sends(num_workers, math.log2(num_workers))
 
     def hop_s(self, i: int, j: int) -> float:
         return self.hop
@@ -54,7 +64,7 @@ class Costs:
     def message_s(self, i: int, j: int, num_bytes: float) -> float:
         return self.message
 
-    def pair_s(self, i: int, j: int, num_bytes: float) -> float:
+    def pair_s(self, i: int, j: int, num_bytes: float, begins: float) -> float:
         return self.pair
 
     def copy_s(self, num_bytes: float) -> float:

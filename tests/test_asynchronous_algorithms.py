@@ -35,7 +35,7 @@ from handmade_cluster import RATE, Costs, Virtual, pulls
 
 # -- Methods in which nobody waits for all: each against its formula, computed once more in numpy ----------------------
 
-COSTS = Costs(all_reduce=0.07, hop=0.02, message=0.4, pair=0.25, copy=0.01)
+COSTS = Costs(mean=0.07, hop=0.02, message=0.4, pair=0.25, copy=0.01)
 
 
 def rounds(topology: str, n: int, **fields: Any) -> Rounds:
@@ -75,7 +75,7 @@ def algorithm_2(method: WAGMA, n: int, S: int, times: np.ndarray, costs: Costs, 
             sent[i].append((arrival[i], t, x[i].copy()))
         if (t + 1) % method.tau == 0 or t + 1 == steps:
             x = np.broadcast_to(x.mean(0), x.shape).copy()
-            ready = np.full(n, arrival.max() + costs.all_reduce)
+            ready = np.full(n, arrival.max() + costs.mean)
             if method.refresh_send_buffer:
                 for i in range(n):
                     sent[i][-1] = (*sent[i][-1][:2], x[i].copy())
@@ -97,7 +97,7 @@ def algorithm_2(method: WAGMA, n: int, S: int, times: np.ndarray, costs: Costs, 
                 total = sum(row for _, _, row in taken)
                 fresh = version == t and method.stale_rule is StaleRule.paper
                 x[i] = total / S if fresh else (total + old[i]) / (S + 1)
-                engine[i] = begins + costs.all_reduce
+                engine[i] = begins + costs.mean
                 ready[i] = max(arrival[i], engine[i]) + costs.copy
         else:
             ready = arrival

@@ -15,10 +15,10 @@ from decentral.algorithms.async_push_sum import AsyncPushSum
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm
 from decentral.algorithms.eager_sgd import EagerSGD, Partial
 from decentral.algorithms.wagma import WAGMA
+from decentral.cluster.links import Links
 from decentral.config.composition import compose
 from decentral.measurements.validation.clock import (
     known_cluster,
-    links_of,
 )
 from decentral.measurements.validation.observed import Target
 from decentral.registry import components
@@ -30,7 +30,7 @@ from table import ALGORITHMS, ASYNCHRONOUS, FREE
 # -- Simulated time: by hand, by max-plus recurrences in plain Python, and never from the future -----------------------
 
 QUADRATICS = ("task=quadratics", "task.dimension=4")
-SLOW = Costs(all_reduce=0.3, hop=0.05, message=0.4, pair=0.25, copy=0.02)
+SLOW = Costs(mean=0.3, hop=0.05, message=0.4, pair=0.25, copy=0.02)
 METHODS = {
     "a2cid2": (A2CiD2(), "ring"),
     "adpsgd": (ADPSGD(gossips_per_step=2), "ring"),
@@ -155,7 +155,7 @@ def test_nothing_is_used_before_it_was_sent(method, costs):
     times = [when for when, _, _ in run.seen]
     assert times == sorted(times)
     kept: dict[object, float] = {}
-    travels = {"put": costs.message, "total": costs.all_reduce + costs.copy}
+    travels = {"put": costs.message, "total": costs.mean + costs.copy}
     for when, what, arguments in run.seen:
         if what in travels:
             kept[arguments[0]] = when + travels[what]
@@ -197,7 +197,7 @@ def test_time_to_a_target_is_simulated_time_when_it_is_first_seen_to_be_reached(
     """Four equal workers, gradients of two seconds and exchanges that take none: step t is over after 2 t seconds."""
     digits = ["task=images", "data=digits", "model=mlp", "partition=iid", "batch_size=32", "lr=0.1"]
     config = compose([*digits, *algo, "cluster=even", "num_workers=4", "processes=4"])
-    cluster = known_cluster(np.full((3, 4), 2.0), links_of(config, 0.0, 0.0))
+    cluster = known_cluster(np.full((3, 4), 2.0), Links(latency_s=0.0, bandwidth_gbps=math.inf, copy_gbps=math.inf))
     assert Target(1e-9, 5, 20).simulated_s(config, cluster) == pytest.approx(10.0)
     assert np.isnan(Target(1.0, 2, 3).simulated_s(config, cluster))
     later = Target(0.8, 5, 100).simulated_s(config, cluster)

@@ -123,8 +123,9 @@ class RelaySGD(Algorithm):
         g = oracle(x)
         y, opt = self.local.adapt(x, g, opt, t, out=g, lr=lr)  # y_i = x_i^t + u_i
         if self.overlap:
-            x = self.average(y, m, c, s, net)  # of the messages of the step before
-        m, c = self.encoder.relay(y, m, net, t), net.relay_counts(c, t)
+            net.arrive()  # the messages of the step before
+            x = self.average(y, m, c, s, net)
+        m, c = self.encoder.relay(y, m, net, t, later=self.overlap), net.relay_counts(c, t)
         if not self.overlap:
             x = self.average(y, m, c, s, net)
         return self.State(x, m, c, x0, compression_stats, opt)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -85,7 +84,6 @@ class StreamingDiLoCo(Algorithm):
 
     def init(self, x: Tensor, net: Network) -> State:
         """The models x [k, P], phi = x, v = 0, nothing on its way, and the local optimizer before step 0."""
-        self._travelling: Callable[[], Tensor] | None = None
         D = x.new_zeros(len(x), -(-x.shape[-1] // self.fragments))
         return self.State(x, x.clone(), x.new_zeros(x.shape), D, self.local.init(x))
 
@@ -96,13 +94,11 @@ class StreamingDiLoCo(Algorithm):
         if (t + 1 + self.delay_steps) % self.every == 0:
             part = self.part(t + self.delay_steps, x)
             sent = sub(phi[:, part], x[:, part], out=D[:, : phi[:, part].shape[-1]])
-            self._travelling = net.begin_mean(sent)
+            net.begin_mean(sent)
         if (t + 1) % self.every == 0 and t >= self.delay_steps:
             part = self.part(t, x)
             sent = D[:, : phi[:, part].shape[-1]]
-            mean = net.mean(sent) if self._travelling is None else self._travelling()
-            self._travelling = None
-            outer_step(phi[:, part], v[:, part], mean, self.outer_lr, self.outer_momentum)
+            outer_step(phi[:, part], v[:, part], net.end_mean(sent), self.outer_lr, self.outer_momentum)
             add(scale(x[:, part], self.own_share), phi[:, part], alpha=1 - self.own_share)
         return self.State(x, phi, v, D, opt)
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from decentral.cluster.links import LinkCosts, Prices
+from decentral.cluster.links import ALL_GATHER, BROADCAST, LinkCosts, Prices
+from decentral.cluster.ports import Movement
 from decentral.topology.delivery import Exchange, Neighbors
 
 if TYPE_CHECKING:
@@ -23,6 +24,16 @@ class Underway(NamedTuple):
 
     ready: np.ndarray
     travelled: np.ndarray
+
+
+class Use(NamedTuple):
+    """Bytes that go through a port of a worker, "out" or "into", from one simulated time to another."""
+
+    worker: int
+    way: str
+    num_bytes: float
+    begins: float
+    ends: float
 
 
 class Clock(Prices):
@@ -49,6 +60,13 @@ class Clock(Prices):
         self.changing = changing
         self.waits_for_everyone = waits_for_everyone
         self.now = np.zeros(num_workers)
+        self.out = np.zeros(num_workers)
+        """When the port of each worker is free to send, and to receive: the same array where it has one port."""
+        self.into = self.out if costs.ways == 2 else np.zeros(num_workers)
+        self.underway: list[Underway] = []
+        """What has begun and is waited for in another step, the oldest first."""
+        self.ledger: list[Use] | None = None
+        """What has gone through each port, if that is to be kept."""
         self.compute_s, self.wait_s, self.exchange_s = (np.zeros(num_workers) for _ in range(3))
         """Seconds that each worker has spent: they add up to `now`."""
         self.gradients = 0
@@ -72,14 +90,17 @@ class Clock(Prices):
 
     def gradient(self) -> None:
         """Every worker computes its next gradient."""
-        seconds = self.times.seconds(self.gradients, self.gradients + 1)[0]
+        seconds = self.times.seconds(self.gradients, self.gradients + 1)[0] * self.costs.slower(self.now)
         self._span("compute", self.now, self.now + seconds)
         self.now = self.now + seconds
         self.compute_s += seconds
         self.gradients += 1
 
-    def begin(self, over: Exchange | RelayEdges | Neighbors, num_bytes: Sequence[float] | np.ndarray) -> Underway:
-        """All begin to send messages whose pieces have so many bytes; to neighbors, those of each sender [n]."""
+    def begin(
+        self, over: Exchange | RelayEdges | Neighbors, num_bytes: Sequence[float] | np.ndarray, extra: int = 0
+    ) -> Underway:
+        """All begin to send messages whose pieces have so many bytes, and `extra` ones; to neighbors, those of each
+        sender [n]."""
         if over.memo.get("costs") is not self.costs:
             over.memo["costs"], over.memo["messages"] = self.costs, _messages(over)
             over.memo["plan"] = self.costs.plan(*over.memo["messages"][:2])
@@ -87,19 +108,41 @@ class Clock(Prices):
         if not len(src):
             return Underway(self.now, np.zeros(self.n))
         began = np.full(self.n, self.now.max()) if self.waits_for_everyone else self.now
-        each = (np.asarray(num_bytes, dtype=float) * self.bytes_scale)[size]
-        ready = over.memo["plan"].ready(began, each)
+        each = (np.asarray(num_bytes, dtype=float) * self.bytes_scale + extra)[size]
+        moved = over.memo["plan"].move(began, each, self.out, self.into)
+        self._use(moved)
         latest = began.copy()
         np.maximum.at(latest, dst, began[src])
-        return Underway(ready, np.maximum(ready - latest, 0.0))
+        return Underway(moved.ready, np.maximum(moved.ready - latest, 0.0))
 
-    def begin_collective(self, name: str, num_bytes: float) -> Underway:
-        """All begin an all_reduce, allgather or broadcast of rows of so many bytes."""
-        if name != "all_reduce" or self.believed is None:
-            return self._together(*self.collective(name, num_bytes))
+    def begin_collective(self, name: str, num_bytes: float) -> tuple[Underway, int, float]:
+        """All begin an all_reduce, allgather or broadcast of rows of so many bytes; and how many messages all send for
+        it, and how many rows these are."""
         num_bytes *= self.bytes_scale
-        chosen, _ = self.believed.all_reduce(self.n, num_bytes)
-        return self._together(chosen.name, self.costs.collective_s(chosen.value, self.n, num_bytes))
+        begins = float(max(self.now.max(), self.out.max(), self.into.max()))
+        collective = {"allgather": ALL_GATHER, "broadcast": BROADCAST}.get(name)
+        if collective is None:
+            chosen = (self.believed or self.costs).all_reduce(self.n, num_bytes, begins)[0]
+            name, collective = chosen.name, chosen.value
+        seconds = self.costs.collective_s(collective, self.n, num_bytes, begins)
+        messages, rows = self.costs.sends(collective, self.n)
+        used = self.used.setdefault(name, [0, 0.0])
+        used[0] += 1
+        used[1] += seconds
+        each, all_begin = np.full(self.n, rows * num_bytes / self.n), np.full(self.n, begins)
+        ends = all_begin + seconds
+        self._use(Movement(ends, all_begin, ends, all_begin, ends, each, each))
+        return Underway(ends, np.full(self.n, seconds)), round(messages), rows
+
+    def _use(self, moved: Movement) -> None:
+        """The ports are taken by this."""
+        np.maximum(self.out, moved.left, out=self.out, where=moved.sent > 0)
+        np.maximum(self.into, moved.taken, out=self.into, where=moved.received > 0)
+        if self.ledger is not None:
+            out = zip(moved.sent, moved.begins, moved.left, strict=True)
+            into = zip(moved.received, moved.opens, moved.taken, strict=True)
+            for way, uses in (("out", out), ("into", into)):
+                self.ledger += [Use(i, way, *map(float, use)) for i, use in enumerate(uses) if use[0]]
 
     def ping(self, src: np.ndarray, dst: np.ndarray, num_bytes: float) -> float:
         """Once all are there, messages of so many bytes go from src to dst (int64 [E], a worker in one pair at most)
@@ -126,20 +169,19 @@ class Clock(Prices):
         return {"compute": self.compute_s, "wait": self.wait_s, "exchange": self.exchange_s}
 
     def state(self) -> np.ndarray:
-        """Everything it remembers, for a checkpoint: float64 [5, n]."""
-        return np.stack([self.now, self.compute_s, self.wait_s, self.exchange_s, np.full(self.n, self.gradients)])
+        """Everything it remembers, for a checkpoint: float64 [7 + 2 for each exchange underway, n]."""
+        gradients = np.full(self.n, self.gradients)
+        underway = [row for one in self.underway for row in one]
+        return np.stack(
+            [gradients, self.now, self.out, self.into, self.compute_s, self.wait_s, self.exchange_s, *underway]
+        )
 
     def load_state(self, state: np.ndarray) -> None:
         """Go on from what `state` once gave."""
-        self.now, self.compute_s, self.wait_s, self.exchange_s = (np.array(row, dtype=float) for row in state[:4])
-        self.gradients = int(state[4, 0])
-
-    def _together(self, name: str, seconds: float) -> Underway:
-        """It begins with the last of all workers, and takes so long."""
-        used = self.used.setdefault(name, [0, 0.0])
-        used[0] += 1
-        used[1] += seconds
-        return Underway(np.full(self.n, self.now.max() + seconds), np.full(self.n, seconds))
+        gradients, self.now, out, into, self.compute_s, self.wait_s, self.exchange_s, *underway = np.array(state)
+        self.gradients = int(gradients[0])
+        self.out[:], self.into[:] = out, into
+        self.underway = [Underway(*pair) for pair in zip(underway[::2], underway[1::2], strict=True)]
 
     def _span(self, kind: str, begins: np.ndarray, ends: np.ndarray) -> None:
         if self.spans is not None:

@@ -81,6 +81,11 @@ class Machines(VirtualCluster):
     waits_for    for whom a worker waits that exchanges rows with neighbours: its neighbors, or everyone, as on
                  the single global clock that the WAGMA paper gives D-PSGD
     num_parameters  of the model whose messages are timed (null: the one that is trained)
+    devices      path of a CSV file that says over time how fast each worker's machine is (null: all are alike): a line
+                 worker,seconds,slowdown,up_gbps,down_gbps, and below it from when on, in simulated seconds, a gradient
+                 of that worker takes `slowdown` times as long as `compute` says, and its port sends and receives at
+                 these speeds; links.bandwidth_gbps is left out then. What is under way when a speed changes goes on at
+                 the new one
 
     Everything random is addressed by (seed, step, worker), so that all methods, and real processes, see the same
     delays. What is not given is refused, never taken to be zero.
@@ -93,6 +98,7 @@ class Machines(VirtualCluster):
     network: NetworkChanges = field(default_factory=NetworkChanges, metadata={"older": NetworkChanges()})
     waits_for: WaitsFor = WaitsFor.neighbors
     num_parameters: int | None = setting(None, at_least=1, older=None)
+    devices: str | None = field(default=None, metadata={"older": None, "content": True})
 
     def check(self, num_workers: int) -> None:
         """Raise ConfigError for anything that is missing, contradicts something or does not fit n workers."""
@@ -108,6 +114,13 @@ class Machines(VirtualCluster):
 
     def costs(self, num_workers: int) -> LinkCosts:
         """What the links between n workers cost, at first. Raises ConfigError, see `check`."""
+        if self.devices is not None:
+            if self.changes:
+                raise ConfigError(
+                    f"cluster.devices={self.devices} says how fast each port is over time, and {self.changes} changes "
+                    "all alike: leave one of them out."
+                )
+            return LinkCosts(self.links, num_workers, self.devices)
         return ChangingCosts(self.network, self.links, num_workers, seed=0, steps_per_epoch=1.0).first
 
     @property

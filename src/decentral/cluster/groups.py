@@ -1,7 +1,8 @@
 """Workers meet in groups without waiting for who is late: wait-avoiding group all-reduce, in simulated time.
 
 The rules are those of `network.asynchronous.protocol`. Each worker's communication engine carries out versions one
-after the other.
+after the other. A sum is formed by recursive doubling, the butterfly of the papers, whatever
+`cluster.links.collective` says.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from decentral.cluster.links import RECURSIVE_DOUBLING
 from decentral.cluster.operations import Operation
 from decentral.network.asynchronous.protocol import GroupRules, Member, is_fresh
 
@@ -81,7 +83,7 @@ class Meeting:
         n = timeline.n
         self.place, self.timeline, self.waits = place, timeline, place.waits
         self.members: list[Member[Result]] = [Member(place.depth) for _ in range(n)]
-        self.engine_free = [0.0] * n
+        self.engine_free = timeline.out  # an engine has the ports to itself
         self.carried_out = [0] * n
         """How many versions the engine of each worker has begun."""
         self.underway: list[Result | None] = [None] * n
@@ -94,7 +96,9 @@ class Meeting:
         self.users: dict[Hashable, int] = {}
         """How many workers have not taken a sum, or may take it again, where there are rows."""
         self.postponed: list[tuple[_Version, int]] = []
-        self.exchange_s = timeline.costs.all_reduce_s(place.schedule.group_size, timeline.timed_bytes)
+        self.exchange_s = timeline.costs.collective_s(
+            RECURSIVE_DOUBLING, place.schedule.group_size, timeline.timed_bytes
+        )
         self.copy_s = timeline.costs.copy_s(timeline.timed_bytes)
         self._word: dict[int, np.ndarray] = {}
         """Of some who have set a version off: how long word of it is on its way to each worker."""
@@ -243,13 +247,19 @@ class Meeting:
     def _sum(self, one: _Version, group: int, begins: float) -> None:
         """The members of a group add up what they contribute; those who have come go on with it."""
         members, timeline, kept = one.groups[group], self.timeline, one.kept
-        ends, key = begins + self.exchange_s, (one.number, group)
+        seconds = self.exchange_s
+        if timeline.costs.devices is not None:
+            seconds = timeline.costs.collective_s(
+                RECURSIVE_DOUBLING, len(members), timeline.timed_bytes, begins, members
+            )
+        ends, key = begins + seconds, (one.number, group)
         has_rows = timeline.rows is not None
         if timeline.rows is not None:
             copies = {j: kept[j][1] for j in members if j in kept}
             timeline.rows.total(key, members, copies, self.place.empties)
-        rounds = (len(members) - 1).bit_length()
-        timeline.sent(len(members) * rounds, len(members) * rounds * timeline.bytes_per_row)
+        messages, sent = timeline.costs.sends(RECURSIVE_DOUBLING, len(members))
+        timeline.sent(round(messages), round(sent * timeline.bytes_per_row))
+        timeline.busy(members, sent / len(members) * timeline.timed_bytes, begins, ends)
         of_all = self.members
         contributed = {j: of_all[j].published for j in members}
         if kept:
@@ -257,13 +267,12 @@ class Meeting:
         for version, times in Counter(contributed.values()).items():
             timeline.ages[one.number - version] += times
         result = Result(one.number, begins, ends, contributed, key)
-        engine_free, carried_out, underway, all_arrived = self.engine_free, self.carried_out, self.underway, one.arrived
+        carried_out, underway, all_arrived = self.carried_out, self.underway, one.arrived
         if has_rows:
             self.users[key] = len(members)
         for j in members:
             if has_rows and (before := underway[j]) is not None:
                 self._end(j, before)
-            engine_free[j] = ends
             carried_out[j] = one.place + 1
             if (arrived := all_arrived[j]) < inf:
                 self._deliver(j, one.number, arrived, result)

@@ -11,14 +11,15 @@ have whole phases; the last paper takes it as a real number (`math.log2`), which
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from decentral.cluster.settings import bandwidth, latency, read_lines
+from decentral.cluster.ports import Exchange, read_devices
+from decentral.cluster.settings import bandwidth, latency, optional, read_lines
 from decentral.errors import ConfigError
 from decentral.settings import Settings, setting
 
@@ -35,6 +36,8 @@ class Collective(NamedTuple):
 
     formula: Callable[[int, float, float, float, float], float]
     """(P, log2 P, N, alpha, beta) -> seconds."""
+    sends: Callable[[int, float], tuple[float, float]]
+    """(P, log2 P) -> how many messages all workers send together, and how many rows these are."""
     both_ways: bool
     """Whether a worker sends and receives at the same time, which takes twice as long through one port."""
     all_at_once: bool
@@ -45,26 +48,71 @@ class Collective(NamedTuple):
         return self.formula(num_workers, log2(num_workers), num_bytes, alpha, beta)
 
 
-RECURSIVE_DOUBLING = Collective(lambda P, log2, N, alpha, beta: log2 * (alpha + N * beta), True, True)
+RECURSIVE_DOUBLING = Collective(
+    lambda P, log2, N, alpha, beta: log2 * (alpha + N * beta),
+    lambda P, log2: (P * log2, P * log2),
+    both_ways=True,
+    all_at_once=True,
+)
 """In each of log2 P phases workers exchange whole rows in pairs."""
 RABENSEIFNER = Collective(
-    lambda P, log2, N, alpha, beta: 2 * log2 * alpha + 2 * (P - 1) / P * N * beta, both_ways=True, all_at_once=True
+    lambda P, log2, N, alpha, beta: 2 * log2 * alpha + 2 * (P - 1) / P * N * beta,
+    lambda P, log2: (2 * P * log2, 2 * (P - 1)),
+    both_ways=True,
+    all_at_once=True,
 )
 """Reduce-scatter by halving, all-gather by doubling."""
 RING = Collective(
-    lambda P, log2, N, alpha, beta: 2 * (P - 1) * (alpha + N / P * beta), both_ways=True, all_at_once=False
+    lambda P, log2, N, alpha, beta: 2 * (P - 1) * (alpha + N / P * beta),
+    lambda P, log2: (2 * (P - 1) * P, 2 * (P - 1)),
+    both_ways=True,
+    all_at_once=False,
 )
 """2 (P - 1) times a P-th of a row to the next worker."""
-TREE = Collective(lambda P, log2, N, alpha, beta: 2 * log2 * (alpha + N * beta), both_ways=False, all_at_once=False)
+TREE = Collective(
+    lambda P, log2, N, alpha, beta: 2 * log2 * (alpha + N * beta),
+    lambda P, log2: (2 * (P - 1), 2 * (P - 1)),
+    both_ways=False,
+    all_at_once=False,
+)
 """Whole rows up a binomial tree and down again."""
-STAR = Collective(lambda P, log2, N, alpha, beta: 2 * alpha + 2 * (P - 1) * N * beta, False, False)
+DOUBLE_TREE = Collective(
+    lambda P, log2, N, alpha, beta: 2 * log2 * alpha + 2 * N * beta,
+    lambda P, log2: (4 * (P - 1), 2 * (P - 1)),
+    both_ways=True,
+    all_at_once=True,
+)
+"""Half of each row up and down each of two binary trees, in small pieces one behind the other; who is a leaf of one
+tree has two children in the other, so that nobody sends more than two rows: Sanders, Speck and Traeff, Two-tree
+algorithms for full bandwidth broadcast, reduction and scan, 2009. NCCL's tree."""
+STAR = Collective(
+    lambda P, log2, N, alpha, beta: 2 * alpha + 2 * (P - 1) * N * beta,
+    lambda P, log2: (2 * (P - 1), 2 * (P - 1)),
+    both_ways=False,
+    all_at_once=False,
+)
 """Whole rows to one worker, a parameter server, and back: through its port one after the other."""
-DIRECT = Collective(lambda P, log2, N, alpha, beta: 2 * (alpha + (P - 1) / P * N * beta), True, True)
+DIRECT = Collective(
+    lambda P, log2, N, alpha, beta: 2 * (alpha + (P - 1) / P * N * beta),
+    lambda P, log2: (2 * P * (P - 1), 2 * (P - 1)),
+    both_ways=True,
+    all_at_once=True,
+)
 """Everybody adds up a P-th of all rows and gives it to all, in two phases in which all send to all: what processes of
 one host do that see each other's memory."""
-ALL_GATHER = Collective(lambda P, log2, N, alpha, beta: log2 * alpha + (P - 1) * N * beta, True, True)
+ALL_GATHER = Collective(
+    lambda P, log2, N, alpha, beta: log2 * alpha + (P - 1) * N * beta,
+    lambda P, log2: (P * log2, P * (P - 1)),
+    both_ways=True,
+    all_at_once=True,
+)
 """What each worker contributes, N bytes at most, to all others, by recursive doubling."""
-BROADCAST = Collective(lambda P, log2, N, alpha, beta: log2 * (alpha + N * beta), both_ways=False, all_at_once=False)
+BROADCAST = Collective(
+    lambda P, log2, N, alpha, beta: log2 * (alpha + N * beta),
+    lambda P, log2: (P - 1, P - 1),
+    both_ways=False,
+    all_at_once=False,
+)
 """What one worker has to all others, down a binomial tree."""
 
 
@@ -75,6 +123,7 @@ class CollectiveName(Enum):
     rabenseifner = RABENSEIFNER
     ring = RING
     tree = TREE
+    double_tree = DOUBLE_TREE
     star = STAR
     direct = DIRECT
     auto = ("ring", "tree", "recursive_doubling", "rabenseifner")
@@ -115,11 +164,15 @@ class Links(Settings, where=_WHERE):
 
     latency_s               of a link, in seconds
     bandwidth_gbps          of a link, in Gbit/s; inf is one
+    stall_gbps              s: a link of bandwidth b carries b / (1 + s / b), so that slow links lose more in queues and
+                            retransmissions (null: 0). study=time_measured finds about 0.015 for TCP over shaped links
+    host_gbps               what the hosts at its ends do to a byte, in series with the link, as if it were a link of
+                            that bandwidth (null: inf). Both hold for all bandwidths that are given here
     ports                   duplex: a worker sends and receives at the same time; one: one after the other. Several
                             messages of a worker go one after the other in both cases
     copy_gbps               what a worker copies within its memory, in Gbit/s; inf: copies cost nothing
-    collective              of an all-reduce: recursive_doubling, rabenseifner, ring, tree, star or direct; auto: in
-                            every step the fastest of the first four, ring_or_tree: of these two
+    collective              of an all-reduce: recursive_doubling, rabenseifner, ring, tree, double_tree, star or direct;
+                            auto: in every step the fastest of the first four, ring_or_tree: of these two
     whole_phases            whether a tree of 6 workers takes 3 phases, log2 rounded up, as it does; or 2.58, as in the
                             formulas of the flexible communication paper. The same for all that has log2 in its cost
     workers_per_machine     L: workers i L to i L + L - 1 are on machine i, and the two numbers above are for links
@@ -134,6 +187,8 @@ class Links(Settings, where=_WHERE):
 
     latency_s: float | None = latency()
     bandwidth_gbps: float | None = bandwidth()
+    stall_gbps: float | None = optional(at_least=0, hint="a number of Gbit/s")
+    host_gbps: float | None = bandwidth()
     ports: Ports = Ports.duplex
     copy_gbps: float | None = bandwidth()
     collective: CollectiveName = CollectiveName.ring
@@ -144,10 +199,17 @@ class Links(Settings, where=_WHERE):
     shared_gbps: float | None = bandwidth()
     file: str | None = field(default=None, metadata={"older": None, "content": True})
 
-    def check(self, num_workers: int) -> None:
-        """Raise ConfigError for what is missing or does not fit n workers."""
+    def check(self, num_workers: int, devices: str | None = None) -> None:
+        """Raise ConfigError for what is missing or does not fit n workers; `devices` have bandwidths of their own."""
+        for key in ("bandwidth_gbps", "stall_gbps", "host_gbps", "workers_per_machine", "file") if devices else ():
+            if (value := getattr(self, key)) is not None:
+                raise ConfigError(
+                    f"{_WHERE}.{key}={value} has no meaning with cluster.devices={devices}, which says how fast each "
+                    f"worker's port is: set {_WHERE}.{key}=null."
+                )
         between = ("between_latency_s", "between_bandwidth_gbps")
-        needed = ("latency_s", "bandwidth_gbps", "copy_gbps", *(between if self.workers_per_machine else ()))
+        bandwidth = () if devices else ("bandwidth_gbps",)
+        needed = ("latency_s", *bandwidth, "copy_gbps", *(between if self.workers_per_machine else ()))
         for key in needed:
             if getattr(self, key) is None:
                 raise ConfigError(f"cluster=machines needs {_WHERE}.{key}, which is not given: set {_WHERE}.{key}=...")
@@ -162,6 +224,11 @@ class Links(Settings, where=_WHERE):
                 f"{_WHERE}.workers_per_machine={self.workers_per_machine} does not divide num_workers={num_workers}: "
                 "all machines have as many workers."
             )
+
+    def seconds_per_byte(self, gbps: float | None) -> float:
+        """Of a link of so many Gbit/s: 8e-9 (1 / b + s / b^2 + 1 / h), without what is not given."""
+        link_s = seconds_per_byte(gbps)
+        return link_s * (1 + (self.stall_gbps or 0.0) * link_s / 8e-9) + seconds_per_byte(self.host_gbps)
 
 
 def seconds_per_byte(gbps: float | None) -> float:
@@ -199,15 +266,17 @@ class LinkCosts:
     Scalars are computed without numpy: an event loop asks for hundreds of thousands of them.
     """
 
-    def __init__(self, links: Links, num_workers: int) -> None:
-        """Raises ConfigError, see `Links.check`."""
-        links.check(num_workers)
+    def __init__(self, links: Links, num_workers: int, devices: str | None = None) -> None:
+        """`devices`: a file with the ports of each worker, see `ports.read_devices`. Raises ConfigError, see
+        `Links.check`."""
+        links.check(num_workers, devices)
+        self.devices = None if devices is None else read_devices(devices, num_workers)
         self.links, self.num_workers = links, num_workers
         self.per_machine = links.workers_per_machine or 1
-        self._inside = links.latency_s or 0.0, seconds_per_byte(links.bandwidth_gbps)
+        self._inside = links.latency_s or 0.0, links.seconds_per_byte(links.bandwidth_gbps)
         self._between = self._inside
         if links.workers_per_machine:
-            self._between = links.between_latency_s or 0.0, seconds_per_byte(links.between_bandwidth_gbps)
+            self._between = links.between_latency_s or 0.0, links.seconds_per_byte(links.between_bandwidth_gbps)
         self.shared = seconds_per_byte(links.shared_gbps)
         self._copy = seconds_per_byte(links.copy_gbps)
         self._table = {} if links.file is None else read_links(links.file, num_workers)
@@ -217,23 +286,53 @@ class LinkCosts:
         self.uniform = not self._table and alike
         """Whether all links are alike."""
 
+    def sends(self, collective: Collective, num_workers: int) -> tuple[float, float]:
+        """How many messages so many workers send together for it, and how many rows; log2 is that of its time."""
+        log2 = whole if self.links.whole_phases else math.log2
+        return collective.sends(num_workers, log2(num_workers)) if num_workers > 1 else (0, 0)
+
     def plan(self, src: np.ndarray, dst: np.ndarray) -> Exchange:
         """Exchanges along the edges src -> dst (integers [E])."""
         return Exchange(self, src, dst)
+
+    def port_s(self, way: str, begins: np.ndarray, num_bytes: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+        """How long each worker's port, "out" or "into", takes from `begins` for so many bytes, all float64 [n]: those
+        seconds, unless devices have ports of their own."""
+        if self.devices is None:
+            return seconds
+        each = zip(self.devices, begins.tolist(), num_bytes.tolist(), strict=True)
+        return np.array([device.ends(way, begun, size) - begun for device, begun, size in each])
+
+    def slower(self, begins: np.ndarray) -> np.ndarray | float:
+        """How many times as long a gradient takes that a worker begins then, float64 [n]."""
+        if self.devices is None:
+            return 1.0
+        return np.array([device.slower(now) for device, now in zip(self.devices, begins.tolist(), strict=True)])
 
     def all_reduce_s(self, num_workers: int, num_bytes: float) -> float:
         """How long `num_workers` of the workers, who begin together, take for the mean of rows of so many bytes."""
         return self.all_reduce(num_workers, num_bytes)[1]
 
-    def all_reduce(self, num_workers: int, num_bytes: float) -> tuple[CollectiveName, float]:
+    def all_reduce(self, num_workers: int, num_bytes: float, begins: float = 0.0) -> tuple[CollectiveName, float]:
         """The same, and what they carry out: of what `cluster.links.collective` leaves to choose from, the fastest."""
         timed = [
-            (each, self.collective_s(each.value, num_workers, num_bytes)) for each in self.links.collective.candidates
+            (each, self.collective_s(each.value, num_workers, num_bytes, begins))
+            for each in self.links.collective.candidates
         ]
         return min(timed, key=lambda one: one[1])
 
-    def collective_s(self, collective: Collective, num_workers: int, num_bytes: float) -> float:
+    def collective_s(
+        self,
+        collective: Collective,
+        num_workers: int,
+        num_bytes: float,
+        begins: float = 0.0,
+        members: Sequence[int] | None = None,
+    ) -> float:
         """How long `num_workers` of the workers, who begin together, take for it.
+
+        `begins` and `members` (None: all) matter where devices have ports of their own: whoever takes longest for the
+        bytes of a worker decides.
 
         By its formula (`collectives`) with alpha the largest latency and beta the most seconds per
         byte of all links between the n workers: the slowest link decides in every phase. Through one port what is
@@ -242,20 +341,29 @@ class LinkCosts:
         """
         if num_workers < 2:
             return 0.0
+        log2 = whole if self.links.whole_phases else math.log2
+        ways = self.ways if collective.both_ways else 1
+        if self.devices is not None:
+            size = collective.seconds(num_workers, num_bytes, 0.0, float(ways), log2)
+            devices = self.devices if members is None else [self.devices[j] for j in members]
+            ends = max(device.ends(way, begins, size) for device in devices for way in ("out", "into"))
+            return collective.seconds(num_workers, num_bytes, self._alpha, 0.0, log2) + ends - begins
         beta = self._beta
         if self.shared and self.num_workers > self.per_machine:
             beta = max(beta, (self.per_machine if collective.all_at_once else 1) * self.shared)
-        ways = self.ways if collective.both_ways else 1
-        log2 = whole if self.links.whole_phases else math.log2
         return collective.seconds(num_workers, num_bytes, self._alpha, ways * beta, log2)
 
     def fastest_all_reduce(self, num_workers: int, num_bytes: float) -> str:
         """The name of the collective made of messages that takes least for it; on a tie the first one."""
         return min(OF_MESSAGES, key=lambda each: self.collective_s(each.value, num_workers, num_bytes)).name
 
-    def pair_s(self, i: int, j: int, num_bytes: float) -> float:
+    def pair_s(self, i: int, j: int, num_bytes: float, begins: float = 0.0) -> float:
         """How long i and j take to exchange so many bytes with each other: latency + N seconds_per_byte of the slower
         direction; through one port latency + the bytes of both."""
+        if self.devices is not None:
+            size = self.ways * num_bytes
+            ends = max(self.devices[k].ends(way, begins, size) for k in (i, j) for way in ("out", "into"))
+            return self._alpha + ends - begins
         if self.uniform and i != j:
             return self._alpha + num_bytes * self.ways * self._beta
         there, back = self._link(i, j), self._link(j, i)
@@ -307,58 +415,6 @@ class LinkCosts:
         return max(latency for latency, _ in found), max(per_byte for _, per_byte in found)
 
 
-class Exchange:
-    """Messages along the edges src -> dst, all of which may be sent at the same time."""
-
-    def __init__(self, costs: LinkCosts, src: np.ndarray, dst: np.ndarray) -> None:
-        src, dst = np.asarray(src, dtype=np.int64), np.asarray(dst, dtype=np.int64)
-        self._order = None if np.all(dst[1:] >= dst[:-1]) else np.argsort(dst, kind="stable")
-        if self._order is not None:
-            src, dst = src[self._order], dst[self._order]
-        self._costs, self._src, self._dst = costs, src, dst
-        self._latency, self._per_byte = costs.of(src, dst)
-        self._starts = np.flatnonzero(np.diff(dst, prepend=-1)) if len(dst) else np.empty(0, dtype=np.int64)
-        self._crossing = src // costs.per_machine != dst // costs.per_machine
-
-    def ready(self, now: np.ndarray, num_bytes: float | np.ndarray) -> np.ndarray:
-        """When each worker has sent and received its messages, float64 [n], if it sends at its own time now_i:
-
-            max(now_i, max over j that i hears of (now_j + latency_ij)) + transfer_i
-
-        transfer_i: the messages of a worker go through its port one after the other. Duplex: the larger one of the
-        sums of num_bytes seconds_per_byte over those that it receives and those that it sends; one port: both sums.
-        Where a machine's workers share their way out, at least the bytes that cross the machine's border (the larger
-        one of both directions, or with one port their sum) at that bandwidth, for all who have a part in it.
-        Workers without edges are ready at once.
-
-        num_bytes   of each message: a number, or float64 [E] in the order in which the edges were given
-        """
-        ready = np.array(now, dtype=np.float64)
-        if not len(self._src):
-            return ready
-        each = np.broadcast_to(np.asarray(num_bytes, dtype=np.float64), self._src.shape)
-        if self._order is not None:
-            each = each[self._order]
-        heard = np.maximum.reduceat(ready[self._src] + self._latency, self._starts)
-        receivers = self._dst[self._starts]
-        ready[receivers] = np.maximum(ready[receivers], heard)
-        transfer = self._through_ports(*self._sums(each * self._per_byte))
-        if self._costs.shared:
-            across = self._sums(np.where(self._crossing, each, 0.0))
-            received, sent = (each.reshape(-1, self._costs.per_machine) for each in across)
-            border = self._costs.shared * self._through_ports(received.sum(axis=1), sent.sum(axis=1))
-            transfer = np.maximum(transfer, np.where(received + sent > 0, border[:, None], 0.0).ravel())
-        return ready + transfer
-
-    def _sums(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The sums of the values [E] over what each worker receives, and over what it sends: [n]."""
-        n = self._costs.num_workers
-        return np.bincount(self._dst, values, minlength=n), np.bincount(self._src, values, minlength=n)
-
-    def _through_ports(self, received: np.ndarray, sent: np.ndarray) -> np.ndarray:
-        return received + sent if self._costs.ways == 2 else np.maximum(received, sent)
-
-
 class Prices:
     """How long n who begin together would take for something now, in seconds: n workers, or n processes."""
 
@@ -368,20 +424,17 @@ class Prices:
         self.bytes_scale = 1.0
         """How many times as large the rows are in truth as those that are exchanged."""
 
-    def all_reduce(self, num_bytes: float) -> tuple[str, float]:
-        """What they carry out for it, and how long it takes."""
-        collective, seconds = self.costs.all_reduce(self.n, num_bytes * self.bytes_scale)
-        return collective.name, seconds
-
     def collective(self, name: str, num_bytes: float) -> tuple[str, float]:
-        """The same for an all_reduce, allgather or broadcast."""
+        """What they carry out for an all_reduce, allgather or broadcast of rows of so many bytes, and how long it
+        takes."""
         if name == "all_reduce":
-            return self.all_reduce(num_bytes)
+            chosen, seconds = self.costs.all_reduce(self.n, num_bytes * self.bytes_scale)
+            return chosen.name, seconds
         return name, self.allgather_s(num_bytes) if name == "allgather" else self.broadcast_s(num_bytes)
 
     def mean_s(self, num_bytes: float) -> float:
         """An all-reduce of rows of so many bytes."""
-        return self.all_reduce(num_bytes)[1]
+        return self.collective("all_reduce", num_bytes)[1]
 
     def allgather_s(self, num_bytes: float) -> float:
         """An all-gather of what is so many bytes for each worker."""

@@ -11,7 +11,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
+
+from decentral.cluster.clock import Use
+from decentral.network.traffic import WEIGHT_BYTES
 
 if TYPE_CHECKING:
     from decentral.cluster.groups import Groups
@@ -96,12 +100,16 @@ class _All:
             return
         arrived, self.arrived = self.arrived, []
         timeline.critical[i] += 1
-        timeline.sent(2 * (n - 1) * n, 2 * (n - 1) * timeline.bytes_per_row)
+        begins = max(now, *timeline.out, *timeline.into)
+        chosen, seconds = timeline.costs.all_reduce(n, timeline.timed_bytes, begins)
+        messages, rows = timeline.costs.sends(chosen.value, n)
+        timeline.sent(round(messages), round(rows * timeline.bytes_per_row))
         if timeline.rows is not None:
             timeline.rows.mean()
-        ends = now + timeline.costs.all_reduce_s(n, timeline.timed_bytes)
+        ends = begins + seconds
+        timeline.busy(range(n), rows / n * timeline.timed_bytes, begins, ends)
         for at, j in arrived:
-            timeline.resume(j, at, now, ends, None)
+            timeline.resume(j, at, begins, ends, None)
 
 
 @dataclass(slots=True)
@@ -133,18 +141,22 @@ class Pairs:
 
 
 class _Strands:
-    """Until when the communication strand of each worker is busy."""
+    """Until when the communication strand of each worker is busy with what it asked for."""
 
     def __init__(self, place: Pairs, timeline: Timeline) -> None:
         self.place, self.timeline = place, timeline
-        self.busy_until = [0.0] * timeline.n
         self.own_until = [0.0] * timeline.n
 
     def ask(self, i: int, j: int, now: float) -> None:
         """i and j exchange rows once both strands are idle, and then take the mean."""
-        timeline, busy = self.timeline, self.busy_until
-        ends = max(now, busy[i], busy[j]) + timeline.costs.pair_s(i, j, timeline.timed_bytes)
-        busy[i] = busy[j] = self.own_until[i] = ends
+        timeline = self.timeline
+        busy = timeline.out  # which the port in is as long
+        begins = max(now, busy[i], busy[j])
+        ends = busy[i] = busy[j] = self.own_until[i] = begins + timeline.costs.pair_s(
+            i, j, timeline.timed_bytes, begins
+        )
+        if timeline.ledger is not None:
+            timeline.busy((i, j), timeline.timed_bytes, begins, ends)
         timeline.sent(2, 2 * timeline.bytes_per_row)
         timeline.at(ends, partial(self._average, i, j))
 
@@ -178,7 +190,7 @@ class Average(Operation):
 _Coming = dict[int, tuple[float, int]]
 """The senders whose share a receiver has not taken, with the time when it arrives and its version."""
 _Way = tuple[int, float, _Coming, float, float]
-"""Receiver and weight of a share, where it waits, how many seconds it is on its way, and the latency of that."""
+"""Receiver and weight of a share, where it waits, how long it is in a port, and the latency of its link."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,28 +216,62 @@ class _Slots:
         self.takes = [partial(self.take, i) for i in range(timeline.n)]
 
     def push(self, i: int, push: Push, now: float) -> None:
-        """Leave shares, one after the other through one port; a share for a slot that is not empty stays."""
+        """Leave shares, side by side through the port; a share for a slot that is not empty stays."""
         timeline, own, ways = self.timeline, push.own, push.ways
-        rows, version, leaves = timeline.rows, timeline.drawn[i] - 1, now
+        rows, version = timeline.rows, timeline.drawn[i] - 1
+        num_bytes = timeline.timed_bytes + WEIGHT_BYTES
         if ways is None:
             costs = timeline.costs
-            ways = push.ways = [
-                (j, weight, self.coming[j], costs.message_s(i, j, timeline.timed_bytes), costs.hop_s(i, j))
-                for j, weight in push.shares
-            ]
-        timeline.messages_sent += len(ways)
-        timeline.bytes_sent += len(ways) * (timeline.bytes_per_row + 8)
-        for j, weight, slots, message_s, hop_s in ways:
-            if i in slots:
-                own += weight
-                continue
-            arrives = leaves + message_s
-            leaves = arrives - hop_s
-            slots[i] = arrives, version
+            ways = push.ways = []
+            for j, weight in push.shares:
+                hop_s = costs.hop_s(i, j)
+                ways.append((j, weight, self.coming[j], costs.message_s(i, j, num_bytes) - hop_s, hop_s))
+        leaving = [way for way in ways if i not in way[2]]
+        for way in ways if len(leaving) < len(ways) else ():
+            if i in way[2]:
+                own += way[1]
+        if leaving:
+            begins, sent, devices = timeline.out[i], len(leaving), timeline.costs.devices
+            if begins < now:
+                begins = now
+            if devices is not None:
+                left = devices[i].ends("out", begins, sent * num_bytes)
+            else:
+                left = begins + (leaving[0][3] if sent == 1 else sum(way[3] for way in leaving))
+            timeline.out[i] = left
+            timeline.messages_sent += sent
+            timeline.bytes_sent += sent * (timeline.bytes_per_row + WEIGHT_BYTES)
             if rows is not None:
-                rows.put(("share", i, j), self.place.share, i, weight)
+                for j, weight, *_ in leaving:
+                    rows.put(("share", i, j), self.place.share, i, weight)
+            if begins > now:
+                for way in leaving:
+                    way[2][i] = inf, version
+                timeline.at(begins, partial(self._leave, i, leaving, version, left))
+            else:
+                self._leave(i, leaving, version, left, now)
         if rows is not None and own != 1:
             rows.call(self.place.kept, i, own)
+
+    def _leave(self, i: int, leaving: list[_Way], version: int, left: float, now: float) -> None:
+        """Shares leave the port of worker i until `left`; a receiver takes in one after the other."""
+        timeline, into = self.timeline, self.timeline.into
+        first = left if into is timeline.out else now
+        for j, _, slots, port_s, hop_s in leaving:
+            opens, arrives = first + hop_s, left + hop_s
+            if opens < into[j]:
+                opens = into[j]
+            if timeline.costs.devices is not None:
+                taken = timeline.costs.devices[j].ends("into", opens, timeline.timed_bytes + WEIGHT_BYTES)
+            else:
+                taken = opens + port_s
+            if arrives < taken:
+                arrives = taken
+            into[j] = arrives
+            slots[i] = arrives, version
+            if timeline.ledger is not None:
+                num_bytes = timeline.timed_bytes + WEIGHT_BYTES
+                timeline.ledger += [Use(i, "out", num_bytes, now, left), Use(j, "into", num_bytes, opens, arrives)]
 
     def take(self, i: int, now: float) -> None:
         """Worker i takes all that has arrived."""

@@ -84,9 +84,10 @@ class Line(NamedTuple):
         """A duration. Raises ConfigError if the cell is none."""
         return self.number(place, f"a number of seconds from 0 to {LONGEST_S:g}", 0.0, LONGEST_S)
 
-    def gbps(self, place: int) -> float:
+    def gbps(self, place: int, finite: bool = False) -> float:
         """A bandwidth, which may be inf. Raises ConfigError if the cell is none."""
-        return self.number(place, f"a bandwidth in Gbit/s, at least {SLOWEST_GBPS:g},", SLOWEST_GBPS)
+        most = 1 / SLOWEST_GBPS if finite else math.inf
+        return self.number(place, f"a bandwidth in Gbit/s, at least {SLOWEST_GBPS:g},", SLOWEST_GBPS, most)
 
     def number(self, place: int, what: str, least: float, most: float = math.inf) -> float:
         """A number from `least` to `most`. Raises ConfigError if the cell is none."""

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from decentral.cluster.clock import Use
 from decentral.cluster.operations import check_ended
 from decentral.store.files import read_json, write_text
 
@@ -137,6 +138,12 @@ class Timeline:
         """How many gradients all have ended."""
         self.compute_s, self.wait_s, self.exchange_s = ([0.0] * self.n for _ in range(3))
         """Seconds of each worker so far, with those of a gradient or a wait counted when it begins or ends."""
+        self.out, self.into = [0.0] * self.n, [0.0] * self.n
+        """When the port of each worker is free to send, and to receive; the same list where it has one port."""
+        if costs.ways == 2:
+            self.into = self.out
+        self.ledger: list[Use] | None = None
+        """What has gone through each port, if that is to be kept."""
         self.bytes_sent = self.messages_sent = 0
         self.ages = Counter[int]()
         """How often a contribution, or a model that was averaged, was so many versions old."""
@@ -227,6 +234,8 @@ class Timeline:
         if self.rows is not None:
             self.rows.begin_gradient(i, copied)
         seconds = next(self._seconds[i])
+        if self.costs.devices is not None:
+            seconds *= self.costs.devices[i].slower(now)
         self.drawn[i] += 1
         self._computing[i] = True
         self.compute_s[i] += seconds
@@ -266,6 +275,14 @@ class Timeline:
         """Count messages."""
         self.messages_sent += messages
         self.bytes_sent += num_bytes
+
+    def busy(self, workers: Iterable[int], each: float, begins: float, ends: float) -> None:
+        """The ports of these workers are taken, both ways; so many bytes go out of each, and into it."""
+        out, into = self.out, self.into
+        for j in workers:
+            out[j] = into[j] = ends
+            if self.ledger is not None:
+                self.ledger += [Use(j, way, each, begins, ends) for way in ("out", "into")]
 
     def accounts(self) -> dict[str, np.ndarray]:
         """Seconds of each worker so far, float64 [n]: computing, waiting and exchanging."""

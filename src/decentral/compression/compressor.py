@@ -225,12 +225,12 @@ class Encoder(Compressor):
         heard = send(self, x, net, t)
         return heard.add_own(heard.add_mixed(x), -1.0)
 
-    def relay(self, y: Tensor, m: Tensor, net: Network, t: int) -> Tensor:
+    def relay(self, y: Tensor, m: Tensor, net: Network, t: int, later: bool = False) -> Tensor:
         """m_{i->j} <- C(y_i + sum_{l in N_i, l != j} m_{l->i}), delivered: sums are rounded on every edge.
 
         y [k, P] is left as it is, m [E, ceil(P / d)] is donated. For those that give every coordinate a number.
         """
-        return relay(self, y, m, net, t)
+        return relay(self, y, m, net, t, later)
 
     def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
         """See `Compressor.combine`: by an all-reduce of the payloads' numbers if they add up, else by all-gather."""

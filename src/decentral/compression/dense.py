@@ -58,9 +58,9 @@ class NoCompression(Encoder):
         """x_i <- sum_j W_ij x_j."""
         return net.mix(x, t)
 
-    def relay(self, y: Tensor, m: Tensor, net: Network, t: int) -> Tensor:
+    def relay(self, y: Tensor, m: Tensor, net: Network, t: int, later: bool = False) -> Tensor:
         """m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}."""
-        return net.relay(y, m, t)
+        return net.relay(y, m, t, later)
 
     def combine(self, g: Tensor, r: Tensor, memory: Tensor, net: Network, t: int) -> tuple[Tensor, Tensor, Tensor]:
         """An all-reduce of g."""

@@ -55,7 +55,7 @@ def send(compressor: Encoder, e: Tensor, net: Network, t: int, message: int = 0)
     return Heard(compressor, net.workers, (t, message), net.delivery.matrix(t, 0, lazy=False), payloads, others)
 
 
-def relay(compressor: Encoder, y: Tensor, m: Tensor, net: Network, t: int) -> Tensor:
+def relay(compressor: Encoder, y: Tensor, m: Tensor, net: Network, t: int, later: bool) -> Tensor:
     """RelaySum of rounded sums: m_{i->j} <- C(y_i + sum_{l in N_i, l != j} m_{l->i}), delivered, decoded.
 
     y [k, P] is left as it is, m [E, ceil(P / d)] is donated; both m are indexed by the receiver. Each piece of the rows
@@ -82,7 +82,7 @@ def relay(compressor: Encoder, y: Tensor, m: Tensor, net: Network, t: int) -> Te
         for place, of_all in squares.items():
             compressor.read(place, *of_all)
     sizes = [part.sizes(t, y.dtype) for part in parts]
-    came = net.relay_payloads(payloads, t, [each for each in sizes if each is not None])
+    came = net.relay_payloads(payloads, t, [each for each in sizes if each is not None], later)
     for e, payload in zip(local, came, strict=True):
         row = m[e, : of_edge[e].layout.num_coordinates].zero_()
         if payload is not None:

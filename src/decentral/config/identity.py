@@ -22,6 +22,8 @@ from decentral.store.models import stored_facts
 
 IDENTITY_VERSION = 2
 """Part of every run id: raised when the same configuration begins to mean another computation."""
+CLOCK_VERSION = 2
+"""Part of the id of every run in a virtual cluster: raised when the clock begins to say other times."""
 
 _ALWAYS = ("algo", "topology", "task", "optim", "schedule", "network")
 _KEYS = (
@@ -66,7 +68,7 @@ def identity(config: Config) -> dict[str, Any]:
     if not isinstance(config.compress, NoCompression):
         known["compress"] = component_identity(config.compress)
     if isinstance(config.cluster, VirtualCluster):
-        known["cluster"] = component_identity(config.cluster)
+        known["cluster"] = component_identity(config.cluster) | {"clock": CLOCK_VERSION}
     if config.init is not None:
         facts = stored_facts(init_directory(config))
         known["init"] = {key: facts.get(key) for key in ("run_id", "step")}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decentral.network import kernels
 from decentral.network.payload import PayloadVerbs
-from decentral.network.traffic import Traffic
+from decentral.network.traffic import WEIGHT_BYTES, Traffic
 from decentral.topology.delivery import Delivery, Exchange, Losses, exchange
 from decentral.topology.mixing_matrix import MixingMatrix
 from decentral.topology.rounds import Rounds, Split, mean_delay, slices
@@ -94,23 +94,18 @@ class Network(PayloadVerbs, ABC):
 
     def mean(self, x: Tensor) -> Tensor:
         """x_i <- 1/n sum_j x_j, exactly: an all-reduce. [k, ..., P] -> the same."""
-        self.traffic.count_mean(_row_bytes(x))
         with self.traffic.collective("all_reduce", _row_bytes(x)):
             return self._mean(x)
 
-    def begin_mean(self, x: Tensor) -> Callable[[], Tensor]:
-        """`mean`, in the background in simulated time: what is returned, when called, carries it out and counts it.
+    def begin_mean(self, x: Tensor) -> None:
+        """The `mean` of these rows begins, in the background in simulated time, and is counted. They may be read, but
+        must not change, until `end_mean`, which carries it out."""
+        self.traffic.begin_collective("all_reduce", _row_bytes(x), later=True)
 
-        Until then x may be read but must not change.
-        """
-        wait = self.traffic.begin_collective("all_reduce", _row_bytes(x))
-
-        def finish() -> Tensor:
-            self.traffic.count_mean(_row_bytes(x))
-            wait()
-            return self._mean(x)
-
-        return finish
+    def end_mean(self, x: Tensor) -> Tensor:
+        """What `begin_mean` has begun for these rows: x_i <- 1/n sum_j x_j. [k, ..., P] -> the same."""
+        self.traffic.arrive()
+        return self._mean(x)
 
     def push(self, x: Tensor, p: Tensor, round: int) -> tuple[Tensor, Tensor]:
         """Push-sum without waiting: shares are left with their receivers, and what has been left here is taken.
@@ -126,8 +121,8 @@ class Network(PayloadVerbs, ABC):
         """
         shares = self.delivery.shares(round)
         num_bytes = _piece_bytes(shares, x)
-        self.traffic.count_pieces(shares.num_messages, [each + 8 for each in num_bytes])
-        self.traffic.begin(shares, num_bytes)()
+        self.traffic.count_pieces(shares.num_messages, num_bytes, extra=WEIGHT_BYTES)
+        self.traffic.begin(shares, num_bytes, extra=WEIGHT_BYTES)()
         return self._push(x, p, shares)
 
     def drain(self, x: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,20 +132,24 @@ class Network(PayloadVerbs, ABC):
         """
         return x, p
 
-    def relay(self, y: Tensor, m: Tensor, round: int) -> Tensor:
+    def relay(self, y: Tensor, m: Tensor, round: int, later: bool = False) -> Tensor:
         """RelaySum: m_{i->j} <- y_i + sum_{l in N_i, l != j} m_{l->i}, delivered. y [k, P] is left as it is, m is
-        donated.
+        donated. `later`: in simulated time messages are on their way until `arrive`.
 
         Both m are indexed by the receiver: row e holds the last message over edge e = (i -> j) to a local j.
         """
         sizes = [width * y.element_size() for width in self.piece_widths(y.shape[-1])]
         self.traffic.count_pieces(self._edges_of_piece, sizes)
-        self.traffic.begin(self.edges, sizes)()
+        self.traffic.begin(self.edges, sizes, later=later)()
         m = self._relay(y, m)
         for e in self.delivery.undelivered(self.edges, round).tolist():
             if e in self.local_edges:
                 m[e - self.local_edges.start].zero_()
         return m
+
+    def arrive(self) -> None:
+        """In simulated time, wait for the messages that `relay` or `relay_payloads` has sent `later`."""
+        self.traffic.arrive()
 
     # -- local arithmetic ----------------------------------------------------------------------------------------------
 
@@ -331,7 +330,6 @@ class Network(PayloadVerbs, ABC):
             self.traffic.count_pieces(exchange.num_messages, num_bytes)
             wait = self.traffic.begin(exchange, num_bytes)
         else:
-            self.traffic.count_mean(_row_bytes(x))
             wait = self.traffic.begin_collective("all_reduce", _row_bytes(x))
 
         def finish_in_time() -> None:

@@ -191,8 +191,11 @@ class PayloadVerbs(EdgeLayout, ABC):
         self.traffic.begin(neighbors, num_bytes)()
         return self._swap(payloads, neighbors, known)
 
-    def relay_payloads(self, payloads: Sequence[Payload], round: int, sizes: Sequence[Sizes]) -> list[Payload | None]:
-        """A payload over every edge that rows are relayed over; those of piece h look like sizes[h].
+    def relay_payloads(
+        self, payloads: Sequence[Payload], round: int, sizes: Sequence[Sizes], later: bool = False
+    ) -> list[Payload | None]:
+        """A payload over every edge that rows are relayed over; those of piece h look like sizes[h]. `later`: see
+        `Network.relay`.
 
         payloads[e] goes back over the local edge e = (i -> j), from j to i. What is returned has, for each local edge,
         the payload that has come over it, or None where it got lost.
@@ -206,7 +209,7 @@ class PayloadVerbs(EdgeLayout, ABC):
             check_alike([payloads[row] for row in edges], sizes[h])
         num_bytes = [bytes_of(each) for each in sizes]
         self.traffic.count_pieces(self._edges_of_piece, num_bytes)
-        self.traffic.begin(self.edges, num_bytes)()
+        self.traffic.begin(self.edges, num_bytes, later=later)()
         came: list[Payload | None] = [*self._relay_payloads(payloads, sizes)]
         for e in self.delivery.undelivered(self.edges, round).tolist():
             if e in self.local_edges:

@@ -15,14 +15,16 @@ if TYPE_CHECKING:
     from decentral.topology.delivery import Exchange, Neighbors
     from decentral.topology.rounds import RelayEdges
 
+WEIGHT_BYTES = 8
+"""Of a push-sum weight, in the message with the row that it belongs to."""
+
 Wait = Callable[[], object]
 
 
 class Traffic:
     """Hears of everything that the verbs of a network send.
 
-    bytes_sent, messages_sent   of all n workers together, whatever the number of processes: a message for each edge; a
-               mean counts as a ring all-reduce
+    bytes_sent, messages_sent   of all n workers together, whatever the number of processes: a message for each edge
     clock      simulated time, which is put forward by what is sent; None: nobody asks for it
     measured   what probes have found that collectives take; None: nobody has measured
     carried    where that is measured: name of a collective -> how often it was carried out, the seconds that it was to
@@ -32,6 +34,8 @@ class Traffic:
     def __init__(self, num_workers: int) -> None:
         self.n = num_workers
         self.bytes_sent = self.messages_sent = 0
+        self.scale = 1.0
+        """How many times as large rows are as those that are exchanged, where these only stand in for them."""
         self.clock: Clock | None = None
         self.measured: Prices | None = None
         self.carried: dict[str, list[float]] = {}
@@ -41,34 +45,48 @@ class Traffic:
         """What is known of the time that collectives take: as measured, or else as simulated; None: nothing."""
         return self.clock if self.measured is None else self.measured
 
-    def count(self, num_messages: int, bytes_each: int) -> None:
-        """So many messages are sent."""
+    def count(self, num_messages: int, bytes_each: int, extra: int = 0) -> None:
+        """So many messages are sent, of so many bytes of rows and `extra` ones each."""
         self.messages_sent += num_messages
-        self.bytes_sent += num_messages * bytes_each
+        self.bytes_sent += num_messages * (round(self.scale * bytes_each) + extra)
 
-    def count_mean(self, row_bytes: int) -> None:
-        """An all-reduce counts as a ring of all workers."""
-        self.messages_sent += 2 * (self.n - 1) * self.n
-        self.bytes_sent += 2 * (self.n - 1) * row_bytes
-
-    def count_pieces(self, num_messages: Sequence[int], num_bytes: Sequence[int]) -> None:
-        """For each piece so many messages are sent, of so many bytes each."""
+    def count_pieces(self, num_messages: Sequence[int], num_bytes: Sequence[int], extra: int = 0) -> None:
+        """For each piece so many messages are sent, of so many bytes, and `extra` ones, each."""
         for messages, each in zip(num_messages, num_bytes, strict=True):
-            self.count(messages, each)
+            self.count(messages, each, extra)
 
     def count_senders(self, num_messages: np.ndarray, num_bytes: np.ndarray) -> None:
         """Each worker sends so many messages, of so many bytes each: int64 [n]."""
         self.messages_sent += int(num_messages.sum())
-        self.bytes_sent += int(num_messages @ num_bytes)
+        self.bytes_sent += round(self.scale * (num_messages @ num_bytes))
 
-    def begin(self, over: Exchange | RelayEdges | Neighbors, num_bytes: Sequence[float] | np.ndarray) -> Wait:
-        """In simulated time these messages leave now, see `Clock.begin`; what is returned, when called, waits for them.
-        They have been counted."""
-        return self._until(lambda clock: clock.begin(over, num_bytes))
+    def begin(
+        self,
+        over: Exchange | RelayEdges | Neighbors,
+        num_bytes: Sequence[float] | np.ndarray,
+        extra: int = 0,
+        later: bool = False,
+    ) -> Wait:
+        """In simulated time these messages leave now, see `Clock.begin`; what is returned, when called, waits for them;
+        `later`: `arrive` does, in another step. They have been counted."""
+        return self._waiting(None if self.clock is None else self.clock.begin(over, num_bytes, extra), later)
 
-    def begin_collective(self, name: str, num_bytes: float) -> Wait:
-        """The same for an all_reduce, allgather or broadcast."""
-        return self._until(lambda clock: clock.begin_collective(name, num_bytes))
+    def begin_collective(self, name: str, num_bytes: float, later: bool = False) -> Wait:
+        """The same for an all_reduce, allgather or broadcast. An all_reduce is counted here: in simulated time as the
+        collective that carries it out, else as a ring of all workers."""
+        underway: Underway | None = None
+        messages, rows = 2 * (self.n - 1) * self.n, 2.0 * (self.n - 1)
+        if self.clock is not None:
+            underway, messages, rows = self.clock.begin_collective(name, num_bytes)
+        if name == "all_reduce":
+            self.messages_sent += messages
+            self.bytes_sent += round(rows * self.scale * num_bytes)
+        return self._waiting(underway, later)
+
+    def arrive(self) -> None:
+        """In simulated time, wait for what has begun first of all that is waited for later."""
+        if self.clock is not None and self.clock.underway:
+            self.clock.wait(self.clock.underway.pop(0))
 
     @contextmanager
     def collective(self, name: str, num_bytes: float) -> Iterator[None]:
@@ -85,9 +103,11 @@ class Traffic:
             before + now for before, now in zip(self.carried.get(name, [0, 0, 0]), found, strict=True)
         ]
 
-    def _until(self, begin: Callable[[Clock], Underway]) -> Wait:
+    def _waiting(self, underway: Underway | None, later: bool) -> Wait:
         clock = self.clock
-        if clock is None:
+        if clock is None or underway is None:
             return lambda: None
-        underway = begin(clock)
+        if later:
+            clock.underway.append(underway)
+            return lambda: None
         return lambda: clock.wait(underway)

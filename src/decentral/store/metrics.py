@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import hashlib
 import json
 import os
@@ -84,16 +85,21 @@ class LineFile:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file; none if there is no file. An unterminated last line is not read.
+    """The whole lines of a file, or of its compressed copy `<name>.gz`; none if there is neither. An unterminated last
+    line is not read.
 
     Raises ConfigError if a finished line is damaged.
     """
     try:
         if path.exists() and not path.is_file():
             raise ConfigError(f"{path} is not a regular file: remove it, or the folder that it came in.")
-        lines = path.read_bytes().split(b"\n")[:-1]
+        content = path.read_bytes()
     except FileNotFoundError:
-        return []
+        copy = path.with_name(f"{path.name}.gz")
+        if not copy.is_file():
+            return []
+        content = gzip.decompress(copy.read_bytes())
+    lines = content.split(b"\n")[:-1]
     try:
         values = json.loads(b"[%b]" % b",".join(lines))  # much faster than one by one, where nothing is damaged
     except (ValueError, RecursionError):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from decentral.errors import ConfigError
+from decentral.gradients.precision import Precision
 from decentral.host.machine import refuse_if_too_large
 from decentral.settings import setting
 from decentral.store.files import at_home
@@ -38,6 +39,7 @@ class Quadratics(Task):
     """
 
     eval_every_epochs: ClassVar[float | None] = None
+    precision: ClassVar[Precision | None] = Precision.fp64
     name: str = "quadratics"
     problem: str | None = field(default=None, metadata={"content": True})
     dimension: int = setting(10, at_least=1, when="is_drawn")
@@ -158,6 +160,7 @@ class Regression(Task):
     """
 
     eval_every_epochs: ClassVar[float | None] = None
+    precision: ClassVar[Precision | None] = Precision.fp64
     name: str = "regression"
     loss: Loss = Loss.linear
     samples_per_worker: int = setting(20, at_least=1)
@@ -208,6 +211,7 @@ class MeanEstimation(Task):
     std: float = setting(1.0, at_least=0)
     dimension: int = setting(1, at_least=1)
     eval_every_epochs: ClassVar[float | None] = 5.0
+    precision: ClassVar[Precision | None] = Precision.fp64
 
     def check(self, config: TaskConfig) -> None:
         """The models have to fit into memory."""

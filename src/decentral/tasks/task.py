@@ -138,6 +138,9 @@ class Task(Settings, ABC, where="task"):
     """Settings that this task has unless told otherwise, where those of conf/config.yaml do not suit it: key -> value,
     as on a command line. Each holds unless the command line or its experiment says anything of that key."""
 
+    precision: ClassVar[Precision | None] = None
+    """What its models have, if not what the configuration says."""
+
     has_samples: ClassVar[bool] = True
     """Whether x - gradient(x) is a sample in the space of the models (relay_mean averages those)."""
 

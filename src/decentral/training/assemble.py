@@ -211,9 +211,7 @@ def open_stepper(
     if not by_itself:
         oracle.sleep = sleep
         if alone or has_clock(config):
-            oracle.clock = net.traffic.clock = _clock(
-                config, cluster, times, oracle.problem.steps_per_epoch, x.shape[1]
-            )
+            oracle.clock = net.traffic.clock = _clock(config, cluster, times, oracle.problem.steps_per_epoch, x)
         stepper = (AdaptiveStepper if algorithm.compressor.adapts else Stepper)(algorithm, net, oracle, x)
         stepper.probe = _probe(config, net) if config.network.measure else None
         return stepper
@@ -221,7 +219,7 @@ def open_stepper(
     team = Team(config.rounds(), total_steps, config.seed, mean_seconds(times))
     if alone:
         machines = times, cluster.costs(net.n)
-        simulated = AsynchronousStepper(algorithm, net, oracle, x, team, machines, cluster.num_parameters)
+        simulated = AsynchronousStepper(algorithm, net, oracle, x, team, machines, described_bytes(config))
         simulated.tells_time = has_clock(config)
         return simulated
     mailbox = Mailbox.of(config.network, split_workers(net.n, dist.get_world_size()), x.device)
@@ -243,16 +241,14 @@ def _probe(config: Config, net: Network) -> Probe:
     return Probe(net, config.network, collective, num_processes=dist.get_world_size())
 
 
-def _clock(
-    config: Config, cluster: VirtualCluster, times: GradientTimes, steps_per_epoch: float, num_parameters: int
-) -> Clock:
+def _clock(config: Config, cluster: VirtualCluster, times: GradientTimes, steps_per_epoch: float, x: Tensor) -> Clock:
     """The clock of a method in rounds, the same on every process: it goes by numbers that all of them know."""
     n = times.num_workers
     changing = cluster.changing(n, config.seed, steps_per_epoch)
     clock = Clock(n, times, cluster.costs(n), cluster.waits_for is WaitsFor.everyone, changing=changing)
     clock.chooses |= config.compress.chooses
-    if cluster.num_parameters is not None:
-        clock.bytes_scale = cluster.num_parameters / num_parameters
+    if (described := described_bytes(config)) is not None:
+        clock.bytes_scale = described / (x.shape[1] * x.element_size())
     return clock
 
 
@@ -260,6 +256,13 @@ _EQUALLY_FAST = Machines(
     compute=ComputeTimes(mean_s=1.0), links=Links(latency_s=0.0, bandwidth_gbps=math.inf, copy_gbps=math.inf)
 )
 """A gradient takes a second, everything else no time."""
+
+
+def described_bytes(config: Config) -> float | None:
+    """Of a row of the model that the cluster describes, in the precision of the run; None: messages are those of the
+    model that is trained."""
+    described = config.cluster.num_parameters if isinstance(config.cluster, VirtualCluster) else None
+    return None if described is None else float(described * config.precision.dtype.itemsize)
 
 
 def mean_seconds(times: GradientTimes) -> float:

@@ -193,10 +193,9 @@ class Recorder:
         """The beginning of the timeline becomes a file, where it follows from the configuration."""
         decides = self.config.compress.adapts or self.config.network.measure
         if has_clock(self.config) and not decides and status in (Status.done, Status.diverged):
-            x = r.stepper.models
             with self.store.in_place():
-                size, per_epoch = x.shape[1], r.problem.steps_per_epoch
-                write_spans(self.store.path, spans_of(self.config, r.total_steps, size, x.dtype, per_epoch))
+                size, per_epoch = r.stepper.models.shape[1], r.problem.steps_per_epoch
+                write_spans(self.store.path, spans_of(self.config, r.total_steps, size, per_epoch))
 
     def keep_operations(self, r: Run) -> None:
         """Add what all processes have recorded since the last time; the next checkpoint says how far the file goes."""

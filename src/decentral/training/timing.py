@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decentral.algorithms.asynchronous import AsynchronousAlgorithm, Team
-from decentral.cluster.clock import Clock
+from decentral.cluster.clock import Clock, Use
 from decentral.cluster.cluster import VirtualCluster, WaitsFor
 from decentral.cluster.timeline import Lateness, Span, Spans, Timeline
 from decentral.compression.rows import RowLayout
@@ -22,6 +22,7 @@ from decentral.training.assemble import local_network, mean_seconds, with_rate
 from decentral.training.oracle import kept
 from decentral.training.stepper import Stepper
 
+_SMALL = 1 << 16  # numbers: rows of all their numbers are no slower, and pieces have their lengths
 WORKERS_KEPT, STEPS_KEPT = 128, 40
 """How much of a timeline is kept to be looked at."""
 
@@ -65,56 +66,60 @@ def timed(
     num_parameters: int,
     spans: Spans | None = None,
     first: int | None = None,
-    dtype: torch.dtype = torch.float32,
     after: int = 0,
     steps_per_epoch: float | None = None,
+    ledger: list[Use] | None = None,
 ) -> Timed:
     """The time of `num_steps` steps of the configured method, with messages of so many parameters, in its cluster.
 
+    Where the cluster describes another model (`cluster.num_parameters`), that many, in the precision of the run.
+
     spans   what is asked to keep who did what when
     first   only look at so many of these steps
-    dtype   of the parameters
     after   gradients take as long as those after so many of each worker
     steps_per_epoch  None: there are no epochs
+    ledger  what goes through each port is added to it
 
     Raises ConfigError if the network changes by epochs, and there are none.
     """
     cluster, n = config.cluster, config.num_workers
     assert isinstance(cluster, VirtualCluster) and n is not None
     times, costs = kept(cluster.gradient_times(n, config.seed), config).after(after), cluster.costs(n)
-    num_parameters, first = cluster.num_parameters or num_parameters, min(first or num_steps, num_steps)
+    precision = config.precision if cluster.num_parameters else config.task.precision or config.precision
+    dtype, num_parameters = precision.dtype, cluster.num_parameters or num_parameters
+    first = min(first or num_steps, num_steps)
     if isinstance(config.algo, AsynchronousAlgorithm) and goes_by_itself(config):
         team = Team(config.rounds(), num_steps, config.seed, mean_seconds(times))
         with _undisturbed():
             programs = [config.algo.program(i, team) for i in range(n)]
             found = Timeline(programs, times, costs, dtype.itemsize * num_parameters, None, n * num_steps, None, spans)
+            found.ledger = ledger
             found.run() if first == num_steps else found.run(gradients=n * first)
         return Timed(found.now, found.completed, found.bytes_sent, found.accounts(), found.ages, found.critical)
     net = local_network(config)
     changing = cluster.changing(n, config.seed, steps_per_epoch)
     clock = net.traffic.clock = Clock(n, times, costs, cluster.waits_for is WaitsFor.everyone, spans, changing)
-    each = min(num_parameters, config.compress.smallest_row)
-    x = torch.zeros(n, net.rounds.num_pieces * each, dtype=dtype)
-    clock.bytes_scale = num_parameters / x.shape[1]
+    few = net.rounds.num_pieces * min(num_parameters, config.compress.smallest_row)  # stand in for all
+    x = torch.zeros(n, num_parameters if n * num_parameters <= _SMALL else few, dtype=dtype)
+    clock.ledger = ledger
+    clock.bytes_scale = net.traffic.scale = num_parameters / x.shape[1]
     with torch.no_grad(), _undisturbed():
         algorithm = with_rate(config, lambda t: 1.0, RowLayout.flat(x.shape[1]), steps_per_epoch or 1.0)
         stepper = Stepper(algorithm, net, _Instant(clock), x)
         for _ in range(first):
             stepper.step()
-    sent = net.traffic.bytes_sent * clock.bytes_scale
-    return Timed(clock.latest_s, n * first, sent, clock.accounts(), {}, [])
+    return Timed(clock.latest_s, n * first, net.traffic.bytes_sent, clock.accounts(), {}, [])
 
 
 def spans_of(
     config: Config,
     num_steps: int,
     num_parameters: int,
-    dtype: torch.dtype = torch.float32,
     steps_per_epoch: float | None = None,
 ) -> list[Span]:
     """What the first workers do in the first of these steps."""
     spans = Spans(WORKERS_KEPT)
-    timed(config, num_steps, num_parameters, spans, STEPS_KEPT, dtype, steps_per_epoch=steps_per_epoch)
+    timed(config, num_steps, num_parameters, spans, STEPS_KEPT, steps_per_epoch=steps_per_epoch)
     return spans.found
 
 

@@ -192,12 +192,12 @@ class AsynchronousStepper(Stepper):
         x: Tensor,
         team: Team,
         machines: tuple[GradientTimes, LinkCosts],
-        timed_parameters: int | None = None,
+        timed_bytes: float | None = None,
         spans: Spans | None = None,
     ) -> None:
         """`algorithm` has its local rule already; x [n, P] is the algorithm's from now on."""
         super().__init__(algorithm, net, oracle, x)
-        self.team, self.machines, self.timed_parameters, self.spans = team, machines, timed_parameters, spans
+        self.team, self.machines, self.timed_bytes, self.spans = team, machines, timed_bytes, spans
         together = oracle.problem.facts.get("execution") == "batched" and not any(oracle.problem.model_states())
         self.rows = VirtualRows(algorithm, self.state, oracle, together=together)
         self.tells_time = True
@@ -273,8 +273,9 @@ class AsynchronousStepper(Stepper):
         programs = [self.algorithm.program(i, self.team) for i in range(self.net.n)]
         x = self.models
         num_bytes = x.shape[1] * x.element_size()
-        timed = None if self.timed_parameters is None else float(self.timed_parameters * x.element_size())
-        return Timeline(programs, times, costs, num_bytes, timed, self.net.n * self.team.num_steps, rows, self.spans)
+        return Timeline(
+            programs, times, costs, num_bytes, self.timed_bytes, self.net.n * self.team.num_steps, rows, self.spans
+        )
 
 
 class _Nothing:

@@ -167,7 +167,7 @@ def predict_rows(case: Case) -> Prediction:
     """Rows as they are, by the clock of `simulate=timeline`."""
     from decentral.training.timing import timed
 
-    found = timed(case.config, case.num_steps, case.layout.num_coordinates, dtype=case.config.precision.dtype)
+    found = timed(case.config, case.num_steps, case.layout.num_coordinates)
     return Prediction(found.step_s, found.bytes_sent / found.gradients)
 
 
@@ -192,7 +192,7 @@ def predict_means(case: Case) -> Prediction:
         clock.gradient()
         _work(clock, coding.work_s)
         for each in coding.sent:
-            clock.wait(clock.begin_collective(each.name, each.num_bytes))
+            clock.wait(clock.begin_collective(each.name, each.num_bytes)[0])
     return Prediction(clock.latest_s / case.num_steps, coding.bytes_per_worker, coding.work_s)
 
 

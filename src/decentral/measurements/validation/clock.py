@@ -140,13 +140,20 @@ class Simulated(NamedTuple):
     stale_share: float | None
 
 
-def links_of(config: Config, latency_s: float, transfer_s: float) -> Links:
-    """Links with a latency, on which a row takes so long to get through besides. Methods in rounds are given the
-    all-reduce of the memory that processes share, asynchronous ones a butterfly, as they have it."""
-    asynchronous = isinstance(config.algo, AsynchronousAlgorithm)
-    collective = CollectiveName.recursive_doubling if asynchronous else CollectiveName.direct
-    gbps = 8e-9 * _ROW_BYTES / transfer_s if transfer_s else math.inf
-    return Links(latency_s=latency_s, bandwidth_gbps=gbps, copy_gbps=math.inf, collective=collective)
+def links_of(case: Case, latency_s: float, transfer_s: float) -> Links:
+    """Links with a latency, on which a row takes so long to get through besides; where messages are limited, both of
+    these come on top of the limits. All-reduces are those that processes carry out: over the memory that they share, in
+    a ring where messages are limited; asynchronous methods have a butterfly."""
+    network = case.config.network
+    asynchronous = isinstance(case.config.algo, AsynchronousAlgorithm)
+    usual = CollectiveName.ring if network.limited else CollectiveName.direct
+    transfer_s += case.row_bytes * network.seconds_per_byte
+    return Links(
+        latency_s=latency_s + network.latency_ms / 1e3,
+        bandwidth_gbps=8e-9 * _ROW_BYTES / transfer_s if transfer_s else math.inf,
+        copy_gbps=math.inf,
+        collective=CollectiveName.recursive_doubling if asynchronous else usual,
+    )
 
 
 def known_cluster(durations: np.ndarray, links: Links) -> KnownCluster:
@@ -192,12 +199,15 @@ class Case(NamedTuple):
     """Whether all of a gradient's time is slept, or only a straggler's delay."""
     free_running: bool
     """Whether workers take different numbers of gradients."""
+    row_bytes: int
+    """Of what is sent; 0 where messages are not limited and it makes no difference."""
 
     @classmethod
     def of(cls, job: ObservedTimes, name: str) -> Case:
         """From the job and the method's name."""
         config = job.config_of(name)
-        return cls(config, job.steps, job.warm_up, job.num_parameters is not None, runs_freely(config))
+        row_bytes = 4 * (job.num_parameters or 0)
+        return cls(config, job.steps, job.warm_up, job.num_parameters is not None, runs_freely(config), row_bytes)
 
     def planned(self, round_number: int, first: int, last: int) -> np.ndarray:
         """How long workers were to sleep before gradients first ... last - 1 of a round: float64 [last - first, n]."""
@@ -228,7 +238,7 @@ class Costs(NamedTuple):
     def cluster(self, case: Case, durations: np.ndarray, cores: int) -> KnownCluster:
         """Where gradients take so long [T, n], and everything else what it costs this method."""
         busy = shared(durations, self.work_s, cores, case.free_running)
-        links = links_of(case.config, self.latency_s, self.transfer_s)
+        links = links_of(case, self.latency_s, self.transfer_s)
         return known_cluster(np.maximum(busy + self.rest_s, _LEAST_S), links)
 
     def predicted_cluster(self, case: Case, number: int, cores: int, first: int, num_steps: int) -> KnownCluster:
@@ -248,6 +258,20 @@ class Costs(NamedTuple):
     def clock(self, case: Case, durations: np.ndarray, cores: int) -> Simulated:
         """What the clock says of it."""
         return simulated(case.config, case.steps, self.cluster(case, durations, cores))
+
+
+def without_messages(case: Case, number: int) -> Simulated:
+    """A null model: the clock with what was configured for a round, where messages cost nothing and neither does all
+    else but gradients."""
+    planned = case.planned(number, case.warm_up, case.warm_up + 2 * case.steps)
+    links = Links(latency_s=0.0, bandwidth_gbps=math.inf, copy_gbps=math.inf)
+    return simulated(case.config, case.steps, known_cluster(np.maximum(planned, _LEAST_S), links))
+
+
+def pooled(costs: Sequence[Costs]) -> Costs:
+    """Those of a method that has not been observed: the means of other methods' costs."""
+    beyond = np.concatenate([one.beyond for one in costs])
+    return Costs(beyond, *(float(np.mean([one[k] for one in costs])) for k in range(1, len(Costs._fields))))
 
 
 def calibrated(case: Case, recordings: Sequence[Recording]) -> Costs:

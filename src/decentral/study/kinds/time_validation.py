@@ -12,10 +12,10 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from decentral.config.composition import compose_all
-from decentral.errors import ConfigError
+from decentral.errors import ConfigError, suggest
 from decentral.measurements.measurement import check_losses
 from decentral.measurements.timeline import cluster_of
-from decentral.measurements.validation.clock import Case, Costs, Simulated, calibrated
+from decentral.measurements.validation.clock import Case, Costs, Simulated, calibrated, pooled, without_messages
 from decentral.measurements.validation.observed import Method, ObservedTargets, ObservedTimes, Recording, Target
 from decentral.measurements.values import NOT_REACHED, Labels, Meaning, Value, title_of
 from decentral.scheduling.job import Job
@@ -27,16 +27,25 @@ ERROR, REPLAY_ERROR = "error of the predicted time per step (%)", "error of the 
 OBSERVED, REPLAYED, PREDICTED = (f"{what} time per step (ms)" for what in ("observed", "replayed", "predicted"))
 STALE, STALE_ERROR = "observed stale contributions (%)", "error of the predicted stale contributions (points)"
 MEDIAN, P95 = "median error of predicted times (%)", "95th percentile of errors of predicted times (%)"
+FREE_ERROR = "error without messages (%)"
+CONSTANT_ERROR = "error of a constant per method (%)"
+OTHERS_ERROR = "error with other methods' costs (%)"
+NULLS = (FREE_ERROR, CONSTANT_ERROR)
+OVER_NULL = "median error over that of the best null model"
 REPLAY_MEDIAN, REPLAY_P95 = "median error of replayed times (%)", "95th percentile of errors of replayed times (%)"
 STALE_MEDIAN = "median error of predicted stale contributions (points)"
 TAU, TAU_TO_TARGET = (f"Kendall's tau of the methods by time {what}" for what in ("per step", "to the target"))
 OBSERVED_TO_TARGET, PREDICTED_TO_TARGET = (f"{what} time to the target (s)" for what in ("observed", "predicted"))
 ALL, HELD_OUT, SLEEP = "all methods", "held out", "sleep"
+LIMITED = "held out, limited links"
+_QUANTILES = {"median": 0.5, "95th percentile": 0.95}
 _MEANINGS = {
-    **dict.fromkeys((ERROR, REPLAY_ERROR, STALE_ERROR), Meaning(None, "%")),
+    **dict.fromkeys((ERROR, REPLAY_ERROR, STALE_ERROR, *NULLS, OTHERS_ERROR), Meaning(None, "%")),
     **dict.fromkeys((OBSERVED, REPLAYED, PREDICTED), Meaning(None, "ms")),
     STALE: Meaning(None, "%"),
     **dict.fromkeys((MEDIAN, P95, REPLAY_MEDIAN, REPLAY_P95, STALE_MEDIAN), Meaning(False, "%")),
+    **{f"{quantile} of {each}": Meaning(False, "%") for each in (*NULLS, OTHERS_ERROR) for quantile in _QUANTILES},
+    OVER_NULL: Meaning(False, ""),
     **dict.fromkeys((TAU, TAU_TO_TARGET), Meaning(True, "")),
     **dict.fromkeys((OBSERVED_TO_TARGET, PREDICTED_TO_TARGET), Meaning(None, "s")),
 }
@@ -50,12 +59,14 @@ class Setting:
     compute     what a gradient is: 'sleep', of rows of zeros, or a name for real passes
     base        overrides
     processes   if they are not the study's
+    methods     if not all rows: as they are called, such as "D-PSGD, ring"
     """
 
     stragglers: str = ""
     compute: str = SLEEP
     base: list[str] = field(default_factory=list)
     processes: list[int] = field(default_factory=list)
+    methods: list[str] = field(default_factory=list)
 
 
 class Place(NamedTuple):
@@ -84,6 +95,7 @@ class TimeValidation(Study):
     num_parameters  of the rows of those who sleep
     steps, warm_up, rounds  of each observed run, see `ObservedTimes`
     seed            of round 0
+    calibrated_by   methods as the rows are called, such as "D-PSGD, ring": the means of their costs predict the others
     target          what is trained for where gradients are computed and costs do not come from
     """
 
@@ -98,6 +110,7 @@ class TimeValidation(Study):
     rounds: int = setting(1, at_least=1)
     seed: int = 1
     target: Target = field(default_factory=Target)
+    calibrated_by: list[str] = field(default_factory=list)
 
     timed: ClassVar[frozenset[str]] = frozenset({"network.transport"})
 
@@ -107,6 +120,9 @@ class TimeValidation(Study):
                 f"calibrated.processes={self.calibrated.processes} has to be one number: costs come from one size, "
                 "such as [4]."
             )
+        named = [*self.calibrated_by, *(name for one in self.settings for name in one.methods)]
+        if unknown := sorted({*named} - {*self.methods}):
+            raise ConfigError(f"{unknown[0]} is the name of no row.{suggest(unknown[0], self.methods)}")
         places = self.places()
         for compute in dict.fromkeys(place.compute for place in places):
             if self.calibration_of(compute) not in places:
@@ -147,20 +163,27 @@ class TimeValidation(Study):
         named = list(zip(self.rows, self.methods, strict=True))
         cells: list[Cell] = []
         for place in places:
-            cells += [found.cell(row, place, partial(found.observed, place, name)) for row, name in named]
-        cells += [found.cell(row, None, partial(found.summary, [name])) for row, name in named]
+            here = [(row, name) for row, name in named if name in found.methods(place)]
+            cells += [found.cell(row, place, partial(found.observed, place, name)) for row, name in here]
+        cells += [found.cell(row, HELD_OUT, partial(found.summary, [name], held_out)) for row, name in named]
         together = Row(method=ALL)
         cells += [found.cell(together, place, partial(found.ranked, place)) for place in held_out]
-        return [*cells, found.cell(together, None, partial(found.summary, self.methods))]
+        limited = [place for place in held_out if jobs[place].config.network.limited]
+        for case, where in ((LIMITED, limited), (HELD_OUT, held_out)) if limited else ((HELD_OUT, held_out),):
+            cells.append(found.cell(together, case, partial(found.summary, self.methods, where)))
+        return cells
 
     def _job(self, place: Place, setting: Setting, overrides: Sequence[str], config_dir: str | None) -> ObservedTimes:
         own = [f"num_workers={place.processes}", f"processes={place.processes}", "restarts=0", "device=cpu"]
-        commands = [[*self.base, *setting.base, *row.base, *overrides, *own, f"seed={self.seed}"] for row in self.rows]
+        rows = dict(zip(self.methods, self.rows, strict=True))
+        rows = {name: row for name, row in rows.items() if name in (setting.methods or rows)}
+        seed = f"seed={self.seed}"
+        commands = [[*self.base, *setting.base, *row.base, *overrides, *own, seed] for row in rows.values()]
         configs = compose_all(commands, config_dir)
         for config in configs:
             check_losses(config)
             cluster_of(config)
-        methods = [Method(name, config) for name, config in zip(self.methods, configs, strict=True)]
+        methods = [Method(name, config) for name, config in zip(rows, configs, strict=True)]
         size = self.num_parameters if place.compute == SLEEP else None
         return ObservedTimes(configs[0], {"method": place.words}, methods, self.rounds, self.steps, self.warm_up, size)
 
@@ -194,15 +217,19 @@ class ValidationCell(Cell):
 
 
 class Compared(NamedTuple):
-    """A run as it was observed, as the clock replays it, and as it was predicted."""
+    """A run as it was observed, as the clock replays it, and as it was predicted; beside the times per step of null
+    models, and of the clock with the costs of other methods."""
 
     observed: Simulated
     replayed: Simulated
     predicted: Simulated
+    others: dict[str, float]
 
-    def error(self, clock: Simulated) -> float:
-        """Of a time per step, in percent of the observed one; above 0: too slow."""
-        return 100 * (clock.step_s / self.observed.step_s - 1)
+    @property
+    def errors(self) -> dict[str, float]:
+        """Of each time per step, in percent of the observed one; above 0: too slow."""
+        times = {ERROR: self.predicted.step_s, REPLAY_ERROR: self.replayed.step_s, **self.others}
+        return {metric: 100 * (seconds / self.observed.step_s - 1) for metric, seconds in times.items()}
 
     @property
     def stale_error(self) -> float | None:
@@ -226,11 +253,13 @@ class _Validation:
         self.compared = cache(self._compared)
         self.to_target = cache(self._to_target)
         self.costs = cache(self._costs)
+        self.constant = cache(self._constant)
 
-    def cell(self, row: Row, place: Place | None, read: Callable[[], Iterable[Value]]) -> ValidationCell:
-        """In one place, or (None) in all of them."""
-        known: dict[str, Any] = place._asdict() if place else dict.fromkeys(Place._fields, HELD_OUT)
-        case = place.words if place else HELD_OUT
+    def cell(self, row: Row, where: Place | str, read: Callable[[], Iterable[Value]]) -> ValidationCell:
+        """In one place, or in several that are called so."""
+        place = where if isinstance(where, Place) else None
+        case = where.words if isinstance(where, Place) else where
+        known: dict[str, Any] = place._asdict() if place else dict.fromkeys(Place._fields, case)
         labels: Labels = {"method": row.method, "topology": row.topology, "case": case, **known}
         jobs: list[Job] = [*self.jobs.values(), *self.targets.values()]
         if place:
@@ -238,6 +267,10 @@ class _Validation:
             jobs += [self.targets[place]] if place in self.targets else []
         needed = list({job.id: job for job in jobs}.values())
         return ValidationCell(labels, needed, read, self.study.rounds if place else 0)
+
+    def methods(self, place: Place) -> list[str]:
+        """Those that are observed there."""
+        return [name for name, _ in self.jobs[place].methods]
 
     def _case(self, place: Place, method: str) -> tuple[Case, list[Recording]]:
         return Case.of(self.jobs[place], method), self.jobs[place].recordings(method)
@@ -248,14 +281,23 @@ class _Validation:
     def _compared(self, place: Place, method: str) -> list[Compared]:
         """Each run of a method there."""
         (case, recordings), costs = self._case(place, method), self.costs(place.compute, method)
-        return [
-            Compared(
-                Simulated(one.step_s(case.free_running), one.stale_share),
-                costs.clock(case, one.durations(), one.cores),
-                costs.predict(case, one.round, one.cores),
-            )
-            for one in recordings
-        ]
+        found = []
+        for one in recordings:
+            free_s = without_messages(case, one.round).step_s
+            others = {FREE_ERROR: free_s, CONSTANT_ERROR: free_s + self.constant(place.compute, method)}
+            if self.study.calibrated_by and method not in self.study.calibrated_by:
+                known = pooled([self.costs(place.compute, name) for name in self.study.calibrated_by])
+                others[OTHERS_ERROR] = known.predict(case, one.round, one.cores).step_s
+            observed = Simulated(one.step_s(case.free_running), one.stale_share)
+            replayed = costs.clock(case, one.durations(), one.cores)
+            found.append(Compared(observed, replayed, costs.predict(case, one.round, one.cores), others))
+        return found
+
+    def _constant(self, compute: str, method: str) -> float:
+        """By how much a step of a method takes longer, where its costs come from, than gradients alone let it."""
+        case, recordings = self._case(self.study.calibration_of(compute), method)
+        longer = [one.step_s(case.free_running) - without_messages(case, one.round).step_s for one in recordings]
+        return statistics.fmean(longer)
 
     def _to_target(self, place: Place, method: str) -> list[tuple[float, float]]:
         """For each round: observed and predicted seconds to the target, nan for never; nothing where none is trained
@@ -277,8 +319,7 @@ class _Validation:
         values = []
         for number, one in enumerate(self.compared(place, method)):
             numbers = {
-                ERROR: one.error(one.predicted),
-                REPLAY_ERROR: one.error(one.replayed),
+                **one.errors,
                 OBSERVED: 1e3 * one.observed.step_s,
                 REPLAYED: 1e3 * one.replayed.step_s,
                 PREDICTED: 1e3 * one.predicted.step_s,
@@ -290,25 +331,31 @@ class _Validation:
             for metric, value in zip((OBSERVED_TO_TARGET, PREDICTED_TO_TARGET), pair, strict=True):
                 status = "done" if math.isfinite(value) else NOT_REACHED
                 values.append(Value({}, value, metric, number, run=self.targets[place].id, status=status))
-        spent_s = job.wall_s() / len(self.study.rows)
+        spent_s = job.wall_s() / len(job.methods)
         yield from (value._replace(wall_s=spent_s / len(values)) for value in values)
 
-    def summary(self, methods: Sequence[str]) -> Iterator[Value]:
-        """Median and 95th percentile of errors, over all held-out places, rounds and methods; of several methods also
+    def summary(self, methods: Sequence[str], places: Sequence[Place]) -> Iterator[Value]:
+        """Median and 95th percentile of errors, over these held-out places, rounds and methods; of several methods also
         the mean of Kendall's tau."""
-        compared = [one for place in self.held_out for method in methods for one in self.compared(place, method)]
-        errors = [one.error(one.predicted) for one in compared]
-        replayed = [one.error(one.replayed) for one in compared]
+        pairs = [(place, method) for place in places for method in methods if method in self.methods(place)]
+        compared = [one for place, method in pairs for one in self.compared(place, method)]
+        sizes: dict[str, list[float]] = {}
+        for one in compared:
+            for metric, error in one.errors.items():
+                sizes.setdefault(metric, []).append(abs(error))
         stale = [one.stale_error for one in compared if one.stale_error is not None]
         numbers: dict[str, float] = {}
-        for (median, p95), found in (((MEDIAN, P95), errors), ((REPLAY_MEDIAN, REPLAY_P95), replayed)):
-            if found:
-                numbers |= {median: float(np.median(np.abs(found))), p95: float(np.quantile(np.abs(found), 0.95))}
+        called = {ERROR: (MEDIAN, P95), REPLAY_ERROR: (REPLAY_MEDIAN, REPLAY_P95)}
+        for metric, found in sizes.items():
+            names = called.get(metric, tuple(f"{quantile} of {metric}" for quantile in _QUANTILES))
+            numbers |= dict(zip(names, np.quantile(found, list(_QUANTILES.values())).tolist(), strict=True))
+        if sizes:
+            numbers[OVER_NULL] = numbers[MEDIAN] / min(numbers[f"median of {null}"] for null in NULLS)
         if stale:
             numbers[STALE_MEDIAN] = float(np.median(np.abs(stale)))
-        if methods == self.study.methods and self.held_out:
+        if methods == self.study.methods and places:
             taus: dict[str, list[float]] = {}
-            for value in (value for place in self.held_out for value in self.ranked(place)):
+            for value in (value for place in places for value in self.ranked(place)):
                 taus.setdefault(value.metric, []).append(value.value)
             numbers |= {metric: statistics.fmean(found) for metric, found in taus.items()}
         yield from (Value({}, number, metric, 0) for metric, number in numbers.items())
@@ -316,7 +363,7 @@ class _Validation:
     def ranked(self, place: Place) -> Iterator[Value]:
         """Whether methods are predicted to be as fast as each other in the order in which they are, for each round: by
         time per step, and by time to the target of the methods that reach it both for real and by the clock."""
-        methods = self.study.methods
+        methods = self.methods(place)
         for number, of_round in enumerate(zip(*(self.compared(place, one) for one in methods), strict=True)):
             pairs = [(one.predicted.step_s, one.observed.step_s) for one in of_round]
             yield Value({}, kendall(pairs), TAU, number)

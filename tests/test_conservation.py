@@ -1,0 +1,488 @@
+"""The simulated clock obeys conservation laws: nothing goes through a port faster than it can, or uncounted.
+
+`PortSimulation` is a clock of its own, which cuts every message in pieces and serves them event by event.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configure import configure
+from decentral.cluster.clock import Clock, Underway, Use
+from decentral.cluster.links import LinkCosts, Links
+from decentral.config.schema import Config
+from decentral.errors import ConfigError
+from decentral.training.timing import Timed, timed
+from table import ALGORITHMS, ASYNCHRONOUS, TASKS
+
+MACHINES = (
+    "cluster=machines",
+    "cluster.compute.distribution=lognormal",
+    "cluster.compute.mean_s=0.02",
+    "cluster.compute.sigma=0.5",
+)
+"""Workers that are not equally fast: whoever is ahead meets ports that are still busy."""
+SLOW = ("cluster.links.latency_s=1e-4", "cluster.links.bandwidth_gbps=1e-5", "cluster.links.copy_gbps=inf")
+"""A number takes 6.4 ms, so that messages take longer than gradients."""
+CLUSTERS: dict[str, tuple[str, ...]] = {
+    "fast network": (
+        *(*MACHINES, "cluster.links.latency_s=1e-3", "cluster.links.bandwidth_gbps=1"),
+        "cluster.links.copy_gbps=1",
+    ),
+    "slow network": (*MACHINES, *SLOW),
+    "one port": (*MACHINES, *SLOW, "cluster.links.ports=one"),
+    "auto": (*MACHINES, *SLOW, "cluster.links.collective=auto"),
+    "recursive doubling": (*MACHINES, *SLOW, "cluster.links.collective=recursive_doubling"),
+    "two delayed": (
+        *("cluster=two_delayed", "cluster.compute.mean_s=0.01", "cluster.stragglers.delay_s=0.1"),
+        *("cluster.stragglers.count=2", *SLOW, "cluster.links.collective=tree"),
+    ),
+    "all together": (*MACHINES, *SLOW, "cluster.waits_for=everyone"),
+}  # fmt: skip
+EVEN = ("cluster=machines", "cluster.compute.mean_s=1")
+STEPS = 6
+MANY = 40
+"""So that messages of asynchronous methods queue up."""
+
+
+def method(name: str, folder: Path) -> list[str]:
+    """Its usual settings and topology, on a small task."""
+    if name in ASYNCHRONOUS:
+        case = ASYNCHRONOUS[name]
+        return [f"algo={name}", "task=quadratics", "task.dimension=40", *case.net.overrides(folder), *case.overrides]
+    known = ALGORITHMS[name]
+    task = (
+        ["task=quadratics", "task.dimension=40"]
+        if known.task == "quadratics"
+        else [f"task={known.task}", *TASKS[known.task]]
+    )
+    return [f"algo={name}", *task, *known.nets[0].overrides(folder), *known.overrides]
+
+
+def alone(config: Config, ledger: list[Use] | None = None, steps: int = STEPS) -> Timed:
+    """Its time without training."""
+    parameters = config.task.num_parameters(config)
+    return timed(config, steps, parameters, steps_per_epoch=1.0, ledger=ledger)
+
+
+def in_cluster(name: str, folder: Path) -> tuple[str, ...]:
+    """The settings of one of CLUSTERS, or of machines that differ and change."""
+    if name != "devices":
+        return CLUSTERS[name]
+    lines = [
+        f"{i},{at},{rng.uniform(1, 3)},{rng.uniform(0.5, 2) * 1e-5},{rng.uniform(0.5, 2) * 1e-5}"
+        for i, rng in enumerate(map(np.random.default_rng, range(8)))
+        for at in (0, 0.5, 1.5, 4, 9)
+    ]
+    (folder / "devices.csv").write_text("\n".join(["worker,seconds,slowdown,up_gbps,down_gbps", *lines]))
+    return (*MACHINES, *SLOW, "cluster.links.bandwidth_gbps=null", f"cluster.devices={folder / 'devices.csv'}")
+
+
+def capacity(times: list[float], speeds: list[float], begins: float, ends: float) -> float:
+    """Bytes that a port with these speeds from these times on can carry in between."""
+    spans = zip(times, [*times[1:], math.inf], speeds, strict=True)
+    return sum(max(0.0, min(ends, until) - max(begins, since)) * speed for since, until, speed in spans)
+
+
+def conserves(ledger: list[Use], costs: LinkCosts) -> None:
+    """No port carries two things at once, or more than it can."""
+    ports = defaultdict(list)
+    for use in ledger:
+        ports[use.worker, use.way if costs.ways == 1 else "both"].append(use)
+    for (worker, way), uses in ports.items():
+        together: dict[tuple[float, float], float] = defaultdict(float)
+        for use in uses:
+            together[use.begins, use.ends] += use.num_bytes
+        before = 0.0
+        for (begins, ends), num_bytes in sorted(together.items()):
+            assert begins >= before - 1e-9, "two at once"
+            if costs.devices is None:
+                possible = (ends - begins) / costs.slowest[1]
+            else:
+                device = costs.devices[worker]
+                possible = capacity(device.begins, device.speed[way], begins, ends)
+            assert num_bytes <= possible * (1 + 1e-9) + 1e-6, "faster than the port"
+            before = ends
+    out, into = (sum(use.num_bytes for use in ledger if use.way == way) for way in ("out", "into"))
+    assert out == pytest.approx(into, rel=1e-12)
+
+
+@pytest.mark.parametrize("cluster", [*CLUSTERS, "devices"])
+@pytest.mark.parametrize("name", sorted({*ALGORITHMS, *ASYNCHRONOUS}))
+def test_no_port_carries_more_than_it_can_and_all_of_it_is_counted(tmp_path: Path, name: str, cluster: str) -> None:
+    config = configure(*method(name, tmp_path), *in_cluster(cluster, tmp_path))
+    assert config.num_workers is not None
+    ledger: list[Use] = []
+    found = alone(config, ledger, MANY if name in ASYNCHRONOUS else STEPS)
+    conserves(ledger, config.cluster.costs(config.num_workers))
+    left = sum(use.num_bytes for use in ledger if use.way == "out")
+    told = found.bytes_sent - left
+    assert (
+        0 <= told <= 8 * (config.num_workers - 1) * MANY
+        if name in ("wagma", "eager_sgd")
+        else told == pytest.approx(0, abs=1e-6 * left)
+    )
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        "slow network",
+        pytest.param("one port", marks=pytest.mark.slow),
+        pytest.param("two delayed", marks=pytest.mark.slow),
+        pytest.param("devices", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("name", sorted({*ALGORITHMS, *ASYNCHRONOUS}))
+def test_a_timeline_takes_as_long_and_sends_as_much_as_the_run(start, tmp_path: Path, name: str, cluster: str) -> None:
+    overrides = [*method(name, tmp_path), *in_cluster(cluster, tmp_path), "evaluation.initial=false"]
+    run = start(*overrides, f"steps={STEPS}")
+    found = alone(configure(*overrides))
+    assert run.facts["simulated_s"] == pytest.approx(found.simulated_s, rel=1e-12)
+    assert run.facts["bytes_sent"] == found.bytes_sent
+
+
+@pytest.mark.parametrize("name", ["allreduce", "sgp", "wagma", "relaysgd"])
+def test_a_model_that_the_cluster_describes_has_the_precision_of_the_run(start, tmp_path: Path, name: str) -> None:
+    overrides = [*method(name, tmp_path), "cluster=even", "cluster.num_parameters=25559081", "evaluation.initial=false"]
+    run, config = start(*overrides, f"steps={STEPS}"), configure(*overrides)
+    assert run.facts["simulated_s"] == pytest.approx(alone(config).simulated_s, rel=1e-12)
+    wider = alone(configure(*overrides, "precision=fp64"))
+    if name == "allreduce":
+        n, row_s = 5, 8 * 25559081 * 0.8e-9
+        assert wider.simulated_s == pytest.approx(STEPS * (0.16 + 2 * (n - 1) * (5e-5 + row_s / n)), rel=1e-12)
+
+
+def test_leaves_of_a_star_wait_for_the_port_of_its_center() -> None:
+    config = configure(
+        "algo=dpsgd", "topology=star", "task=quadratics", "task.dimension=40", "num_workers=6", *EVEN, *SLOW
+    )
+    row_s = 40 * 6.4e-3
+    assert alone(config, steps=1).simulated_s == pytest.approx(1 + 1e-4 + 5 * row_s)
+    ledger: list[Use] = []
+    alone(config, ledger, steps=1)
+    assert min(use.ends for use in ledger if use.worker == 5 and use.way == "into") == pytest.approx(
+        1 + 1e-4 + 5 * row_s
+    )
+
+
+def test_overlapped_messages_of_relaysgd_travel_during_the_gradient() -> None:
+    settings = [
+        "algo=relaysgd",
+        "topology=chain",
+        "task=quadratics",
+        "task.dimension=40",
+        "num_workers=6",
+        *EVEN,
+        *SLOW,
+    ]
+    plain, overlapped = (alone(configure(*settings, f"algo.overlap={word}")).simulated_s for word in ("false", "true"))
+    assert overlapped == pytest.approx(STEPS * 1.0) and plain == pytest.approx(STEPS * (1 + 1e-4 + 2 * 40 * 6.4e-3))
+
+
+@pytest.mark.parametrize("settings", [
+    ["algo=relaysgd", "topology=chain", "algo.overlap=true"],
+    ["algo=streaming_diloco", "algo.period_steps=4", "algo.fragments=2", "algo.delay_steps=1"],
+])  # fmt: skip
+def test_what_is_under_way_is_in_a_checkpoint(start, settings: list[str]) -> None:
+    settings = [
+        *settings,
+        "task=quadratics",
+        "num_workers=6",
+        *CLUSTERS["slow network"],
+        "steps=9",
+        "evaluation.every_epochs=1",
+    ]
+    whole = start(*settings, directory="whole")
+    for step in (1, 2, 5):
+        assert start(*settings, "checkpoint_every_s=0", interrupt_at=step).status == "interrupted"
+    assert start(*settings, "checkpoint_every_s=0").facts["simulated_s"] == whole.facts["simulated_s"]
+
+
+def test_a_slower_machine_computes_and_sends_more_slowly(tmp_path: Path) -> None:
+    lines = ["0,0,1,8e-6,8e-6", "0,3,2,4e-6,8e-6", "1,0,1,8e-6,8e-6"]  # 1000 bytes a second; from 3 s on half of it
+    (tmp_path / "devices.csv").write_text("\n".join(["worker,seconds,slowdown,up_gbps,down_gbps", *lines]))
+    settings = [
+        *EVEN,
+        "cluster.links.latency_s=0",
+        "cluster.links.copy_gbps=inf",
+        f"cluster.devices={tmp_path / 'devices.csv'}",
+    ]
+    config = configure(
+        "algo=dpsgd", "topology=chain", "task=quadratics", "task.dimension=250", "num_workers=2", *settings
+    )
+    # 2000 bytes leave from 1 s on: until 3 s; then a gradient takes 2 s, and the row 4 s
+    assert [alone(config, steps=steps).simulated_s for steps in (1, 2)] == [pytest.approx(3.0), pytest.approx(9.0)]
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("worker,seconds\n", "does not begin with a line worker,seconds,slowdown,up_gbps,down_gbps"),
+    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,1,1\n", "has no line of worker 1"),
+    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,1,1,1,1\n", "line 2 .* begins at 1: .* has to begin at 0"),
+    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,1,1\n0,0,1,1,1\n", "line 3 .* has to begin after 0"),
+    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,0,1,1\n", "line 2 .* has '0' where a factor above 0"),
+    ("worker,seconds,slowdown,up_gbps,down_gbps\n0,0,1,inf,1\n", "line 2 .* has 'inf' where a bandwidth"),
+])  # fmt: skip
+def test_devices_that_make_no_sense_are_refused_with_their_line(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "devices.csv").write_text(text)
+    links = Links(latency_s=0.0, copy_gbps=math.inf)
+    with pytest.raises(ConfigError, match=says):
+        LinkCosts(links, 2, str(tmp_path / "devices.csv"))
+    with pytest.raises(ConfigError, match=r"bandwidth_gbps=1\.0 has no meaning with cluster.devices"):
+        LinkCosts(replace(links, bandwidth_gbps=1.0), 2, str(tmp_path / "devices.csv"))
+
+
+# -- a clock of another kind: messages in pieces, event by event -------------------------------------------------------
+
+PIECES = 100
+
+
+def phases(name: str, n: int) -> Iterator[list[tuple[int, int, float]]]:
+    """(source, target, share of a row) of all messages of each phase of an all-reduce; n is a power of two."""
+    levels = [1 << level for level in range(n.bit_length() - 1)]
+    if name == "ring":
+        for _ in range(2 * (n - 1)):
+            yield [(i, (i + 1) % n, 1 / n) for i in range(n)]
+    elif name == "recursive_doubling":
+        for bit in levels:
+            yield [(i, i ^ bit, 1.0) for i in range(n)]
+    elif name == "rabenseifner":
+        for bit in [*reversed(levels), *levels]:
+            yield [(i, i ^ bit, bit / n) for i in range(n)]
+    else:
+        assert name == "tree"
+        for bit in levels:
+            yield [(i + bit, i, 1.0) for i in range(0, n, 2 * bit)]
+        for bit in reversed(levels):
+            yield [(i, i + bit, 1.0) for i in range(0, n, 2 * bit)]
+
+
+class PortSimulation:
+    """n workers that carry out the same operations. A port serves what it has been given in order: of messages that a
+    worker begins together a piece of each in turn; a worker takes in once it has heard of all senders of an exchange,
+    with one port once everything is there and its own messages are gone."""
+
+    def __init__(
+        self, n: int, latency: float, per_byte: float, one_port: bool, operations: list[tuple[Any, ...]]
+    ) -> None:
+        self.n, self.latency, self.per_byte, self.one_port, self.operations = n, latency, per_byte, one_port, operations
+        self.events: list[tuple[float, int, Callable[[float], None]]] = []
+        self.number = count()
+        self.place, self.now = [0] * n, [0.0] * n
+        self.queues: list[list[Callable[[float], None]]] = [[] for _ in range(n)]
+        self.busy = [False] * n
+        self.exchanges: dict[int, dict[str, Any]] = {}
+        self.done: set[tuple[int, int]] = set()
+        self.blocked: dict[int, int] = {}
+
+    def run(self) -> float:
+        for i in range(self.n):
+            self.at(0.0, lambda now, i=i: self.go_on(i, now))
+        while self.events:
+            now, _, event = heappop(self.events)
+            event(now)
+        assert self.place == [len(self.operations)] * self.n
+        return max(self.now)
+
+    def at(self, time: float, event: Callable[[float], None]) -> None:
+        heappush(self.events, (time, next(self.number), event))
+
+    def go_on(self, i: int, now: float) -> None:
+        self.now[i] = now
+        while self.place[i] < len(self.operations):
+            kind, *what = self.operations[self.place[i]]
+            if kind == "wait" and (what[0], i) not in self.done:
+                self.blocked[i] = what[0]
+                return
+            self.place[i] += 1
+            if kind == "gradient":
+                self.at(now + what[0][i], lambda later: self.go_on(i, later))
+                return
+            if kind != "wait":
+                (self.messages if kind == "messages" else self.collective)(i, now, *what)
+
+    def ends(self, number: int, i: int, now: float) -> None:
+        self.done.add((number, i))
+        if self.blocked.get(i) == number:
+            del self.blocked[i]
+            self.go_on(i, now)
+
+    def collective(self, i: int, now: float, number: int, name: str, num_bytes: float) -> None:
+        arrived = self.exchanges.setdefault(number, {})
+        arrived[str(i)] = now
+        if len(arrived) == self.n:
+            times = [now] * self.n
+            for phase in phases(name, self.n):
+                seconds = {
+                    dst: max(times[src], times[dst]) + self.latency + share * num_bytes * self.per_byte
+                    for src, dst, share in phase
+                }
+                times = [seconds.get(j, times[j]) for j in range(self.n)]
+            for j in range(self.n):
+                self.at(max(times), lambda later, j=j: self.ends(number, j, later))
+
+    def messages(self, i: int, now: float, number: int, edges: list[tuple[int, int, float]]) -> None:
+        own = self.exchanges.setdefault(number, {}).setdefault(i, self.fresh())
+        own["expects"] = [src for src, dst, _ in edges if dst == i]
+        going = [(dst, num_bytes * self.per_byte) for src, dst, num_bytes in edges if src == i]
+        own["out"] = not going
+        if going:
+            self.give(i, now, lambda began: self.send(i, began, number, going))
+        self.look(i, number, now)
+
+    @staticmethod
+    def fresh() -> dict[str, Any]:
+        return {"heard": 0, "pieces": [], "arrived": 0, "out": False, "expects": None, "served": 0, "open": False}
+
+    def give(self, i: int, now: float, job: Callable[[float], None]) -> None:
+        """To the port: out of it, or the only one."""
+        self.queues[i].append(job)
+        if not self.busy[i]:
+            self.busy[i] = True
+            self.queues[i].pop(0)(now)
+
+    def free(self, i: int, now: float) -> None:
+        self.busy[i] = False
+        if self.queues[i]:
+            self.busy[i] = True
+            self.queues[i].pop(0)(now)
+
+    def send(self, i: int, began: float, number: int, going: list[tuple[int, float]]) -> None:
+        total = sum(seconds for _, seconds in going)
+        for dst, _ in going:
+            self.at(began + self.latency, lambda now, dst=dst: self.hear(dst, number, now))
+        for piece in range(1, PIECES + 1):
+            for dst, seconds in going:
+                arrives = began + total * piece / PIECES + self.latency
+                self.at(arrives, lambda now, dst=dst, seconds=seconds: self.arrive(dst, number, seconds / PIECES, now))
+
+        def gone(now: float) -> None:
+            self.exchanges[number][i]["out"] = True
+            self.free(i, now)
+            self.look(i, number, now)
+
+        self.at(began + total, gone)
+
+    def hear(self, i: int, number: int, now: float) -> None:
+        self.exchanges[number].setdefault(i, self.fresh())["heard"] += 1
+        self.look(i, number, now)
+
+    def arrive(self, i: int, number: int, seconds: float, now: float) -> None:
+        own = self.exchanges[number][i]
+        own["pieces"].append(seconds)
+        own["arrived"] += 1
+        self.look(i, number, now)
+
+    def look(self, i: int, number: int, now: float) -> None:
+        """Whether the port in opens, and whether all is over."""
+        own = self.exchanges[number][i]
+        if own["expects"] is None:
+            return
+        expected = len(own["expects"])
+        whole = own["arrived"] == expected * PIECES
+        if not own["open"] and (whole and own["out"] if self.one_port else own["heard"] == expected):
+            own["open"] = True
+            own["serving"] = False
+        if own["open"] and own["pieces"] and not own["serving"]:
+            own["serving"] = True
+            seconds = own["pieces"].pop(0)
+
+            def served(later: float) -> None:
+                own["served"] += 1
+                own["serving"] = False
+                self.look(i, number, later)
+
+            self.at(now + seconds, served)
+        if own["served"] == expected * PIECES and own["out"] and (number, i) not in self.done:
+            self.ends(number, i, now)
+
+
+class Watched(Clock):
+    """A clock that writes down what it is asked."""
+
+    operations: list[tuple[Any, ...]]
+
+    def gradient(self) -> None:
+        self.operations.append(("gradient", self.times.seconds(self.gradients, self.gradients + 1)[0].tolist()))
+        super().gradient()
+
+    def begin(self, over: Any, num_bytes: Any, extra: int = 0) -> Underway:
+        underway = super().begin(over, num_bytes, extra)
+        src, dst, size = over.memo["messages"]
+        each = (np.asarray(num_bytes, dtype=float) * self.bytes_scale + extra)[size]
+        self.operations.append(
+            ("messages", self.known(underway), list(zip(src.tolist(), dst.tolist(), each.tolist(), strict=True)))
+        )
+        return underway
+
+    def begin_collective(self, name: str, num_bytes: float) -> tuple[Underway, int, float]:
+        found = super().begin_collective(name, num_bytes)
+        chosen = self.costs.all_reduce(self.n, num_bytes * self.bytes_scale)[0].name
+        assert name == "all_reduce"
+        self.operations.append(("collective", self.known(found[0]), chosen, num_bytes * self.bytes_scale))
+        return found
+
+    def wait(self, underway: Underway) -> None:
+        number = next(i for i, one in enumerate(self.numbers) if one is underway)
+        self.operations.append(("wait", number))
+        super().wait(underway)
+
+    def known(self, underway: Underway) -> int:
+        self.numbers.append(underway)
+        return len(self.numbers) - 1
+
+
+SIMULATED = {
+    "allreduce by a ring": ["algo=allreduce"],
+    "allreduce by doubling": ["algo=allreduce", "cluster.links.collective=recursive_doubling"],
+    "allreduce by Rabenseifner": ["algo=allreduce", "cluster.links.collective=rabenseifner"],
+    "allreduce by a tree": ["algo=allreduce", "cluster.links.collective=tree"],
+    "local SGD": ["algo=local_sgd", "algo.period_steps=2"],
+    "streaming DiLoCo": ["algo=streaming_diloco", "algo.period_steps=4", "algo.fragments=2", "algo.delay_steps=1"],
+    "D-PSGD on a ring": ["algo=dpsgd", "topology=ring"],
+    "D-PSGD on a star": ["algo=dpsgd", "topology=star"],
+    "D-PSGD, overlapped": ["algo=dpsgd", "topology=exponential", "algo.mode=awc"],
+    "D2": ["algo=d2", "topology=ring"],
+    "gradient tracking": ["algo=gradient_tracking", "topology=exponential"],
+    "SGP": ["algo=sgp", "topology=one_peer_exponential"],
+    "Push-DIGing": ["algo=push_diging", "topology=exponential"],
+    "CHOCO": ["algo=choco", "topology=ring", "compress=topk"],
+    "RelaySGD on two trees": ["algo=relaysgd", "topology=dbt"],
+    "RelaySGD on a chain": ["algo=relaysgd", "topology=chain"],
+    "RelaySGD, overlapped": ["algo=relaysgd", "topology=star", "algo.overlap=true"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "ports"),
+    [
+        *((name, "duplex") for name in SIMULATED),
+        *((name, "one") for name in SIMULATED if not any(word in name for word in ("allreduce", "local", "DiLoCo"))),
+    ],
+)
+def test_a_finer_simulation_of_the_ports_agrees(monkeypatch: pytest.MonkeyPatch, name: str, ports: str) -> None:
+    config = configure(
+        *SIMULATED[name],
+        "task=quadratics",
+        "task.dimension=400",
+        "num_workers=8",
+        *CLUSTERS["slow network"],
+        f"cluster.links.ports={ports}",
+    )
+    monkeypatch.setattr(Watched, "operations", [], raising=False)
+    monkeypatch.setattr(Watched, "numbers", [], raising=False)
+    monkeypatch.setattr("decentral.training.timing.Clock", Watched)
+    expected = alone(config, steps=8).simulated_s
+    links = config.cluster.costs(8)
+    simulation = PortSimulation(8, *links.slowest, ports == "one", Watched.operations)
+    assert simulation.run() == pytest.approx(expected, rel=3 / PIECES)
