@@ -227,7 +227,7 @@ def test_gradients_that_are_wrong_in_the_first_batch_are_computed_one_by_one(
 ):
     settings = [*FIRST, f"accumulate={accumulate}"]
     loop = start(*settings, "execution=loop", directory="loop").iterates
-    monkeypatch.setitem(layers._LAYERS, nn.Linear, wrong)
+    monkeypatch.setitem(layers.LAYERS, nn.Linear, wrong)
     found = start(*settings, directory="auto")
     assert np.array_equal(found.iterates, loop)
     (note,) = [line for line in capfd.readouterr().out.splitlines() if "execution=loop" in line]
@@ -261,7 +261,7 @@ def test_an_accumulated_gradient_is_the_mean_of_its_draws_each_of_which_is_anoth
 
 def test_they_are_compared_after_an_interruption_too(start, monkeypatch):
     assert start(*FIRST, directory="broken", interrupt_at=3).status == "interrupted"
-    monkeypatch.setitem(layers._LAYERS, nn.Linear, mixed)
+    monkeypatch.setitem(layers.LAYERS, nn.Linear, mixed)
     with pytest.raises(ConfigError, match="its layers compute something else"):
         start(*FIRST, "execution=batched", directory="broken")
 
@@ -271,7 +271,7 @@ def test_a_backward_pass_that_is_wrong_is_noticed(monkeypatch):
         y = layers._linear(layer, x, own, k)
         return (y + y.detach()) / 2
 
-    monkeypatch.setitem(layers._LAYERS, nn.Linear, halved)
+    monkeypatch.setitem(layers.LAYERS, nn.Linear, halved)
     models = WorkerModels(dense(), 4, CPU)
     passes = Batched().passes(Workload(models, (5, 6), Precision.fp32, cross_entropy))
     batch = torch.randn(4, 5, 6), torch.zeros(4, 5, dtype=torch.long)

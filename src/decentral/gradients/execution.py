@@ -99,15 +99,15 @@ class Batched(Execution):
 
     def passes(self, workload: Workload) -> Passes:
         """A pass for each group of workers. Raises ConfigError unless the model is a plain sequence of known layers."""
-        from decentral.gradients.passes.layers import shared
+        from decentral.gradients.passes import columns, layers
         from decentral.gradients.passes.passes import SideBySide
         from decentral.gradients.passes.replayed import replayed
 
-        found = shared(workload)
+        way = layers if workload.models.device.type == "cpu" else columns
+        found = layers.shared(workload, way.LAYERS)
         if isinstance(found, str):
             return self.instead(workload, found)
-        layers, sizes = found
-        return replayed(SideBySide(workload, layers, sizes.workers_at_once(workload.models.device)))
+        return replayed(SideBySide(workload, *found, way.forward))
 
 
 @dataclass

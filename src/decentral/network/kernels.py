@@ -155,6 +155,11 @@ _LIMIT_NUMBERS = 1 << 20
 _HUB_DEGREE = 64
 
 
+def on_gpu(rows: Tensor) -> bool:
+    """Whether these rows are on a GPU, with numbers in them (unlike fake tensors)."""
+    return rows.is_cuda and type(rows) is Tensor
+
+
 def small(rows: Tensor, copies: int) -> bool:
     """Whether `copies` temporaries like these rows are cheap. (Only on a CPU: elsewhere indexed sums have no fixed
     order.)"""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from decentral.host.machine import Lazy
 from decentral.network import kernels
 from decentral.network.network import Network
-from decentral.network.payload import Known, Payload, Sizes
+from decentral.network.payload import Known, Payload, Sizes, Star
 from decentral.topology.delivery import Exchange, Losses, Neighbors
 from decentral.topology.rounds import Rounds, slices
+
+if TYPE_CHECKING:
+    from decentral.network import sums
+else:
+    sums = Lazy("decentral.network.sums")  # it imports Triton
 
 
 class LocalNetwork(Network):
@@ -70,8 +77,12 @@ class LocalNetwork(Network):
         if m.device not in self._indices:
             self._indices[m.device] = [torch.tensor(edges, device=m.device) for edges, _ in self.stars]
         pieces, indices, reverse = self.rounds.slices(y.shape[-1]), self._indices[m.device], self._reverse
-        for (edges, stars), piece, index in zip(self.stars, pieces, indices, strict=True):
+        for h, ((edges, stars), piece, index) in enumerate(zip(self.stars, pieces, indices, strict=True)):
             source = y[:, piece]
+            if kernels.on_gpu(m):
+                width = m[:, : source.shape[1]]
+                if sums.written(self._sums, h, partial(_relayed, edges, stars, reverse), width, source, width):
+                    continue
             for columns in kernels.blocks(source.shape[-1], 2 * len(edges), m):
                 block, fresh = source[:, columns].unbind(0), m[:, columns].unbind(0)
                 before = self.scratch.rows(m, len(edges), block[0].numel())
@@ -103,3 +114,14 @@ class LocalNetwork(Network):
     @cached_property
     def _reverse(self) -> list[int]:
         return self.edges.reverse.tolist()
+
+
+def _relayed(edges: Sequence[int], stars: Sequence[Star], reverse: Sequence[int]) -> sums.Plan:
+    """What `relay` sums: (the row of who sends, all messages to it but the one of who receives)."""
+    places, own, others = [], [], []
+    for i, into in stars:
+        for place in into:
+            places.append(reverse[edges[place]])
+            own.append([(i, 1.0)])
+            others.append([(edges[other], 1.0) for other in into if other != place])
+    return places, [own, others]

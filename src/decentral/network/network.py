@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from decentral.host.machine import Lazy
 from decentral.network import kernels
-from decentral.network.payload import PayloadVerbs
+from decentral.network.payload import PayloadVerbs, Star
 from decentral.network.traffic import WEIGHT_BYTES, Traffic
 from decentral.topology.delivery import Delivery, Exchange, Losses, exchange
 from decentral.topology.mixing_matrix import MixingMatrix
@@ -20,7 +22,10 @@ from decentral.topology.rounds import Rounds, Split, mean_delay, slices
 
 if TYPE_CHECKING:
     from decentral.cluster.links import Prices
+    from decentral.network import sums
     from decentral.network.collectives import Fastest
+else:
+    sums = Lazy("decentral.network.sums")  # it imports Triton
 
 
 class Network(PayloadVerbs, ABC):
@@ -47,6 +52,7 @@ class Network(PayloadVerbs, ABC):
         self._mean_delays: dict[bool, float] = {}
         self.scratch = kernels.Scratch()
         self._relay_scratch = kernels.Scratch()
+        self._sums: dict[object, object] = {}  # what `sums.written` remembers
 
     @property
     def waited_s(self) -> float:
@@ -163,8 +169,17 @@ class Network(PayloadVerbs, ABC):
         if kernels.small(m, 1) or not len(m):
             x = y if out is None else out.copy_(y)
             return (kernels.collect_small(m, x, pieces, self._local_nodes) if len(m) else x).mul_(weight)
-        for piece, (edges, stars) in zip(pieces, self.stars, strict=True):
+        for h, (piece, (edges, stars)) in enumerate(zip(pieces, self.stars, strict=True)):
             source, target = y[:, piece], x[:, piece]
+            if kernels.on_gpu(m) and sums.written(
+                self._sums,
+                (h, weight),
+                partial(_collected, edges, stars, weight),
+                target,
+                source,
+                m[:, : target.shape[1]],
+            ):
+                continue
             for columns in kernels.blocks(source.shape[-1], len(edges) + 2 * len(y), m):
                 block, total, messages = (
                     rows[:, columns].unbind(0) for rows in (source, target, m[:, : source.shape[-1]])
@@ -279,6 +294,14 @@ class Network(PayloadVerbs, ABC):
     def _mix_piece(self, x: Tensor, remote: dict[int, Tensor], exchange: Exchange, h: int) -> None:
         """Mix piece h of the local rows [k, ..., P'] with the rows that have come, by their workers."""
         W, memo = exchange.pieces[h], exchange.memo
+        if not remote and kernels.on_gpu(x):
+            first = self.workers.start
+
+            def plan() -> sums.Plan:
+                return range(len(x)), [[[(j - first, weight) for j, weight in W.row(i)] for i in self.workers]]
+
+            if sums.written(memo, ("sums", h), plan, x, x):
+                return
         if ("product", h) not in memo:
             memo["product", h] = kernels.Product(W, self.workers, list(remote))
         if memo["product", h].suits(x):
@@ -337,6 +360,12 @@ class Network(PayloadVerbs, ABC):
             finish()
 
         return finish_in_time
+
+
+def _collected(edges: Sequence[int], stars: Sequence[Star], weight: float) -> sums.Plan:
+    """What `collect` sums: (a worker's own row, the messages that have come to it)."""
+    own = [[(i, weight)] for i, _ in stars]
+    return [i for i, _ in stars], [own, [[(edges[place], weight) for place in into] for _, into in stars]]
 
 
 def pairings(n: int) -> list[list[tuple[int, int]]]:

@@ -10,7 +10,7 @@ for features. It then counts as one layer, whatever is in it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -79,8 +79,8 @@ def _pair(size: Any) -> list[int]:
     return [size, size] if isinstance(size, int) else list(size)
 
 
-Layer = Callable[[Any, Tensor, Sequence[Tensor], int], Tensor]
-"""(module, input, the parameters [k, *shape] of this layer, k) -> output."""
+Layer = Callable[[Any, Tensor, Sequence[Tensor], Any], Tensor]
+"""(module, input, the parameters [k, *shape] of this layer, k or what dropout has drawn) -> output."""
 
 
 def sequence(module: nn.Module) -> list[nn.Module] | None:
@@ -120,8 +120,8 @@ def is_known(module: nn.Module) -> bool:
     return altered(module) is None and all(type(part).__module__.startswith(_KNOWN) for part in module.modules())
 
 
-def refusal(module: nn.Module) -> str | None:
-    """Why workers with this model cannot be computed side by side, or None."""
+def refusal(module: nn.Module, known: Mapping[type[nn.Module], Layer]) -> str | None:
+    """Why workers with this model cannot be computed side by side by layers that are `known`, or None."""
     layers = sequence(module)
     if layers is None:
         return "it is no plain sequence of layers"
@@ -131,14 +131,14 @@ def refusal(module: nn.Module) -> str | None:
         return "layers share parameters"
     if not all(parameter.requires_grad for parameter in module.parameters()):
         return "some of its parameters have requires_grad=False"
-    return altered(module) or next(filter(None, map(_oddity, layers)), None)
+    return altered(module) or next(filter(None, (_oddity(layer, known) for layer in layers)), None)
 
 
-def _oddity(layer: nn.Module) -> str | None:
+def _oddity(layer: nn.Module, known: Mapping[type[nn.Module], Layer]) -> str | None:
     """Why workers cannot share a call of this layer, or None."""
-    if isinstance(layer, nn.Dropout) and layer.p > 0:
+    if type(layer) is nn.Dropout and layer.p > 0 and known[nn.Dropout] is _nothing:
         return "its dropout draws for one worker at a time (without, model.dropout=0, it can)"
-    if hasattr(type(layer), "side_by_side") or (type(layer) in _LAYERS and _is_usual(layer)):
+    if hasattr(type(layer), "side_by_side") or (type(layer) in known and _is_usual(layer)):
         return None
     return f"workers cannot share a call of its layer {type(layer).__name__}, or not with these settings"
 
@@ -167,14 +167,16 @@ def misfit(layer: nn.Module, shape: Sequence[int]) -> str | None:
     return f"its {type(layer).__name__} gets inputs of {' x '.join(map(str, shape[1:]))} for each example"
 
 
-def forward(layers: Sequence[nn.Module], images: Tensor, parameters: Sequence[Tensor]) -> Tensor:
-    """Logits [k, B, classes] for images [k, B, C, H, W] and parameters [k, *shape] each."""
+def forward(
+    layers: Sequence[nn.Module], images: Tensor, parameters: Sequence[Tensor], draws: Sequence[Tensor] = ()
+) -> Tensor:
+    """Logits [k, B, classes] for images [k, B, C, H, W] and parameters [k, *shape] each. Nothing is drawn."""
     remaining: Iterator[Tensor] = iter(parameters)
     x = images
     for layer in layers:
         own = [next(remaining) for _ in layer.parameters()]
         own_way = getattr(layer, "side_by_side", None)
-        x = own_way(x, own, len(images)) if own_way else _LAYERS[type(layer)](layer, x, own, len(images))
+        x = own_way(x, own, len(images)) if own_way else LAYERS[type(layer)](layer, x, own, len(images))
     return x
 
 
@@ -230,7 +232,7 @@ def _nothing(layer: nn.Module, x: Tensor, own: Sequence[Tensor], k: int) -> Tens
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _KNOWN = ("torch.nn.modules.", "torchvision.models.", "torchvision.ops.", "decentral.")
 _PARAMETERS = {nn.Conv2d: {"weight", "bias"}, nn.Linear: {"weight", "bias"}, nn.EmbeddingBag: {"weight"}}
-_LAYERS: dict[type[nn.Module], Layer] = {
+LAYERS: dict[type[nn.Module], Layer] = {
     nn.Conv2d: _convolution,
     nn.EmbeddingBag: _mean_embedding,
     nn.Linear: _linear,
@@ -254,9 +256,18 @@ below, setting up a convolution, or any call, takes as long as the arithmetic.""
 _BAG = 3e6
 """The same of a mean of embeddings, in multiplications of the product that workers side by side take for it."""
 _LEAST_ROWS = 32  # a product of so few rows or fewer takes as long as reading its weights
-_CPU_BYTES, _GPU_BYTES = 1.25e6, 256e6
-"""What the largest tensor of workers side by side should take: what a core's cache holds; little of a GPU's memory."""
+_CPU_BYTES, _GPU_BYTES = 1.25e6, 8e9
+"""What workers side by side should take: their largest tensor what a core's cache holds; all of theirs little of a
+GPU's memory."""
 _LEAST_WORKERS = {True: 4, False: 2}  # with convolutions, and without
+
+
+class Dropout(NamedTuple):
+    """What a layer with dropout draws for one worker: with probability p a 0, else 1 / (1 - p)."""
+
+    p: float
+    shape: tuple[int, ...]  # [B, ...]
+    multiplied: bool  # whether its inputs are of the type that autocast gives products
 
 
 class CallSizes(NamedTuple):
@@ -264,7 +275,9 @@ class CallSizes(NamedTuple):
 
     load: float  # mean over the layers with parameters: multiplications over the number from which on loops are better
     largest_bytes: int  # of the largest activation or all parameters
+    kept_bytes: int  # of all activations, and of what convolutions multiply with as matrices
     convolutions: bool
+    dropouts: tuple[Dropout, ...]
 
     def batched_is_faster(self, num_workers: int) -> bool:
         """Whether workers are computed faster side by side than one by one."""
@@ -272,38 +285,46 @@ class CallSizes(NamedTuple):
 
     def workers_at_once(self, device: torch.device) -> int:
         """How many workers to compute in one call, at most: so that the largest tensor stays in the cache."""
-        room = _CPU_BYTES if device.type == "cpu" else _GPU_BYTES
-        return max(_LEAST_WORKERS[self.convolutions], int(room / self.largest_bytes))
+        room = _CPU_BYTES / self.largest_bytes if device.type == "cpu" else _GPU_BYTES / self.kept_bytes
+        return max(_LEAST_WORKERS[self.convolutions], int(room))
 
 
-def shared(workload: Workload) -> tuple[list[nn.Module], CallSizes] | str:
-    """The layers of workers that can be computed side by side, and how large their calls are; or why they cannot be.
+def shared(
+    workload: Workload, known: Mapping[type[nn.Module], Layer] = LAYERS
+) -> tuple[list[nn.Module], CallSizes] | str:
+    """The layers of workers that can be computed side by side by layers that are `known`, and how large their calls
+    are; or why they cannot be.
 
     From one forward pass of one example of a batch, (B, C, H, W) of images, through copies of the layers. It takes as
     long as an example does. Torch's `meta` device would compute nothing, but its first product imports torch's
     compiler, which takes longer than a small run.
     """
-    layers, reason = sequence(workload.models.modules[0]), refusal(workload.models.modules[0])
+    layers, reason = sequence(workload.models.modules[0]), refusal(workload.models.modules[0], known)
     if layers is None or reason is not None:
         return str(reason)
     batch_size, *shape = workload.batch_shape
     tokens = isinstance(layers[0], nn.EmbeddingBag)
     x = torch.zeros((1, *shape), dtype=torch.int64 if tokens else torch.float32)
-    loads, largest = [], batch_size * x.numel()
-    parameters = 0
+    loads, dropouts, parameters = list[float](), list[Dropout](), 0
+    largest = kept = batch_size * x.numel()
     for layer in layers:
         if (reason := misfit(layer, x.shape)) is not None:
             return reason
-        weights = sum(p.numel() for p in layer.parameters())
+        weights, channels = sum(p.numel() for p in layer.parameters()), x.shape[1]
+        if isinstance(layer, nn.Dropout) and layer.p > 0:
+            dropouts.append(Dropout(layer.p, (batch_size, *x.shape[1:]), bool(loads)))
         try:
             with torch.no_grad():
                 x = deepcopy(layer).to("cpu", torch.float32).eval()(x)
         except RuntimeError as error:
             return f"its {type(layer).__name__} fails: {error}"
         largest, parameters = max(largest, batch_size * x.numel()), parameters + weights
+        kept += batch_size * x.numel()
         if weights:
             convolution = isinstance(layer, nn.Conv2d)
             pixels = x[0, 0].numel()
+            if isinstance(layer, nn.Conv2d):
+                kept += batch_size * pixels * channels * math.prod(layer.kernel_size)
             rows = batch_size * pixels if convolution else max(batch_size, _LEAST_ROWS)
             fast_alone = _CONVOLUTION if convolution else _BAG if isinstance(layer, nn.EmbeddingBag) else _PRODUCT
             loads.append(rows * weights / fast_alone)
@@ -312,7 +333,9 @@ def shared(workload: Workload) -> tuple[list[nn.Module], CallSizes] | str:
     return layers, CallSizes(
         sum(loads) / max(1, len(loads)),
         max(largest, parameters) * workload.precision.dtype.itemsize,
+        kept * workload.precision.dtype.itemsize,
         any(isinstance(layer, nn.Conv2d) for layer in layers),
+        tuple(dropouts),
     )
 
 

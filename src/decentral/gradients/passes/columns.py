@@ -1,0 +1,153 @@
+"""Layers for several workers at once on a GPU: a convolution is one batched matrix product.
+
+Images are [k, C, H, W, B], with the examples of a batch innermost. Whatever window a convolution takes, it reads and
+writes B numbers side by side; weights [O, C, h, w] are matrices as they are stored. Grouped convolutions, the other way
+for workers to share a call, leave most of a GPU idle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from decentral.gradients.passes import layers
+from decentral.gradients.passes.windows import fold, unfold
+
+Pair = tuple[int, int]
+_ALIGNED = 8  # numbers: products of matrices with rows of other lengths take many times as long
+
+
+class Geometry(NamedTuple):
+    """Of a convolution, vertically and horizontally."""
+
+    kernel: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+    @classmethod
+    def of(cls, layer: nn.Conv2d) -> Geometry:
+        """Of this layer."""
+        kernel, stride, dilation = (cast("Pair", each) for each in (layer.kernel_size, layer.stride, layer.dilation))
+        padding: Any = (0, 0) if layer.padding == "valid" else layer.padding
+        if padding == "same":
+            padding = tuple(d * (size - 1) // 2 for size, d in zip(kernel, dilation, strict=True))
+        return cls(kernel, stride, padding, dilation)
+
+    def outputs(self, size: Pair) -> Pair:
+        """How many there are vertically and horizontally, for images of this size."""
+        height, width = (
+            (n + 2 * p - d * (kernel - 1) - 1) // s + 1 for n, kernel, s, p, d in zip(size, *self, strict=True)
+        )
+        return height, width
+
+
+class Convolution(torch.autograd.Function):
+    """Weights [k, O, C, h, w] and biases [k, O] or None with images x [k, C, H, W, B] -> [k, O, H' W' B]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Any:
+        """One product of [O, C h w] and [C h w, H' W' B] for each worker, in the precision of autocast."""
+        device = x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        outputs = geometry.outputs((x.shape[2], x.shape[3]))
+        columns, matrices = unfold(x.to(dtype), outputs, geometry), weight.to(dtype).flatten(2)
+        if bias is None:
+            y = torch.bmm(matrices, columns)
+        else:
+            y = torch.baddbmm(bias.to(dtype)[:, :, None], matrices, columns)
+        ctx.save_for_backward(columns, matrices)
+        ctx.geometry, ctx.shape, ctx.type, ctx.weight = geometry, x.shape, x.dtype, weight.detach()
+        ctx.place = weight.grad if weight.is_leaf else None
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        """Those of x, weights and biases; those of weights are where they are to be, if `weight.grad` says where."""
+        (columns, matrices), g = ctx.saved_tensors, gradients[0].contiguous()
+        of_x = of_bias = None
+        if ctx.needs_input_grad[0]:
+            parts, outputs = torch.bmm(matrices.transpose(1, 2), g), ctx.geometry.outputs(ctx.shape[2:4])
+            of_x = fold(parts, ctx.shape, outputs, ctx.geometry).to(ctx.type)
+        of_weights = (
+            torch.empty_like(ctx.weight, memory_format=torch.contiguous_format) if ctx.place is None else ctx.place
+        )
+        product(g, columns.transpose(1, 2), of_weights.flatten(2))
+        if ctx.needs_input_grad[2]:
+            of_bias = g.sum(2, dtype=of_weights.dtype)
+        return of_x, of_weights, of_bias, None
+
+
+def product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
+    """out <- a [k, m, l] b [k, l, n], summed in the precision of `out` where the device can."""
+    if a.dtype == out.dtype:
+        return torch.bmm(a, b, out=out)
+    return torch.bmm(a, b, out_dtype=out.dtype, out=out) if a.is_cuda else out.copy_(torch.bmm(a, b))
+
+
+def forward(
+    sequence: Sequence[nn.Module], x: Tensor, parameters: Sequence[Tensor], draws: Sequence[Tensor] = ()
+) -> Tensor:
+    """Logits [k, B, classes] for images [k, B, C, H, W], parameters [k, *shape] each, and for each layer with dropout
+    what it multiplies with, [k, B, ...]."""
+    remaining, drawn, k = iter(parameters), iter(draws), len(x)
+    if x.dim() == 5:
+        x = x.permute(0, 2, 3, 4, 1)
+    for layer in sequence:
+        own = [next(remaining) for _ in layer.parameters()]
+        own_way = getattr(layer, "side_by_side", None)
+        x = own_way(x, own, k) if own_way else LAYERS[type(layer)](layer, x, own, drawn)
+    return x
+
+
+def _convolution(layer: nn.Conv2d, x: Tensor, own: Sequence[Tensor], draws: Iterator[Tensor]) -> Tensor:
+    geometry, (weight, *bias), k = Geometry.of(layer), own, len(x)
+    if layer.padding == "same":  # of an odd number, the last is behind
+        odd = [d * (size - 1) % 2 for size, d in zip(geometry.kernel, geometry.dilation, strict=True)]
+        x = F.pad(x, (0, 0, 0, odd[1], 0, odd[0]))
+    height, width = geometry.outputs((x.shape[2], x.shape[3]))
+    if layer.groups > 1:
+        x, weight, *bias = (each.unflatten(1, (layer.groups, -1)).flatten(0, 1) for each in (x, weight, *bias))
+    if x.is_cuda and weight[0, 0].numel() % _ALIGNED:  # with channels of zeros
+        lacking = -x.shape[1] % _ALIGNED
+        x, weight = F.pad(x, (0,) * 7 + (lacking,)), F.pad(weight, (0,) * 5 + (lacking,))
+    y: Tensor = Convolution.apply(x, weight, bias[0] if bias else None, geometry)
+    return y.view(k, -1, height, width, x.shape[4])
+
+
+def _pooling(layer: nn.Module, x: Tensor, own: Sequence[Tensor], draws: Iterator[Tensor]) -> Tensor:
+    """As images [k C, B, H, W] in the layout channels last."""
+    images: Tensor = layer(x.flatten(0, 1).permute(0, 3, 1, 2))
+    return images.permute(0, 2, 3, 1).unflatten(0, x.shape[:2])
+
+
+def _dropout(layer: nn.Dropout, x: Tensor, own: Sequence[Tensor], draws: Iterator[Tensor]) -> Tensor:
+    if layer.p == 0:
+        return x
+    factors = next(draws)
+    return x * (factors.permute(0, 2, 3, 4, 1) if x.dim() == 5 else factors)
+
+
+def _flatten(layer: nn.Flatten, x: Tensor, own: Sequence[Tensor], draws: Iterator[Tensor]) -> Tensor:
+    return x.flatten(1, 3).transpose(1, 2) if x.dim() == 5 else x.flatten(2)
+
+
+def _alike(layer: nn.Module, x: Tensor, own: Sequence[Tensor], draws: Iterator[Tensor]) -> Tensor:
+    return cast("Tensor", layer(x))
+
+
+LAYERS: dict[type[nn.Module], layers.Layer] = {
+    **layers.LAYERS,
+    nn.Conv2d: _convolution,
+    nn.Flatten: _flatten,
+    nn.MaxPool2d: _pooling,
+    layers.MaxPool2d: _pooling,
+    nn.AdaptiveAvgPool2d: _pooling,
+    nn.ReLU: _alike,
+    nn.Tanh: _alike,
+    nn.Dropout: _dropout,
+}
