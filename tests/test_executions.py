@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +21,8 @@ from configure import configure
 from decentral.config.composition import compose
 from decentral.errors import ConfigError
 from decentral.gradients.execution import Auto, Batched, Loop, Workload
-from decentral.gradients.passes import layers, replayed
+from decentral.gradients.passes import columns, layers, replayed
+from decentral.gradients.passes.passes import OneByOne, SideBySide, agree
 from decentral.gradients.passes.worker_models import WorkerModels, flat, seed_draws
 from decentral.gradients.precision import Precision
 from decentral.network.world import World
@@ -34,6 +39,7 @@ MODELS = {"mlp": ("model=mlp", "model.hidden=[8]"), "cnn": ("model=cnn",)}
 SHORT = ("task=images", "batch_size=8", "steps=8", "evaluation.every_epochs=100", "trace=true", "alpha=1")
 VGG11 = ("model=vgg11", "data=synthetic", "data.image_size=32", "data.num_classes=10")
 CPU = torch.device("cpu")
+HERE = Path(__file__).parent
 
 
 def algorithm(name: str, tmp_path) -> list[str]:
@@ -380,6 +386,97 @@ def test_bf16_trains_nearly_the_same_and_keeps_rows_in_float32(start, execution)
     assert rough.last("loss", "mean") == pytest.approx(exact.last("loss", "mean"), rel=0.05)
 
 
+# -- The layers of a GPU, on a CPU -------------------------------------------------------------------------------------
+
+IMAGES = (3, 8, 8)
+NETWORKS = {
+    "usual": lambda: [nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten()],
+    "same": lambda: [nn.Conv2d(3, 4, (4, 2), padding="same"), nn.Tanh(), nn.Flatten()],
+    "valid": lambda: [nn.Conv2d(3, 4, 3, padding="valid", dilation=2), nn.Flatten()],
+    "strides": lambda: [
+        nn.Conv2d(3, 4, 3, stride=2, padding=1),
+        nn.Conv2d(4, 6, 3, stride=(2, 1), padding=(1, 2), bias=False),
+        nn.Flatten(),
+    ],
+    "groups": lambda: [
+        nn.Conv2d(3, 6, 1),
+        nn.Conv2d(6, 6, 3, groups=3, padding=1, stride=3),
+        nn.Conv2d(6, 6, 3, groups=6, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ],
+    "large": lambda: [
+        nn.Conv2d(3, 6, 7, stride=2, padding=3),
+        nn.MaxPool2d(3, stride=2, padding=1),
+        nn.Conv2d(6, 4, 2, padding=3),
+        nn.AdaptiveAvgPool2d((2, 3)),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+    ],
+    "padded": lambda: [nn.Conv2d(3, 6, 1, padding=1), nn.Conv2d(6, 4, 1, stride=3), layers.MaxPool2d(2), nn.Flatten()],
+    "dropout": lambda: [nn.Flatten(), nn.Dropout(0.2), nn.Linear(192, 16), nn.ReLU(), nn.Dropout(0.4)],
+    "vgg11": lambda: list(
+        configure("task=images", *VGG11).model.build(configure("task=images", *VGG11).data.inspect())
+    ),
+}
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3])
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+def test_the_layers_of_a_gpu_give_the_gradients_of_one_worker_after_the_other(name, at_once):
+    shape, n = (IMAGES, 3) if name != "vgg11" else ((3, 32, 32), 3)
+    torch.manual_seed(0)
+    network = nn.Sequential(*NETWORKS[name]())
+    if name != "vgg11":
+        network.append(nn.Linear(network(torch.zeros(1, *shape)).shape[1], 10))
+    models = WorkerModels(network.double(), n, CPU)
+    work = Workload(models, (4, *shape), Precision.fp64, cross_entropy)
+    sequence, sizes = layers.shared(work, columns.LAYERS)
+    fast = SideBySide(work, sequence, sizes, columns.forward)
+    fast.workers_at_once = at_once
+    x = flat(network) + 0.05 * torch.randn(n, models.num_parameters, dtype=torch.float64)
+    batch = torch.randn(n, 4, *shape, dtype=torch.float64), torch.randint(10, (n, 4))
+    expected = [each.clone() for each in OneByOne(models, work.precision, cross_entropy)(x, *batch, range(n), drawn)]
+    for found, each in zip(fast(x, *batch, range(n), drawn), expected, strict=True):
+        torch.testing.assert_close(found, each, rtol=0, atol=1e-12 * each.abs().max().item())
+    assert fast.doubt(x, *batch) is None
+
+
+def drawn(j: int) -> None:
+    seed_draws(CPU, 0, j)
+
+
+def test_models_of_many_layers_agree_in_bfloat16_when_a_rounding_of_the_models_matters_as_much():
+    expected = torch.ones(2, 100)
+    off = expected + 0.2
+    assert not agree(off, expected, Precision.bf16)
+    assert agree(off, expected, Precision.bf16, expected + 0.15)
+    assert not agree(off, expected, Precision.bf16, expected + 0.05)
+    assert not agree(expected.flip(0) * -1, expected, Precision.bf16, -expected)  # of another worker
+
+
+@pytest.mark.parametrize(
+    ("settings", "choice"),
+    [
+        (("num_workers=16",), Batched),
+        (("num_workers=2",), Loop),
+        (("num_workers=16", "batch_size=64"), Loop),  # not measured
+        (("num_workers=16", "model=resnet18"), Loop),
+    ],
+)
+def test_auto_shares_calls_of_convolutions_on_a_gpu_where_that_was_measured(settings, choice, monkeypatch):
+    workload = work(*VGG11, "batch_size=32", *settings)
+    workload.models.device = torch.device("cuda")
+    assert type(Auto().choice(workload)) is choice
+
+
+def test_the_kernels_of_a_gpu_compute_what_torch_does():
+    pytest.importorskip("triton")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(HERE)}
+    subprocess.run([sys.executable, HERE / "interpreted.py"], env=environment, check=True)
+
+
 # -- What a GPU computes is what a CPU computes, and recorded passes are the usual ones; skipped where th --------------
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -444,6 +541,7 @@ PASSES = [
     [*SYNTHETIC, "model=vgg11", "algo=adpsgd", "cluster=two_delayed"],  # some workers at a time
     ["model=cnn", "algo=relaysgd", "topology=dbt"],
     ["model=cnn", "algo=dpsgd", "topology=ring", "execution=batched"],
+    [*SYNTHETIC, "model=vgg11", "algo=dpsgd", "topology=ring", "execution=batched"],
     ["model=resnet18", "algo=dpsgd", "topology=ring"],  # changes batch statistics
 ]
 

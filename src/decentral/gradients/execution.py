@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from decentral.errors import ConfigError
@@ -89,22 +90,23 @@ class Loop(Execution):
 
 @dataclass
 class Batched(Execution):
-    """Several workers in each call of a layer: batched matrix products and grouped convolutions.
+    """Several workers in each call of a layer: batched matrix products and, on a CPU, grouped convolutions.
 
-    For plain sequences of the layers in `passes.layers`. Many small calls become few larger ones, which pays for small
-    models and for no others: on a CPU, batched kernels are slower than those of a single model.
+    For plain sequences of the layers in `passes.layers`, on a GPU of those in `passes.columns`, dropout among them.
+    Many small calls become few larger ones. On a CPU that pays for small models and for no others, since batched
+    kernels are slower than those of a single model.
     """
 
     name: str = "batched"
 
     def passes(self, workload: Workload) -> Passes:
         """A pass for each group of workers. Raises ConfigError unless the model is a plain sequence of known layers."""
-        from decentral.gradients.passes import columns, layers
+        from decentral.gradients.passes.layers import shared
         from decentral.gradients.passes.passes import SideBySide
         from decentral.gradients.passes.replayed import replayed
 
-        way = layers if workload.models.device.type == "cpu" else columns
-        found = layers.shared(workload, way.LAYERS)
+        way = _way(workload)
+        found = shared(workload, way.LAYERS)
         if isinstance(found, str):
             return self.instead(workload, found)
         return replayed(SideBySide(workload, *found, way.forward))
@@ -112,10 +114,10 @@ class Batched(Execution):
 
 @dataclass
 class Auto(Execution):
-    """Small models side by side, all others one by one.
+    """Small models side by side, all others one by one; on a GPU, convolutional ones up to VGG-11 side by side.
 
     A rule by model, batch size and number of workers, never by time: a run that goes on after an interruption must
-    take the very same steps. `passes.sizes` has the rule and what it comes from.
+    take the very same steps. `passes.layers.CallSizes` has the rule and what it comes from.
     """
 
     name: str = "auto"
@@ -125,14 +127,25 @@ class Auto(Execution):
         return self.choice(workload).passes(workload)
 
     def choice(self, workload: Workload) -> Execution:
-        """`batched` where the layers' calls are so small that sharing them pays, else `loop`."""
+        """`batched` where it was found to be faster, else `loop`."""
         from decentral.gradients.passes.layers import shared
 
-        found = shared(workload)
-        if isinstance(found, str) or not found[1].batched_is_faster(len(workload.models.modules)):
+        found, models = shared(workload, _way(workload).LAYERS), workload.models
+        if isinstance(found, str) or not found[1].batched_is_faster(len(models.modules), models.device):
             return Loop()
         return Batched()
 
     def instead(self, workload: Workload, reason: str) -> Passes:
         """Those of `loop`."""
         return Loop().passes(workload)
+
+
+def _way(workload: Workload) -> ModuleType:
+    """The module whose layers workers share on this device."""
+    if workload.models.device.type == "cpu":
+        from decentral.gradients.passes import layers
+
+        return layers
+    from decentral.gradients.passes import columns
+
+    return columns

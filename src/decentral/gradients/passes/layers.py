@@ -259,6 +259,9 @@ _LEAST_ROWS = 32  # a product of so few rows or fewer takes as long as reading i
 _CPU_BYTES, _GPU_BYTES = 1.25e6, 8e9
 """What workers side by side should take: their largest tensor what a core's cache holds; all of theirs little of a
 GPU's memory."""
+_MEASURED_BYTES = 150e6
+"""What a worker keeps on a GPU, at most, of models with convolutions that were measured to be faster side by side: VGG-11
+with 32 images of 32 x 32 pixels (docs/gpus.md)."""
 _LEAST_WORKERS = {True: 4, False: 2}  # with convolutions, and without
 
 
@@ -279,9 +282,10 @@ class CallSizes(NamedTuple):
     convolutions: bool
     dropouts: tuple[Dropout, ...]
 
-    def batched_is_faster(self, num_workers: int) -> bool:
+    def batched_is_faster(self, num_workers: int, device: torch.device) -> bool:
         """Whether workers are computed faster side by side than one by one."""
-        return num_workers >= _LEAST_WORKERS[self.convolutions] and self.load <= 1
+        measured_on_gpu = device.type != "cpu" and self.convolutions and self.kept_bytes <= _MEASURED_BYTES
+        return num_workers >= _LEAST_WORKERS[self.convolutions] and (self.load <= 1 or measured_on_gpu)
 
     def workers_at_once(self, device: torch.device) -> int:
         """How many workers to compute in one call, at most: so that the largest tensor stays in the cache."""
